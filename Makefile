@@ -1,0 +1,55 @@
+# Everything a newcomer and CI need, in one place. `make` alone lists the targets.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Two busy torch processes slow each other many times over unless idle threads sleep.
+export OMP_WAIT_POLICY := PASSIVE
+export PYTHONSAFEPATH := 1
+
+.PHONY: help workbench demo test test-all check lint types contracts format docs pictures clean
+help:                ## this list
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,notebook]'
+	touch $@
+
+workbench: $(STAMP)  ## make the environment and open the app on the built-in demo
+	$(BIN)/workbench demo --app
+
+demo: $(STAMP)       ## the same training without a terminal
+	$(BIN)/workbench demo
+
+test: $(STAMP)       ## make the environment and pass the tests
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-all: $(STAMP)   ## also the slow ones
+	$(BIN)/python -m pytest -m 'not gpu'
+
+check: lint types contracts test  ## the whole loop before a commit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+
+format: $(STAMP)     ## put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)       ## regenerate the settings reference and the JSON schema
+	$(BIN)/python -m engine.config.reference
+
+pictures: $(STAMP)   ## render the README's pictures from the real app and widget
+	$(BIN)/python docs/pictures.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,114 @@
+"""The few exceptions that users see, and the words and safety that every message shares.
+
+A message is one sentence that names the place, the value and the way out. `redact` hides the home directory and
+secrets; `visible` makes control, bidi and invisible characters harmless and visible. Standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable
+
+
+class WorkbenchError(Exception):
+    """One sentence for the person, an optional hint below it, and the exit code of the command."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "", *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+
+class UsageError(WorkbenchError):
+    """The call itself is off: a wrong argument, an unfit terminal."""
+
+    exit_code = 2
+
+
+class ConfigUnreadable(WorkbenchError):
+    """The config file cannot be read as a config at all."""
+
+    exit_code = 2
+
+
+class DataError(WorkbenchError):
+    """A data source cannot be used; names the file and, where known, line and column (both from 1)."""
+
+    def __init__(
+        self, message: str, hint: str = "", *, path: str = "", line: int | None = None, column: int | None = None
+    ) -> None:
+        place = ":".join(str(part) for part in (path, line, column) if part not in ("", None))
+        super().__init__(f"{place}: {message}" if place else message, hint)
+        self.path, self.line, self.column = path, line, column
+
+
+class ModelError(WorkbenchError):
+    """A model or tokenizer cannot be used."""
+
+
+class RunNotFound(WorkbenchError):
+    """No run has this name."""
+
+
+class RunBusy(WorkbenchError):
+    """The run's lock is held by a living process."""
+
+
+class Cancelled(WorkbenchError):
+    """The person cancelled a long task."""
+
+    exit_code = 130
+
+
+_SECRET = re.compile(
+    r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|ghp_[A-Za-z0-9]{20,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"|(?i:(?<=token=)|(?<=api_key=)|(?<=password=))[^\s&'\"]{4,}"
+)
+
+
+def redact(text: str) -> str:
+    """The text without secrets, and with the home directory written as `~`."""
+    text = _SECRET.sub("[hidden]", text)
+    home = os.path.expanduser("~")
+    if len(home) > 1:
+        text = re.sub(re.escape(home) + r"(?=$|[/\s:'\",)])", "~", text)
+    return text
+
+
+# Zero-width, bidi, tag and separator characters: they can hide or reorder what a person reads.
+_HIDDEN = re.compile(
+    "[\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
+    "\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff\ud800-\udfff]"
+)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_AND_LINES = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    return f"\\x{code:02x}"
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """`text` safe for a terminal: control characters as pictures (`␛`), hidden ones as escapes (`\\u202e`).
+
+    With `lines` the newline and the tab stay as they are.
+    """
+    text = (_CONTROL if lines else _CONTROL_AND_LINES).sub(_picture, text)
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that `word` was probably meant to be, or nothing."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None

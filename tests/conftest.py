@@ -1,0 +1,22 @@
+"""Shared test helpers: where the real public data lies, and an environment that keeps tests apart."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real public data named by WORKBENCH_TEST_DATA; tests that need it skip without it."""
+    folder = os.environ.get("WORKBENCH_TEST_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("WORKBENCH_TEST_DATA names no folder of test data")
+    return Path(folder)
