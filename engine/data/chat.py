@@ -1,0 +1,377 @@
+"""Which characters of a rendered conversation the model writes itself, exactly, for any chat template.
+
+A turn's trained part begins where the template's own generation prompt ends (that much is given at inference) and ends
+with the mark that closes the turn (the model learns to stop); white space after that mark is the template's. So content,
+reasoning and tool calls as rendered are trained, the role header is not.
+
+How: the template is parsed by transformers' sandboxed environment, and a marker is written at the start of each round of
+each loop over the messages. Markers taken out, the text must equal `apply_chat_template`'s, or it is a `MaskError`: so
+the borders of turns are facts of this rendering, not guesses. A template that carries `{% generation %}` marks is
+believed, provided that each mark lies inside a turn of the assistant. Nothing here is guessed silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+
+from engine.errors import WorkbenchError, visible
+
+Message = dict[str, Any]
+Span = tuple[int, int]
+
+FLAGS = ("train", "trained", "weight", "loss_weight")
+GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
+# Noncharacters: valid in a Python string, absent from text, untouched by strip() and split().
+_OPEN, _CLOSE, _SENTINEL = "\ufdd0", "\ufdd1", "\ufdd2\ufdd3\ufdd2"
+_MARKER = re.compile(f"{_OPEN}([0-9]*){_CLOSE}")
+
+
+class MaskError(WorkbenchError):
+    """The trained part of a conversation cannot be told exactly; the caller adds the row's place."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message as rendered: `start:end` is all of it, `trained` the part that the model writes (assistant only)."""
+
+    index: int
+    role: str
+    start: int
+    end: int
+    trained: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rendered:
+    text: str
+    turns: tuple[Turn, ...]
+    spans: tuple[Span, ...]
+
+
+@dataclass
+class Chat:
+    """A chat template bound to a processing class: renders conversations and says what is trained in them."""
+
+    processing_class: Any
+    template: str
+    name: str = "the chat template"
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self.has_marks = GENERATION.search(self.template) is not None
+        try:
+            self._marked = _marked_template(self.template)
+        except jinja2.TemplateError as problem:
+            raise MaskError(f"{self.name} is not a valid template: {visible(str(problem))}") from None
+        tokens = sorted(map(str, self.tokenizer.added_tokens_encoder), key=len, reverse=True)
+        self._ends = tuple(token for token in tokens if token.strip())
+        self._added = re.compile("|".join(map(re.escape, self._ends)) or "(?!)")
+
+    # -- rendering -----------------------------------------------------------------------------------------------------
+    def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
+        """What `apply_chat_template` writes; `prompt` adds the generation prompt."""
+        try:
+            return self.tokenizer.apply_chat_template(
+                plain(messages),
+                tools=tools or None,
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **self.kwargs,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as problem:
+            raise self._refused(problem) from None
+
+    def spans(self, messages: Sequence[Message], tools: Any = None, trained: str = "assistant") -> Rendered:
+        """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
+        text = self.render(messages, tools)
+        if trained == "all":
+            return Rendered(text, self._turns(messages, tools, text, tolerant=True), ((0, len(text)),))
+        wanted = _wanted(messages, trained)
+        marks = self._marks(messages, tools, text) if self.has_marks else None
+        turns = self._turns(messages, tools, text, tolerant=marks is not None)
+        if marks is not None and (assigned := _assign(marks, turns)) is not None:
+            turns = assigned
+        else:
+            turns = tuple(
+                self._with_span(turn, messages, tools, text, turns) if turn.index in wanted else turn for turn in turns
+            )
+        spans = tuple(span for turn in turns if turn.index in wanted for span in turn.trained if span[0] < span[1])
+        return Rendered(text, turns, tuple(sorted(spans)))
+
+    # -- borders of turns ----------------------------------------------------------------------------------------------
+    def _turns(self, messages: Sequence[Message], tools: Any, text: str, *, tolerant: bool = False) -> tuple[Turn, ...]:
+        found, _ = self._regions(messages, tools)
+        if found is None or found[0] != text:
+            if tolerant:
+                return ()
+            raise MaskError(
+                f"{self.name} does not write its messages in one loop over them, so the borders of a turn cannot be told",
+                "Choose another template with model.chat_template, or add {% generation %} marks to this one.",
+            )
+        turns: dict[int, Turn] = {}
+        for index, start, end in found[1]:
+            role = str(messages[index].get("role", ""))
+            if index in turns and role == "assistant":
+                raise MaskError(f"{self.name} writes message {index + 1} in two places, so its mask cannot be told")
+            turns.setdefault(index, Turn(index, role, start, end))
+        missing = [
+            index for index, message in enumerate(messages) if index not in turns and message["role"] == "assistant"
+        ]
+        if missing and not tolerant and _content(messages[missing[0]]):
+            raise MaskError(f"{self.name} leaves out message {missing[0] + 1}, an assistant turn")
+        return tuple(sorted(turns.values(), key=lambda turn: turn.start))
+
+    def _regions(
+        self, messages: Sequence[Message], tools: Any, *, prompt: bool = False
+    ) -> tuple[tuple[str, list[tuple[int, int, int]]] | None, str]:
+        """The text with (message, start, end) of each turn, and what follows the last turn."""
+        chat = _aliased(plain(messages))
+        known = {id(message): index for index, message in enumerate(chat)}
+        loops: set[int] = set()
+
+        def turn(loop: int, *values: Any) -> str:
+            for value in values:
+                if id(value) in known:
+                    loops.add(loop)
+                    return f"{_OPEN}{known[id(value)]}{_CLOSE}"
+            return ""
+
+        def end(loop: int) -> str:
+            return f"{_OPEN}{_CLOSE}" if loop in loops else ""
+
+        variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
+        variables |= {"messages": chat, "tools": tools or None, "documents": None, "add_generation_prompt": prompt}
+        try:
+            raw = self._marked.render(**variables, _turn_begins=turn, _loop_ends=end)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError):
+            return None, ""
+        return _split(raw)
+
+    # -- the trained part ----------------------------------------------------------------------------------------------
+    def _with_span(
+        self, turn: Turn, messages: Sequence[Message], tools: Any, text: str, turns: tuple[Turn, ...]
+    ) -> Turn:
+        body = text[turn.start : turn.end]
+        header = self._header(body, turn.index, messages, tools)
+        end = self._closing(body, turn.index, messages, tools)
+        start, stop = turn.start + header, turn.start + max(end, header)
+        if turn is turns[-1] and not self._ends_with_mark(text[start:stop]):
+            # Some templates close only the conversation, after the loop.
+            eos = self.tokenizer.eos_token or ""
+            if eos and text.startswith(eos, turn.end):
+                stop = turn.end + len(eos)
+        return Turn(turn.index, turn.role, turn.start, turn.end, ((start, stop),))
+
+    def _header(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> int:
+        """Characters at the start of the turn that the generation prompt supplies."""
+        shared = 0
+        for prefix in (messages[:index], [{"role": "user", "content": "x"}]):
+            found, prompt = self._regions(prefix, tools, prompt=True) if prefix else (None, "")
+            if found is None or not prompt:
+                continue
+            lead = len(body) - len(body.lstrip())
+            for skip in (0, lead):
+                if body.startswith(prompt, skip):
+                    return skip + len(prompt)
+            shared = max(shared, _common(body, prompt))
+        position = min(shared, self._first_dependent(body, index, messages, tools))
+        for match in self._added.finditer(body):
+            if match.start() < position < match.end():
+                position = match.start()
+        if position == 0:
+            raise MaskError(
+                f"{self.name} begins message {index + 1} otherwise than its generation prompt, so where the answer "
+                "begins cannot be told",
+                "Choose another template with model.chat_template, or add {% generation %} marks to this one.",
+            )
+        return position
+
+    def _first_dependent(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> int:
+        """The first character of the turn that depends on what the assistant says, thinks or calls."""
+        message = messages[index]
+        variants: list[Message] = [{**message, "content": _SENTINEL}, {**message, "reasoning_content": _SENTINEL}]
+        if message.get("tool_calls"):
+            calls = [{"id": "call00000", "type": "function", "function": {"name": _SENTINEL, "arguments": {}}}]
+            variants.append({**message, "tool_calls": calls})
+        first = len(body)
+        for variant in variants:
+            other = self._body(index, [*messages[:index], variant, *messages[index + 1 :]], tools)
+            if other is not None and other != body:
+                first = min(first, _common(body, other))
+        return first
+
+    def _closing(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> int:
+        """Where the turn's end mark ends; without one, where its content ends."""
+        stripped = len(body.rstrip())
+        if self._ends_with_mark(body[:stripped]):
+            return stripped
+        content = messages[index].get("content")
+        if not isinstance(content, str):
+            return stripped
+        longer = {**messages[index], "content": content + _SENTINEL}
+        other = self._body(index, [*messages[:index], longer, *messages[index + 1 :]], tools)
+        if other is None or _SENTINEL not in other:
+            return stripped
+        tail = _common(body[::-1], other[other.rindex(_SENTINEL) + len(_SENTINEL) :][::-1])
+        return stripped if body[len(body) - tail :].strip() else len(body) - tail
+
+    def _ends_with_mark(self, text: str) -> bool:
+        return text.endswith(self._ends)
+
+    def _body(self, index: int, messages: Sequence[Message], tools: Any) -> str | None:
+        found, _ = self._regions(messages, tools)
+        if found is None:
+            return None
+        return next((found[0][start:end] for number, start, end in found[1] if number == index), None)
+
+    # -- the template's own marks --------------------------------------------------------------------------------------
+    def _marks(self, messages: Sequence[Message], tools: Any, text: str) -> list[Span] | None:
+        variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
+        rendered, marks = render_jinja_template(
+            conversations=[plain(messages)],
+            tools=tools or None,
+            chat_template=self.template,
+            return_assistant_tokens_mask=True,
+            **variables,
+        )
+        return [tuple(mark) for mark in marks[0]] if rendered[0] == text else None
+
+    def _refused(self, problem: Exception) -> MaskError:
+        reason = visible(str(problem)).rstrip(".") or type(problem).__name__
+        if isinstance(problem, jinja2.exceptions.SecurityError):
+            return MaskError(f"{self.name} does something that a template may not do ({reason})")
+        return MaskError(f"{self.name} does not accept this conversation ({reason})")
+
+
+def plain(messages: Sequence[Message]) -> list[Message]:
+    """The messages as a template sees them: without absent values and without the flags of this tool."""
+    return [
+        {key: value for key, value in message.items() if value is not None and key not in FLAGS} for message in messages
+    ]
+
+
+def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
+    """For each token, whether any of its characters is trained; a token of no characters is not."""
+    mask, current = [], 0
+    for start, end in offsets:
+        while current < len(spans) and spans[current][1] <= start:
+            current += 1
+        mask.append(start < end and current < len(spans) and spans[current][0] < end)
+    return mask
+
+
+def _wanted(messages: Sequence[Message], trained: str) -> set[int]:
+    assistant = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if trained == "assistant":
+        return set(assistant)
+    if trained == "last":
+        return set(assistant[-1:])
+    wanted = set()
+    for index, message in enumerate(messages):
+        flag = next((message[name] for name in FLAGS if message.get(name) is not None), None)
+        if flag and message["role"] != "assistant" and flag is not None and "train" in message:
+            raise MaskError(f"message {index + 1} is flagged as trained, but only turns of the assistant can be")
+        if message["role"] == "assistant" and (flag is None or flag):
+            wanted.add(index)
+    return wanted
+
+
+def _assign(marks: list[Span], turns: tuple[Turn, ...]) -> tuple[Turn, ...] | None:
+    """The marks by turn, or nothing when one does not lie in a turn of the assistant (then they are not believed)."""
+    if not turns:
+        return None
+    spans: dict[int, list[Span]] = {}
+    for start, end in marks:
+        home = next((turn for turn in reversed(turns) if turn.start <= start), None)
+        if home is None or home.role != "assistant" or (end > home.end and home is not turns[-1]):
+            return None
+        spans.setdefault(home.index, []).append((start, end))
+    return tuple(Turn(t.index, t.role, t.start, t.end, tuple(spans.get(t.index, ()))) for t in turns)
+
+
+def _content(message: Message) -> bool:
+    return bool(message.get("content") or message.get("tool_calls"))
+
+
+def _common(one: str, other: str) -> int:
+    length = min(len(one), len(other))
+    for position in range(length):
+        if one[position] != other[position]:
+            return position
+    return length
+
+
+def _aliased(messages: list[Message]) -> list[Message]:
+    """Reasoning under every name that templates read, as `apply_chat_template` offers it."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    chat = []
+    for message in messages:
+        reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        chat.append(dict(message))
+    return chat
+
+
+def _split(raw: str) -> tuple[tuple[str, list[tuple[int, int, int]]], str]:
+    """Marked text to plain text, the non-empty regions of each message, and the text after the last region."""
+    pieces = _MARKER.split(raw)
+    text, regions, tail_from = [pieces[0]], [], 0
+    position = len(pieces[0])
+    for marker, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+        if marker and piece:
+            regions.append((int(marker), position, position + len(piece)))
+        if not marker:
+            tail_from = position
+        text.append(piece)
+        position += len(piece)
+    whole = "".join(text)
+    return (whole, regions), whole[tail_from:] if tail_from else ""
+
+
+_TEMPLATES: dict[str, jinja2.Template] = {}
+
+
+def _marked_template(source: str) -> jinja2.Template:
+    """The template with a marker at each round of each loop and one after the loop, in the same sandbox."""
+    if source not in _TEMPLATES:
+        environment = _compile_jinja_template(source).environment
+        tree = environment.parse(source)
+        _insert_markers(tree, iter(range(1 << 30)))
+        tree.set_environment(environment)
+        _TEMPLATES[source] = environment.from_string(tree)
+    return _TEMPLATES[source]
+
+
+def _insert_markers(node: nodes.Node, numbers: Any) -> None:
+    for name, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            _insert_markers(value, numbers)
+        if not isinstance(value, list):
+            continue
+        children: list[Any] = []
+        for child in value:
+            children.append(child)
+            if isinstance(child, nodes.Node):
+                _insert_markers(child, numbers)
+            if isinstance(child, nodes.For):
+                number = next(numbers)
+                targets = child.target.items if isinstance(child.target, nodes.Tuple) else [child.target]
+                names = [nodes.Name(target.name, "load") for target in targets if isinstance(target, nodes.Name)]
+                child.body.insert(0, _call("_turn_begins", [nodes.Const(number), *names], child.lineno))
+                children.append(_call("_loop_ends", [nodes.Const(number)], child.lineno))
+        setattr(node, name, children)
+
+
+def _call(function: str, arguments: list[nodes.Expr], line: int) -> nodes.Output:
+    call = nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
+    return nodes.Output([call]).set_lineno(line)  # type: ignore[return-value]

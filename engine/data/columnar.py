@@ -1,0 +1,116 @@
+"""Rows from Arrow: Parquet files, data sets written by `save_to_disk`, and data sets on the hub.
+
+One row group (Parquet) or a memory-mapped row (Arrow) is in memory at a time. Scripts in data sets are refused by the
+`datasets` library itself since its version 4; nothing here turns that off. Imported only when such a source is opened.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+
+from engine.data.rows import Row, Rows
+from engine.errors import DataError, visible
+
+
+class ArrowRows(Rows):
+    """Rows whose number is known at once."""
+
+    _count = 0
+
+    @property
+    def length(self) -> int | None:
+        return self._count
+
+    @property
+    def progress(self) -> float:
+        return 1.0
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self._count
+
+    def first(self, count: int) -> list[Row]:
+        return [self[index] for index in range(min(count, self._count))]
+
+
+class ParquetRows(ArrowRows):
+    kind = "parquet"
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._file = parquet.ParquetFile(path, memory_map=True)
+        except (arrow.ArrowException, OSError) as problem:
+            reason = str(problem).splitlines()[0]
+            raise DataError(f"not a whole Parquet file ({reason})", path=visible(path)) from None
+        groups = range(self._file.metadata.num_row_groups)
+        self._borders = list(accumulate(self._file.metadata.row_group(group).num_rows for group in groups))
+        self._count = self._borders[-1] if self._borders else 0
+        if not self._count:
+            raise DataError("the file holds no rows", path=visible(path))
+        self._group: tuple[int, Any] = (-1, None)
+
+    def __getitem__(self, index: int) -> Row:
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        index %= self._count
+        group = bisect_right(self._borders, index)
+        if self._group[0] != group:
+            try:
+                self._group = (group, self._file.read_row_group(group))
+            except (arrow.ArrowException, OSError) as problem:
+                raise self.error(index, f"the row group cannot be read ({str(problem).splitlines()[0]})") from None
+        first = self._borders[group] - self._file.metadata.row_group(group).num_rows
+        return self._group[1].slice(index - first, 1).to_pylist()[0]
+
+    def error(self, index: int, message: str, hint: str = "") -> DataError:
+        return DataError(f"row {index}: {message}", hint, path=visible(self.path))
+
+
+class SavedRows(ArrowRows):
+    """A `datasets.Dataset`: from `save_to_disk` (a folder) or already loaded from the hub."""
+
+    kind = "dataset"
+
+    def __init__(self, path: str, dataset: Any = None, split: str | None = None) -> None:
+        import datasets
+
+        self.path = path
+        if dataset is None:
+            try:
+                dataset = datasets.load_from_disk(path)
+            except (OSError, ValueError, KeyError, arrow.ArrowException) as problem:
+                reason = str(problem).splitlines()[0]
+                raise DataError(f"not a data set written by save_to_disk ({reason})", path=visible(path)) from None
+        if isinstance(dataset, datasets.DatasetDict):
+            split = split or ("train" if "train" in dataset else None)
+            if split not in dataset:
+                names = ", ".join(dataset)
+                raise DataError(f"holds the splits {names}; name one with split", path=visible(path))
+            dataset = dataset[split]
+        self._dataset, self._count = dataset, len(dataset)
+        if not self._count:
+            raise DataError("the data set holds no rows", path=visible(path))
+
+    def __getitem__(self, index: int) -> Row:
+        return dict(self._dataset[index])
+
+    def error(self, index: int, message: str, hint: str = "") -> DataError:
+        return DataError(f"row {index}: {message}", hint, path=visible(self.path))
+
+
+def hub_rows(name: str, split: str | None, subset: str | None) -> SavedRows:
+    """A data set from the hub (or its local cache when offline)."""
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(name, subset, split=split or "train")
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:
+        reason = str(problem).splitlines()[0].rstrip(".") if str(problem) else type(problem).__name__
+        message = f"is no local file, and as a data set on the hub it cannot be loaded ({visible(reason)})"
+        raise DataError(message, "Check the path; without a network use a local file.", path=visible(name)) from None
+    return SavedRows(name, loaded)
