@@ -66,6 +66,7 @@ class Chat:
 
     def __post_init__(self) -> None:
         self.tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self.notes: set[str] = set()
         self.has_marks = GENERATION.search(self.template) is not None
         try:
             self._marked = _marked_template(self.template)
@@ -97,13 +98,16 @@ class Chat:
             return Rendered(text, self._turns(messages, tools, text, tolerant=True), ((0, len(text)),))
         wanted = _wanted(messages, trained)
         marks = self._marks(messages, tools, text) if self.has_marks else None
-        turns = self._turns(messages, tools, text, tolerant=marks is not None)
-        if marks is not None and (assigned := _assign(marks, turns)) is not None:
-            turns = assigned
-        else:
-            turns = tuple(
+        assigned = _assign(marks, self._turns(messages, tools, text, tolerant=True)) if marks is not None else None
+        if assigned is None:
+            turns = self._turns(messages, tools, text)
+            assigned = tuple(
                 self._with_span(turn, messages, tools, text, turns) if turn.index in wanted else turn for turn in turns
             )
+        turns = assigned
+        for turn in turns:
+            if turn.index in wanted:
+                self._check_rendered(turn, messages, tools, text)
         spans = tuple(span for turn in turns if turn.index in wanted for span in turn.trained if span[0] < span[1])
         return Rendered(text, turns, tuple(sorted(spans)))
 
@@ -136,17 +140,20 @@ class Chat:
         """The text with (message, start, end) of each turn, and what follows the last turn."""
         chat = _aliased(plain(messages))
         known = {id(message): index for index, message in enumerate(chat)}
-        loops: set[int] = set()
+        outer: list[int] = []  # the loop over messages that is under way; loops inside it only look around
 
         def turn(loop: int, *values: Any) -> str:
             for value in values:
-                if id(value) in known:
-                    loops.add(loop)
+                if id(value) in known and (not outer or outer == [loop]):
+                    outer[:] = [loop]
                     return f"{_OPEN}{known[id(value)]}{_CLOSE}"
             return ""
 
         def end(loop: int) -> str:
-            return f"{_OPEN}{_CLOSE}" if loop in loops else ""
+            if outer != [loop]:
+                return ""
+            outer.clear()
+            return f"{_OPEN}{_CLOSE}"
 
         variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
         variables |= {"messages": chat, "tools": tools or None, "documents": None, "add_generation_prompt": prompt}
@@ -162,14 +169,41 @@ class Chat:
     ) -> Turn:
         body = text[turn.start : turn.end]
         header = self._header(body, turn.index, messages, tools)
-        end = self._closing(body, turn.index, messages, tools)
+        end, closed = self._closing(body, turn.index, messages, tools)
         start, stop = turn.start + header, turn.start + max(end, header)
-        if turn is turns[-1] and not self._ends_with_mark(text[start:stop]):
+        if not closed:
             # Some templates close only the conversation, after the loop.
             eos = self.tokenizer.eos_token or ""
-            if eos and text.startswith(eos, turn.end):
+            if turn is turns[-1] and eos and text.startswith(eos, turn.end):
                 stop = turn.end + len(eos)
+            else:
+                self.notes.add(f"{self.name} writes no mark at the end of a turn, so the model does not learn to stop")
         return Turn(turn.index, turn.role, turn.start, turn.end, ((start, stop),))
+
+    def _check_rendered(self, turn: Turn, messages: Sequence[Message], tools: Any, text: str) -> None:
+        """A turn that leaves out what the assistant says, or holds what a tool says, would train the wrong thing."""
+        index, message, body = turn.index, messages[turn.index], text[turn.start : turn.end]
+        content = message.get("content")
+        if isinstance(content, str) and content.strip() and content.strip() not in body:
+            other = self._body(
+                index, [*messages[:index], {**message, "content": _SENTINEL}, *messages[index + 1 :]], tools
+            )
+            if other == body:
+                raise MaskError(f"{self.name} leaves out the content of message {index + 1}, an assistant turn")
+        for call in message.get("tool_calls") or ():
+            name = str((call.get("function") or call).get("name", "")) if isinstance(call, Mapping) else ""
+            if name and name not in body:
+                hint = "Choose a template that writes tool calls with model.chat_template."
+                raise MaskError(f"{self.name} leaves out the tool call {visible(name)} of message {index + 1}", hint)
+        following = messages[index + 1] if index + 1 < len(messages) else {}
+        if following.get("role") == "tool" and not self.has_marks:
+            other = self._body(
+                index, [*messages[: index + 1], {**following, "content": _SENTINEL}, *messages[index + 2 :]], tools
+            )
+            if other != body:
+                raise MaskError(
+                    f"{self.name} writes the answer of a tool inside the turn of the assistant (message {index + 1})"
+                )
 
     def _header(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> int:
         """Characters at the start of the turn that the generation prompt supplies."""
@@ -209,23 +243,22 @@ class Chat:
                 first = min(first, _common(body, other))
         return first
 
-    def _closing(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> int:
-        """Where the turn's end mark ends; without one, where its content ends."""
+    def _closing(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> tuple[int, bool]:
+        """Where the turn's end mark ends; without one where its content ends, and whether there is a mark."""
         stripped = len(body.rstrip())
-        if self._ends_with_mark(body[:stripped]):
-            return stripped
+        if body[:stripped].endswith(self._ends):
+            return stripped, True
         content = messages[index].get("content")
         if not isinstance(content, str):
-            return stripped
+            return stripped, True
         longer = {**messages[index], "content": content + _SENTINEL}
         other = self._body(index, [*messages[:index], longer, *messages[index + 1 :]], tools)
         if other is None or _SENTINEL not in other:
-            return stripped
+            return stripped, False
         tail = _common(body[::-1], other[other.rindex(_SENTINEL) + len(_SENTINEL) :][::-1])
-        return stripped if body[len(body) - tail :].strip() else len(body) - tail
-
-    def _ends_with_mark(self, text: str) -> bool:
-        return text.endswith(self._ends)
+        if body[len(body) - tail :].strip():
+            return stripped, True
+        return len(body) - tail, False
 
     def _body(self, index: int, messages: Sequence[Message], tools: Any) -> str | None:
         found, _ = self._regions(messages, tools)
