@@ -95,12 +95,12 @@ class Chat:
         """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
         text = self.render(messages, tools)
         if trained == "all":
-            return Rendered(text, self._turns(messages, tools, text, tolerant=True), ((0, len(text)),))
+            return Rendered(text, self.turns(messages, tools, text, tolerant=True), ((0, len(text)),))
         wanted = _wanted(messages, trained)
         marks = self._marks(messages, tools, text) if self.has_marks else None
-        assigned = _assign(marks, self._turns(messages, tools, text, tolerant=True)) if marks is not None else None
+        assigned = _assign(marks, self.turns(messages, tools, text, tolerant=True)) if marks is not None else None
         if assigned is None:
-            turns = self._turns(messages, tools, text)
+            turns = self.turns(messages, tools, text)
             assigned = tuple(
                 self._with_span(turn, messages, tools, text, turns) if turn.index in wanted else turn for turn in turns
             )
@@ -112,7 +112,7 @@ class Chat:
         return Rendered(text, turns, tuple(sorted(spans)))
 
     # -- borders of turns ----------------------------------------------------------------------------------------------
-    def _turns(self, messages: Sequence[Message], tools: Any, text: str, *, tolerant: bool = False) -> tuple[Turn, ...]:
+    def turns(self, messages: Sequence[Message], tools: Any, text: str, *, tolerant: bool = False) -> tuple[Turn, ...]:
         found, _ = self._regions(messages, tools)
         if found is None or found[0] != text:
             if tolerant:
@@ -311,10 +311,10 @@ def _wanted(messages: Sequence[Message], trained: str) -> set[int]:
     wanted = set()
     for index, message in enumerate(messages):
         flag = next((message[name] for name in FLAGS if message.get(name) is not None), None)
-        if flag and message["role"] != "assistant" and flag is not None and "train" in message:
-            raise MaskError(f"message {index + 1} is flagged as trained, but only turns of the assistant can be")
-        if message["role"] == "assistant" and (flag is None or flag):
+        if flag and message["role"] == "assistant":
             wanted.add(index)
+        elif flag and "train" in message:
+            raise MaskError(f"message {index + 1} is flagged as trained, but only turns of the assistant can be")
     return wanted
 
 

@@ -1,0 +1,110 @@
+"""Rows to the batch that the model sees: the one object that both the trainers and the preview call.
+
+Padding is on the right and never trained. A packed row that keeps its documents apart carries `seq_lengths`: its
+positions restart at each document and there is no attention mask, which is how transformers' attention (eager, SDPA,
+FlashAttention) tells documents apart; the first token of a document is not predicted from the one before. The keys of
+a preference batch are those TRL's DPO reads. Torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+IGNORED = -100
+
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclass
+class LanguageCollator:
+    """`input_ids`, `labels` and `attention_mask`, or `position_ids` in its place for packs of separate documents."""
+
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+    images: Any = None
+
+    def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
+        ids = [list(row["input_ids"]) for row in rows]
+        labels = [list(row["labels"]) for row in rows]
+        width = self._width(ids)
+        batch: dict[str, Any] = {"input_ids": _padded(ids, self.pad_token_id, width)}
+        if any(row.get("seq_lengths") for row in rows):
+            lengths = [_documents(row, width) for row in rows]
+            batch["labels"] = _padded(
+                [_without_starts(*each) for each in zip(labels, lengths, strict=True)], IGNORED, width
+            )
+            batch["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in each]) for each in lengths])
+        else:
+            batch["labels"] = _padded(labels, IGNORED, width)
+            batch["attention_mask"] = _padded([[1] * len(row) for row in ids], 0, width)
+        if self.images is not None:
+            batch |= self.images([row.get("images") or [] for row in rows])
+        return batch
+
+    def _width(self, ids: list[list[int]]) -> int:
+        width, step = max(map(len, ids)), self.pad_to_multiple_of or 1
+        return -(-width // step) * step
+
+
+@dataclass
+class PreferenceCollator:
+    """Chosen rows above, rejected rows below, each with its prompt; `completion_mask` is 1 on the answers."""
+
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+
+    def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
+        answers = [row[part] for part in ("chosen_ids", "rejected_ids") for row in rows]
+        prompts = [row["prompt_ids"] for row in rows] * 2
+        ids = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+        masks = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        step = self.pad_to_multiple_of or 1
+        width = -(-max(map(len, ids)) // step) * step
+        batch = {
+            "input_ids": _padded(ids, self.pad_token_id, width),
+            "attention_mask": _padded([[1] * len(row) for row in ids], 0, width),
+            "completion_mask": _padded(masks, 0, width),
+        }
+        for name in ("ref_chosen_logps", "ref_rejected_logps"):
+            if name in rows[0]:
+                batch[name] = torch.tensor([row[name] for row in rows])
+        return batch
+
+
+def collator_for(config: Any, processing_class: Any) -> LanguageCollator | PreferenceCollator:
+    """The collator of this config's method; hand it to the trainer as `data_collator`."""
+    from engine.data.plan import is_preference
+    from engine.data.vision import batch_images
+
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    pad = tokenizer.pad_token_id
+    if pad is None:
+        # Padding is masked everywhere, so any id serves.
+        pad = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
+    if is_preference(config.method.kind):
+        return PreferenceCollator(pad)
+    return LanguageCollator(pad, images=batch_images(processing_class))
+
+
+def _padded(rows: list[list[int]], value: int, width: int) -> torch.Tensor:
+    return torch.tensor([row + [value] * (width - len(row)) for row in rows], dtype=torch.long)
+
+
+def _documents(row: dict[str, Any], width: int) -> list[int]:
+    """Document lengths of a row; the padding is a document of its own that nothing looks at."""
+    lengths = list(row.get("seq_lengths") or [len(row["input_ids"])])
+    rest = width - sum(lengths)
+    return lengths + [rest] * (rest > 0)
+
+
+def _without_starts(labels: list[int], lengths: list[int]) -> list[int]:
+    start = 0
+    for length in lengths:
+        if start < len(labels):
+            labels[start] = IGNORED
+        start += length
+    return labels

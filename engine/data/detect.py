@@ -1,0 +1,115 @@
+"""Which format a source has, said with what was seen and why; an explicit format or column map always wins.
+
+The first rows are looked at (256 by default), each for itself, so a file that mixes formats is found with the row where
+it changes. Standard library only: the faces call this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.data.formats import FORMATS, Example, Format, FormatError, Row, names, read_example
+from engine.data.rows import Rows
+from engine.errors import DataError, visible
+
+LOOK = 256
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a source holds. `problems` are sentences with the place; empty means that every row looked at can be read."""
+
+    format: str | None
+    columns: Mapping[str, str]
+    why: str
+    problems: tuple[str, ...] = ()
+    example: Row | None = None
+    looked: int = 0
+
+
+def detect(
+    rows: Rows, columns: Mapping[str, str] | None = None, format: str | None = None, look: int = LOOK
+) -> Detection:
+    """The format of a source by its first rows. Never raises for bad data: problems are part of the answer."""
+    given = dict(columns or {})
+    problems: list[str] = []
+    seen: list[tuple[int, Row]] = []
+    for index in range(look):
+        try:
+            seen.append((index, rows[index]))
+        except IndexError:
+            break
+        except DataError as problem:
+            problems.append(problem.message)
+            if len(problems) >= 5:
+                break
+    if not seen:
+        return Detection(format, given, "no row could be read", tuple(problems) or ("no rows",))
+    first = seen[0][1]
+    if not format and isinstance(first.get("label"), bool):
+        sentence = "column label holds true or false: good and bad answers (KTO), which no method here learns from yet"
+        return Detection(None, given, "column label", (f"{sentence}; to train on all of them name a format",), first, 1)
+    known = FORMATS.get(format) if format else _first_format(first, given)
+    if known is None:
+        sentence = (
+            f"unknown format {visible(format)}; known are {', '.join(FORMATS)}"
+            if format
+            else f"columns {names(first)} fit no known format; name one with format, and its columns with columns"
+        )
+        return Detection(None, given, f"columns {names(first)}", (sentence,), first, len(seen))
+    mapping = _columns(known, first, given)
+    for index, row in seen:
+        problem = _problem(rows, index, row, known, mapping, given if not format else None)
+        if problem and len(problems) < 5:
+            problems.append(problem)
+    return Detection(known.name, mapping, _why(known, mapping, first, format, rows), tuple(problems), first, len(seen))
+
+
+def _why(known: Format, mapping: Mapping[str, str], first: Row, format: str | None, rows: Rows) -> str:
+    used = [column for part, column in mapping.items() if part + "?" not in known.parts or column in first]
+    renamed = ", ".join(
+        f"{visible(column)} is the {part}" for part, column in mapping.items() if column != part and column in first
+    )
+    told = "named in the config" if format else f"columns {', '.join(map(visible, used))}"
+    sentence = f"{told}: {known.title}" + (f" ({renamed})" if renamed else "")
+    return f"{sentence}; {rows.note}" if rows.note else sentence
+
+
+def _problem(
+    rows: Rows, index: int, row: Row, known: Format, mapping: Mapping[str, str], free: Mapping[str, str] | None
+) -> str | None:
+    if free is not None and any(row.get(mapping.get(part, part)) is None for part in known.required()):
+        other = _first_format(row, free)
+        if other is not None and other is not known:
+            place = rows.error(index, f"this row is {other.title}, the rows before are {known.title}; row {index}")
+            return place.message
+    try:
+        checked = read_example(row, known.name, mapping)
+    except FormatError as problem:
+        return rows.error(index, problem.message).message
+    return rows.error(index, "the row is empty").message if _empty(checked) else None
+
+
+def _empty(example: Example) -> bool:
+    return not (example.messages or example.text or example.prompt or example.chosen or example.input_ids)
+
+
+def _first_format(row: Mapping[str, Any], given: Mapping[str, str]) -> Format | None:
+    for known in FORMATS.values():
+        if all(_column(known, part, row, given) for part in known.required()):
+            return known
+    return None
+
+
+def _columns(known: Format, row: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
+    mapping = {part.removesuffix("?"): _column(known, part, row, given) for part in known.parts}
+    return {part: column for part, column in mapping.items() if column} | dict(given)
+
+
+def _column(known: Format, part: str, row: Mapping[str, Any], given: Mapping[str, str]) -> str | None:
+    name = part.removesuffix("?")
+    if name in given:
+        return given[name]
+    return next((column for column in known.parts[part] if row.get(column) is not None), None)

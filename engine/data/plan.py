@@ -1,0 +1,225 @@
+"""What a config asks of its data, in one value: sources opened and detected, template chosen, limits.
+
+The only place in this package that reads the config; everything behind it takes a `Plan`. A template is the tokenizer's
+own, one of ours by name (`engine/data/templates`), one of the tokenizer's named ones, a file, or `none`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.data.detect import Detection, detect
+from engine.data.rows import Row, Rows, open_rows
+from engine.errors import DataError, WorkbenchError, nearest, visible
+
+BUILTIN = "builtin/dates"
+TEMPLATES = Path(__file__).parent / "templates"
+PREFERENCE = frozenset({"dpo", "ipo", "simpo", "orpo", "reward"})
+
+
+def is_preference(kind: str) -> bool:
+    """Whether a method learns from chosen and rejected answers."""
+    return kind in PREFERENCE
+
+
+@dataclass
+class Source:
+    """One entry under data.train or data.eval, opened."""
+
+    path: str
+    rows: Rows
+    detection: Detection
+    weight: float = 1.0
+    limit: int | None = None
+    split: str | None = None
+
+    def count(self) -> int:
+        return len(self.rows) if self.limit is None else min(self.limit, len(self.rows))
+
+
+@dataclass
+class Plan:
+    method: str
+    split: str
+    sources: list[Source]
+    template: str | None
+    template_name: str
+    template_kwargs: Mapping[str, Any]
+    trained_turns: str
+    max_length: int
+    excess_length: str
+    truncation_side: str
+    packing: bool
+    separate: bool
+    on_bad_row: str
+    seed: int
+    prepared_path: str | None
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def order(self) -> list[tuple[int, int]]:
+        """(source, row) of everything to prepare: weight 2 gives rows twice, 0.5 a seeded random half, in file order."""
+        order: list[tuple[int, int]] = []
+        for number, source in enumerate(self.sources):
+            count = source.count()
+            whole = int(source.weight)
+            part = round(count * (source.weight - whole))
+            picked = sorted(random.Random(f"{self.seed}/{number}").sample(range(count), part)) if part else []
+            order += [(number, index) for _ in range(whole) for index in range(count)]
+            order += [(number, index) for index in picked]
+        return order
+
+    def bases(self) -> list[int]:
+        """The number of the first row of each source when all are counted through."""
+        bases, total = [], 0
+        for source in self.sources:
+            bases.append(total)
+            total += source.count()
+        return bases
+
+
+def plan_of(config: Any, processing_class: Any, split: str, *, open_all: bool = True) -> Plan:
+    """The plan of one split. Raises `DataError` when a source cannot be opened or its format told."""
+    data, method = config.data, config.method.kind
+    template, name = template_of(config, processing_class)
+    entries = list(data.train if split == "train" else data.eval)
+    plan = Plan(
+        method=method,
+        split=split,
+        sources=[],
+        template=template,
+        template_name=name,
+        template_kwargs=dict(config.model.chat_template_kwargs),
+        trained_turns="all" if method == "pretrain" else data.trained_turns,
+        max_length=data.max_length,
+        excess_length=data.excess_length,
+        truncation_side=data.truncation_side,
+        packing=data.packing and not is_preference(method),
+        separate=data.packing_cross_doc_attn_mask,
+        on_bad_row=data.on_bad_row,
+        seed=config.run.seed,
+        prepared_path=data.dataset_prepared_path,
+        entries=[entry.model_dump() for entry in entries],
+    )
+    if open_all:
+        plan.sources = [open_source(entry, split, config.run.seed, data.on_bad_row) for entry in entries]
+        for source in plan.sources:
+            _check_fit(source, method)
+    return plan
+
+
+def open_source(entry: Any, split: str = "train", seed: int = 0, on_bad_row: str = "error") -> Source:
+    """Open one entry and tell its format. Raises `DataError` for one that cannot be used."""
+    rows = source_rows(entry.path, entry.split, split, seed)
+    columns = {**entry.columns, **entry.properties}
+    detection = detect(rows, columns, entry.format)
+    if detection.format is None or (detection.problems and on_bad_row == "error"):
+        raise DataError(
+            detection.problems[0], path="" if visible(entry.path) in detection.problems[0] else visible(entry.path)
+        )
+    return Source(entry.path, rows, detection, entry.weight, entry.rows, entry.split)
+
+
+def source_rows(path: str, given_split: str | None = None, split: str = "train", seed: int = 0) -> Rows:
+    """Rows of a file, a saved data set, the built-in one, or a data set on the hub."""
+    if path == BUILTIN:
+        from engine.builtin import dates
+
+        wanted = given_split or ("train" if split == "train" else "eval")
+        return ListRows(BUILTIN, dates.rows(wanted, seed=seed))  # type: ignore[arg-type]
+    if path.startswith("builtin/"):
+        raise DataError(f"no such built-in data set; there is {BUILTIN}", path=visible(path))
+    local = Path(path)
+    if local.is_dir() and ((local / "state.json").exists() or (local / "dataset_dict.json").exists()):
+        from engine.data.columnar import SavedRows
+
+        return SavedRows(path, split=given_split or (None if split == "train" else "test"))
+    if not local.exists() and not local.suffix and path.count("/") <= 1 and not local.is_absolute():
+        from engine.data.columnar import hub_rows
+
+        return hub_rows(path, given_split or ("train" if split == "train" else "test"), None)
+    return open_rows(path)
+
+
+class ListRows(Rows):
+    """Rows that are already here: generated ones."""
+
+    kind = "generated"
+
+    def __init__(self, path: str, rows: list[Any]) -> None:
+        self.path, self._rows = path, rows
+
+    @property
+    def length(self) -> int | None:
+        return len(self._rows)
+
+    @property
+    def progress(self) -> float:
+        return 1.0
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[index]
+
+    def first(self, count: int) -> list[Row]:
+        return self._rows[:count]
+
+    def error(self, index: int, message: str, hint: str = "") -> DataError:
+        return DataError(f"row {index}: {message}", hint, path=self.path)
+
+
+def template_of(config: Any, processing_class: Any) -> tuple[str | None, str]:
+    """The chat template's text and a name for it in messages; no text where there is none."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    own = getattr(processing_class, "chat_template", None) or getattr(tokenizer, "chat_template", None)
+    wanted = config.model.chat_template
+    if not wanted:
+        if isinstance(own, dict):
+            own = own.get("default") or next(iter(own.values()))
+        return own, "the tokenizer's chat template"
+    if wanted == "none":
+        return None, "none"
+    shown = f"the chat template {visible(str(wanted))}"
+    if isinstance(own, dict) and wanted in own:
+        return own[wanted], shown
+    if "/" not in wanted and (TEMPLATES / f"{wanted}.jinja").is_file():
+        return (TEMPLATES / f"{wanted}.jinja").read_text("utf-8").rstrip("\n"), shown
+    file = Path(wanted)
+    # A name is made absolute like a file when the config is read; its last part is still the name.
+    if not file.is_file() and file.is_absolute() and (TEMPLATES / f"{file.name}.jinja").is_file():
+        return (TEMPLATES / f"{file.name}.jinja").read_text("utf-8").rstrip("\n"), f"the chat template {file.name}"
+    try:
+        return file.read_text("utf-8"), shown
+    except (OSError, UnicodeDecodeError) as problem:
+        known = [path.stem for path in sorted(TEMPLATES.glob("*.jinja"))]
+        guess = nearest(file.name, known)
+        hint = f"Did you mean {guess}?" if guess else f"Known names: {', '.join(known)}; or name a file."
+        reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8"
+        raise WorkbenchError(f"model.chat_template: {visible(wanted)} cannot be read ({reason})", hint) from None
+
+
+def use_template(config: Any, processing_class: Any) -> None:
+    """Give the processing class the chosen template, so that samples and the saved tokenizer speak the same."""
+    text, _ = template_of(config, processing_class)
+    if text is not None and config.model.chat_template:
+        processing_class.chat_template = text
+        if hasattr(processing_class, "tokenizer"):
+            processing_class.tokenizer.chat_template = text
+
+
+def _check_fit(source: Source, method: str) -> None:
+    preference = source.detection.format == "preference"
+    if preference and not is_preference(method):
+        message = f"holds preference pairs, which method {method} does not learn from"
+        raise DataError(message, "Choose method.kind dpo, or other data.", path=visible(source.path))
+    if not preference and is_preference(method):
+        raise DataError(
+            f"method {method} needs preference pairs (chosen and rejected); found {source.detection.why}",
+            "Name the columns under columns, or choose another method.",
+            path=visible(source.path),
+        )

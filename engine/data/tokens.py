@@ -1,0 +1,171 @@
+"""One example to token rows: rendered, tokenized once, and marked with what is learned.
+
+Ids are those of `apply_chat_template(tokenize=True)` or of the tokenizer itself; labels repeat them where the model
+learns and hold -100 elsewhere. Preference rows are cut where the prompt and both answers first differ, token by token,
+as TRL's DPO does. Tokenizers without character offsets are refused, since their masks cannot be exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.data.chat import Chat, MaskError, Message, Span, Turn, token_mask
+from engine.data.collate import IGNORED
+from engine.data.formats import Example
+from engine.data.plan import Plan
+from engine.data.vision import expand
+from engine.errors import DataError, WorkbenchError
+
+
+@dataclass
+class Piece:
+    """Text to tokenize with what is trained in it; `row` fields are filled from it."""
+
+    text: str
+    spans: Sequence[Span]
+    special: bool
+    turns: tuple[Turn, ...] = ()
+    images: list[Any] = field(default_factory=list)
+
+
+class Tokens:
+    """Turns examples into prepared rows for one plan and processing class."""
+
+    def __init__(self, plan: Plan, processing_class: Any) -> None:
+        self.plan, self.processing_class = plan, processing_class
+        self.tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise WorkbenchError(
+                f"model.tokenizer: {type(self.tokenizer).__name__} gives no character offsets, so masks cannot be exact",
+                "Use a tokenizer that has a tokenizer.json.",
+            )
+        self.chat = (
+            Chat(processing_class, plan.template, plan.template_name, plan.template_kwargs) if plan.template else None
+        )
+
+    @property
+    def notes(self) -> set[str]:
+        return self.chat.notes if self.chat else set()
+
+    # -- SFT and pretraining -------------------------------------------------------------------------------------------
+    def pieces(self, examples: Sequence[Example]) -> list[Piece | DataError | MaskError]:
+        found: list[Piece | DataError | MaskError] = []
+        for example in examples:
+            try:
+                found.append(self.piece(example))
+            except (DataError, MaskError) as problem:
+                found.append(problem)
+        return found
+
+    def piece(self, example: Example) -> Piece:
+        if example.kind == "text":
+            text = self._closed(example.text)
+            return Piece(text, [(0, len(text))], True, images=example.images)
+        if example.kind == "pair" and (isinstance(example.prompt, str) and self.chat is None):
+            assert isinstance(example.chosen, str)
+            text = example.prompt + self._closed(example.chosen)
+            start = 0 if self.plan.trained_turns == "all" else len(example.prompt)
+            return Piece(text, [(start, len(text))], True, images=example.images)
+        messages, trained = example.messages, self.plan.trained_turns
+        if example.kind == "pair":
+            messages, trained = _pair_messages(example, trained)
+        chat = self._chat()
+        rendered = chat.spans(messages, example.tools, trained)
+        return Piece(rendered.text, rendered.spans, False, rendered.turns, example.images)
+
+    def rows(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Token rows of several pieces in one call of the tokenizer."""
+        rows: list[dict[str, Any]] = []
+        for special in (False, True):
+            chosen = [piece for piece in pieces if piece.special is special]
+            if not chosen:
+                continue
+            texts = [piece.text for piece in chosen]
+            encoded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
+            for piece, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+                rows.append({"piece": piece, **self._row(piece, ids, offsets)})
+        order = {id(piece): number for number, piece in enumerate(pieces)}
+        return sorted(rows, key=lambda row: order[id(row["piece"])])
+
+    def _row(self, piece: Piece, ids: list[int], offsets: list[Span]) -> dict[str, Any]:
+        mask = token_mask(offsets, piece.spans)
+        if piece.special and piece.spans and piece.spans[0][0] == 0:
+            # Plain text: special tokens that the tokenizer adds at its start belong to it.
+            mask = [True] * len(ids)
+        labels = [token if trained else IGNORED for token, trained in zip(ids, mask, strict=True)]
+        if piece.images:
+            ids, labels = expand(self.processing_class, piece.text, piece.images, ids, labels)
+            return {"input_ids": ids, "labels": labels, "images": [str(image) for image in piece.images]}
+        return {"input_ids": ids, "labels": labels}
+
+    # -- preference ----------------------------------------------------------------------------------------------------
+    def preference(self, example: Example) -> dict[str, Any]:
+        prompt, chosen, rejected = example.prompt, example.chosen, example.rejected
+        if isinstance(prompt, str) and self.chat is not None:
+            prompt = [{"role": "user", "content": prompt}]
+            chosen, rejected = ([{"role": "assistant", "content": str(answer)}] for answer in (chosen, rejected))
+        if isinstance(prompt, str):
+            texts = [prompt, *(prompt + self._closed(str(answer)) for answer in (chosen, rejected))]
+            start, special = len(prompt), True
+        else:
+            chat, special = self._chat(), False
+            answers = [[*prompt, *answer] for answer in (chosen, rejected)]
+            texts = [
+                chat.render(prompt, example.tools, prompt=True),
+                *(chat.render(answer, example.tools) for answer in answers),
+            ]
+            start = min(
+                self._answer_start(answer, example.tools, len(prompt), text)
+                for answer, text in zip(answers, texts[1:], strict=True)
+            )
+        encoded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
+        ids = encoded["input_ids"]
+        shared = min(_common(ids[0], ids[1]), _common(ids[0], ids[2]))
+        reached = encoded["offset_mapping"][1][shared - 1][1] if shared else 0
+        if not isinstance(prompt, str) and reached < start:
+            raise MaskError(
+                f"{self.plan.template_name} writes the prompt alone otherwise than before an answer, so where the answer "
+                "begins cannot be told",
+                "Choose another template with model.chat_template.",
+            )
+        return {"prompt_ids": ids[0][:shared], "chosen_ids": ids[1][shared:], "rejected_ids": ids[2][shared:]}
+
+    def _answer_start(self, messages: list[Message], tools: Any, first: int, text: str) -> int:
+        """Where the first answering message begins in the text; everything before it must be in the prompt."""
+        turns = self._chat().turns(messages, tools, text)
+        return next((turn.start for turn in turns if turn.index == first), 0)
+
+    # -- shared --------------------------------------------------------------------------------------------------------
+    def _chat(self) -> Chat:
+        if self.chat is None:
+            named = (
+                "model.chat_template is none"
+                if self.plan.template_name == "none"
+                else "the tokenizer has no chat template"
+            )
+            raise MaskError(
+                f"{named}, and these rows are messages",
+                "Name one with model.chat_template: chatml, llama3, plain, or a Jinja file.",
+            )
+        return self.chat
+
+    def _closed(self, text: str) -> str:
+        eos = self.tokenizer.eos_token or ""
+        return text if text.endswith(eos) else text + eos
+
+
+def _pair_messages(example: Example, trained: str) -> tuple[list[Message], str]:
+    """Prompt and completion as one conversation in which only the completion is learned."""
+    first = [{"role": "user", "content": example.prompt}] if isinstance(example.prompt, str) else example.prompt
+    last = [{"role": "assistant", "content": example.chosen}] if isinstance(example.chosen, str) else example.chosen
+    if trained in ("all", "last"):
+        return [*first, *last], trained
+    asked = [{key: value for key, value in message.items() if key != "train"} for message in first]
+    return [*asked, *({**message, "train": message["role"] == "assistant"} for message in last)], "flag"
+
+
+def _common(ids: Sequence[int], other: Sequence[int]) -> int:
+    length = min(len(ids), len(other))
+    return next((index for index in range(length) if ids[index] != other[index]), length)
