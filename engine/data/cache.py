@@ -1,0 +1,155 @@
+"""Prepared data on disk under a key of everything that changes tokens; a folder there is whole or absent.
+
+The key covers the content of the sources in order, the tokenizer, the template, the mask policy, the limits and the
+library versions. Changing any of them misses, changing none hits; the location of a file and its date are not part of it.
+A build happens beside its target and is renamed, so a killed build leaves nothing that could be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from filelock import FileLock
+
+from engine.data.plan import Plan, Source
+from engine.errors import WorkbenchError, redact, visible
+
+FORMAT = 1  # grows when the prepared rows of an unchanged config would differ
+WHOLE = 256 << 20
+STRIDE = 1 << 20
+
+
+class Store:
+    """The folder of prepared data: named by the config, else in the user's cache."""
+
+    def __init__(self, folder: str | None) -> None:
+        base = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
+        self.folder = Path(folder) if folder else Path(base) / "prepared"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as problem:
+            raise self._error(problem) from None
+
+    def path(self, key: str) -> Path:
+        return self.folder / key
+
+    def find(self, key: str) -> Path | None:
+        folder = self.path(key)
+        return folder if (folder / "meta.json").is_file() else None
+
+    def lock(self, key: str) -> FileLock:
+        return FileLock(self.folder / f".{key}.lock")
+
+    @contextlib.contextmanager
+    def building(self, key: str) -> Iterator[Path]:
+        """A folder to build in; it gets its name when the block ends well, else it is removed."""
+        self._collect()
+        folder = Path(tempfile.mkdtemp(prefix=f".{key}.", suffix=".tmp", dir=self.folder))
+        try:
+            yield folder
+            os.rename(folder, self.path(key))
+        except OSError as problem:
+            raise self._error(problem) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _collect(self) -> None:
+        """Remove what killed builds left: the lock is ours, so a build of this key is not under way elsewhere."""
+        for left in self.folder.glob(".*.tmp"):
+            key = left.name.split(".")[1]
+            lock = FileLock(self.folder / f".{key}.lock", timeout=0)
+            with contextlib.suppress(TimeoutError), lock:
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _error(self, problem: OSError) -> WorkbenchError:
+        place = visible(redact(str(self.folder)))
+        return WorkbenchError(
+            f"data.dataset_prepared_path: prepared data cannot be written to {place} ({problem.strerror or problem})",
+            "Free some space there, or name another folder.",
+        )
+
+
+def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int], None]) -> str:
+    """The key of a plan's prepared rows."""
+    parts = {
+        "format": FORMAT,
+        "method": plan.method,
+        "split": plan.split,
+        "sources": [_source(source, plan.seed, progress) for source in plan.sources],
+        "tokenizer": tokenizer_fingerprint(processing_class),
+        "template": plan.template,
+        "template_kwargs": dict(plan.template_kwargs),
+        "trained_turns": plan.trained_turns,
+        "max_length": plan.max_length,
+        "excess_length": [plan.excess_length, plan.truncation_side],
+        "packing": [plan.packing, plan.separate],
+        "on_bad_row": plan.on_bad_row,
+        "versions": {name: version(name) for name in ("transformers", "tokenizers", "jinja2")},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def tokenizer_fingerprint(processing_class: Any) -> str:
+    """A hash of what turns text into ids: the tokenizer's own file, its special tokens, the picture processor."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    state = json.loads(backend.to_str()) if backend is not None else {}
+    # Padding and truncation are switched on and off in use and change no ids here.
+    state.pop("padding", None)
+    state.pop("truncation", None)
+    parts = [state, {name: str(token) for name, token in tokenizer.special_tokens_map.items()}]
+    processor = getattr(processing_class, "image_processor", None)
+    if processor is not None:
+        parts.append(processor.to_dict())
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _source(source: Source, seed: int, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+    detection = source.detection
+    return {
+        "content": _content(source, progress),
+        "format": detection.format,
+        "columns": dict(detection.columns),
+        "weight": source.weight,
+        "limit": source.limit,
+        "split": source.split,
+        # A whole weight takes every row, whatever the seed.
+        "seed": seed if source.weight % 1 else None,
+    }
+
+
+def _content(source: Source, progress: Callable[[str, int, int], None]) -> str:
+    path = Path(source.path)
+    dataset = getattr(source.rows, "_dataset", None)
+    if dataset is not None:
+        return str(dataset._fingerprint)
+    if not path.is_file():
+        digest = hashlib.sha256()
+        for row in source.rows:
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+        return digest.hexdigest()
+    size = path.stat().st_size
+    digest = hashlib.blake2b(f"{path.suffixes[-2:]} {size} ".encode())
+    with path.open("rb") as file:
+        if size > WHOLE:
+            # A file too large to hash in a second: its date, and a megabyte in every 64.
+            digest.update(str(path.stat().st_mtime_ns).encode())
+        step = STRIDE if size <= WHOLE else 64 * STRIDE
+        for offset in range(0, size, step):
+            file.seek(offset)
+            digest.update(file.read(STRIDE))
+            if offset % (64 * STRIDE) == 0:
+                progress("reading", offset, size)
+    return digest.hexdigest()

@@ -1,0 +1,381 @@
+"""From a config and a processing class to the rows that are trained, counted, cached and memory-mapped.
+
+Every row that is left out or cut is counted and the counts go with the result; rows that hold nothing to learn are never
+trained on. Prepared rows are an Arrow file under a key of everything that changes tokens (`engine.data.cache`), so an
+unchanged config starts at once. `prepare` is what the trainers call; `token_rows` is what the preview shares with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.data.cache import Store, key_of
+from engine.data.collate import IGNORED
+from engine.data.formats import read_example
+from engine.data.packing import best_fit
+from engine.data.plan import Plan, is_preference, plan_of, use_template
+from engine.data.tokens import Piece, Tokens
+from engine.errors import DataError, WorkbenchError
+
+BATCH = 256
+FIXED_ROWS = 16
+QUANTILES = 1000
+
+Row = dict[str, Any]
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how much of it, and of how much; may raise `Cancelled`."""
+
+
+@dataclass
+class Counts:
+    """What became of the rows. `longest` and `lengths` are before cutting; tokens are those kept."""
+
+    read: int = 0
+    kept: int = 0
+    bad: int = 0
+    too_long: int = 0
+    dropped: int = 0
+    truncated: int = 0
+    split: int = 0
+    masked: int = 0
+    identical: int = 0
+    packs: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    longest: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def sentences(self) -> list[str]:
+        """What a person should know before launch; nothing when every row is used as it is."""
+        said = []
+        words = {
+            "bad": "cannot be read and are left out",
+            "dropped": "are longer than data.max_length and are left out",
+            "truncated": "are longer than data.max_length and are cut",
+            "split": "are longer than data.max_length and are split",
+            "masked": "hold nothing to learn and are left out",
+            "identical": "have the same chosen and rejected answer and are left out",
+        }
+        for name, what in words.items():
+            if number := getattr(self, name):
+                said.append(f"{number:,} of {self.read:,} rows {what}")
+        return [*said, *self.notes]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A memory-mapped data set with what is known of it. `facts` has the names of `DataFacts`."""
+
+    dataset: Any
+    facts: dict[str, Any]
+    fingerprint: str
+    counts: dict[str, Any]
+    warnings: tuple[str, ...]
+    cached: bool
+    fixed: list[Row]
+
+
+def prepare(config: Any, processing_class: Any, split: str = "train", on_progress: Progress | None = None) -> Prepared:
+    """The prepared rows of one split, from the cache where nothing changed. Raises `DataError` naming the row."""
+    use_template(config, processing_class)
+    plan = plan_of(config, processing_class, split)
+    progress = on_progress or (lambda what, done, total: None)
+    if not plan.sources:
+        raise DataError(f"data.{split} names no rows", "Add a source with its path.")
+    store = Store(plan.prepared_path)
+    key = key_of(plan, processing_class, progress)
+    with store.lock(key):
+        if (folder := store.find(key)) is not None:
+            return _open(folder, cached=True)
+        with store.building(key) as folder:
+            _build(plan, processing_class, folder, progress)
+        return _open(store.path(key), cached=False)
+
+
+def token_rows(plan: Plan, tokens: Tokens, order: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
+    """Kept rows in order, each with `row` (its number over all sources) and `length` (before cutting)."""
+    bases = plan.bases()
+    for start in range(0, len(order), BATCH):
+        yield from _batch(plan, tokens, order[start : start + BATCH], bases, counts)
+
+
+def _batch(
+    plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], bases: list[int], counts: Counts
+) -> Iterator[Row]:
+    pieces: list[Piece] = []
+    at: list[tuple[int, int]] = []
+    made: list[Row] = []
+    for number, index in part:
+        source = plan.sources[number]
+        counts.read += 1
+        try:
+            example = read_example(source.rows[index], source.detection.format or "", source.detection.columns)
+            if is_preference(plan.method):
+                made.append(tokens.preference(example))
+            else:
+                pieces.append(tokens.piece(example))
+            at.append((number, index))
+        except WorkbenchError as problem:
+            if plan.on_bad_row == "error":
+                raise _placed(problem, source.rows, index) from None
+            counts.bad += 1
+    for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
+        row["row"] = bases[number] + index
+        yield from _fit(plan, row, counts)
+
+
+def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:
+    if isinstance(problem, DataError) and problem.path:
+        return problem
+    return rows.error(index, f"row {index}: {problem.message}", problem.hint)
+
+
+# -- length and what is left to learn ----------------------------------------------------------------------------------
+def _fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
+    preference = "prompt_ids" in row
+    length = _length(row)
+    row["length"] = length
+    counts.longest = max(counts.longest, length)
+    cut = False
+    if length > plan.max_length:
+        counts.too_long += 1
+        if plan.excess_length == "error":
+            row["rejected_for"] = "length"
+            yield row
+            return
+        if plan.excess_length == "drop" or row.get("images"):
+            counts.dropped += 1
+            return
+        piece = row.get("piece")
+        if plan.excess_length == "split" and piece is not None and piece.special:
+            counts.split += 1
+            yield from _windows(row, plan.max_length, counts)
+            return
+        (_cut_preference if preference else _cut)(row, plan.max_length, plan.truncation_side)
+        counts.truncated, cut = counts.truncated + 1, True
+    row["cut"] = cut
+    if preference:
+        if not row["chosen_ids"] or not row["rejected_ids"]:
+            counts.masked += 1
+        elif row["chosen_ids"] == row["rejected_ids"]:
+            counts.identical += 1
+        else:
+            yield _counted(row, counts)
+    elif all(label == IGNORED for label in row["labels"][1:]):
+        # The first token is never predicted, so a label on it alone teaches nothing.
+        counts.masked += 1
+    else:
+        yield _counted(row, counts)
+
+
+def _length(row: Row) -> int:
+    if "prompt_ids" in row:
+        return len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+    return len(row["input_ids"])
+
+
+def _cut(row: Row, limit: int, side: str) -> None:
+    part = slice(None, limit) if side == "right" else slice(-limit, None)
+    row["input_ids"], row["labels"] = row["input_ids"][part], row["labels"][part]
+
+
+def _cut_preference(row: Row, limit: int, side: str) -> None:
+    """Right: the answers lose their ends. Left: the prompt loses its beginning, then the answers theirs."""
+    if side == "left":
+        room = limit - max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+        row["prompt_ids"] = row["prompt_ids"][-room:] if room > 0 else []
+        for part in ("chosen_ids", "rejected_ids"):
+            row[part] = row[part][-limit:]
+        return
+    room = max(limit - len(row["prompt_ids"]), 0)
+    for part in ("chosen_ids", "rejected_ids"):
+        row[part] = row[part][:room]
+
+
+def _windows(row: Row, limit: int, counts: Counts) -> Iterator[Row]:
+    for start in range(0, len(row["input_ids"]), limit):
+        part = slice(start, start + limit)
+        window = {**row, "input_ids": row["input_ids"][part], "labels": row["labels"][part], "cut": True}
+        if any(label != IGNORED for label in window["labels"][1:]):
+            yield _counted(window, counts)
+
+
+def _counted(row: Row, counts: Counts) -> Row:
+    counts.kept += 1
+    counts.tokens += _length(row)
+    if "prompt_ids" in row:
+        counts.trained_tokens += len(row["chosen_ids"]) + len(row["rejected_ids"])
+    else:
+        counts.trained_tokens += sum(label != IGNORED for label in row["labels"])
+    return row
+
+
+# -- building ----------------------------------------------------------------------------------------------------------
+def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) -> None:
+    tokens, counts = Tokens(plan, processing_class), Counts()
+    order = plan.order()
+    lengths, fixed = array("I"), []
+    too_long: list[int] = []
+    columns = ("prompt_ids", "chosen_ids", "rejected_ids") if is_preference(plan.method) else ("input_ids", "labels")
+    packed = plan.packing
+    with ArrowFile(folder / ("rows.arrow" if packed else "data.arrow")) as file:
+        for row in token_rows(plan, tokens, order, counts):
+            lengths.append(row["length"])
+            if row.get("rejected_for"):
+                too_long.append(row["row"])
+            else:
+                if len(fixed) < FIXED_ROWS:
+                    fixed.append({name: row[name] for name in (*columns, "row")})
+                file.add({name: row[name] for name in (*columns, "row", "images") if name in row})
+            if len(lengths) % BATCH == 0:
+                progress("tokenizing", counts.read, len(order))
+    progress("tokenizing", counts.read, len(order))
+    _refuse(plan, counts, too_long)
+    counts.notes = sorted(tokens.notes)
+    if packed:
+        counts.packs = _pack(folder, plan, progress)
+    meta = {
+        "counts": asdict(counts),
+        "facts": _facts(plan, counts, lengths),
+        "fingerprint": fingerprint(fixed),
+        "fixed": fixed,
+        "warnings": counts.sentences(),
+    }
+    (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
+
+
+def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
+    if too_long:
+        bases = plan.bases()
+        number = max(index for index, base in enumerate(bases) if base <= too_long[0])
+        index = too_long[0] - bases[number]
+        raise plan.sources[number].rows.error(
+            index,
+            f"row {index} is longer than data.max_length {plan.max_length}, as are {len(too_long)} of {counts.read} rows "
+            f"(the longest has {counts.longest} tokens)",
+            "Set data.excess_length to drop or truncate, or raise data.max_length.",
+        )
+    if not counts.kept:
+        reasons = "; ".join(counts.sentences()) or "no rows were read"
+        raise DataError(f"data.{plan.split}: nothing is left to train on: {reasons}", path="")
+
+
+def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
+    ranked = sorted(lengths)
+    picks = min(len(ranked), QUANTILES)
+    quantiles = [ranked[(len(ranked) - 1) * step // max(picks - 1, 1)] for step in range(picks)]
+    rows = counts.packs or counts.kept
+    return {
+        "rows": rows if plan.split == "train" else None,
+        "eval_rows": rows if plan.split != "train" else None,
+        "tokens": counts.tokens,
+        "trained_tokens": counts.trained_tokens,
+        "longest": counts.longest,
+        "truncated": counts.too_long,
+        "masked": counts.masked,
+        "lengths": quantiles,
+        "exact": True,
+    }
+
+
+def _pack(folder: Path, plan: Plan, progress: Progress) -> int:
+    """Rewrite the rows as packs; a pack names its source rows in `rows` and its documents' lengths in `seq_lengths`."""
+    source = _arrow(folder / "rows.arrow")
+    lengths = _sizes(source)
+    packs = best_fit(lengths, plan.max_length)
+    with ArrowFile(folder / "data.arrow") as file:
+        for number, pack in enumerate(packs):
+            rows = [source[index] for index in pack]
+            packed: Row = {
+                "input_ids": [token for row in rows for token in row["input_ids"]],
+                "labels": [label for row in rows for label in row["labels"]],
+                "rows": [row["row"] for row in rows],
+            }
+            documents = [len(row["input_ids"]) for row in rows]
+            # Without the setting packs are one stream: positions run through and tokens see the documents before.
+            packed |= {"seq_lengths": documents} if plan.separate else {"documents": documents}
+            file.add(packed)
+            if number % BATCH == 0:
+                progress("packing", number, len(packs))
+    progress("packing", len(packs), len(packs))
+    (folder / "rows.arrow").unlink()
+    return len(packs)
+
+
+def _sizes(dataset: Any) -> list[int]:
+    import pyarrow.compute as compute
+
+    return compute.list_value_length(dataset.data.column("input_ids")).to_pylist()
+
+
+def fingerprint(fixed: Sequence[Row]) -> str:
+    """A hash of ids and labels of the fixed rows: it changes when the same config would train other tokens."""
+    digest = hashlib.sha256()
+    for row in fixed:
+        digest.update(json.dumps({name: row[name] for name in sorted(row) if name != "row"}).encode())
+    return digest.hexdigest()[:16]
+
+
+class ArrowFile:
+    """Rows appended to an Arrow stream that `datasets` maps without copying. Types are fixed by our own columns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._rows, self._writer = path, [], None
+        self._schema: Any = None
+
+    def __enter__(self) -> ArrowFile:
+        self._file = self._path.open("wb")
+        return self
+
+    def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
+        try:
+            if kind is None:
+                self._flush()
+                if self._writer is not None:
+                    self._writer.close()
+        finally:
+            self._file.close()
+
+    def add(self, row: Row) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as arrow
+
+        if not self._rows:
+            return
+        if self._writer is None:
+            kinds = {"row": arrow.int64(), "images": arrow.list_(arrow.string()), "rows": arrow.list_(arrow.int64())}
+            names = list(dict.fromkeys(name for row in self._rows for name in row))
+            self._schema = arrow.schema([(name, kinds.get(name, arrow.list_(arrow.int32()))) for name in names])
+            self._writer = arrow.ipc.new_stream(self._file, self._schema)
+        columns = {name: [row.get(name) for row in self._rows] for name in self._schema.names}
+        self._writer.write_table(arrow.table(columns, schema=self._schema))
+        self._rows.clear()
+
+
+def _arrow(path: Path) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_file(str(path))
+
+
+def _open(folder: Path, *, cached: bool) -> Prepared:
+    meta = json.loads((folder / "meta.json").read_text("utf-8"))
+    return Prepared(
+        _arrow(folder / "data.arrow"),
+        meta["facts"],
+        meta["fingerprint"],
+        meta["counts"],
+        tuple(meta["warnings"]),
+        cached,
+        meta["fixed"],
+    )
