@@ -1,0 +1,181 @@
+"""Asking a run for something: one small file renamed into `control/`; the answer is a `control` event.
+
+It owns the form of a request and the worker's side of it. A file that is no request is answered `refused` and never
+stops the worker. Four things can be asked: `stop` (after this step, no new checkpoint), `save_stop` (checkpoint, then
+stop), `checkpoint` (and go on), `end_of_epoch` (stop there, with a checkpoint).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import WorkbenchError, visible
+from engine.run.process import signal_name
+from engine.run.store import ENDED, RunFolder
+
+if TYPE_CHECKING:
+    from engine.run.events import EventWriter
+    from engine.run.view import RunView
+
+DO = ("stop", "save_stop", "checkpoint", "end_of_epoch")
+WORDS = {
+    "stop": "stop after this step; checkpoints made so far are kept",
+    "save_stop": "save a checkpoint, then stop",
+    "checkpoint": "save a checkpoint and go on",
+    "end_of_epoch": "stop at the end of this epoch, with a checkpoint",
+}
+_MAX_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as the worker sees it. `now` asks the supervisor to signal the worker at once."""
+
+    id: str
+    do: str
+    by: str
+    t: float
+    now: bool = False
+    path: Path | None = None
+
+
+def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False) -> str:
+    """Put a request into the run's folder; returns its id. Raises WorkbenchError where nobody could answer it."""
+    if do not in DO:
+        raise WorkbenchError(f"control: must be one of {', '.join(DO)}; got {visible(do)}.")
+    state = folder.state
+    if state in ENDED:
+        raise WorkbenchError(
+            f"run {folder.id} is {state}; there is nothing to ask of it.", f"`workbench resume {folder.id}` goes on."
+        )
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+    body = {"v": 1, "id": name, "t": time.time(), "do": do, "by": by or f"process {os.getpid()}", "now": now}
+    temporary = folder.control / f".{name}"
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(body, file)
+        os.replace(temporary, folder.control / f"{name}.json")
+    except OSError as problem:
+        temporary.unlink(missing_ok=True)
+        raise WorkbenchError(f"run {folder.id} cannot be asked: {problem.strerror}.") from problem
+    return name
+
+
+def answer(view: RunView, id: str) -> dict[str, Any] | None:
+    """What the run said to this request so far: `{"do", "status", "message"}`, or nothing yet."""
+    return view.controls.get(id)
+
+
+def parse(path: Path) -> Request | str:
+    """The request in a file, or the reason why it is none. Raises FileNotFoundError when it is gone."""
+    handle = -1
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return "it is not a file"
+        text = os.read(handle, _MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        return problem.strerror or "it cannot be read"
+    finally:
+        if handle >= 0:
+            os.close(handle)
+    if len(text) > _MAX_BYTES:
+        return f"it is longer than {_MAX_BYTES} bytes"
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return "it is not JSON"
+    if not isinstance(body, dict) or not isinstance(body.get("id"), str) or not 0 < len(body["id"]) <= 200:
+        return "it has no id"
+    if body.get("do") not in DO:
+        return f"`do` must be one of {', '.join(DO)}; got {visible(str(body.get('do')))[:60]}"
+    t = body.get("t")
+    return Request(
+        id=body["id"],
+        do=body["do"],
+        by=visible(str(body.get("by") or "someone"))[:100],
+        t=float(t) if isinstance(t, (int, float)) else 0.0,
+        now=body.get("now") is True,
+        path=path,
+    )
+
+
+class Controls:
+    """The worker's ear: `pending()` between steps, `answer()` when a request is accepted, done or refused.
+
+    With a writer, files that are no request are refused by `pending` itself. `on_signals` turns SIGTERM and SIGINT into
+    a `save_stop`, so a terminal's Ctrl-C, a scheduler and a person are served by the same code.
+    """
+
+    def __init__(self, folder: RunFolder, writer: EventWriter | None = None, *, every: float = 0.1) -> None:
+        self.folder = folder
+        self.writer = writer
+        self.every = every
+        self._known: set[str] = set()
+        self._next_look = 0.0
+        self._signals: list[Request] = []
+
+    def pending(self) -> list[Request]:
+        """Requests not seen before, oldest first. Looks at the folder at most every tenth of a second."""
+        fresh, self._signals = self._signals, []
+        now = time.monotonic()
+        if now < self._next_look:
+            return fresh
+        self._next_look = now + self.every
+        for name in sorted(os.listdir(self.folder.control)):
+            if name in self._known or name.startswith("."):
+                continue
+            self._known.add(name)
+            path = self.folder.control / name
+            try:
+                found = parse(path)
+            except FileNotFoundError:
+                continue
+            if isinstance(found, Request):
+                fresh.append(found)
+            elif self.writer is not None:
+                self.answer(Request(id=visible(name)[:100], do="", by="", t=0.0, path=path), "refused", found)
+        return fresh
+
+    def answer(self, request: Request, status: str, message: str = "") -> None:
+        """Say `accepted`, `done` or `refused`; the last two take the file away."""
+        assert status in ("accepted", "done", "refused")
+        if self.writer is not None:
+            self.writer.write("control", id=request.id, do=request.do, status=status, by=request.by, message=message)
+        if status != "accepted" and request.path is not None:
+            remove(request.path)
+
+    def on_signals(self) -> None:
+        """SIGTERM and SIGINT ask for `save_stop`; a second one has its ordinary effect. Main thread only."""
+
+        def ask(number: int, _: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+            name = signal_name(number)
+            self._signals.append(Request(id=f"signal-{name}", do="save_stop", by=name, t=time.time()))
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, ask)
+        # A terminal that goes away is no reason to stop.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def remove(path: Path) -> None:
+    """Take a request file away, whatever it is."""
+    try:
+        path.unlink()
+    except IsADirectoryError:
+        os.rename(path, path.with_name(f".refused-{secrets.token_hex(4)}"))
+    except FileNotFoundError:
+        return

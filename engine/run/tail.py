@@ -1,0 +1,95 @@
+"""Reading a file that another process appends to: complete lines only, from a byte offset, in bounded memory.
+
+It tolerates a torn last line (waits for the rest), garbage, blocks of NULs, lines far too long and files that are cut
+or replaced while they are read. Bad lines are counted and passed over. What events mean is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from engine.run.events import MAX_LINE
+
+# One read; also the longest line that is taken. Well above what our writer allows, so that a later one may write more.
+_CHUNK = 16 * MAX_LINE
+
+
+class Tail:
+    """`read` gives the events since the last call. `offset` is the end of the last line that was taken."""
+
+    def __init__(self, path: str | os.PathLike[str], offset: int = 0) -> None:
+        self.path = os.fspath(path)
+        self.offset = offset
+        self.bad_lines = 0
+        self.restarts = 0
+        self._inode = -1
+        self._skipped = 0
+
+    def size(self) -> int:
+        """The file's length now; 0 while it does not exist. Notices a file that was cut or replaced."""
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            return 0
+        if (self._inode not in (-1, stat.st_ino)) or stat.st_size < self.offset:
+            self.offset, self._skipped = 0, 0
+            self.restarts += 1
+        self._inode = stat.st_ino
+        return stat.st_size
+
+    def behind(self) -> int:
+        """Bytes that were not read yet."""
+        return max(0, self.size() - self.offset)
+
+    def read(self, limit: int = 1000) -> list[dict[str, Any]]:
+        """Up to `limit` events from complete lines; an empty list means that nothing whole is there."""
+        events: list[dict[str, Any]] = []
+        if self.behind() == 0:
+            return events
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 (closed below, and opening may fail)
+        except OSError:
+            return events
+        with file:
+            while len(events) < limit:
+                file.seek(self.offset + self._skipped)
+                block = file.read(_CHUNK)
+                end = block.rfind(b"\n") + 1
+                if end == 0:
+                    if len(block) < _CHUNK:
+                        break  # a torn tail: wait for the rest
+                    self._skipped += len(block)
+                    continue
+                self._take_lines(block[:end], events, limit)
+        return events
+
+    def _take_lines(self, block: bytes, events: list[dict[str, Any]], limit: int) -> None:
+        start = 0
+        while start < len(block) and len(events) < limit:
+            end = block.index(b"\n", start) + 1
+            if self._skipped:
+                # The rest of a line that was too long to be taken.
+                self.bad_lines += 1
+                self.offset += self._skipped
+                self._skipped = 0
+            else:
+                event = parse(block[start:end])
+                if event is not None:
+                    events.append(event)
+                elif block[start:end].strip():
+                    self.bad_lines += 1
+            self.offset += end - start
+            start = end
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The event of one line; nothing for a line that is none. NULs before it (a crashed disk) are passed over."""
+    try:
+        event = json.loads(line.lstrip(b"\0"))
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(event, dict) and isinstance(event.get("kind"), str):
+        return event
+    return None

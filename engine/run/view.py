@@ -1,0 +1,351 @@
+"""What the events of a run mean: `fold` is the only place that knows.
+
+The terminal, the notebook, the commands and the tests all look at a `RunView`. The same events give the same view in
+any batching. Unknown kinds, missing keys and wrong types change nothing and raise nothing. Points that a resumed run
+takes back are cut from the curves and counted under `superseded`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.run.series import Series
+
+Event = dict[str, Any]
+MAX_SERIES = 256
+MAX_SAMPLES = 600
+MAX_LIST = 1000
+# Keys of a metrics event that are not curves.
+_FRAME = frozenset({"v", "seq", "t", "rank", "segment", "kind", "step", "epoch", "cut"})
+
+
+@dataclass
+class RunView:
+    """The state of a run as its events tell it. Plain data: `as_json` for machines, `copy` for keeping."""
+
+    id: str = ""
+    state: str = "starting"
+    method: str = ""
+    model: str = ""
+    step: int = 0
+    max_steps: int | None = None
+    epoch: float | None = None
+    epochs: float | None = None
+    world_size: int = 1
+    devices: list[Any] = field(default_factory=list)
+    segment: int = -1
+    resumed_from: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    updated: float | None = None
+    cause: str = ""
+    cause_lines: list[str] = field(default_factory=list)
+    phase: str = ""
+    progress: dict[str, Any] | None = None
+    latest: dict[str, float] = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)
+    receipt: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    controls: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gpu: list[dict[str, Any]] = field(default_factory=list)
+    diverged: list[dict[str, Any]] = field(default_factory=list)
+    superseded: list[dict[str, int]] = field(default_factory=list)
+    eta_seconds: float | None = None
+    bad_lines: int = 0
+    seq: int = -1
+    step_seconds: float | None = None
+    _last_step: tuple[int, float] | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("finished", "stopped", "failed", "lost")
+
+    def copy(self) -> RunView:
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if name == "series":
+                twin.series = {key: series.copy() for key, series in value.items()}
+            elif isinstance(value, (list, dict)):
+                setattr(twin, name, copy.deepcopy(value))
+        return twin
+
+    def as_json(self, *, points: int = 0) -> dict[str, Any]:
+        """All of it as plain JSON; each curve as at most `points` triples (step, low, high), none by default."""
+        values = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "series"}
+        if points:
+            values["series"] = {
+                name: [list(triple) for triple in zip(*series.points(width=points), strict=True)]
+                for name, series in self.series.items()
+            }
+        return values
+
+
+def fold(view: RunView, event: Event) -> RunView:
+    """The view after one more event; the given one stays as it was."""
+    return fold_many(view.copy(), (event,))
+
+
+def fold_many(view: RunView, events: Iterable[Event]) -> RunView:
+    """The view after all these events. Changes and returns the given view."""
+    meaning = _MEANING
+    for event in events:
+        seq, t, segment = event.get("seq"), event.get("t"), event.get("segment")
+        if type(seq) is int and seq > view.seq:
+            view.seq = seq
+        if type(t) is float or type(t) is int:
+            view.updated = t
+            if view.started is None:
+                view.started = t
+        if type(segment) is int and segment > view.segment:
+            _begin_segment(view, segment)
+        act = meaning.get(event["kind"])
+        if act is not None:
+            act(view, event)
+    return view
+
+
+def _begin_segment(view: RunView, segment: int) -> None:
+    """A start or a resume: what the last end said no longer holds."""
+    view.segment = segment
+    view.state, view.ended, view.cause, view.cause_lines = "starting", None, "", []
+    view.phase, view.progress, view.eta_seconds, view.step_seconds, view._last_step = "", None, None, None, None
+    view.gpu, view.controls = [], {}
+
+
+def _started(view: RunView, event: Event) -> None:
+    view.state = "running"
+    view.method, view.model = _text(event, "method"), _text(event, "model")
+    view.max_steps, view.epochs = _whole(event, "max_steps"), _number(event, "epochs")
+    view.world_size = _whole(event, "world_size") or 1
+    devices = event.get("devices")
+    view.devices = devices if isinstance(devices, list) else []
+    view.resumed_from = _whole(event, "resumed_from_step")
+    view.progress = None
+    if view.segment > 0 or view.resumed_from is not None:
+        _supersede(view, view.resumed_from or 0)
+
+
+def _supersede(view: RunView, step: int) -> None:
+    """Points above the step that the run went back to belong to a way it no longer takes."""
+    if view.step <= step and not any((s.last or (0, 0.0))[0] > step for s in view.series.values()):
+        view.step = max(view.step, step)
+        return
+    count = max((series.cut_after(step) for series in view.series.values()), default=0)
+    view.superseded.append({"segment": view.segment, "above": step, "to": view.step, "points": count})
+    view.series = {name: series for name, series in view.series.items() if len(series)}
+    view.latest = {name: last[1] for name, series in view.series.items() if (last := series.last)}
+    view.samples = [sample for sample in view.samples if sample["step"] <= step]
+    view.diverged = [entry for entry in view.diverged if (entry["step"] or 0) <= step]
+    view.step = step
+
+
+def _metrics(view: RunView, event: Event) -> None:
+    step = event.get("step")
+    if type(step) is not int or step < 0:
+        return
+    series, latest = view.series, view.latest
+    for name, value in event.items():
+        if name in _FRAME:
+            continue
+        if type(value) is not float:
+            if type(value) is not int:
+                continue
+            value = float(value)
+        curve = series.get(name)
+        if curve is None:
+            if len(series) >= MAX_SERIES or not math.isfinite(value):
+                continue
+            curve = series[name] = Series()
+        if math.isfinite(value) and curve.add(step, value):
+            latest[name] = value
+    epoch = event.get("epoch")
+    if type(epoch) is float or type(epoch) is int:
+        view.epoch = epoch
+    if step > view.step:
+        view.step = step
+    if view.state == "starting":
+        view.state = "running"
+    _estimate_end(view, event, step)
+
+
+def _estimate_end(view: RunView, event: Event, step: int) -> None:
+    """Seconds to go from the pace of the last steps; `t` follows a monotonic clock inside a segment."""
+    t = event.get("t")
+    if type(t) is not float and type(t) is not int:
+        return
+    last = view._last_step
+    if last is None or step < last[0]:
+        view._last_step = (step, t)
+    elif step > last[0]:
+        if t > last[1]:
+            pace = (t - last[1]) / (step - last[0])
+            view.step_seconds = pace if view.step_seconds is None else 0.95 * view.step_seconds + 0.05 * pace
+        view._last_step = (step, t)
+    if view.max_steps and view.step_seconds is not None:
+        view.eta_seconds = max(0, view.max_steps - view.step) * view.step_seconds
+
+
+def _phase(view: RunView, event: Event) -> None:
+    view.phase, view.progress = _text(event, "name"), None
+
+
+def _progress(view: RunView, event: Event) -> None:
+    view.progress = {
+        "what": _text(event, "what"),
+        "done": _number(event, "done"),
+        "total": _number(event, "total"),
+        "unit": _text(event, "unit"),
+    }
+
+
+def _receipt(view: RunView, event: Event) -> None:
+    """A later entry for a feature takes the place of the earlier one."""
+    for entry in _dicts(event, "entries"):
+        feature = _text(entry, "feature")
+        clean = {
+            "feature": feature,
+            "requested": entry.get("requested"),
+            "effective": entry.get("effective"),
+            "count": entry.get("count"),
+            "detail": _text(entry, "detail"),
+        }
+        for place, known in enumerate(view.receipt):
+            if known["feature"] == feature:
+                view.receipt[place] = clean
+                break
+        else:
+            _append(view.receipt, clean)
+
+
+def _gpu(view: RunView, event: Event) -> None:
+    view.gpu = _dicts(event, "devices")
+    for device in view.gpu:
+        index = device.get("index")
+        for name in ("load", "memory_used", "power", "temperature"):
+            value = _number(device, name)
+            if value is not None and len(view.series) < MAX_SERIES:
+                view.series.setdefault(f"gpu{index}/{name}", Series()).add(view.step, float(value))
+
+
+def _sample(view: RunView, event: Event) -> None:
+    view.samples.append(
+        {
+            "step": _whole(event, "step") or 0,
+            "index": _whole(event, "index") or 0,
+            "prompt": _text(event, "prompt"),
+            "completion": _text(event, "completion"),
+        }
+    )
+    if len(view.samples) > MAX_SAMPLES:
+        # The answers before training stay, for comparison; of the others the newest.
+        first = min(sample["step"] for sample in view.samples)
+        earliest = [sample for sample in view.samples if sample["step"] == first][: MAX_SAMPLES // 4]
+        view.samples = earliest + [sample for sample in view.samples[-MAX_SAMPLES // 2 :] if sample["step"] != first]
+
+
+def _checkpoint(view: RunView, event: Event) -> None:
+    path = _text(event, "path")
+    entry = {
+        "step": _whole(event, "step"),
+        "path": path,
+        "bytes": _whole(event, "bytes"),
+        "seconds": _number(event, "seconds"),
+        "state": _text(event, "state"),
+    }
+    for place, known in enumerate(view.checkpoints):
+        if known["step"] == entry["step"]:
+            # `deleted` tells no size; what was known of it stays.
+            view.checkpoints[place] = {**known, **{key: value for key, value in entry.items() if value is not None}}
+            return
+    _append(view.checkpoints, entry)
+
+
+def _finding(view: RunView, event: Event) -> None:
+    _append(view.findings, {key: _text(event, key) for key in ("path", "severity", "rule", "message")})
+
+
+def _control(view: RunView, event: Event) -> None:
+    name = _text(event, "id")
+    if not name:
+        return
+    known = view.controls.pop(name, {})
+    view.controls[name] = {
+        "do": _text(event, "do") or known.get("do", ""),
+        "status": _text(event, "status"),
+        "message": _text(event, "message"),
+    }
+    while len(view.controls) > 50:
+        del view.controls[next(iter(view.controls))]
+    current = view.controls[name]
+    if current["status"] == "accepted" and current["do"] != "checkpoint" and not view.over:
+        view.state = "stopping"
+
+
+def _diverged(view: RunView, event: Event) -> None:
+    _append(view.diverged, {"step": _whole(event, "step"), "what": _text(event, "what")})
+
+
+def _ended(view: RunView, event: Event) -> None:
+    view.state = event["kind"]
+    view.ended = view.updated
+    view.eta_seconds, view.progress = None, None
+    step = _whole(event, "step")
+    if step is not None and step > view.step:
+        view.step = step
+    if view.state == "failed":
+        view.cause = _text(event, "cause") or _text(event, "message") or "unknown"
+        lines = event.get("lines")
+        view.cause_lines = [line for line in lines if isinstance(line, str)][:200] if isinstance(lines, list) else []
+    elif view.state == "stopped":
+        by = _text(event, "by")
+        view.cause = _text(event, "message") or (f"stopped by {by}" if by else "")
+
+
+_MEANING: dict[str, Callable[[RunView, Event], None]] = {
+    "started": _started,
+    "metrics": _metrics,
+    "phase": _phase,
+    "progress": _progress,
+    "receipt": _receipt,
+    "gpu": _gpu,
+    "sample": _sample,
+    "checkpoint": _checkpoint,
+    "finding": _finding,
+    "control": _control,
+    "diverged": _diverged,
+    "finished": _ended,
+    "stopped": _ended,
+    "failed": _ended,
+}
+
+
+def _append(entries: list[dict[str, Any]], entry: dict[str, Any]) -> None:
+    entries.append(entry)
+    if len(entries) > MAX_LIST:
+        del entries[0]
+
+
+def _text(event: Event, key: str) -> str:
+    value = event.get(key)
+    return value if isinstance(value, str) else "" if value is None or isinstance(value, (dict, list)) else str(value)
+
+
+def _number(event: Event, key: str) -> float | None:
+    value = event.get(key)
+    return value if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+
+
+def _whole(event: Event, key: str) -> int | None:
+    value = event.get(key)
+    return value if type(value) is int else None
+
+
+def _dicts(event: Event, key: str) -> list[dict[str, Any]]:
+    value = event.get(key)
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
