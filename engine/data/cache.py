@@ -136,10 +136,10 @@ def _content(source: Source, progress: Callable[[str, int, int], None]) -> str:
     if dataset is not None:
         return str(dataset._fingerprint)
     if not path.is_file():
-        digest = hashlib.sha256()
+        generated = hashlib.sha256()
         for row in source.rows:
-            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-        return digest.hexdigest()
+            generated.update(json.dumps(row, sort_keys=True, default=str).encode())
+        return generated.hexdigest()
     size = path.stat().st_size
     digest = hashlib.blake2b(f"{path.suffixes[-2:]} {size} ".encode())
     with path.open("rb") as file:

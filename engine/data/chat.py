@@ -13,7 +13,10 @@ believed, provided that each mark lies inside a turn of the assistant. Nothing h
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +29,25 @@ from engine.errors import WorkbenchError, visible
 Message = dict[str, Any]
 Span = tuple[int, int]
 
+SECONDS = 2.0
 FLAGS = ("train", "trained", "weight", "loss_weight")
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
 # Noncharacters: valid in a Python string, absent from text, untouched by strip() and split().
 _OPEN, _CLOSE, _SENTINEL = "\ufdd0", "\ufdd1", "\ufdd2\ufdd3\ufdd2"
 _MARKER = re.compile(f"{_OPEN}([0-9]*){_CLOSE}")
+
+
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    TimeoutError,
+)
 
 
 class MaskError(WorkbenchError):
@@ -80,15 +97,16 @@ class Chat:
     def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
         """What `apply_chat_template` writes; `prompt` adds the generation prompt."""
         try:
-            return self.tokenizer.apply_chat_template(
-                plain(messages),
-                tools=tools or None,
-                chat_template=self.template,
-                tokenize=False,
-                add_generation_prompt=prompt,
-                **self.kwargs,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as problem:
+            with _limited():
+                return self.tokenizer.apply_chat_template(
+                    plain(messages),
+                    tools=tools or None,
+                    chat_template=self.template,
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                    **self.kwargs,
+                )
+        except _REFUSALS as problem:
             raise self._refused(problem) from None
 
     def spans(self, messages: Sequence[Message], tools: Any = None, trained: str = "assistant") -> Rendered:
@@ -158,8 +176,9 @@ class Chat:
         variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
         variables |= {"messages": chat, "tools": tools or None, "documents": None, "add_generation_prompt": prompt}
         try:
-            raw = self._marked.render(**variables, _turn_begins=turn, _loop_ends=end)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError):
+            with _limited():
+                raw = self._marked.render(**variables, _turn_begins=turn, _loop_ends=end)
+        except _REFUSALS:
             return None, ""
         return _split(raw)
 
@@ -269,20 +288,47 @@ class Chat:
     # -- the template's own marks --------------------------------------------------------------------------------------
     def _marks(self, messages: Sequence[Message], tools: Any, text: str) -> list[Span] | None:
         variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
-        rendered, marks = render_jinja_template(
+        result: Any = render_jinja_template(
             conversations=[plain(messages)],
             tools=tools or None,
             chat_template=self.template,
             return_assistant_tokens_mask=True,
             **variables,
         )
-        return [tuple(mark) for mark in marks[0]] if rendered[0] == text else None
+        rendered, marks = result
+        return [(int(start), int(end)) for start, end in marks[0]] if rendered[0] == text else None
 
     def _refused(self, problem: Exception) -> MaskError:
         reason = visible(str(problem)).rstrip(".") or type(problem).__name__
+        if isinstance(problem, (TimeoutError, MemoryError)):
+            what = (
+                f"runs longer than {SECONDS:g} seconds"
+                if isinstance(problem, TimeoutError)
+                else "needs too much memory"
+            )
+            return MaskError(f"{self.name} {what}", "It may loop; choose another with model.chat_template.")
         if isinstance(problem, jinja2.exceptions.SecurityError):
             return MaskError(f"{self.name} does something that a template may not do ({reason})")
         return MaskError(f"{self.name} does not accept this conversation ({reason})")
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """At most `SECONDS` for one rendering: templates come from strangers. Only the main thread can be interrupted."""
+    if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def plain(messages: Sequence[Message]) -> list[Message]:

@@ -64,7 +64,7 @@ def unpacked_head(source: Path, suffix: str, limit: int) -> bytes:
 
 def _stream(packed: IO[bytes], suffix: str) -> IO[bytes]:
     if suffix == ".gz":
-        return gzip.GzipFile(fileobj=packed)
+        return gzip.open(packed)  # type: ignore[return-value]
     if suffix == ".xz":
         return lzma.LZMAFile(packed)
     import zstandard

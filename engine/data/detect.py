@@ -41,8 +41,8 @@ def detect(
             seen.append((index, rows[index]))
         except IndexError:
             break
-        except DataError as problem:
-            problems.append(problem.message)
+        except DataError as unreadable:
+            problems.append(unreadable.message)
             if len(problems) >= 5:
                 break
     if not seen:

@@ -7,7 +7,7 @@ own, one of ours by name (`engine/data/templates`), one of the tokenizer's named
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,18 @@ class Plan:
             order += [(number, index) for _ in range(whole) for index in range(count)]
             order += [(number, index) for index in picked]
         return order
+
+    def beginning(self) -> Iterator[tuple[int, int]]:
+        """The same order, lazily: nothing is counted through while the first source has room."""
+        if self.sources and self.sources[0].weight >= 1:
+            first = self.sources[0]
+            for index in range(first.limit or 1 << 62):
+                known = first.rows.length
+                if known is not None and index >= known:
+                    break
+                yield 0, index
+            return
+        yield from self.order()
 
     def bases(self) -> list[int]:
         """The number of the first row of each source when all are counted through."""

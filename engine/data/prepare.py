@@ -121,13 +121,15 @@ def _batch(
             else:
                 pieces.append(tokens.piece(example))
             at.append((number, index))
+        except IndexError:
+            counts.read -= 1  # the source turned out shorter: only the lazy order of the preview asks past its end
         except WorkbenchError as problem:
             if plan.on_bad_row == "error":
                 raise _placed(problem, source.rows, index) from None
             counts.bad += 1
     for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
         row["row"] = bases[number] + index
-        yield from _fit(plan, row, counts)
+        yield from fit(plan, row, counts)
 
 
 def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:
@@ -137,7 +139,8 @@ def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:
 
 
 # -- length and what is left to learn ----------------------------------------------------------------------------------
-def _fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
+def fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
+    """What remains of a row by the policies on length and on nothing to learn: none, one, or several windows."""
     preference = "prompt_ids" in row
     length = _length(row)
     row["length"] = length
@@ -159,6 +162,7 @@ def _fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
             return
         (_cut_preference if preference else _cut)(row, plan.max_length, plan.truncation_side)
         counts.truncated, cut = counts.truncated + 1, True
+        row["side"] = plan.truncation_side
     row["cut"] = cut
     if preference:
         if not row["chosen_ids"] or not row["rejected_ids"]:
@@ -220,7 +224,8 @@ def _counted(row: Row, counts: Counts) -> Row:
 def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) -> None:
     tokens, counts = Tokens(plan, processing_class), Counts()
     order = plan.order()
-    lengths, fixed = array("I"), []
+    lengths = array("I")
+    fixed: list[Row] = []
     too_long: list[int] = []
     columns = ("prompt_ids", "chosen_ids", "rejected_ids") if is_preference(plan.method) else ("input_ids", "labels")
     packed = plan.packing
@@ -326,7 +331,9 @@ class ArrowFile:
     """Rows appended to an Arrow stream that `datasets` maps without copying. Types are fixed by our own columns."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._rows, self._writer = path, [], None
+        self._path = path
+        self._rows: list[Row] = []
+        self._writer: Any = None
         self._schema: Any = None
 
     def __enter__(self) -> ArrowFile:

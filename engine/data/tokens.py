@@ -85,7 +85,7 @@ class Tokens:
             texts = [piece.text for piece in chosen]
             encoded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
             for piece, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-                rows.append({"piece": piece, **self._row(piece, ids, offsets)})
+                rows.append({"piece": piece, "offsets": offsets, **self._row(piece, ids, offsets)})
         order = {id(piece): number for number, piece in enumerate(pieces)}
         return sorted(rows, key=lambda row: order[id(row["piece"])])
 

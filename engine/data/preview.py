@@ -1,0 +1,390 @@
+"""The batch that training will see, token by token: read back from the real collator's tensors.
+
+Rows are prepared by the same functions as for training and given to the same collator; ids, labels, masks and positions are
+then read from its batch, padding taken off. A row that training leaves out is shown with the reason. With packing the
+packs are those of the prepared data set, since which rows share a pack depends on all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.data.collate import IGNORED, collator_for
+from engine.data.formats import read_example
+from engine.data.plan import Plan, Source, is_preference, plan_of, use_template
+from engine.data.prepare import FIXED_ROWS, Counts, Prepared, Progress, fingerprint, prepare, token_rows
+from engine.data.prepare import fit as fit_row
+from engine.data.tokens import Piece, Tokens
+from engine.errors import DataError, WorkbenchError
+
+CLIP = 64 * 1024
+LARGEST = 4 << 20
+Row = dict[str, Any]
+
+
+def preview(
+    config: Any,
+    processing_class: Any,
+    wanted: dict[str, Any] | None = None,
+    count: int = 1,
+    split: str = "train",
+    on_progress: Progress | None = None,
+    plan: Plan | None = None,
+    places: list[tuple[int, int]] | None = None,
+) -> dict[str, Any]:
+    """`count` rows as training sees them. `wanted` is {"kind": index|random|worst|search, ...}; see `choose`.
+
+    A caller that keeps data open passes its `plan` and the `places` already chosen from it.
+    """
+    wanted = wanted or {"kind": "index", "index": 0}
+    use_template(config, processing_class)
+    plan = plan or plan_of(config, processing_class, split)
+    if not plan.sources:
+        raise DataError(f"data.{split} names no rows", "Add a source with its path.")
+    tokens, collate = Tokens(plan, processing_class), collator_for(config, processing_class)
+    result: dict[str, Any] = {
+        "method": plan.method,
+        "rows": [],
+        "fingerprint": "",
+        "total": _total(plan),
+        "sources": [_described(source) for source in plan.sources],
+        "template": plan.template_name if plan.template else None,
+        "warnings": [],
+    }
+    if plan.packing:
+        prepared = prepare(config, processing_class, split, on_progress)
+        result |= {"total": len(prepared.dataset), "counts": prepared.counts, "warnings": list(prepared.warnings)}
+        result["fingerprint"] = prepared.fingerprint
+        result["rows"] = [_shown_pack(collate, tokens, prepared, index) for index in _packs(prepared, wanted, count)]
+        return result
+    chosen = places if places is not None else choose(config, processing_class, plan, wanted, count, on_progress)
+    result["rows"] = [shown_row(plan, tokens, collate, number, index) for number, index in chosen]
+    result["fingerprint"] = fingerprint(_fixed(plan, tokens))
+    result["warnings"] = sorted(tokens.notes)
+    return result
+
+
+# -- which rows --------------------------------------------------------------------------------------------------------
+def choose(
+    config: Any, processing_class: Any, plan: Plan, wanted: dict[str, Any], count: int, on_progress: Progress | None
+) -> list[tuple[int, int]]:
+    """(source, row) of what is asked: `index` from a number on; `random` with a seed; `worst` by longest, masked or
+    truncated; `search` for text from a number on. Raises `DataError` for a number that is not there."""
+    kind = wanted.get("kind", "index")
+    if kind == "random":
+        return _random(plan, wanted.get("seed"), count)
+    if kind == "worst":
+        return _worst(plan, Tokens(plan, processing_class), str(wanted.get("by", "longest")), count, on_progress)
+    if kind == "search":
+        return _search(plan, str(wanted.get("text", "")), int(wanted.get("start", 0)), count, on_progress)
+    first = int(wanted.get("index", 0))
+    found = [place for number in range(first, first + count) if (place := locate(plan, number)) is not None]
+    if not found:
+        total = sum(source.count() for source in plan.sources)
+        raise DataError(f"there is no row {first}; the rows are 0 to {total - 1}")
+    return found
+
+
+def locate(plan: Plan, number: int) -> tuple[int, int] | None:
+    """(source, row) of a row counted over all sources; waits only for the index up to that row."""
+    for which, source in enumerate(plan.sources):
+        if number < 0:
+            return None
+        limit = source.limit if source.limit is not None else 1 << 62
+        if number < limit and (number < source.rows.known() or number < len(source.rows)):
+            return which, number
+        number -= source.count()
+    return None
+
+
+def _random(plan: Plan, seed: Any, count: int) -> list[tuple[int, int]]:
+    """Rows at random among those indexed so far: no waiting for the end of a large file."""
+    known = [
+        min(source.rows.known() or len(source.rows), source.limit if source.limit is not None else 1 << 62)
+        for source in plan.sources
+    ]
+    draw = random.Random(seed)
+    return [(which, draw.randrange(known[which])) for which in draw.choices(range(len(known)), known, k=count)]
+
+
+def _worst(plan: Plan, tokens: Tokens, by: str, count: int, on_progress: Progress | None) -> list[tuple[int, int]]:
+    """The rows with the most tokens, with nothing to learn, or with the most tokens cut."""
+    if by not in ("longest", "masked", "truncated"):
+        raise DataError(f"worst rows are by longest, masked or truncated; got {by}")
+    found: list[tuple[float, int, int]] = []
+    order = [(which, index) for which, source in enumerate(plan.sources) for index in range(source.count())]
+    for done, (which, index) in enumerate(order):
+        if on_progress is not None and done % 64 == 0:
+            on_progress("looking for the worst rows", done, len(order))
+        try:
+            row = _prepared(plan, tokens, which, index)
+        except WorkbenchError:
+            continue
+        length = row["length"]
+        trained = row["trained"]
+        score = {"longest": length, "masked": -trained, "truncated": length - plan.max_length}[by]
+        if by == "longest" or (by == "masked" and trained == 0) or (by == "truncated" and score > 0):
+            found.append((-score, which, index))
+    found.sort()
+    return [(which, index) for _, which, index in found[:count]]
+
+
+def _search(plan: Plan, text: str, start: int, count: int, on_progress: Progress | None) -> list[tuple[int, int]]:
+    """Rows whose text holds `text`, whatever the case, from row `start` on."""
+    if not text:
+        raise DataError("a search needs some text")
+    needle, found = text.casefold(), []
+    base = 0
+    for which, source in enumerate(plan.sources):
+        total = source.count()
+        for index in range(max(start - base, 0), total):
+            if on_progress is not None and index % 4096 == 0:
+                on_progress("searching", base + index, base + total)
+            if needle in source.rows.text(index).casefold() or (
+                not text.isascii() and needle in str(source.rows[index]).casefold()
+            ):
+                found.append((which, index))
+                if len(found) == count:
+                    return found
+        base += total
+    return found
+
+
+def _packs(prepared: Prepared, wanted: dict[str, Any], count: int) -> Iterable[int]:
+    total, kind = len(prepared.dataset), wanted.get("kind", "index")
+    if kind == "random":
+        return random.Random(wanted.get("seed")).choices(range(total), k=count)
+    if kind != "index":
+        raise DataError(
+            f"packs can be shown by index or at random, not by {kind}", "Switch data.packing off to search."
+        )
+    first = int(wanted.get("index", 0))
+    if not 0 <= first < total:
+        raise DataError(f"there is no pack {first}; the packs are 0 to {total - 1}")
+    return range(first, min(first + count, total))
+
+
+# -- one row -----------------------------------------------------------------------------------------------------------
+def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) -> Row:
+    """One row as JSON: parts, turns, what is cut, and why it is left out where it is."""
+    source = plan.sources[which]
+    number = plan.bases()[which] + index if which else index
+    path, line = source.rows.place(index)
+    shown: Row = {"index": number, "parts": {}, "truncated": False, "images": [], "path": path, "line": line}
+    size = source.rows.size(index)
+    if size > LARGEST:
+        note = f"a row of {size / 1e6:,.0f} MB is not tokenized for the preview; its beginning is shown"
+        return shown | {"error": note, "clipped": source.rows.text(index, CLIP)}
+    try:
+        row = _prepared(plan, tokens, which, index)
+    except WorkbenchError as problem:
+        return shown | {"error": problem.message, "clipped": source.rows.text(index, 2000)}
+    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": row.get("images") or []}
+    if row["left_out"]:
+        shown["left_out"] = row["left_out"]
+    if not row.get("input_ids") and not row.get("prompt_ids"):
+        return shown
+    batch = collate([row])
+    shown["parts"] = _parts(tokens.tokenizer, batch, row)
+    shown["turns"] = _turns(row, shown["parts"])
+    return shown
+
+
+def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
+    """The row after all that training does to it; `left_out` says why training would not use it."""
+    source = plan.sources[which]
+    try:
+        example = read_example(source.rows[index], source.detection.format or "", source.detection.columns)
+        if is_preference(plan.method):
+            row = tokens.preference(example)
+        else:
+            row = tokens.rows([tokens.piece(example)])[0]
+    except WorkbenchError as problem:
+        if isinstance(problem, DataError) and problem.path:
+            raise
+        raise source.rows.error(index, f"row {index}: {problem.message}", problem.hint) from None
+    counts = Counts()
+    kept = list(fit_row(plan, row, counts))
+    row = kept[0] if kept else row
+    row["left_out"] = ""
+    if row.get("rejected_for"):
+        row["left_out"] = f"{row['length']} tokens are more than data.max_length {plan.max_length}"
+    elif not kept:
+        row["left_out"] = counts.sentences()[-1].split(" rows ", 1)[-1]
+    row["trained"] = _trained(row)
+    return row
+
+
+def _trained(row: Row) -> int:
+    if "prompt_ids" in row:
+        return len(row["chosen_ids"]) + len(row["rejected_ids"])
+    return sum(label != IGNORED for label in row["labels"][1:])
+
+
+def _parts(tokenizer: Any, batch: Any, row: Row) -> dict[str, list[dict[str, Any]]]:
+    if "completion_mask" in batch:
+        return _preference_parts(tokenizer, batch)
+    ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+    real = len(row["input_ids"])
+    ids, labels = ids[:real], labels[:real]
+    piece, offsets = row.get("piece"), row.get("offsets")
+    if isinstance(piece, Piece) and offsets is not None and len(offsets) == row["length"] and not row.get("images"):
+        texts = _slices(piece.text, offsets)
+        start = _window_start(row, plan_length=len(offsets))
+        texts = texts[start : start + real]
+    else:
+        texts = token_texts(tokenizer, ids)
+    return {
+        "input": [
+            {"id": each, "text": text, "trained": label != IGNORED and place > 0}
+            for place, (each, text, label) in enumerate(zip(ids, texts, labels, strict=True))
+        ]
+    }
+
+
+def _window_start(row: Row, plan_length: int) -> int:
+    return plan_length - len(row["input_ids"]) if row.get("side") == "left" else 0
+
+
+def _preference_parts(tokenizer: Any, batch: Any) -> dict[str, list[dict[str, Any]]]:
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for place, name in ((0, "chosen"), (1, "rejected")):
+        real = int(batch["attention_mask"][place].sum())
+        ids = batch["input_ids"][place][:real].tolist()
+        mask = batch["completion_mask"][place][:real].tolist()
+        texts = token_texts(tokenizer, ids)
+        items = [
+            {"id": each, "text": text, "trained": bool(learned)}
+            for each, text, learned in zip(ids, texts, mask, strict=True)
+        ]
+        parts.setdefault("prompt", [item for item in items if not item["trained"]])
+        parts[name] = [item for item in items if item["trained"]]
+    return parts
+
+
+def _turns(row: Row, parts: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Turn borders in tokens of the part `input`: role, first token, token after the last."""
+    piece, offsets = row.get("piece"), row.get("offsets")
+    if not isinstance(piece, Piece) or not piece.turns or offsets is None or row.get("images"):
+        return []
+    shift, size = _window_start(row, len(offsets)), len(parts["input"])
+    turns = []
+    for turn in piece.turns:
+        inside = [place for place, (start, end) in enumerate(offsets) if turn.start < end and start < turn.end]
+        if inside:
+            first, after = inside[0] - shift, inside[-1] + 1 - shift
+            if first < size and after > 0:
+                turns.append({"role": turn.role, "start": max(first, 0), "end": min(after, size)})
+    return turns
+
+
+def _shown_pack(collate: Any, tokens: Tokens, prepared: Prepared, index: int) -> Row:
+    row = prepared.dataset[index]
+    batch = collate([row])
+    ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+    texts = token_texts(tokens.tokenizer, ids)
+    items = [
+        {"id": each, "text": text, "trained": label != IGNORED and place > 0}
+        for place, (each, text, label) in enumerate(zip(ids, texts, labels, strict=True))
+    ]
+    lengths = row.get("seq_lengths") or row.get("documents") or [len(ids)]
+    positions = batch["position_ids"][0].tolist() if "position_ids" in batch else list(range(len(ids)))
+    return {
+        "index": index,
+        "parts": {"input": items},
+        "truncated": False,
+        "images": [],
+        "length": len(ids),
+        "documents": lengths,
+        "separate": "position_ids" in batch,
+        "positions": positions,
+        "source_rows": row["rows"],
+        "turns": [],
+    }
+
+
+# -- text of tokens ----------------------------------------------------------------------------------------------------
+def _slices(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
+    """The text each token stands for; pieces of one character share it, the first one shows it. They join to the text."""
+    texts, reached = [], 0
+    for _, end in offsets:
+        texts.append(text[reached : max(end, reached)])
+        reached = max(end, reached)
+    if texts and reached < len(text):
+        texts[-1] += text[reached:]
+    return texts
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the decoded text. They join to it; half characters are held until they are whole."""
+    texts: list[str] = []
+    begin = read = 0
+    for place in range(len(ids)):
+        before = _decode(tokenizer, ids[begin:read])
+        now = _decode(tokenizer, ids[begin : place + 1])
+        last = place == len(ids) - 1
+        if len(now) > len(before) and (last or not now.endswith("\ufffd")):
+            texts.append(now[len(before) :])
+            begin, read = read, place + 1
+        else:
+            texts.append("")
+    return texts
+
+
+def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+def _fixed(plan: Plan, tokens: Tokens) -> list[Row]:
+    """The rows whose hash is the fingerprint: the same ones that `prepare` takes."""
+    names = ("prompt_ids", "chosen_ids", "rejected_ids", "input_ids", "labels", "row")
+    fixed: list[Row] = []
+    counts = Counts()
+    pending: list[tuple[int, int]] = []
+
+    def take() -> None:
+        try:
+            for row in token_rows(plan, tokens, pending, counts):
+                if not row.get("rejected_for") and len(fixed) < FIXED_ROWS:
+                    fixed.append({name: row[name] for name in names if name in row})
+        except WorkbenchError:
+            # The bad row itself is shown where it is asked for; a fingerprint needs whole rows only.
+            pass
+        pending.clear()
+
+    for place in plan.beginning():
+        pending.append(place)
+        if len(pending) == FIXED_ROWS:
+            try:
+                take()
+            except IndexError:
+                break
+            if len(fixed) >= FIXED_ROWS or counts.read > 8 * FIXED_ROWS:
+                break
+    if pending:
+        take()
+    return fixed
+
+
+def _total(plan: Plan) -> int | None:
+    counts = [source.rows.length for source in plan.sources]
+    limits = [source.limit for source in plan.sources]
+    if any(count is None for count in counts):
+        return None
+    return sum(min(count or 0, limit or 1 << 62) for count, limit in zip(counts, limits, strict=True))
+
+
+def _described(source: Source) -> dict[str, Any]:
+    detection = source.detection
+    return {
+        "path": source.path,
+        "format": detection.format,
+        "columns": dict(detection.columns),
+        "why": detection.why,
+        "problems": list(detection.problems),
+        "rows": source.rows.length,
+        "indexed": source.rows.progress,
+    }
