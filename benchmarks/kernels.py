@@ -1,0 +1,205 @@
+"""Dense kernels beside their peers on one CUDA device: time, extra memory and the floor, in one run.
+
+    python benchmarks/kernels.py [ce logp rope] [--results benchmarks/results.csv] [--commit HASH]
+
+Refuses to report while the accuracy cases fail. Times are medians with the 10th and 90th percentile over CUDA events;
+implementations of one work are measured in turn, round after round, so drift hits all alike. Floors assume 3.0 TB/s and
+790 TFLOP/s (one H100 SXM).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from engine.kernels.linear_cross_entropy import linear_cross_entropy
+from engine.kernels.logp_entropy import logp_entropy
+from engine.kernels.norm_rope import norm_rope, norm_rope_reference
+
+BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
+ROUNDS = 20
+ROWS: list[dict] = []
+COLUMNS = ["date", "commit", "device", "torch", "triton", "work", "shape", "impl", "ms", "ms_p10", "ms_p90", "peak_mib", "floor_ms"]
+
+
+def timed(run: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def contest(work: str, shape: str, floor_ms: float, entrants: dict[str, Callable[[], object]], commit: str) -> None:
+    """Each entrant once a round; peak is what one run allocates beyond what was there before it."""
+    times: dict[str, list[float]] = {name: [] for name in entrants}
+    peaks: dict[str, float] = {}
+    for name, run in list(entrants.items()):
+        try:
+            for _ in range(3):
+                run()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            out = run()
+            torch.cuda.synchronize()
+            peaks[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
+            del out
+        except torch.cuda.OutOfMemoryError:
+            print(f"{work} {shape} {name}: out of memory")
+            del entrants[name]
+    for _ in range(ROUNDS):
+        for name, run in entrants.items():
+            times[name].append(timed(run))
+    for name in entrants:
+        ordered = sorted(times[name])
+        low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
+        middle = statistics.median(ordered)
+        print(
+            f"{work:14} {shape:34} {name:24} {middle:8.3f} ms  {middle / floor_ms:5.2f}x floor  {peaks[name]:8.0f} MiB"
+        )
+        ROWS.append(
+            dict(
+                zip(
+                    COLUMNS,
+                    [
+                        datetime.date.today().isoformat(), commit, torch.cuda.get_device_name(), torch.__version__,
+                        triton.__version__, work, shape, name, f"{middle:.4f}", f"{low:.4f}", f"{high:.4f}",
+                        f"{peaks[name]:.0f}", f"{floor_ms:.4f}",
+                    ],
+                    strict=True,
+                )
+            )
+        )  # fmt: skip
+
+
+def ce(commit: str) -> None:
+    rows, vocabulary = 8192, 151_936
+    for hidden in (4096, 1024):
+        h = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16).requires_grad_()
+        w = (torch.randn(vocabulary, hidden, device="cuda") * hidden**-0.5).bfloat16().requires_grad_()
+        targets = torch.randint(vocabulary, (rows,), device="cuda")
+        for trained in (True, False):
+            w.requires_grad_(trained)
+            products = 3 if trained else 2
+            floor = products * 2 * rows * hidden * vocabulary / FLOP_PER_MS
+
+            def step(loss_of, h=h, w=w, targets=targets):
+                h.grad = w.grad = None
+                loss_of(h, w, targets).backward()
+
+            entrants: dict[str, Callable[[], object]] = {}
+            for budget in (160, 320, 640):
+                entrants[f"ours {budget} MiB"] = lambda s=step, b=budget: s(
+                    lambda h, w, t: linear_cross_entropy(h, w, t, workspace_bytes=b << 20)
+                )
+            compiled = torch.compile(lambda h, w, t: F.cross_entropy(F.linear(h, w).float(), t))
+            entrants["torch.compile"] = lambda s=step, f=compiled: s(f)
+            try:
+                from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+                liger = LigerFusedLinearCrossEntropyLoss()
+                entrants["liger"] = lambda s=step, f=liger: s(lambda h, w, t: f(w, h, t))
+            except ImportError:
+                print("liger-kernel is not installed: left out")
+            contest(
+                f"ce_{'trained' if trained else 'frozen'}", f"N{rows} H{hidden} V{vocabulary}", floor, entrants, commit
+            )
+        del h, w
+        torch.cuda.empty_cache()
+
+
+def logp(commit: str) -> None:
+    rows, vocabulary = 16_384, 151_936
+    logits = torch.randn(4, rows // 4, vocabulary, device="cuda", dtype=torch.bfloat16)
+    targets = torch.randint(vocabulary, logits.shape[:2], device="cuda")
+    one_pass = logits.numel() * 2 / BYTES_PER_MS
+    upstream = torch.randn(2, *targets.shape, device="cuda")
+    forward: dict[str, Callable[[], object]] = {"ours": lambda: logp_entropy(logits, targets)}
+
+    def both(op):
+        leaf = logits.detach().requires_grad_()
+        out = op(leaf)
+        torch.autograd.backward(out, [upstream[i] for i in range(len(out))])
+
+    each_way = {
+        "ours": lambda: both(lambda x: logp_entropy(x, targets)),
+        "ours in place": lambda: both(lambda x: logp_entropy(x, targets, inplace_gradient=True)),
+    }
+    try:
+        from trl.trainer.utils import selective_log_softmax_and_entropy
+
+        forward["trl"] = lambda: selective_log_softmax_and_entropy(logits, targets)
+        each_way["trl"] = lambda: both(lambda x: selective_log_softmax_and_entropy(x, targets))
+    except ImportError as missing:
+        print(f"trl's kernel is left out: {missing}")
+    contest("logp_entropy", f"R{rows} V{vocabulary} fwd", one_pass, forward, commit)
+    contest("logp_entropy", f"R{rows} V{vocabulary} fwd+bwd", 3 * one_pass, each_way, commit)
+
+
+def rope(commit: str) -> None:
+    time, size = 16_384, 128
+    for heads_q, heads_k in ((32, 8), (16, 8)):
+        q = torch.randn(1, time, heads_q, size, device="cuda", dtype=torch.bfloat16)
+        k = torch.randn(1, time, heads_k, size, device="cuda", dtype=torch.bfloat16)
+        wq, wk = (torch.rand(size, device="cuda").bfloat16() for _ in range(2))
+        angles = torch.randn(1, time, size // 2, device="cuda").repeat(1, 1, 2)
+        cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+        one_pass = (q.numel() + k.numel()) * 2 / BYTES_PER_MS
+        dq, dk = torch.randn_like(q), torch.randn_like(k)
+        compiled = torch.compile(norm_rope_reference)
+
+        def both(op, q=q, k=k, dq=dq, dk=dk, wq=wq, wk=wk, cos=cos, sin=sin):
+            a, b = q.detach().requires_grad_(), k.detach().requires_grad_()
+            torch.autograd.backward(op(a, b, wq, wk, cos, sin), (dq, dk))
+
+        ops = {"ours": norm_rope, "torch.compile": compiled, "eager": norm_rope_reference}
+        shape = f"T{time} {heads_q}+{heads_k}x{size}"
+        contest("norm_rope", f"{shape} fwd", 2 * one_pass,
+                {n: lambda op=op, a=(q, k, wq, wk, cos, sin): op(*a) for n, op in ops.items()}, commit)  # fmt: skip
+        contest(
+            "norm_rope", f"{shape} fwd+bwd", 5 * one_pass, {n: lambda op=op: both(op) for n, op in ops.items()}, commit
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("works", nargs="*", default=["ce", "logp", "rope"])
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--commit", default="")
+    options = parser.parse_args()
+    cases = Path(__file__).parent.parent / "tests/engine/kernels/kernel_cases.py"
+    verdict = subprocess.run([sys.executable, str(cases)], capture_output=True, text=True, check=False)
+    if verdict.returncode:
+        print(
+            "\n".join(line for line in verdict.stdout.splitlines() if not line.startswith("ok")), verdict.stderr[-2000:]
+        )
+        sys.exit("The accuracy cases fail: no figures are reported.")
+    print(verdict.stdout.splitlines()[-1], "of", len(verdict.stdout.splitlines()) - 1, "accuracy cases")
+    for work in options.works:
+        {"ce": ce, "logp": logp, "rope": rope}[work](options.commit)
+        torch.cuda.empty_cache()
+    if options.results:
+        fresh = not options.results.exists()
+        with options.results.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            if fresh:
+                writer.writeheader()
+            writer.writerows(ROWS)
+
+
+if __name__ == "__main__":
+    main()

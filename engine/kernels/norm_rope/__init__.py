@@ -1,0 +1,135 @@
+"""RMSNorm of q and k heads with rotary embedding: one launch forward, one backward.
+
+Takes q and k as the projections give them ([B, T, H, D], heads next to each other); returns contiguous tensors of that
+shape, so the [B, H, T, D] that attention wants is a view. Refuses float64 on the kernel path (the reference serves it)
+and a rotated part that is odd or longer than a head.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels.device import kernel_serves
+from engine.kernels.norm_rope.reference import norm_rope_reference
+
+__all__ = ["norm_rope", "norm_rope_reference"]
+
+# Rows of partial sums for the weights' gradient: enough that additions rarely meet, few enough to sum for free.
+_PARTIAL_SUMS = 512
+
+
+def norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    unit_offset: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rope(rms_norm(x) * weight, cos, sin)` for q and k; see `norm_rope_reference` for the plain form.
+
+    Args:
+        q, k: [B, T, Hq, D] and [B, T, Hk, D], float32, float16 or bfloat16.
+        q_weight, k_weight: [D], or both None for a norm without scale.
+        cos, sin: [B or 1, T, R], R even and at most D; the first R of each head are rotated.
+        unit_offset: the scale is `1 + weight` (Gemma, Qwen3.5).
+
+    Raises:
+        ValueError: shapes that do not belong together.
+    """
+    rotated = cos.shape[-1]
+    if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"k: must share batch, time and head size with q {tuple(q.shape)}; got {tuple(k.shape)}")
+    if rotated % 2 or rotated > q.shape[-1] or cos.shape != sin.shape or cos.shape[1] != q.shape[1]:
+        raise ValueError(
+            f"cos and sin: must be [B or 1, {q.shape[1]}, R] with R even and at most {q.shape[-1]}; "
+            f"got {tuple(cos.shape)} and {tuple(sin.shape)}"
+        )
+    if (q_weight is None) != (k_weight is None):
+        raise ValueError("q_weight and k_weight: must both be given or both be None.")
+    if not kernel_serves(q, k, cos) or q.dtype == torch.float64 or q.numel() == 0:
+        return norm_rope_reference(q, k, q_weight, k_weight, cos, sin, eps=eps, unit_offset=unit_offset)
+    return _NormRope.apply(q, k, q_weight, k_weight, cos, sin, eps, unit_offset)
+
+
+def _token_stride(x_BTHD: torch.Tensor) -> int | None:
+    """Elements from one token to the next when batch and time collapse and heads lie side by side; else None."""
+    batch, time, heads, size = x_BTHD.shape
+    stride_b, stride_t, stride_h, stride_d = x_BTHD.stride()
+    together = (stride_d == 1 or size == 1) and (stride_h == size or heads == 1)
+    return stride_t if together and (batch == 1 or stride_b == time * stride_t) else None
+
+
+def _laid_out(x_BTHD: torch.Tensor) -> tuple[torch.Tensor, int]:
+    stride = _token_stride(x_BTHD)
+    if stride is None:
+        x_BTHD = x_BTHD.contiguous()
+        stride = x_BTHD.shape[2] * x_BTHD.shape[3]
+    return x_BTHD, stride
+
+
+def _blocks(heads_q: int, heads_k: int, size: int, rotated: int) -> dict[str, int | bool]:
+    def block(n: int) -> int:
+        return 1 << max(n - 1, 0).bit_length()
+
+    return {
+        "HAS_TAIL": rotated < size,
+        "BLOCK_HQ": block(heads_q),
+        "BLOCK_HK": block(heads_k),
+        "BLOCK_F": block(rotated // 2),
+        "BLOCK_TAIL": block(size - rotated),
+    }
+
+
+class _NormRope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
+        from engine.kernels.norm_rope.kernels import norm_rope_fwd_kernel
+
+        (q, q_stride), (k, k_stride) = _laid_out(q), _laid_out(k)
+        cos, sin = cos.contiguous(), sin.contiguous()
+        batch, time, heads_q, size = q.shape
+        heads_k, rotated = k.shape[2], cos.shape[-1]
+        q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+        has_weight = q_weight is not None
+        angle_strides = (0 if cos.shape[0] == 1 else time * rotated, rotated)
+        norm_rope_fwd_kernel[(batch * time, 2)](
+            q, k, q_out, k_out, q_weight if has_weight else q, k_weight if has_weight else k, cos, sin,
+            q_stride, k_stride, time, *angle_strides, heads_q, heads_k, size, rotated // 2, eps,
+            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **_blocks(heads_q, heads_k, size, rotated), num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, q_weight, k_weight, cos, sin)
+        ctx.settings = eps, unit_offset, q_stride, k_stride, angle_strides
+        return q_out, k_out
+
+    @staticmethod
+    def backward(ctx, dq_out, dk_out):
+        from engine.kernels.norm_rope.kernels import norm_rope_bwd_kernel
+
+        q, k, q_weight, k_weight, cos, sin = ctx.saved_tensors
+        eps, unit_offset, q_stride, k_stride, angle_strides = ctx.settings
+        (dq_out, dq_out_stride), (dk_out, dk_out_stride) = _laid_out(dq_out), _laid_out(dk_out)
+        batch, time, heads_q, size = q.shape
+        heads_k, rotated = k.shape[2], cos.shape[-1]
+        dq, dk = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+        has_weight = q_weight is not None
+        with_dweight = has_weight and (ctx.needs_input_grad[2] or ctx.needs_input_grad[3])
+        partial = [
+            torch.zeros(_PARTIAL_SUMS, size, dtype=torch.float32, device=q.device) if with_dweight else q
+            for _ in range(2)
+        ]
+        norm_rope_bwd_kernel[(batch * time, 2)](
+            q, k, dq_out, dk_out, dq, dk, q_weight if has_weight else q, k_weight if has_weight else k, *partial,
+            cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *angle_strides,
+            heads_q, heads_k, size, rotated // 2, eps, _PARTIAL_SUMS,
+            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight,
+            **_blocks(heads_q, heads_k, size, rotated), num_warps=4,
+        )  # fmt: skip
+        dq_weight, dk_weight = (
+            part.sum(0).to(weight.dtype) if with_dweight else None
+            for part, weight in zip(partial, (q_weight, k_weight), strict=True)
+        )
+        return dq, dk, dq_weight, dk_weight, None, None, None, None

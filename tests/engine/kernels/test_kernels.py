@@ -1,0 +1,85 @@
+"""Each kernel agrees with its plain-torch reference: on CPU through the reference itself and Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.kernels.linear_cross_entropy import linear_cross_entropy
+from engine.kernels.logp_entropy import logp_entropy
+from engine.kernels.norm_rope import norm_rope
+
+CASES = Path(__file__).parent / "kernel_cases.py"
+
+
+def run_cases(**environment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(CASES)], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    bad = [line for line in done.stdout.splitlines() if not line.startswith("ok")]
+    assert done.returncode == 0, "\n".join(bad) + done.stderr[-2000:]
+    assert done.stdout.count("ok ") > 50
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_match_float64_in_the_interpreter():
+    run_cases(TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_kernels_match_float64_on_the_gpu():
+    run_cases(TRITON_INTERPRET="0")
+
+
+def test_log_probabilities_and_entropy_are_those_of_torch_on_cpu():
+    logits = torch.randn(2, 3, 11, dtype=torch.float64)
+    targets = torch.randint(11, (2, 3))
+    targets[1, 2] = -100
+    logp, entropy = logp_entropy(logits, targets, temperature=2.0)
+    distribution = torch.distributions.Categorical(logits=logits / 2)
+    kept = targets >= 0
+    torch.testing.assert_close(logp[kept], distribution.log_prob(targets.clamp(min=0))[kept])
+    torch.testing.assert_close(entropy[kept], distribution.entropy()[kept])
+    assert logp[1, 2] == 0
+    assert entropy[1, 2] == 0
+
+
+def test_loss_from_hidden_states_is_torch_cross_entropy_on_cpu():
+    hidden, head = torch.randn(6, 8, dtype=torch.float64), torch.randn(13, 8, dtype=torch.float64)
+    targets = torch.tensor([1, -100, 12, 0, -100, 5])
+    torch.testing.assert_close(
+        linear_cross_entropy(hidden, head, targets), F.cross_entropy(hidden @ head.T, targets, ignore_index=-100)
+    )
+
+
+def test_rotation_keeps_the_norm_that_rms_norm_gives():
+    q, k = torch.randn(1, 4, 2, 16, dtype=torch.float64), torch.randn(1, 4, 1, 16, dtype=torch.float64)
+    angles = torch.randn(1, 4, 8, dtype=torch.float64).repeat(1, 1, 2)
+    for rotated in norm_rope(q, k, None, None, angles.cos(), angles.sin(), eps=0.0):
+        torch.testing.assert_close(rotated.square().mean(-1), torch.ones_like(rotated[..., 0]))
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        (lambda: logp_entropy(torch.randn(2, 3), torch.zeros(3, dtype=torch.long)), "targets"),
+        (lambda: linear_cross_entropy(torch.randn(2, 3), torch.randn(5, 4), torch.zeros(2).long()), "hidden"),
+        (
+            lambda: norm_rope(
+                torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), None, None, torch.randn(1, 2, 5), torch.randn(1, 2, 5)
+            ),
+            "cos and sin",
+        ),
+    ],
+)
+def test_shapes_that_do_not_belong_together_are_refused_by_name(call, place):
+    with pytest.raises(ValueError, match=place):
+        call()
