@@ -299,7 +299,7 @@ def _ended(view: RunView, event: Event) -> None:
     if step is not None and step > view.step:
         view.step = step
     if view.state == "failed":
-        view.cause = _text(event, "cause") or _text(event, "message") or "unknown"
+        view.cause = _text(event, "message") or _text(event, "cause") or "unknown"
         lines = event.get("lines")
         view.cause_lines = [line for line in lines if isinstance(line, str)][:200] if isinstance(lines, list) else []
     elif view.state == "stopped":

@@ -1,0 +1,130 @@
+"""Why a worker ended, in one sentence, and the lines of its log that matter.
+
+It reads exit codes, the kernel's word on memory, torchrun's report on its ranks, and the end of the log. Everything it
+returns is redacted and safe for a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import redact, visible
+from engine.run.process import Identity, signal_name
+
+MAX_LINES = 30
+_TAIL_BYTES = 64 << 10
+# Lines of torchrun and of progress bars that tell nothing about a fault.
+_NOISE = re.compile(
+    r"^\s*$|it/s\]|s/it\]|^\s*\d+%\||torch/distributed/(run|elastic|launcher)|^[=-]{10,}$|closing signal"
+    r"|frozen runpy|<frozen |site-packages/torch/distributed"
+)
+_RANK = re.compile(r"exitcode\s*:\s*(-?\d+).{0,40}?(?:local_rank: (\d+))?\s*\(pid: (\d+)\)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """`cause` is one of a few words for machines; `message` is the sentence for people; `lines` come from the log."""
+
+    cause: str
+    message: str
+    lines: tuple[str, ...] = ()
+
+
+def explain(exit_code: int | None, log: Path, *, out_of_memory: bool = False, who: str = "The worker") -> Cause:
+    """The cause of an end without a final event. `exit_code` is None where nobody was there to read it."""
+    lines = meaningful_lines(log)
+    text = "\n".join(lines)
+    if out_of_memory:
+        return Cause(
+            "host memory",
+            f"{who} was ended by the kernel because the machine ran out of memory. Use a smaller batch or model, "
+            "or fewer loader processes.",
+            lines,
+        )
+    if exit_code is None:
+        return Cause("unknown", f"{who} ended without a word, and nobody was there to read its exit code.", lines)
+    if exit_code < 0:
+        name = signal_name(-exit_code)
+        return Cause(f"signal {name}", f"{who} was ended by {name}.", lines)
+    if "OutOfMemoryError" in text or "CUDA out of memory" in text:
+        return Cause(
+            "GPU memory", f"{who} ran out of GPU memory. Use a smaller batch or gradient checkpointing.", lines
+        )
+    if "No space left on device" in text:
+        return Cause("disk full", f"{who} found no space left on the disk. Free some, then resume.", lines)
+    last = next((line for line in reversed(lines) if _is_error(line)), "")
+    said = f": {last}" if last else "; its log says no more"
+    return Cause(f"exit {exit_code}", f"{who} ended with exit code {exit_code}{said}", lines)
+
+
+def _is_error(line: str) -> bool:
+    return re.match(r"[\w.]*(Error|Exception|Interrupt|Exit)\b", line) is not None
+
+
+def meaningful_lines(log: Path) -> tuple[str, ...]:
+    """The last traceback if there is one, else the last lines; redacted and visible."""
+    text = log_tail(log)
+    lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines()]
+    lines = [line for line in lines if not _NOISE.search(line)]
+    starts = [place for place, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    if starts:
+        lines = lines[starts[-1] :]
+        if len(lines) > MAX_LINES:
+            lines = [lines[0], "...", *lines[-(MAX_LINES - 2) :]]
+    return tuple(visible(redact(line))[:500] for line in lines[-MAX_LINES:])
+
+
+def log_tail(log: Path, size: int = _TAIL_BYTES) -> str:
+    try:
+        with open(log, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - size))
+            return file.read(size).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def exit_code_of_rank(log: Path, pid: int) -> int | None:
+    """The exit code that torchrun's report gives for this process."""
+    for found in _RANK.finditer(log_tail(log)):
+        if int(found[3]) == pid:
+            return int(found[1])
+    return None
+
+
+def agent_saw_failure(log: Path) -> bool:
+    """Whether torchrun began to close the ranks because one of them failed."""
+    return "closing signal" in log_tail(log, 8192)
+
+
+def oom_kills() -> int:
+    """How many processes of our control group the kernel ended for memory so far; -1 where that is not told."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
+            group = next(line.strip().split(":", 2)[2] for line in file if line.startswith("0::"))
+        text = Path(f"/sys/fs/cgroup{group}/memory.events").read_text(encoding="ascii")
+        return int(next(line.split()[1] for line in text.splitlines() if line.startswith("oom_kill ")))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return -1
+
+
+def kernel_ended(process: Identity) -> bool:
+    """Whether the kernel's log says that it ended this process for memory; False where it may not be read."""
+    try:
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    since = process.start / os.sysconf("SC_CLK_TCK")
+    try:
+        while True:
+            # "priority,sequence,microseconds since boot,flags;text"; the pid may have been another's before.
+            head, _, said = os.read(handle, 8192).partition(b";")
+            if int(head.split(b",")[2]) / 1e6 >= since and f"Killed process {process.pid} ".encode() in said:
+                return True
+    except (OSError, ValueError, IndexError):
+        return False
+    finally:
+        os.close(handle)

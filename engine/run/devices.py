@@ -1,0 +1,118 @@
+"""Which GPUs a run gets: the launcher always chooses, and the worker sees only those.
+
+`auto` is the first GPU with free memory that no other live run uses, or the CPU. A list picks by number, a number takes
+that many (processes on the CPU where there is no GPU). NVML is asked; a CUDA_VISIBLE_DEVICES set by a scheduler is kept
+to: numbers count inside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from engine.errors import WorkbenchError
+
+# A GPU with more than this in use is someone else's; a desktop's few hundred MiB are not.
+_BUSY_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU that this process may use. `name` is what CUDA_VISIBLE_DEVICES calls it."""
+
+    name: str
+    free_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`visible` goes into CUDA_VISIBLE_DEVICES (empty: the CPU); `processes` is how many ranks to start."""
+
+    visible: tuple[str, ...]
+    processes: int
+
+
+def cards() -> list[Card]:
+    """The GPUs that NVML reports and CUDA_VISIBLE_DEVICES allows, in its order."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        found = [_card(pynvml, number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return [card for _, card in found]
+    known = {key: card for uuid, card in found for key in (card.name, uuid)}
+    chosen = []
+    for name in filter(None, (part.strip() for part in allowed.split(","))):
+        match = known.get(name) or next((card for key, card in known.items() if key.startswith(name)), None)
+        if match is None:
+            break  # CUDA itself stops at the first name that it does not know.
+        chosen.append(Card(name, match.free_bytes, match.used_bytes))
+    return chosen
+
+
+def _card(pynvml: object, number: int) -> tuple[str, Card]:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)  # type: ignore[attr-defined]
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)  # type: ignore[attr-defined]
+    uuid = pynvml.nvmlDeviceGetUUID(handle)  # type: ignore[attr-defined]
+    name = uuid if isinstance(uuid, str) else uuid.decode()
+    return name, Card(str(number), int(memory.free), int(memory.used))
+
+
+def choose(wanted: object, taken: Collection[str] = (), found: Sequence[Card] | None = None) -> Choice:
+    """The devices for `run.devices`. Raises WorkbenchError, naming what there is, if they are not here."""
+    here = list(cards() if found is None else found)
+    if wanted is None or wanted == "auto":
+        return _auto(here, taken)
+    if isinstance(wanted, bool) or not isinstance(wanted, (int, list, tuple)):
+        raise WorkbenchError(f"run.devices: must be auto, a number or a list of numbers; got {wanted!r}.")
+    if isinstance(wanted, int):
+        return _count(wanted, here, taken)
+    numbers = list(wanted)
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+        raise WorkbenchError(f"run.devices: must list numbers of GPUs; got {wanted!r}.")
+    if len(set(numbers)) != len(numbers):
+        raise WorkbenchError(f"run.devices: names a GPU twice; got {numbers}.")
+    missing = [number for number in numbers if not 0 <= number < len(here)]
+    if missing:
+        raise WorkbenchError(
+            f"run.devices: there is no GPU {missing[0]} here; {_have(here)}.",
+            "Set run.devices to auto, or to one of these.",
+        )
+    return Choice(tuple(here[number].name for number in numbers), max(1, len(numbers)))
+
+
+def _auto(here: Sequence[Card], taken: Collection[str]) -> Choice:
+    if not here:
+        return Choice((), 1)
+    free = [card for card in here if card.name not in taken and card.used_bytes < _BUSY_BYTES]
+    best = free[0] if free else max(here, key=lambda card: card.free_bytes)
+    return Choice((best.name,), 1)
+
+
+def _count(wanted: int, here: Sequence[Card], taken: Collection[str]) -> Choice:
+    if wanted < 1:
+        raise WorkbenchError(f"run.devices: must be 1 or more; got {wanted}. Use auto for one GPU or the CPU.")
+    if not here:
+        return Choice((), wanted)
+    if wanted > len(here):
+        raise WorkbenchError(f"run.devices: {wanted} GPUs were asked for; {_have(here)}.", "Lower run.devices.")
+    order = sorted(here, key=lambda card: (card.name in taken, card.used_bytes >= _BUSY_BYTES))
+    chosen = {card.name for card in order[:wanted]}
+    return Choice(tuple(card.name for card in here if card.name in chosen), wanted)
+
+
+def _have(here: Sequence[Card]) -> str:
+    if not here:
+        return "this machine shows none"
+    return f"there {'is 1 GPU' if len(here) == 1 else f'are {len(here)} GPUs'} (0 to {len(here) - 1})"

@@ -1,0 +1,225 @@
+"""Starting a run so that it outlives every window: preflight, a folder, and a detached supervisor.
+
+The supervisor gets a session of its own, no terminal, and files instead of pipes; it starts the worker the same way.
+`launch` makes a run, `resume` goes on in the same folder, `attend` brings a supervisor to a run that lost its own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from engine.errors import RunBusy, WorkbenchError, redact, visible
+from engine.run import checkpoint, devices, store
+from engine.run.lock import file_system, is_held, try_flock
+from engine.run.sizes import size_text
+from engine.run.spawn import python, safe_python
+from engine.run.store import ENDED, RunFolder
+
+_PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "finetuning-workbench")
+# Room for events, samples and log beside the checkpoints.
+_SMALL_FILES = 64 << 20
+
+
+def launch(
+    config_text: str,
+    *,
+    runs_dir: str | os.PathLike[str],
+    name: str,
+    devices: object = "auto",
+    info: Mapping[str, Any] | None = None,
+) -> RunFolder:
+    """Make a run from a complete config and start it, detached. Returns once its supervisor is at work.
+
+    `info` goes into run.json: `method`, `model`, `seed`, `grace_seconds`, and `forecast_bytes` (what checkpoints will
+    take), which is held against the free disk. Raises WorkbenchError, with nothing left behind, if it cannot start.
+    """
+    details = dict(info or {})
+    root = Path(runs_dir).absolute()
+    _preflight(root, int(details.get("forecast_bytes") or 0))
+    chosen = _choose(devices, root)
+    run = store.create(
+        root,
+        config_text,
+        {
+            **details,
+            "name": name,
+            "versions": versions(),
+            "devices_wanted": devices,
+            "devices": list(chosen.visible),
+            "processes": chosen.processes,
+        },
+    )
+    try:
+        _start_supervisor(run, "start")
+    except BaseException:
+        if run.worker() is None:
+            shutil.rmtree(run.path)
+        raise
+    return run
+
+
+def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """Go on with a run that ended, from its newest whole checkpoint.
+
+    Returns that checkpoint (None: from the beginning) and those that were skipped, each with the reason.
+    Raises RunBusy if the run is alive.
+    """
+    if is_held(run) or (run.state not in ENDED and _alive(run)):
+        raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
+    attend(run)
+    newest, skipped = checkpoint.newest_valid(run)
+    chosen = _choose(run.read_json().get("devices_wanted", "auto"), run.path.parent)
+    run.update_json(
+        state="starting",
+        cause="",
+        message="",
+        exit_code=None,
+        ended=None,
+        versions=versions(),
+        devices=list(chosen.visible),
+        processes=chosen.processes,
+    )
+    _start_supervisor(run, "start")
+    return newest, skipped
+
+
+def attend(run: RunFolder) -> str:
+    """Bring a supervisor to a run that has none but should: it adopts a living worker, or states what became of it.
+
+    Harmless to call on any run; returns the run's state.
+    """
+    values = run.read_json()
+    if values.get("state") in ENDED:
+        return run.state
+    if values and values.get("host") not in (None, _host()):
+        # A run of another machine that shares this disk; only that machine can say more.
+        return run.state
+    supervisor = run.supervisor()
+    if supervisor is None or not supervisor.alive:
+        try:
+            _start_supervisor(run, "attend")
+        except RunBusy:
+            # Another window brought one in this very moment.
+            return run.state
+    return run.state
+
+
+def _host() -> str:
+    from engine.run.process import host
+
+    return host()
+
+
+def _alive(run: RunFolder) -> bool:
+    return any(found is not None and found.alive for found in (run.worker(), run.supervisor()))
+
+
+def _choose(wanted: object, root: Path) -> devices.Choice:
+    taken: set[str] = set()
+    for other in store.runs_in(root):
+        values = other.read_json()
+        if values.get("state") not in ENDED and _alive(other):
+            taken.update(str(name) for name in values.get("devices") or [])
+    return devices.choose(wanted, taken)
+
+
+def _start_supervisor(run: RunFolder, do: str) -> None:
+    """Start it and wait until it says that it is at work; what it says otherwise is the error."""
+    environment = {**os.environ, **safe_python(os.environ)}
+    try:
+        started = subprocess.run(
+            [*python(), "-m", "engine.run.supervise", do, "--", str(run.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=environment,
+            start_new_session=True,
+            timeout=60,
+        )
+    except subprocess.TimeoutExpired as problem:
+        raise WorkbenchError(f"run {run.id}: its supervisor did not start within 60 s.") from problem
+    if started.returncode == 0:
+        return
+    said = visible(redact(started.stderr.decode(errors="replace")), lines=True).strip()
+    last = said.splitlines()[-1] if said else f"exit code {started.returncode}"
+    if started.returncode == 3:
+        raise RunBusy(last)
+    raise WorkbenchError(f"run {run.id} could not be started: {last}")
+
+
+def _preflight(root: Path, forecast: int) -> None:
+    """Try what the run will need before anything is made: writing, appending, room."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _try_append(root)
+        space = os.statvfs(root)
+    except OSError as problem:
+        raise WorkbenchError(
+            f"{visible(str(root))}: runs cannot be written here: {problem.strerror or problem}.",
+            "Choose another folder with --runs or the WORKBENCH_RUNS variable.",
+        ) from problem
+    free = space.f_bavail * space.f_frsize
+    if free < forecast + _SMALL_FILES:
+        raise WorkbenchError(
+            f"{visible(str(root))}: the disk has {size_text(free)} free, and this run is expected to need "
+            f"{size_text(forecast + _SMALL_FILES)}.",
+            "Free some space, keep fewer checkpoints, or choose another folder with --runs.",
+        )
+    if space.f_files and space.f_favail < 200:
+        raise WorkbenchError(f"{visible(str(root))}: the disk has no room for new files (its inodes are used up).")
+
+
+def _try_append(root: Path) -> None:
+    """Two appends through two descriptors must both be there."""
+    probe = root / f".probe-{secrets.token_hex(6)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    first = os.open(probe, flags, 0o600)
+    try:
+        second = os.open(probe, flags, 0o600)
+        try:
+            os.write(first, b"1\n")
+            os.write(second, b"2\n")
+            os.write(first, b"3\n")
+        finally:
+            os.close(second)
+        if probe.read_bytes() != b"1\n2\n3\n":
+            raise WorkbenchError(f"{visible(str(root))}: appending to files does not work on this file system.")
+    finally:
+        os.close(first)
+        probe.unlink()
+
+
+def locks_hold(root: Path) -> tuple[bool, str]:
+    """Whether kernel locks keep two processes apart in this folder, and in words why not. For `doctor`."""
+    probe = root / f".probe-{secrets.token_hex(6)}"
+    handle = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if try_flock(handle) == "unsupported":
+            return False, "this file system has no locks; runs use a heartbeat instead"
+        other = "import fcntl,sys;fcntl.flock(open(sys.argv[1],'r+'),fcntl.LOCK_EX|fcntl.LOCK_NB)"
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", other, str(probe)], capture_output=True, timeout=30)
+        if done.returncode == 0:
+            return False, "locks are granted twice on this file system; runs go by their owner's record instead"
+        return True, f"locks hold ({file_system(root) or 'unknown file system'})"
+    finally:
+        os.close(handle)
+        probe.unlink()
+
+
+def versions() -> dict[str, str]:
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

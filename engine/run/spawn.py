@@ -1,0 +1,99 @@
+"""How a worker process is started: its argv and its environment. No torch is imported to build them.
+
+The working directory is never on the import path (`-P`, PYTHONSAFEPATH), compiler caches are private, idle threads
+sleep. More than one device goes through torchrun on the loopback interface, one worker file for all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import platformdirs
+
+from engine.errors import WorkbenchError, visible
+from engine.run.devices import Choice
+from engine.run.store import RunFolder
+
+TOKEN = "WORKBENCH_RUN_TOKEN"
+
+
+def python() -> list[str]:
+    return [sys.executable, "-P", "-u"]
+
+
+def worker_argv(folder: RunFolder, choice: Choice, module: str = "engine.worker") -> list[str]:
+    """One process directly; several through torchrun, which picks a free port on the loopback interface itself."""
+    if choice.processes == 1:
+        return [*python(), "-m", module, str(folder.path)]
+    return [
+        *python(),
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        f"--nproc-per-node={choice.processes}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=0",
+        "-m",
+        module,
+        str(folder.path),
+    ]
+
+
+def environment(base: Mapping[str, str], choice: Choice, token: str) -> dict[str, str]:
+    """The worker's environment: the window's own, made safe."""
+    values = {**base, **safe_python(base)}
+    values |= {
+        TOKEN: token,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": base.get("TOKENIZERS_PARALLELISM", "false"),
+        "CUDA_VISIBLE_DEVICES": ",".join(choice.visible),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    values.setdefault("OMP_NUM_THREADS", str(threads(choice)))
+    for name, folder in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+        if name not in base:
+            values[name] = str(private_folder(Path(platformdirs.user_cache_dir("workbench")) / folder))
+    if choice.processes > 1:
+        values |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    # These describe the launching window's own rank or terminal, not the worker's.
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "LINES"):
+        values.pop(name, None)
+    return values
+
+
+def safe_python(base: Mapping[str, str]) -> dict[str, str]:
+    """What keeps a folder named `engine` or a file `torch.py` of the user from being imported."""
+    values = {"PYTHONSAFEPATH": "1"}
+    root = Path(__file__).resolve().parents[2]
+    parts = [part for part in base.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(part)]
+    if (root / "pyproject.toml").is_file() and str(root) not in parts:
+        # Run from a checkout that may not be installed: the child must find the very same code.
+        parts.insert(0, str(root))
+    if parts or "PYTHONPATH" in base:
+        values["PYTHONPATH"] = os.pathsep.join(parts)
+    return values
+
+
+def threads(choice: Choice) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, cores // choice.processes)
+    return min(share, 8) if choice.visible else share
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made 0700. Raises WorkbenchError if it is another's, or others can write into it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise WorkbenchError(f"{visible(str(path))}: belongs to another user or is a link; remove it.")
+    if found.st_mode & 0o077:
+        path.chmod(0o700)
+    return path

@@ -1,0 +1,382 @@
+"""The process that stays with a run: `python -P -m engine.run.supervise start|attend -- FOLDER`.
+
+It detaches from whoever started it, starts the worker (or adopts a living one), writes `run.json`, ends a worker that
+does not answer a request to stop, and states why a worker ended. It never writes events while a worker lives. Small on
+purpose: standard library only, no thread, one loop.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from engine.errors import RunBusy, WorkbenchError
+from engine.run import cause, control, spawn
+from engine.run.devices import Choice
+from engine.run.events import EventWriter, last_numbers
+from engine.run.family import Family
+from engine.run.lock import RunLock, is_held, try_flock
+from engine.run.process import Identity, boot_id, host, identity, send
+from engine.run.store import ENDED, RunFolder, open_inside
+from engine.run.tail import Tail
+
+LOOK_SECONDS = 0.1
+DEFAULT_GRACE = 60.0
+# Between SIGTERM and SIGKILL where the person wants it now, and after a worker's own final event.
+NOW_SECONDS = 5.0
+LEAVE_SECONDS = 30.0
+
+
+class Supervisor:
+    """One run's supervisor. `start` or `attend`, then `stay` until the worker is gone."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.child: subprocess.Popen[bytes] | None = None
+        self.worker: Identity | None = None
+        self.segment = 0
+        self.family: Family | None = None
+        self.tail = Tail(run.events)
+        self.final: dict[str, Any] | None = None
+        self.answered: dict[str, str] = {}
+        self.first_seen: dict[str, float] = {}
+        self.asked_to_end: control.Request | None = None
+        self.term_at: float | None = None
+        self.killed = False
+        self.forwarded = False
+        self.oom_before = cause.oom_kills()
+        self.ended_at: float | None = None
+
+    def start(self) -> None:
+        """Start the worker in a session of its own, with its output in `worker.log`."""
+        values = self.run.read_json()
+        if is_held(self.run):
+            raise RunBusy(f"run {self.run.id} already has a worker.")
+        self._drop_old_requests()
+        handle = open_inside(self.run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.close(handle)
+        self.segment = last_numbers(self.run.events)[1] + 1
+        self.tail.offset = self.run.events.stat().st_size
+        choice = Choice(tuple(map(str, values.get("devices") or [])), int(values.get("processes") or 1))
+        token = secrets.token_hex(16)
+        log = open_inside(self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            self.child = subprocess.Popen(
+                spawn.worker_argv(self.run, choice),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.run.path,
+                env=spawn.environment(os.environ, choice, token),
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self.worker = identity(self.child.pid) or Identity(self.child.pid, 0, boot_id(), host())
+        self.family = Family(token, self.worker, choice.processes)
+        self._write(
+            state="starting",
+            segment=self.segment,
+            token=token,
+            worker_pid=self.worker.pid,
+            worker_start=self.worker.start,
+        )
+
+    def attend(self) -> bool:
+        """Adopt the worker that run.json names, or write down that it is lost. True if there is one to stay with."""
+        values = self.run.read_json()
+        self.worker = self.run.worker()
+        self.segment = values.get("segment") if isinstance(values.get("segment"), int) else 0  # type: ignore[assignment]
+        self._read_events()
+        if self.worker is None or not self.worker.alive:
+            self._write_end_unseen()
+            return False
+        self.family = Family(str(values.get("token") or ""), self.worker, int(values.get("processes") or 1))
+        self._write(adopted=True)
+        return True
+
+    def stay(self) -> None:
+        """Watch until the worker is gone, then say how it ended."""
+        signal.signal(signal.SIGTERM, self._forward)
+        while True:
+            code = self._exit_code()
+            gone = code is not None or not self._worker_lives()
+            self._read_events()
+            if gone:
+                break
+            self._watch_requests()
+            self._watch_ranks()
+            time.sleep(LOOK_SECONDS)
+        self._conclude(code)
+
+    # -- the worker's end ------------------------------------------------------------------------------------------
+
+    def _exit_code(self) -> int | None:
+        return self.child.poll() if self.child is not None else None
+
+    def _worker_lives(self) -> bool:
+        return self.child is not None or (self.worker is not None and self.worker.alive)
+
+    def _conclude(self, code: int | None) -> None:
+        assert self.worker is not None
+        if self.family is not None:
+            self.family.end()
+        self._read_events()
+        if self.final is None or (self.family is not None and self.family.lost_rank is not None):
+            self._write_final_event(code)
+        assert self.final is not None
+        self._write(
+            state=self.final["kind"],
+            cause=str(self.final.get("cause") or ""),
+            message=str(self.final.get("message") or ""),
+            exit_code=code,
+            ended=time.time(),
+        )
+
+    def _write_final_event(self, code: int | None) -> None:
+        """Take the lock, cut a torn line, and append what the worker could not say any more."""
+        assert self.worker is not None
+        lock = _acquire_soon(RunLock(self.run))
+        try:
+            with EventWriter(self.run, segment=self.segment) as writer:
+                if self.asked_to_end is not None and self.term_at is not None:
+                    asked = self.asked_to_end
+                    message = "The worker was ended by " + ("SIGKILL" if self.killed else "SIGTERM") + self._why_ended()
+                    if asked.id not in self.answered or self.answered[asked.id] == "accepted":
+                        writer.write("control", id=asked.id, do=asked.do, status="done", by=asked.by, message=message)
+                    self.final = {"kind": "stopped", "step": None, "by": asked.by, "message": message}
+                else:
+                    found = self._explain(code)
+                    self.final = {
+                        "kind": "failed",
+                        "cause": found.cause,
+                        "message": found.message,
+                        "lines": list(found.lines),
+                    }
+                writer.write(**self.final)
+        finally:
+            lock.release()
+
+    def _why_ended(self) -> str:
+        assert self.asked_to_end is not None
+        if self.asked_to_end.now:
+            return " at once, as asked; checkpoints made before are kept."
+        return f" because it did not answer within {self._grace():.0f} s; checkpoints made before are kept."
+
+    def _explain(self, code: int | None) -> cause.Cause:
+        assert self.worker is not None
+        lost = self.family.lost_rank if self.family is not None else None
+        if lost is not None:
+            rank, process = lost
+            return cause.explain(
+                cause.exit_code_of_rank(self.run.log, process.pid),
+                self.run.log,
+                out_of_memory=cause.kernel_ended(process),
+                who=f"Rank {rank} (process {process.pid})",
+            )
+        memory = code == -signal.SIGKILL and (
+            cause.kernel_ended(self.worker) or -1 < self.oom_before < cause.oom_kills()
+        )
+        return cause.explain(code, self.run.log, out_of_memory=memory)
+
+    def _write_end_unseen(self) -> None:
+        if self.final is not None:
+            self._write(state=self.final["kind"], cause=str(self.final.get("cause") or ""), ended=self.final.get("t"))
+            return
+        message = "The worker ended while nothing watched it, without a final word."
+        self._write(state="lost", cause="lost", message=message, ended=time.time())
+
+    # -- while it lives --------------------------------------------------------------------------------------------
+
+    def _read_events(self) -> None:
+        """Follow state and answers; the numbers are of no interest here."""
+        state = ""
+        while events := self.tail.read(500):
+            for event in events:
+                if event.get("segment") != self.segment:
+                    continue
+                kind = event["kind"]
+                if kind == "started":
+                    state = "running"
+                elif kind == "control":
+                    self.answered[str(event.get("id"))] = str(event.get("status"))
+                    if event.get("status") == "accepted" and event.get("do") != "checkpoint":
+                        state = "stopping"
+                elif kind in ("finished", "stopped", "failed"):
+                    self.final, self.ended_at = event, time.monotonic()
+        if state and self.final is None:
+            self._write(state=state)
+
+    def _grace(self) -> float:
+        value = self.run.read_json().get("grace_seconds")
+        return float(value) if isinstance(value, (int, float)) and value > 0 else DEFAULT_GRACE
+
+    def _watch_requests(self) -> None:
+        """End a worker that was asked to stop and does not answer, and one that said its last word but stays."""
+        now = time.monotonic()
+        if self.final is not None:
+            self._end_by(now, self.ended_at or now, LEAVE_SECONDS, NOW_SECONDS)
+            return
+        for name in sorted(os.listdir(self.run.control)):
+            path = self.run.control / name
+            if name.startswith(".") or not name.endswith(".json"):
+                continue
+            try:
+                found = control.parse(path)
+            except FileNotFoundError:
+                continue
+            if not isinstance(found, control.Request) or found.do not in ("stop", "save_stop"):
+                continue
+            since = self.first_seen.setdefault(name, now)
+            if found.now:
+                self.asked_to_end = found
+                self._end_by(now, since, 0.0, NOW_SECONDS)
+            elif found.do == "stop" or found.id not in self.answered:
+                # A save under way is never cut short; an answer that never comes is.
+                grace = self._grace()
+                if now - since >= grace:
+                    self.asked_to_end = found
+                    self._end_by(now, since, grace, grace)
+
+    def _end_by(self, now: float, since: float, term_after: float, kill_after: float) -> None:
+        assert self.worker is not None
+        if self.term_at is None:
+            if now - since >= term_after:
+                self.term_at = now
+                self._write(state="stopping", message="The worker does not answer; it was sent SIGTERM.")
+                send(self.worker, signal.SIGTERM)
+        elif now - self.term_at >= kill_after and not self.killed:
+            self.killed = True
+            self._write(state="stopping", message="The worker does not answer; it was sent SIGKILL.")
+            if self.family is not None:
+                self.family.kill()
+            send(self.worker, signal.SIGKILL)
+
+    def _watch_ranks(self) -> None:
+        """With several ranks: one that dies takes the others with it, and it is the one that is named."""
+        if self.family is not None and self.family.processes > 1:
+            lost = self.family.look(lambda: cause.agent_saw_failure(self.run.log))
+            if lost and self.asked_to_end is None:
+                self.family.kill()
+
+    def _forward(self, number: int, _: object) -> None:
+        """The machine shuts down: the worker hears it too, and may save."""
+        if self.worker is not None and not self.forwarded:
+            self.forwarded = True
+            send(self.worker, number)
+
+    def _drop_old_requests(self) -> None:
+        for name in os.listdir(self.run.control):
+            control.remove(self.run.control / name)
+
+    def _write(self, **changes: Any) -> None:
+        me = identity()
+        assert me is not None
+        fixed = {"supervisor_pid": me.pid, "supervisor_start": me.start, "boot_id": me.boot, "host": me.host}
+        now = self.run.read_json()
+        if any(now.get(key) != value for key, value in {**fixed, **changes}.items()):
+            self.run.update_json(**fixed, **changes)
+
+
+def _acquire_soon(lock: RunLock, patience: float = 5.0) -> RunLock:
+    """The kernel frees a dead worker's lock at once, but its children may need a moment to go."""
+    give_up = time.monotonic() + patience
+    while True:
+        try:
+            return lock.acquire()
+        except RunBusy:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.05)
+
+
+def _claim(run: RunFolder, patience: float) -> int:
+    """Be the only supervisor of this run: a lock on the folder itself, and the word of run.json where locks fail.
+
+    One that wrote its last word may need a moment to leave.
+    """
+    handle = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    give_up = time.monotonic() + patience
+    while True:
+        now = run.supervisor()
+        if try_flock(handle) != "busy" and (now is None or now.pid == os.getpid() or not now.alive):
+            return handle
+        if time.monotonic() >= give_up:
+            raise RunBusy(f"run {run.id} already has a supervisor.")
+        time.sleep(0.05)
+
+
+def _detach(work: Callable[[Callable[[], None]], None]) -> NoReturn:
+    """Run `work` in a process that nobody waits for; this one leaves when `work` calls what it is given, or fails."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        said = b""
+        while block := os.read(reading, 4096):
+            said += block
+        code, _, text = said.partition(b" ")
+        sys.stderr.write(text.decode())
+        sys.stderr.flush()
+        os._exit(int(code) if code.isdigit() else 1)
+    os.close(reading)
+
+    told = False
+
+    def report(code: int, text: str = "") -> None:
+        nonlocal told
+        told = True
+        os.write(writing, f"{code} {text}".encode())
+        os.close(writing)
+
+    try:
+        work(lambda: report(0))
+    except (WorkbenchError, OSError) as problem:
+        if told:
+            raise  # nobody waits for it any more: the traceback goes to worker.log
+        report(3 if isinstance(problem, RunBusy) else 1, str(problem))
+    os._exit(0)
+
+
+def main(do: str, path: str) -> NoReturn:
+    os.umask(0o077)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run = RunFolder(path)
+
+    def work(ready: Callable[[], None]) -> None:
+        handle = _claim(run, patience=2.0 if do == "start" else 0.0)
+        supervisor = Supervisor(run)
+        if do == "start":
+            supervisor.start()
+        elif run.state in ENDED or not supervisor.attend():
+            ready()
+            return
+        _quiet(run)
+        ready()
+        supervisor.stay()
+        os.close(handle)
+
+    _detach(work)
+
+
+def _quiet(run: RunFolder) -> None:
+    """No pipe and no terminal stays open: they would end this process with their owner."""
+    log = open_inside(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(null)
+    os.close(log)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[1] not in ("start", "attend") or sys.argv[2] != "--":
+        sys.exit("usage: python -P -m engine.run.supervise start|attend -- FOLDER")
+    main(sys.argv[1], sys.argv[3])
