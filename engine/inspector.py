@@ -373,11 +373,11 @@ def _data(warm: Warm, params: Params) -> Any:
         from engine.data.prepare import prepare
 
         found = prepare(config, processing_class, "train", report)
-        facts = {**found.facts, "counts": found.counts, "warnings": list(found.warnings)}
+        facts = {**asdict(found.facts), "counts": found.counts, "warnings": list(found.warnings)}
         facts |= {"fingerprint": found.fingerprint, "cached": found.cached}
         if config.data.eval:
             held_out = prepare(config, processing_class, "eval", report)
-            facts["eval_rows"] = held_out.facts["eval_rows"]
+            facts["eval_rows"] = held_out.facts.eval_rows
             facts["warnings"] += [f"held-out data: {warning}" for warning in held_out.warnings]
         return facts
 

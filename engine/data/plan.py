@@ -84,13 +84,9 @@ class Plan:
             return
         yield from self.order()
 
-    def bases(self) -> list[int]:
-        """The number of the first row of each source when all are counted through."""
-        bases, total = [], 0
-        for source in self.sources:
-            bases.append(total)
-            total += source.count()
-        return bases
+    def base(self, which: int) -> int:
+        """The number of the first row of a source when all rows before it are counted through."""
+        return sum(source.count() for source in self.sources[:which])
 
 
 def plan_of(config: Any, processing_class: Any, split: str, *, open_all: bool = True) -> Plan:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.config.facts import DataFacts
 from engine.data.cache import Store, key_of
 from engine.data.collate import IGNORED
 from engine.data.formats import read_example
@@ -70,10 +71,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A memory-mapped data set with what is known of it. `facts` has the names of `DataFacts`."""
+    """A memory-mapped data set with what is known of it."""
 
     dataset: Any
-    facts: dict[str, Any]
+    facts: DataFacts
     fingerprint: str
     counts: dict[str, Any]
     warnings: tuple[str, ...]
@@ -100,14 +101,12 @@ def prepare(config: Any, processing_class: Any, split: str = "train", on_progres
 
 def token_rows(plan: Plan, tokens: Tokens, order: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
     """Kept rows in order, each with `row` (its number over all sources) and `length` (before cutting)."""
-    bases = plan.bases()
     for start in range(0, len(order), BATCH):
-        yield from _batch(plan, tokens, order[start : start + BATCH], bases, counts)
+        yield from _batch(plan, tokens, order[start : start + BATCH], counts)
 
 
-def _batch(
-    plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], bases: list[int], counts: Counts
-) -> Iterator[Row]:
+def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
+    bases = {number: plan.base(number) for number in {number for number, _ in part}}
     pieces: list[Piece] = []
     at: list[tuple[int, int]] = []
     made: list[Row] = []
@@ -257,7 +256,7 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
 
 def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
     if too_long:
-        bases = plan.bases()
+        bases = [plan.base(number) for number in range(len(plan.sources))]
         number = max(index for index, base in enumerate(bases) if base <= too_long[0])
         index = too_long[0] - bases[number]
         raise plan.sources[number].rows.error(
@@ -379,7 +378,7 @@ def _open(folder: Path, *, cached: bool) -> Prepared:
     meta = json.loads((folder / "meta.json").read_text("utf-8"))
     return Prepared(
         _arrow(folder / "data.arrow"),
-        meta["facts"],
+        DataFacts(**{**meta["facts"], "lengths": tuple(meta["facts"]["lengths"])}),
         meta["fingerprint"],
         meta["counts"],
         tuple(meta["warnings"]),

@@ -170,7 +170,7 @@ def _packs(prepared: Prepared, wanted: dict[str, Any], count: int) -> Iterable[i
 def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) -> Row:
     """One row as JSON: parts, turns, what is cut, and why it is left out where it is."""
     source = plan.sources[which]
-    number = plan.bases()[which] + index if which else index
+    number = plan.base(which) + index
     path, line = source.rows.place(index)
     shown: Row = {"index": number, "parts": {}, "truncated": False, "images": [], "path": path, "line": line}
     size = source.rows.size(index)

@@ -140,8 +140,10 @@ class FileRows(Rows):
         return len(self._ends)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._complete or self._closed, timeout)
+        # A complete index is read without the lock: a forked child must not wait for a thread that it does not have.
+        if not self._complete:
+            with self._changed:
+                self._changed.wait_for(lambda: self._complete or self._closed, timeout)
         if self._failure is not None:
             raise self._failure
         return self.length
@@ -188,8 +190,9 @@ class FileRows(Rows):
         if index < 0:
             index += len(self)
         if index >= len(self._ends):
-            with self._changed:
-                self._changed.wait_for(lambda: index < len(self._ends) or self._complete or self._closed)
+            if not self._complete:
+                with self._changed:
+                    self._changed.wait_for(lambda: index < len(self._ends) or self._complete or self._closed)
             if index >= len(self._ends):
                 if self._failure is not None:
                     raise self._failure

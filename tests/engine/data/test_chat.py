@@ -1,0 +1,288 @@
+"""Masks are exact: what is trained is what the assistant writes, for every template, character by character."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from engine.data.chat import GENERATION, Chat, MaskError, token_mask
+
+Message = dict[str, Any]
+
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+snippets = st.lists(
+    words | st.sampled_from(["\n", "  ", "<|", "def f():\n\treturn 1", "日本語", "🙂👩‍👩‍👧", "</div>"]),
+    min_size=1,
+    max_size=4,
+)
+said = snippets.map("".join).filter(str.strip)
+
+
+@st.composite
+def conversations(draw: Any) -> list[Message]:
+    messages: list[Message] = []
+    if draw(st.booleans()):
+        messages.append({"role": "system", "content": draw(said)})
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append({"role": "user", "content": draw(said)})
+        messages.append({"role": "assistant", "content": draw(said)})
+    return messages
+
+
+def _expected(name: str, messages: list[Message]) -> list[str]:
+    """The answer as each template writes it, with its end mark, worked out by hand from the template."""
+    answers = [(place, message["content"]) for place, message in enumerate(messages) if message["role"] == "assistant"]
+    if name == "phi-3":
+        return [content + "<|end|>" for _, content in answers]
+    if name == "qwen2.5":
+        return [content + "<|im_end|>" for _, content in answers]
+    if name == "minimind":
+        return [content.lstrip("\n") + "<|im_end|>" for _, content in answers]
+    last = len(messages) - 1
+    return [
+        ("<think>\n\n</think>\n\n" + content.lstrip("\n") if place == last else content) + "<|im_end|>"
+        for place, content in answers
+    ]
+
+
+@pytest.mark.parametrize("name", ["minimind", "phi-3", "qwen2.5", "qwen3"])
+@settings(max_examples=40, deadline=None)
+@given(messages=conversations())
+def test_trained_text_is_the_answers_and_their_end_marks(templates: Any, name: str, messages: list[Message]) -> None:
+    assume(not any("think>" in message["content"] for message in messages))
+    tokenizer, template = templates[name]
+    rendered = Chat(tokenizer, template).spans(messages)
+    assert rendered.text == tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert [rendered.text[start:end] for start, end in rendered.spans] == _expected(name, messages)
+
+
+@settings(max_examples=40, deadline=None)
+@given(messages=conversations())
+def test_trained_tokens_decode_to_the_trained_text(templates: Any, messages: list[Message]) -> None:
+    assume(all(message["content"] == message["content"].strip() for message in messages))
+    assume(not any("think>" in message["content"] for message in messages))
+    tokenizer, template = templates["qwen2.5"]
+    rendered = Chat(tokenizer, template).spans(messages)
+    encoded = tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
+    ids = tokenizer.apply_chat_template(messages, chat_template=template, return_dict=True)["input_ids"]
+    assert encoded["input_ids"] == ids
+    mask = token_mask(encoded["offset_mapping"], rendered.spans)
+    trained = [token for token, learned in zip(ids, mask, strict=True) if learned]
+    assert tokenizer.decode(trained) == "".join(_expected("qwen2.5", messages))
+
+
+@pytest.mark.parametrize("name", ["minimind", "phi-3", "qwen2.5", "qwen3"])
+@settings(max_examples=20, deadline=None)
+@given(messages=conversations(), other=said)
+def test_what_others_say_changes_nothing_trained(
+    templates: Any, name: str, messages: list[Message], other: str
+) -> None:
+    assume(not any("think>" in message["content"] for message in messages) and "think>" not in other)
+    tokenizer, template = templates[name]
+    chat = Chat(tokenizer, template)
+    changed = [message if message["role"] == "assistant" else {**message, "content": other} for message in messages]
+    one, two = chat.spans(messages), chat.spans(changed)
+    assert [one.text[a:b] for a, b in one.spans] == [two.text[a:b] for a, b in two.spans]
+
+
+CALL = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": "d", "parameters": {"type": "object"}}}
+]
+TOOL_CHAT: list[Message] = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "12 degrees"},
+    {"role": "tool", "content": "and rain"},
+    {"role": "assistant", "content": "It rains."},
+]
+CALLED = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("minimind", "It rains."), ("qwen2.5", "It rains."), ("qwen3", "<think>\n\n</think>\n\nIt rains.")],
+)
+def test_tool_calls_are_trained_and_tool_answers_are_not(templates: Any, name: str, answer: str) -> None:
+    tokenizer, template = templates[name]
+    rendered = Chat(tokenizer, template).spans(TOOL_CHAT, TOOLS)
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [CALLED, answer + "<|im_end|>"]
+
+
+def test_a_template_that_drops_tool_calls_is_an_error(templates: Any) -> None:
+    tokenizer, template = templates["phi-3"]
+    with pytest.raises(MaskError, match="leaves out the tool call get_weather of message 2"):
+        Chat(tokenizer, template).spans(TOOL_CHAT, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [
+        ("minimind", ["one\n</think>\n\nA<|im_end|>", "two\n</think>\n\nB<|im_end|>"]),
+        ("qwen3", ["A<|im_end|>", "<think>\ntwo\n</think>\n\nB<|im_end|>"]),
+        ("phi-3", ["<think>\none\n</think>\n\nA<|end|>", "<think>\ntwo\n</think>\n\nB<|end|>"]),
+    ],
+)
+def test_reasoning_is_trained_where_the_template_writes_it(templates: Any, name: str, trained: list[str]) -> None:
+    tokenizer, template = templates[name]
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "<think>\none\n</think>\n\nA"},
+        {"role": "user", "content": "r"},
+        {"role": "assistant", "content": "<think>\ntwo\n</think>\n\nB"},
+    ]
+    rendered = Chat(tokenizer, template).spans(messages)
+    assert [rendered.text[a:b] for a, b in rendered.spans] == trained
+
+
+TURNS: list[Message] = [
+    {"role": "user", "content": "q"},
+    {"role": "assistant", "content": "A", "train": True},
+    {"role": "user", "content": "r"},
+    {"role": "assistant", "content": "B"},
+]
+
+
+@pytest.mark.parametrize(
+    ("trained", "expected"),
+    [("assistant", ["A<|im_end|>", "B<|im_end|>"]), ("last", ["B<|im_end|>"]), ("flag", ["A<|im_end|>"])],
+)
+def test_which_turns_are_trained(templates: Any, trained: str, expected: list[str]) -> None:
+    tokenizer, template = templates["qwen2.5"]
+    rendered = Chat(tokenizer, template).spans(TURNS, trained=trained)
+    assert [rendered.text[a:b] for a, b in rendered.spans] == expected
+    everything = Chat(tokenizer, template).spans(TURNS, trained="all")
+    assert everything.spans == ((0, len(everything.text)),)
+
+
+def test_a_flag_on_a_user_turn_is_refused(templates: Any) -> None:
+    tokenizer, template = templates["qwen2.5"]
+    with pytest.raises(MaskError, match="message 1 is flagged as trained"):
+        Chat(tokenizer, template).spans([{**TURNS[0], "train": True}, *TURNS[1:]], trained="flag")
+
+
+# Pairs of the same template with and without marks, from a library that ships both.
+def _pairs() -> list[tuple[str, str]]:
+    import importlib.util
+
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0]) / "chat_templates"
+    return [(path.name, path.read_text("utf-8")) for path in sorted(folder.glob("*.jinja"))]
+
+
+PLAIN_CHAT: list[Message] = [
+    {"role": "user", "content": "Hi there"},
+    {"role": "assistant", "content": "Hello, you."},
+    {"role": "user", "content": "And now?"},
+    {"role": "assistant", "content": "Now we stop."},
+]
+
+
+@pytest.mark.parametrize(
+    "messages", [PLAIN_CHAT, PLAIN_CHAT[:2], [{"role": "system", "content": "Be brief."}, *PLAIN_CHAT], TOOL_CHAT]
+)
+def test_marked_templates_give_the_same_mask_as_transformers(minimind: Any, messages: list[Message]) -> None:
+    compared = 0
+    for name, template in _pairs():
+        if not GENERATION.search(template):
+            continue
+        try:
+            rendered = Chat(minimind, template, name).spans(messages)
+        except MaskError:
+            continue  # this conversation is not for this template; each refusal has its own test
+        theirs = minimind.apply_chat_template(
+            messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+        )
+        ours = minimind(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
+        assert ours["input_ids"] == theirs["input_ids"], name
+        assert token_mask(ours["offset_mapping"], rendered.spans) == [bool(m) for m in theirs["assistant_masks"]], name
+        compared += 1
+    assert compared >= 15
+
+
+def test_marks_and_computed_masks_agree_but_for_space_after_the_end(minimind: Any) -> None:
+    compared = []
+    texts = dict(_pairs())
+    for name, template in texts.items():
+        if not GENERATION.search(template):
+            continue
+        unmarked = template.replace("endgeneration", "endif").replace("{%- generation", "{%- if true")
+        unmarked = unmarked.replace("{% generation", "{% if true")
+        try:
+            marked = Chat(minimind, template, name).spans(PLAIN_CHAT)
+            computed = Chat(minimind, unmarked, name).spans(PLAIN_CHAT)
+        except MaskError:
+            continue
+        assert marked.text == computed.text
+        by_mark = [turn for turn in marked.turns if turn.role == "assistant"]
+        by_us = [turn for turn in computed.turns if turn.role == "assistant"]
+        for one, two in zip(by_mark, by_us, strict=True):
+            marked_text = "".join(marked.text[a:b] for a, b in one.trained).rstrip()
+            computed_text = "".join(marked.text[a:b] for a, b in two.trained)
+            # Marks may begin at the header (some include it) and prompts may supply an opening <think>.
+            assert marked_text.endswith(computed_text), name
+            assert "Hello, you." in computed_text or "Now we stop." in computed_text
+        compared.append(name)
+    assert len(compared) >= 15
+
+
+def test_every_template_is_exact_or_refused_with_a_reason(minimind: Any) -> None:
+    exact, refused = 0, []
+    for name, template in _pairs():
+        chat = Chat(minimind, template, name)
+        for messages in (PLAIN_CHAT, TOOL_CHAT):
+            try:
+                rendered = chat.spans(messages)
+            except MaskError as problem:
+                refused.append((name, problem.message))
+                continue
+            trained = "".join(rendered.text[a:b] for a, b in rendered.spans)
+            asked = [message["content"] for message in messages if message["role"] in ("user", "tool")]
+            assert not any(text in trained for text in asked), name
+            answers = [message["content"] for message in messages if message["role"] == "assistant"]
+            assert all(text in trained for text in answers), name
+            exact += 1
+    assert exact >= 80
+    assert all(message.startswith(f"{name} ") for name, message in refused)
+
+
+REFUSED = [
+    ("{{ messages[0].content }}", "does not write its messages in one loop"),
+    ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "begins message 2 otherwise"),
+    ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "leaves out message 2"),
+    ("{{ raise_exception('roles must alternate') }}", "does not accept this conversation .roles must alternate"),
+    ("{% for m in messages %", "is not a valid template"),
+    ("{{ ''.__class__.__mro__ }}{{ lipsum.__globals__['os'].popen('id') }}", "may not do|does not accept"),
+    ("{{ 'a' * 10 ** 13 }}", "needs too much memory|does not accept"),
+]
+
+
+@pytest.mark.parametrize(("template", "sentence"), REFUSED)
+def test_a_template_without_an_exact_mask_is_an_error_with_its_name(
+    minimind: Any, template: str, sentence: str
+) -> None:
+    with pytest.raises(MaskError, match=sentence) as caught:
+        Chat(minimind, template, "the chat template odd").spans(PLAIN_CHAT)
+    assert caught.value.message.startswith("the chat template odd ")
+
+
+def test_a_template_that_loops_is_stopped_within_three_seconds(minimind: Any) -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    before = time.monotonic()
+    with pytest.raises(MaskError, match="runs longer than 2 seconds"):
+        Chat(minimind, loop).spans(PLAIN_CHAT)
+    assert time.monotonic() - before < 3
+
+
+def test_a_token_is_trained_when_any_of_its_characters_is() -> None:
+    assert token_mask([(0, 3), (3, 5), (5, 5), (5, 9)], [(4, 6)]) == [False, True, False, True]
+    assert token_mask([(0, 1), (1, 2), (2, 3)], []) == [False, False, False]
+    # Bytes of one character share its place.
+    assert token_mask([(0, 1), (1, 2), (1, 2), (2, 3)], [(1, 2)]) == [False, True, True, False]
