@@ -11,6 +11,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from engine.errors import RunBusy, WorkbenchError, redact, visible
 from engine.run import checkpoint, devices, store
 from engine.run.lock import file_system, is_held, try_flock
+from engine.run.process import host
 from engine.run.sizes import size_text
 from engine.run.spawn import python, safe_python
 from engine.run.store import ENDED, RunFolder
@@ -96,14 +98,7 @@ def attend(run: RunFolder) -> str:
 
     Harmless to call on any run; returns the run's state.
     """
-    values = run.read_json()
-    if values.get("state") in ENDED:
-        return run.state
-    if values and values.get("host") not in (None, _host()):
-        # A run of another machine that shares this disk; only that machine can say more.
-        return run.state
-    supervisor = run.supervisor()
-    if supervisor is None or not supervisor.alive:
+    if unattended(run):
         try:
             _start_supervisor(run, "attend")
         except RunBusy:
@@ -112,10 +107,32 @@ def attend(run: RunFolder) -> str:
     return run.state
 
 
-def _host() -> str:
-    from engine.run.process import host
+def unattended(run: RunFolder) -> bool:
+    """Whether the run should have a supervisor and has none. One of another machine is that machine's to tell."""
+    values = run.read_json()
+    if not values or values.get("state") in ENDED or values.get("host") not in (None, host()):
+        return False
+    if "supervisor_pid" not in values and time.time() - float(values.get("created") or 0) < 60:
+        return False  # being launched at this moment
+    supervisor = run.supervisor()
+    return supervisor is None or not supervisor.alive
 
-    return host()
+
+def attend_soon(run: RunFolder) -> subprocess.Popen[bytes]:
+    """The same without waiting, for a window that must not stall; the caller polls what it gets."""
+    return subprocess.Popen(
+        supervisor_argv(run, "attend"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={**os.environ, **safe_python(os.environ)},
+        start_new_session=True,
+    )
+
+
+def supervisor_argv(run: RunFolder, do: str) -> list[str]:
+    return [*python(), "-m", "engine.run.supervise", do, "--", str(run.path)]
 
 
 def _alive(run: RunFolder) -> bool:
@@ -136,7 +153,7 @@ def _start_supervisor(run: RunFolder, do: str) -> None:
     environment = {**os.environ, **safe_python(os.environ)}
     try:
         started = subprocess.run(
-            [*python(), "-m", "engine.run.supervise", do, "--", str(run.path)],
+            supervisor_argv(run, do),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

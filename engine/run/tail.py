@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 from engine.run.events import MAX_LINE
 
 # One read; also the longest line that is taken. Well above what our writer allows, so that a later one may write more.
 _CHUNK = 16 * MAX_LINE
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 class Tail:
@@ -87,9 +89,11 @@ class Tail:
 def parse(line: bytes) -> dict[str, Any] | None:
     """The event of one line; nothing for a line that is none. NULs before it (a crashed disk) are passed over."""
     try:
-        event = json.loads(line.lstrip(b"\0"))
-    except (ValueError, RecursionError):
+        text = line.decode() if line.startswith(b"{") else line.decode().lstrip("\0\t\r ")
+        # What `json.loads` does, without its detection of encodings and options: a third of the time of a line.
+        event, end = _scan(text, 0)
+    except (ValueError, StopIteration, RecursionError):
         return None
-    if isinstance(event, dict) and isinstance(event.get("kind"), str):
+    if type(event) is dict and type(event.get("kind")) is str and (end + 1 == len(text) or not text[end:].strip()):
         return event
     return None

@@ -1,0 +1,316 @@
+"""Watching a run: newest first, the whole curve soon after, and at once the next time.
+
+`open_view` folds the newest stretch of the events so that state, values and the last ten thousand points are there; a
+helper process (`python -P -m engine.run.index FOLDER OUT`) folds the whole file meanwhile and leaves a snapshot in
+`index/`, which the watch then takes over and later openings start from. `Watch.poll` never works longer than its budget.
+A watch also sees to it that the run has a supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.errors import redact, visible
+from engine.run import launch, snapshot
+from engine.run.cause import log_tail
+from engine.run.series import KEEP_POINTS
+from engine.run.spawn import python, safe_python
+from engine.run.store import ENDED, STATES, RunFolder
+from engine.run.tail import Tail
+from engine.run.view import RunView, fold_many
+
+HEAD_BYTES = 1 << 16
+POLL_SECONDS = 0.012
+FOLDER_SECONDS = 0.5
+# Below this a snapshot saves less than it costs.
+WORTH_KEEPING = 1 << 20
+_BATCH = 100
+
+
+class Watch:
+    """One reader of one run. Not thread-safe; `open_view` may take a quarter of a second, `poll` never stalls."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.loading = 1.0
+        self.details: dict[str, Any] = {}
+        self._view, self._tail = RunView(), Tail(folder.events)
+        self._folded = ("starting", "")
+        self._helper: subprocess.Popen[bytes] | None = None
+        self._helper_out: Path | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._attending: subprocess.Popen[bytes] | None = None
+        self._next_folder_look = 0.0
+        self._stamp: tuple[int, int] | None = None
+        self._saved_at = 0
+        self._restarts = 0
+        self._open()
+
+    @property
+    def view(self) -> RunView:
+        """The run as it is known now. Changes in place with `poll`; `view.copy()` keeps."""
+        return self._view
+
+    def poll(self, budget: float = POLL_SECONDS) -> bool:
+        """Take in what is new, for at most `budget` seconds; tells whether anything changed."""
+        deadline = time.monotonic() + budget
+        changed = self._take_over()
+        before = (self._view.seq, self._view.bad_lines)
+        self._fold_until(deadline)
+        if self._tail.restarts != self._restarts:
+            self._restart()
+        changed |= before != (self._view.seq, self._view.bad_lines)
+        changed |= self._look_at_folder()
+        self._keep()
+        return changed
+
+    def log(self, lines: int = 200) -> list[str]:
+        """The last lines of the worker's log, redacted and safe to show; a progress bar counts as its last state."""
+        text = log_tail(self.folder.log, max(4096, lines * 400))
+        found = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
+        if found and not found[-1]:
+            found.pop()
+        return [visible(redact(line)) for line in found[-lines:]]
+
+    def close(self) -> None:
+        """Stop the helper and leave a snapshot for the next opening."""
+        if self._helper is not None:
+            self._helper.kill()
+            self._helper.communicate()
+            self._helper = None
+        elif self.loading >= 1.0 and self._tail.offset - self._saved_at > WORTH_KEEPING:
+            self._save()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        found = snapshot.load(self.folder)
+        if found is not None:
+            self._view, offset = found
+            self._tail = Tail(self.folder.events, offset)
+            self._saved_at = offset
+        newest = _newest_offset(self.folder)
+        self._restarts = self._tail.restarts
+        if newest > self._tail.offset + HEAD_BYTES:
+            if found is None:
+                fold_many(self._view, _head(self.folder))
+            self.loading = self._tail.offset / max(1, self._tail.size())
+            self._tail = Tail(self.folder.events, newest)
+        self._restarts = self._tail.restarts
+        self._folded = (self._view.state, self._view.cause)
+        self._fold_until(float("inf"))
+        self._look_at_folder(at_once=True)
+        if self.loading < 1.0:
+            self._start_helper()
+
+    def _restart(self) -> None:
+        """The events file was cut or replaced under us: what was known of it no longer holds."""
+        self.close()
+        self._view, self._tail = RunView(), Tail(self.folder.events)
+        self._restarts, self._saved_at, self.loading = 0, 0, 1.0
+        self._folded = ("starting", "")
+        self._stamp = None
+        self._open()
+
+    def _fold_until(self, deadline: float) -> None:
+        view = self._view
+        view.state, view.cause = self._folded
+        known_bad = self._tail.bad_lines
+        while events := self._tail.read(_BATCH):
+            fold_many(view, events)
+            if time.monotonic() >= deadline:
+                break
+        view.bad_lines += self._tail.bad_lines - known_bad
+        self._folded = (view.state, view.cause)
+        self._say_state()
+
+    # -- the whole curve -------------------------------------------------------------------------------------------
+
+    def _start_helper(self) -> None:
+        out = self.folder.index
+        if not os.access(self.folder.path, os.W_OK) or not os.access(out if out.exists() else out.parent, os.W_OK):
+            self._temporary = tempfile.TemporaryDirectory(prefix="workbench-index-")
+            out = Path(self._temporary.name)
+        self._helper_out = out
+        self._helper = subprocess.Popen(
+            [*python(), "-m", "engine.run.index", str(self.folder.path), str(out)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={**os.environ, **safe_python(os.environ)},
+        )
+        assert self._helper.stdout is not None
+        os.set_blocking(self._helper.stdout.fileno(), False)
+
+    def _take_over(self) -> bool:
+        """Follow the helper's progress; when it is done, go on from its snapshot."""
+        helper = self._helper
+        if helper is None or helper.stdout is None:
+            return False
+        said = helper.stdout.read() or b""
+        lines = said.split()
+        if lines:
+            self.loading = max(self.loading, min(0.999, float(lines[-1])))
+        if helper.poll() is None:
+            return bool(lines)
+        helper.stdout.close()
+        self._helper = None
+        found = snapshot.load(self.folder, self._helper_out) if helper.returncode == 0 else None
+        if found is None:
+            # Without its work the newest stretch is what there is; the curve before it stays away.
+            self.loading = 1.0
+            return True
+        self._view, offset = found
+        restarts = self._tail.restarts
+        self._tail = Tail(self.folder.events, offset)
+        self._tail.restarts = restarts
+        self._saved_at = offset
+        self._folded = (self._view.state, self._view.cause)
+        self.loading = 1.0
+        return True
+
+    def _keep(self) -> None:
+        """A snapshot now and then, so that the next opening has little left to read."""
+        grown = self._tail.offset - self._saved_at
+        if self._helper is None and (
+            grown > 16 * WORTH_KEEPING or (grown > WORTH_KEEPING and self._folded[0] in ENDED)
+        ):
+            self._save()
+
+    def _save(self) -> None:
+        view = self._view
+        shown = (view.state, view.cause)
+        view.state, view.cause = self._folded
+        snapshot.save(self.folder, view, self._tail.offset)
+        view.state, view.cause = shown
+        self._saved_at = self._tail.offset
+
+    # -- the folder ------------------------------------------------------------------------------------------------
+
+    def _look_at_folder(self, *, at_once: bool = False) -> bool:
+        """What run.json knows beyond the events: a start that has none yet, and an end that left none."""
+        now = time.monotonic()
+        if now < self._next_folder_look and not at_once:
+            return False
+        self._next_folder_look = now + FOLDER_SECONDS
+        if self._attending is not None and self._attending.poll() is not None:
+            self._attending = None
+        before = (self._view.state, self._view.cause)
+        try:
+            found = os.stat(self.folder.json)
+            stamp = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            stamp = None
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self.details = self.folder.read_json()
+        if self._attending is None and launch.unattended(self.folder) and os.access(self.folder.path, os.W_OK):
+            self._attending = launch.attend_soon(self.folder)
+        self._say_state()
+        return before != (self._view.state, self._view.cause)
+
+    def _say_state(self) -> None:
+        view, details = self._view, self.details
+        view.id = self.folder.id
+        view.method = view.method or str(details.get("method") or "")
+        view.model = view.model or str(details.get("model") or "")
+        state, cause = self._folded
+        said = details.get("state")
+        segment = details.get("segment")
+        # Before the worker's first word of a segment, only run.json knows of it.
+        newer = isinstance(segment, int) and segment > view.segment
+        if said in STATES and (state not in ENDED or newer):
+            if said in ENDED or said == "stopping" or newer or (said == "queued" and view.segment < 0):
+                state, cause = said, str(details.get("message") or "")
+        elif state in ("starting", "running", "stopping") and not details:
+            state = "lost"
+        view.state, view.cause = state, cause
+
+
+def open_view(folder: RunFolder) -> Watch:
+    """Start watching: state, newest values and the newest points are there when this returns."""
+    return Watch(folder)
+
+
+def peek(folder: RunFolder, newest: int = HEAD_BYTES) -> Watch:
+    """A look without staying: only the first and the last events are read. For lists of runs; `view.series` is short."""
+    watch = Watch.__new__(Watch)
+    watch.folder, watch.loading, watch.details = folder, 1.0, folder.read_json()
+    watch._view, watch._tail = RunView(), Tail(folder.events)
+    watch._helper = watch._temporary = watch._attending = None
+    size = watch._tail.size()
+    if size > newest + HEAD_BYTES:
+        fold_many(watch._view, _head(folder))
+        watch._tail = Tail(folder.events, _line_start(folder, size - newest))
+    watch._folded = (watch._view.state, watch._view.cause)
+    watch._fold_until(float("inf"))
+    watch._say_state()
+    return watch
+
+
+def _head(folder: RunFolder) -> list[dict[str, Any]]:
+    """The events of the first stretch: what the run is, its receipt, its first findings."""
+    with open(folder.events, "rb") as file:
+        count = file.read(HEAD_BYTES).count(b"\n")
+    return Tail(folder.events).read(count) if count else []
+
+
+def _line_start(folder: RunFolder, offset: int) -> int:
+    """The first start of a line at or after `offset`."""
+    if offset <= 0:
+        return 0
+    with open(folder.events, "rb") as file:
+        file.seek(offset - 1)
+        while block := file.read(1 << 16):
+            found = block.find(b"\n")
+            if found >= 0:
+                return file.tell() - len(block) + found + 1
+        return file.tell()
+
+
+def _newest_offset(folder: RunFolder) -> int:
+    """Where the last ten thousand lines begin, going by the length of the last few."""
+    size = Tail(folder.events).size()
+    if size <= 4 * HEAD_BYTES:
+        return 0
+    with open(folder.events, "rb") as file:
+        file.seek(size - HEAD_BYTES)
+        lines = file.read(HEAD_BYTES).count(b"\n")
+    return _line_start(folder, size - (KEEP_POINTS + 200) * (HEAD_BYTES // max(1, lines)))
+
+
+def build(folder: RunFolder, out: Path) -> bool:
+    """Fold the whole file as it stands now and leave a snapshot in `out`; says its progress on stdout."""
+    found = snapshot.load(folder, out)
+    view, offset = found if found is not None else (RunView(), 0)
+    tail = Tail(folder.events, offset)
+    end, said = tail.size(), 0.0
+    while tail.offset < end and (events := tail.read(5000)):
+        fold_many(view, events)
+        if time.monotonic() - said > 0.2:
+            said = time.monotonic()
+            print(f"{tail.offset / end:.4f}", flush=True)
+    view.bad_lines += tail.bad_lines
+    return snapshot.save(folder, view, tail.offset, out)
+
+
+if __name__ == "__main__":
+    # Nobody waits in front of a screen for this process: it must not slow those who do.
+    os.nice(10)
+    sys.exit(0 if build(RunFolder(sys.argv[1]), Path(sys.argv[2])) else 1)
