@@ -1,0 +1,60 @@
+"""The adapter section: train all weights, or small matrices beside frozen ones."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from engine.config.section import Advanced, Control, Expert, Ge, Gt, Le, Lt, Section, Source, Title, Words
+
+_Kind = Title("Adapter")
+_KindWords = Words(none="none: train all weights", lora="LoRA: train small matrices beside frozen weights")
+
+
+class NoAdapter(Section):
+    """Full fine-tuning: every weight is trained."""
+
+    kind: Annotated[Literal["none"], _Kind, _KindWords] = "none"
+    """What is trained: `none` trains every weight, `lora` keeps the model frozen and trains small matrices beside it,
+    which needs far less memory and gives checkpoints of a few MiB."""
+
+
+class Lora(Section):
+    """LoRA: the base stays frozen and small matrices beside it are trained."""
+
+    kind: Annotated[Literal["lora"], _Kind, _KindWords] = "lora"
+    """What is trained: `none` trains every weight, `lora` keeps the model frozen and trains small matrices beside it,
+    which needs far less memory and gives checkpoints of a few MiB."""
+
+    r: Annotated[int, Ge(1), Le(1024), Title("LoRA rank"), Source("arXiv:2106.09685")] = 16
+    """The size of the small matrices. A higher rank learns more and costs more memory; 8 to 64 is usual."""
+
+    lora_alpha: Annotated[float, Gt(0), Le(10_000), Title("LoRA alpha"), Source("arXiv:2106.09685")] = 32
+    """How strongly the adapter acts: its output is scaled by alpha / rank. Twice the rank is a usual choice."""
+
+    lora_dropout: Annotated[float, Ge(0), Lt(1), Advanced, Source("PEFT: lora_dropout")] = 0.0
+    """Share of the adapter's inputs dropped at random in training, against overfitting on few rows."""
+
+    target_modules: Annotated[str | list[str], Control("list"), Title("Targets"), Source("PEFT: target_modules")] = (
+        "all-linear"
+    )
+    """Which layers get an adapter: `all-linear` for every linear layer but the head, a list of module names, or one
+    regular expression that the whole module name must match."""
+
+    modules_to_save: Annotated[list[str], Expert, Source("PEFT: modules_to_save")] = []
+    """Modules trained whole and saved with the adapter, such as `embed_tokens` and `lm_head` for new tokens."""
+
+    use_rslora: Annotated[bool, Title("Rank-stabilised"), Advanced, Source("arXiv:2312.03732")] = False
+    """Scale the adapter by alpha / sqrt(rank) instead of alpha / rank, which keeps high ranks from going quiet."""
+
+    use_dora: Annotated[bool, Title("DoRA"), Advanced, Source("arXiv:2402.09353")] = False
+    """Train the length and the direction of the weights apart. Often a little better at low ranks, and slower."""
+
+    bias: Annotated[Literal["none", "all", "lora_only"], Expert, Source("PEFT: bias")] = "none"
+    """Which bias vectors are trained as well. With `all` or `lora_only` the model without its adapter is no longer the
+    base model."""
+
+
+Adapter = Annotated[NoAdapter | Lora, Field(discriminator="kind")]
+ADAPTERS: dict[str, type[NoAdapter] | type[Lora]] = {"none": NoAdapter, "lora": Lora}

@@ -1,0 +1,97 @@
+"""The data section: which rows, in which format, how long, and which of their tokens are learned."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from engine.config.section import Advanced, Control, Expert, Ge, Gt, Later, Le, Required, Section, Title, Unit, Words
+
+Format = Literal["messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "tokens"]
+FORMATS_LATER = (
+    "multimodal_pretrain", "synthetic", "kto", "reward", "embedding", "prompts",
+)  # fmt: skip
+
+
+class DataSource(Section):
+    """One source of rows: a file, a folder or a data set, and how to read it."""
+
+    path: Annotated[str, Control("path"), Required()] = ""
+    """Where the rows are: a JSON, JSONL, CSV, Parquet or text file (also compressed), a folder, a hub data set, or
+    `builtin/dates`."""
+
+    format: Annotated[Format | None, Title("Format")] = None
+    """What a row holds. Empty means that it is detected from the first rows, and the preview says what was seen."""
+
+    columns: Annotated[dict[str, str], Advanced] = {}
+    """Which column holds which part, as `part: column`, where the columns have names of their own: `prompt: question`."""
+
+    properties: Annotated[dict[str, str], Expert] = {}
+    """Which keys inside a message hold its parts, as `part: key`, such as `role: speaker` and `content: words`."""
+
+    weight: Annotated[float, Gt(0), Le(1000), Advanced] = 1.0
+    """How often the rows of this source are used in one epoch: 2 means twice, 0.5 a random half."""
+
+    split: Annotated[str | None, Advanced] = None
+    """Which split of a data set, such as `train`. Files have none."""
+
+    rows: Annotated[int | None, Ge(1), Advanced, Unit("rows")] = None
+    """Use only the first so many rows. Empty means all."""
+
+
+class Data(Section):
+    """What the model learns from."""
+
+    train: Annotated[list[DataSource], Title("Training data"), Control("sources"), Required()] = []
+    """The rows to learn from. Several sources are mixed."""
+
+    eval: Annotated[list[DataSource], Title("Held-out data"), Control("sources")] = []
+    """Rows that are never trained on, to measure the loss on unseen data while training."""
+
+    max_length: Annotated[int, Ge(8), Le(1_048_576), Title("Longest row"), Unit("tokens")] = 2048
+    """The most tokens a row may have. Memory grows with it; what happens to longer rows is the next setting."""
+
+    excess_length: Annotated[
+        Literal["error", "drop", "truncate", "split"],
+        Title("Rows that are too long"),
+        Words(error="stop and say so", drop="leave them out", truncate="cut them", split="split them (plain text)"),
+    ] = "error"
+    """What happens to rows longer than `max_length`. Nothing is cut unless you say so here; the number of rows concerned
+    is shown before launch."""
+
+    truncation_side: Annotated[Literal["right", "left"], Title("Cut where"), Advanced] = "right"
+    """Which end is cut when rows are truncated: `right` keeps the start, `left` keeps the end."""
+
+    trained_turns: Annotated[
+        Literal["assistant", "all", "last", "flag"],
+        Title("Learned turns"),
+        Words(
+            assistant="every assistant turn",
+            all="all turns, the user's too",
+            last="the last assistant turn",
+            flag="turns with `train: true`",
+        ),
+    ] = "assistant"
+    """Which turns of a conversation are learned in SFT. The others are read but give no loss."""
+
+    packing: Annotated[bool, Advanced] = False
+    """Put several short rows into one sequence, so that no computation is spent on padding."""
+
+    packing_cross_doc_attn_mask: Annotated[bool, Title("Keep packed rows apart"), Expert] = False
+    """Make sure that no token attends to another row of its pack. Without it packed rows can see the ones before."""
+
+    streaming: Annotated[bool, Later(True), Expert] = False
+    """Read rows while training instead of preparing them first, for data larger than the disk."""
+
+    dataset_prepared_path: Annotated[str | None, Title("Prepared data"), Control("path"), Expert] = None
+    """Folder where tokenized rows are kept, so that the next run starts at once. Empty means the user's cache."""
+
+    on_bad_row: Annotated[
+        Literal["error", "skip"],
+        Title("Bad rows"),
+        Words(error="stop and name the row", skip="skip and count them"),
+        Advanced,
+    ] = "error"
+    """What happens to a row that cannot be read or does not fit its format."""
+
+    shuffle: Annotated[bool, Advanced] = True
+    """Mix the rows anew in each epoch. Off keeps the order of the file."""

@@ -1,0 +1,151 @@
+"""What every `auto` becomes: one table, each entry a value with the reason for it.
+
+A function takes the config and the facts and gives `(value, reason)`. Where the machine is not known yet the careful
+value is taken and the reason says that the launch decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config import footprint
+from engine.config.facts import Facts
+from engine.config.tree import FieldSpec, RunConfig, fields
+
+Resolve = Callable[[RunConfig, Facts], tuple[Any, str]]
+
+# (method, adapter) -> learning rate. LoRA takes about ten times the rate of full weights (arXiv:2106.09685 and the
+# PEFT examples); preference losses move a trained model and want far less (arXiv:2305.18290 uses 1e-6).
+LEARNING_RATES: dict[tuple[str, str], float] = {
+    ("sft", "lora"): 2e-4,
+    ("sft", "none"): 2e-5,
+    ("pretrain", "lora"): 1e-4,
+    ("pretrain", "none"): 5e-5,
+    ("dpo", "lora"): 1e-5,
+    ("dpo", "none"): 1e-6,
+}
+_NAMES = {"sft": "SFT", "pretrain": "pretraining", "dpo": "DPO", "lora": "LoRA", "none": "full weights"}
+FIT = 0.92
+"""Share of a card that a run may plan to fill."""
+
+
+def _learning_rate(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    method, adapter = config.method.kind, config.adapter.kind
+    return LEARNING_RATES[method, adapter], f"the usual rate for {_NAMES[method]} with {_NAMES[adapter]}"
+
+
+def _attention(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    return "sdpa", "torch's own fused attention, which needs no package"
+
+
+def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if config.adapter.kind == "lora":
+        return "adapter_off", "the model without its adapter is the reference and costs no memory"
+    return "copy", "full weights are trained, so the reference is a frozen copy"
+
+
+def _tf32(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if facts.machine is None:
+        return False, "the machine is not known yet; on at launch where the card has it"
+    if not facts.machine.gpus:
+        return False, "there is no GPU"
+    if all(gpu.capability >= (8, 0) for gpu in facts.machine.gpus):
+        return True, f"{facts.machine.gpus[0].name} has it"
+    return False, f"{facts.machine.gpus[0].name} does not have it"
+
+
+def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    plain = footprint.memory(config, facts, checkpointing=False)
+    room = footprint.device_bytes(facts)
+    if plain is None or room is None:
+        what = "the model's size" if plain is None else "the machine"
+        big = facts.machine is None or bool(facts.machine.gpus)
+        return (
+            big,
+            f"{what} is not known yet, so {'the careful choice' if big else 'off, as on a CPU it only costs time'}",
+        )
+    need = sum(plain.values())
+    if need <= FIT * room:
+        return False, f"{_gib(need)} without it fit into {_gib(room)}"
+    return True, f"without it {_gib(need)} would be needed and there are {_gib(room)}"
+
+
+def _off(what: str) -> Resolve:
+    return lambda config, facts: (False, what)
+
+
+def _ten_times(label: str) -> Resolve:
+    def resolve(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+        steps = footprint.total_steps(config, facts)
+        if steps is None:
+            return 100, f"{label} every 100 steps while the number of steps is not known"
+        return max(1, round(steps / 10)), f"{label} ten times in {steps:,} steps"
+
+    return resolve
+
+
+def _devices(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if facts.machine is None or facts.machine.gpus:
+        return 1, "one GPU, the freest at launch"
+    return 1, "the CPU, as there is no GPU"
+
+
+AUTO: dict[FieldSpec, Resolve] = {
+    fields.model.attention: _attention,
+    fields.method.reference: _reference,
+    fields.optim.learning_rate: _learning_rate,
+    fields.optim.tf32: _tf32,
+    fields.memory.gradient_checkpointing: _gradient_checkpointing,
+    fields.kernels.use_cut_ce: _off("this version has no such kernel yet"),
+    fields.kernels.fused_attn_kernel: _off("this version has no such kernel yet"),
+    fields.kernels.torch_compile: _off("this version does not compile yet"),
+    fields.run.devices: _devices,
+    fields.run.eval_steps: _ten_times("evaluates"),
+    fields.run.prompts_steps: _ten_times("samples"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A setting that will not be used as it was written: `auto`, or one that the engine must change."""
+
+    path: str
+    requested: Any
+    effective: Any
+    reason: str
+
+
+def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective, ...]:
+    """Requested -> effective for every setting that applies and is `auto`, and `max_steps` over epochs."""
+    facts = facts or Facts()
+    found = []
+    for spec, resolve in AUTO.items():
+        if spec.applies(config) and spec.value(config) == "auto":
+            value, reason = resolve(config, facts)
+            found.append(Effective(spec.path, "auto", value, reason))
+    checkpointing = config.memory.gradient_checkpointing
+    if checkpointing == "full":
+        found.append(
+            Effective(fields.memory.gradient_checkpointing.path, "full", True, "every layer is computed again")
+        )
+    if config.optim.per_device_eval_batch_size is None and config.data.eval:
+        size = config.optim.per_device_train_batch_size
+        path = fields.optim.per_device_eval_batch_size.path
+        found.append(Effective(path, None, size, "the training batch size"))
+    return tuple(found)
+
+
+def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
+    """The config with no `auto` left: what a run stores and the worker reads."""
+    changes: dict[str, dict[str, Any]] = {}
+    for entry in effective(config, facts):
+        section, name = entry.path.split(".", 1)
+        changes.setdefault(section, {})[name] = entry.effective
+    updates = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
+    return config.model_copy(update=updates)
+
+
+def _gib(size: float) -> str:
+    return f"{size / footprint.GiB:.1f} GiB"

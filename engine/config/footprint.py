@@ -1,0 +1,229 @@
+"""Closed-form arithmetic over config and facts: steps, parameters, bytes by class. Pure, quick, and honest about gaps.
+
+Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
+weights, adapter, gradients, optimizer, activations, logits, reference (DPO's frozen copy), overhead (context, fragments).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.config.facts import Facts, ModelFacts
+from engine.config.tree import RunConfig
+
+MiB = 1024**2
+GiB = 1024**3
+BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
+# bits of a quantized weight with its scales: nf4 with double quantization 4.127, int8 with row scales 8.03
+QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8}
+# bytes of optimizer state for each byte of a trained parameter
+STATES = {
+    "adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.02, "sgd": 0.0, "adagrad": 1.0, "rmsprop": 1.0,
+}  # fmt: skip
+CUDA_CONTEXT = 600 * MiB
+FRAGMENTS = 0.06
+FALLBACK_LENGTH = 512
+
+
+def device_count(config: RunConfig, facts: Facts) -> int:
+    """How many devices the run would use."""
+    devices = config.run.devices
+    if isinstance(devices, list):
+        return max(1, len(devices))
+    return devices if isinstance(devices, int) else 1
+
+
+def effective_batch(config: RunConfig, facts: Facts) -> int:
+    """Rows (or packs) that one optimizer step sees over all devices."""
+    optim = config.optim
+    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * device_count(config, facts)
+
+
+def train_rows(config: RunConfig, facts: Facts) -> int | None:
+    """Rows of one epoch: as prepared where that is known, else as the files say."""
+    if facts.data is not None and facts.data.rows is not None:
+        return facts.data.rows
+    if facts.sources is None or not config.data.train:
+        return None
+    total = 0.0
+    for entry in config.data.train:
+        source = facts.sources.get(entry.path)
+        if source is None or source.rows is None:
+            return None
+        rows = source.rows if entry.rows is None else min(entry.rows, source.rows)
+        total += rows * entry.weight
+    return round(total)
+
+
+def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
+    """Batches of one device in one epoch; packing makes fewer, fuller ones, known once tokens are counted."""
+    rows = train_rows(config, facts)
+    if rows is None:
+        return None
+    if config.data.packing:
+        if facts.data is None or facts.data.tokens is None:
+            return None
+        # best-fit packing fills about 97 % of each pack
+        rows = math.ceil(facts.data.tokens / (0.97 * config.data.max_length))
+    return math.ceil(rows / (config.optim.per_device_train_batch_size * device_count(config, facts)))
+
+
+def total_steps(config: RunConfig, facts: Facts) -> int | None:
+    """Optimizer steps of the whole run."""
+    if config.optim.max_steps is not None:
+        return config.optim.max_steps
+    batches = batches_per_epoch(config, facts)
+    if batches is None:
+        return None
+    per_epoch = max(1, math.ceil(batches / config.optim.gradient_accumulation_steps))
+    return max(1, math.ceil(per_epoch * config.optim.num_train_epochs))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How many numbers are trained, and of which kind."""
+
+    base: int
+    trained_base: int
+    adapter: int
+
+    @property
+    def trained(self) -> int:
+        """All trained parameters."""
+        return self.trained_base + self.adapter
+
+
+def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
+    """Base, trained base and adapter parameters; nothing while the model's shape is unknown."""
+    model = facts.model
+    if model is None or model.parameters is None:
+        return None
+    adapter = config.adapter
+    if adapter.kind == "none":
+        return Parameters(model.parameters, model.parameters, 0)
+    if not model.linears:
+        return None
+    trained = 0
+    for name, wide_in, wide_out, count in model.linears:
+        if _is_target(name, adapter.target_modules):
+            trained += count * adapter.r * (wide_in + wide_out)
+            if adapter.use_dora:
+                trained += count * wide_out
+    saved = sum(_whole_module(name, model) for name in adapter.modules_to_save)
+    return Parameters(model.parameters, 0, trained + saved)
+
+
+def _is_target(name: str, targets: str | list[str]) -> bool:
+    import re
+
+    if targets == "all-linear":
+        return True
+    if isinstance(targets, list):
+        return any(name == target or target.endswith(f".{name}") or name.endswith(f".{target}") for target in targets)
+    try:
+        pattern = re.compile(targets)
+    except re.error:
+        return False
+    block = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+    return any(pattern.fullmatch(full) for full in (name, f"model.layers.0.{block}.{name}", f"layers.0.{block}.{name}"))
+
+
+def _whole_module(name: str, model: ModelFacts) -> int:
+    if name in ("embed_tokens", "lm_head", "wte") and model.vocab_size and model.hidden_size:
+        return model.vocab_size * model.hidden_size
+    return 0
+
+
+def longest_row(config: RunConfig, facts: Facts) -> int:
+    """Tokens of the longest row of a batch: a pack is full, otherwise as counted, else a guess within the limit."""
+    limit = config.data.max_length
+    if config.data.packing or config.method.kind == "pretrain":
+        return limit
+    if facts.data is not None and facts.data.longest:
+        return min(limit, facts.data.longest)
+    return limit
+
+
+def memory(config: RunConfig, facts: Facts, checkpointing: bool) -> dict[str, int] | None:
+    """Bytes by class at the peak of one step on one device; nothing while the model's shape is unknown."""
+    model, counts = facts.model, parameters(config, facts)
+    if model is None or counts is None or not model.hidden_size or not model.layers or not model.vocab_size:
+        return None
+    base_bytes = BYTES[config.model.dtype]
+    whole = config.adapter.kind == "none"
+    weights = _weights(config, model, counts)
+    # Adapter weights, their gradients and states are float32 whatever the base holds.
+    trained_bytes = counts.trained * (base_bytes if whole else 4.0)
+    pairs = 2 if config.method.kind == "dpo" else 1
+    tokens = config.optim.per_device_train_batch_size * longest_row(config, facts) * pairs
+    classes = {
+        "weights": weights,
+        "adapter": 0.0 if whole else trained_bytes,
+        "gradients": trained_bytes,
+        "optimizer": trained_bytes * STATES[config.optim.optim],
+        "activations": _activations(config, model, tokens, base_bytes, checkpointing),
+        # scores in the compute type, a float32 copy for the loss and its gradient
+        "logits": tokens * model.vocab_size * (base_bytes + 4.0 + base_bytes),
+        "reference": weights if _holds_copy(config) else 0.0,
+    }
+    on_gpu = facts.machine is None or bool(facts.machine.gpus)
+    overhead = sum(classes.values()) * FRAGMENTS + (CUDA_CONTEXT if on_gpu else 300 * MiB)
+    return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def _holds_copy(config: RunConfig) -> bool:
+    method = config.method
+    if method.kind != "dpo":
+        return False
+    return method.reference == "copy" or (method.reference == "auto" and config.adapter.kind == "none")
+
+
+def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
+    kept = BYTES[config.model.dtype]
+    if config.model.quantization == "none":
+        return counts.base * kept
+    linear = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
+    return linear * QUANTIZED[config.model.quantization] + max(0, counts.base - linear) * kept
+
+
+def _activations(config: RunConfig, model: ModelFacts, tokens: int, size: float, checkpointing: bool) -> float:
+    """What the forward pass keeps for the backward pass.
+
+    A decoder layer keeps about 16 hidden-sized and 4 MLP-sized tensors a token with fused attention; with checkpointing
+    it keeps its input, and one layer at a time is computed again.
+    """
+    hidden, wide, layers = (
+        model.hidden_size or 0,
+        model.intermediate_size or 4 * (model.hidden_size or 0),
+        model.layers or 0,
+    )
+    layer = tokens * (16 * hidden + 4 * wide) * size
+    if config.adapter.kind == "lora":
+        # each adapter keeps its (dropped-out) input in float32 besides
+        layer += tokens * hidden * 2 * size
+    if config.model.attention == "eager":
+        length = longest_row(config, Facts(model=model))
+        layer += tokens * length * (model.heads or 1) * (size * 2 + 4)
+    if not checkpointing:
+        return layer * layers
+    return tokens * hidden * size * layers + layer
+
+
+def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:
+    """Bytes of one checkpoint: trained weights, optimizer states, and the little rest."""
+    counts = parameters(config, facts)
+    if counts is None:
+        return None
+    each = BYTES[config.model.dtype] if config.adapter.kind == "none" else 4.0
+    trained = counts.trained * each
+    return int(trained * (1 + STATES[config.optim.optim])) + 2 * MiB
+
+
+def device_bytes(facts: Facts) -> int | None:
+    """Memory of the smallest card, or of the host where training runs on the CPU."""
+    if facts.machine is None:
+        return None
+    if facts.machine.gpus:
+        return min(gpu.memory_bytes for gpu in facts.machine.gpus)
+    return facts.machine.memory_bytes

@@ -1,0 +1,38 @@
+"""The kernels section: faster implementations of the same mathematics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from engine.config.section import Auto, Control, Expert, Later, Section, Title
+
+COMPILE_OPTIONS = (
+    "coordinate_descent_tuning", "coordinate_descent_check_all_directions", "shape_padding", "epilogue_fusion",
+    "max_autotune_gemm", "fx_graph_cache", "assume_aligned_inputs", "comprehensive_padding", "decompose_mem_bound_mm",
+    "triton.cudagraphs",
+)  # fmt: skip
+"""The keys of torch._inductor.config that `torch_compile_options` may carry."""
+
+
+class Kernels(Section):
+    """Faster kernels; `auto` takes what this version has and the machine can run."""
+
+    use_cut_ce: Annotated[bool | Auto, Title("Cut cross-entropy"), Later(True), Expert] = "auto"
+    """Compute the loss without ever holding the scores of the whole vocabulary in memory."""
+
+    fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Later(True), Expert] = "auto"
+    """Compute normalisation and rotary embedding of queries and keys in one kernel."""
+
+    kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Later(True), Expert] = False
+    """Time the combinations of kernels on this machine and take the fastest."""
+
+    quantization_aware: Annotated[bool | Literal["fp8"], Title("Quantization-aware"), Later(True, "fp8"), Expert] = (
+        False
+    )
+    """Train with the rounding of a later quantization in place: `true` for int8, `fp8` on cards that have it."""
+
+    torch_compile: Annotated[bool | Auto, Title("Compile"), Later(True), Expert] = "auto"
+    """Let torch compile the model. The first steps take minutes, the others are faster."""
+
+    torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
+    """Settings of torch's compiler, by their names in `torch._inductor.config`."""

@@ -1,0 +1,35 @@
+"""The memory section: what is traded for memory, and at which price in time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from engine.config.section import Auto, Expert, Later, Section, Source, Title, Words
+
+
+class Memory(Section):
+    """Ways to fit a larger model or longer rows."""
+
+    gradient_checkpointing: Annotated[
+        bool | Literal["selective", "medium", "full"] | Auto,
+        Title("Checkpointing"),
+        Words(
+            selective="selective, about 5 % slower", medium="medium, about 15 % slower", full="full, about 30 % slower"
+        ),
+        Later("selective", "medium"),
+        Source("arXiv:1604.06174"),
+    ] = "auto"
+    """Forget intermediate results and compute them again in the backward pass: much less memory, about 30 % slower.
+    `auto` turns it on when the estimate says that the run would not fit otherwise."""
+
+    activation_offloading: Annotated[Literal["cpu", "disk"] | None, Later("cpu", "disk"), Expert] = None
+    """Move intermediate results to the host's memory or to disk until they are needed."""
+
+    layer_offloading: Annotated[bool, Later(True), Expert] = False
+    """Keep the frozen layers in the host's memory and bring them in one by one."""
+
+    tiled_mlp: Annotated[bool, Title("Tiled MLP"), Later(True), Expert] = False
+    """Compute the feed-forward layers in pieces of the sequence, for very long rows."""
+
+    fp32_norms: Annotated[bool, Title("Norms in float32"), Later(True), Expert] = False
+    """Keep normalisation layers in float32 under sharded training."""

@@ -1,0 +1,57 @@
+"""The model section: which model, its tokenizer and template, and how its weights are held."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from engine.config.section import Advanced, Control, Expert, Required, Section, Source, Title, Words
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+Quantization = Literal["none", "nf4", "fp4", "int8"]
+Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
+
+
+class Model(Section):
+    """The model that is trained."""
+
+    name: Annotated[str, Title("Model"), Control("path"), Required()] = ""
+    """Which model to train: a hub id such as `Qwen/Qwen3-0.6B`, a local folder, or `builtin/tiny`, a small model that
+    trains on a CPU without any network."""
+
+    revision: Annotated[str | None, Expert] = None
+    """Branch, tag or commit of the hub model. Empty means its main branch; a commit makes the run repeatable."""
+
+    tokenizer: Annotated[str | None, Control("path"), Advanced] = None
+    """Another tokenizer than the model's own: a hub id or a folder. Empty means the model's own. `builtin/tiny` is then
+    built with that vocabulary, untrained."""
+
+    chat_template: Annotated[str | None, Control("path"), Advanced] = None
+    """How messages become text: a template's name or a Jinja file. Empty means the tokenizer's own template, which is
+    right for a chat model."""
+
+    chat_template_kwargs: Annotated[dict[str, Any], Expert] = {}
+    """Extra values for the chat template, such as `enable_thinking: false`."""
+
+    dtype: Annotated[
+        Dtype,
+        Title("Precision"),
+        Words(
+            bfloat16="bfloat16, the usual choice",
+            float16="float16, for older GPUs",
+            float32="float32, twice the memory",
+        ),
+        Source("transformers: dtype"),
+    ] = "bfloat16"
+    """The number format of the weights and of the computation. bfloat16 halves the memory of float32 and trains as
+    well on every card since 2020; float32 is the exact choice for small models and CPUs."""
+
+    quantization: Annotated[
+        Quantization,
+        Words(none="none", nf4="nf4, 4 bits (QLoRA)", fp4="fp4, 4 bits", int8="int8, 8 bits"),
+        Source("arXiv:2305.14314"),
+    ] = "none"
+    """Hold the frozen base weights in fewer bits, so that a larger model fits the card. Needs a LoRA adapter, since
+    the small numbers themselves cannot be trained."""
+
+    attention: Annotated[Attention, Advanced, Source("transformers: attn_implementation")] = "auto"
+    """Which implementation computes attention. `auto` takes torch's own fused attention, which needs no package."""

@@ -1,0 +1,68 @@
+"""The optim section: how fast and how long the weights move. Names are those of transformers' TrainingArguments."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from engine.config.section import Advanced, Auto, Expert, Ge, Gt, Le, Lt, Section, Source, Title, Unit
+
+Optimizer = Literal["adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop"]
+Scheduler = Literal[
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt", "constant", "constant_with_warmup"
+]
+
+
+class Optim(Section):
+    """Learning rate, batch and length of the training."""
+
+    learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, Title("Learning rate")] = "auto"
+    """How far the weights move in each step. Too high and training breaks, too low and nothing is learned. `auto` takes
+    the usual rate for the method and the adapter."""
+
+    per_device_train_batch_size: Annotated[int, Ge(1), Le(65_536), Title("Batch size"), Unit("rows")] = 4
+    """How many rows one device handles at once. The main lever on memory besides the length of rows."""
+
+    per_device_eval_batch_size: Annotated[
+        int | None, Ge(1), Le(65_536), Title("Eval batch size"), Unit("rows"), Expert
+    ] = None
+    """The same for held-out rows. Empty means the training batch size."""
+
+    gradient_accumulation_steps: Annotated[int, Ge(1), Le(65_536), Title("Gradient accumulation"), Unit("batches")] = 2
+    """How many batches are summed before the weights move. It makes the effective batch larger without more memory."""
+
+    num_train_epochs: Annotated[float, Gt(0), Le(10_000), Title("Epochs")] = 1
+    """How many times the data is read. One to three is usual for fine-tuning."""
+
+    max_steps: Annotated[int | None, Ge(1), Le(1_000_000_000), Title("Stop after"), Unit("steps"), Advanced] = None
+    """Stop after so many optimizer steps, whatever the epochs. Empty means that the epochs decide."""
+
+    optim: Annotated[Optimizer, Title("Optimizer"), Advanced, Source("transformers: optim")] = "adamw_torch_fused"
+    """Which optimizer moves the weights. AdamW is the usual one; Adafactor needs less memory."""
+
+    lr_scheduler_type: Annotated[Scheduler, Title("Schedule"), Advanced, Source("transformers: lr_scheduler_type")] = (
+        "linear"
+    )
+    """How the learning rate changes over the run. `linear` and `cosine` fall to 0 at the end; `constant` stays."""
+
+    warmup_steps: Annotated[
+        float, Ge(0), Le(1_000_000_000), Title("Warm-up"), Advanced, Source("transformers: warmup_steps")
+    ] = 0
+    """Steps over which the learning rate rises from 0. A value below 1 is a share of all steps: 0.03 means 3 %."""
+
+    weight_decay: Annotated[float, Ge(0), Le(10), Advanced, Source("arXiv:1711.05101")] = 0.0
+    """How strongly weights are pulled towards 0. 0 is usual for fine-tuning, 0.1 for pretraining."""
+
+    adam_beta1: Annotated[float, Ge(0), Lt(1), Title("Adam beta 1"), Expert, Source("arXiv:1412.6980")] = 0.9
+    """How long AdamW remembers the direction of past gradients."""
+
+    adam_beta2: Annotated[float, Ge(0), Lt(1), Title("Adam beta 2"), Expert, Source("arXiv:1412.6980")] = 0.999
+    """How long AdamW remembers the size of past gradients. 0.95 is usual for pretraining."""
+
+    adam_epsilon: Annotated[float, Gt(0), Le(1), Expert, Source("arXiv:1412.6980")] = 1e-8
+    """A small number that keeps AdamW from dividing by 0."""
+
+    max_grad_norm: Annotated[float, Ge(0), Le(1_000_000), Title("Clip gradients at"), Advanced] = 1.0
+    """Longer gradients are shortened to this length, which keeps one odd batch from breaking the run. 0 means never."""
+
+    tf32: Annotated[bool | Auto, Title("TF32"), Expert, Source("transformers: tf32")] = "auto"
+    """Let the GPU multiply float32 numbers faster with slightly fewer digits. `auto` turns it on where the card has it."""

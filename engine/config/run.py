@@ -1,0 +1,57 @@
+"""The run section: where it runs, what it writes and how often."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from engine.config.section import Advanced, Auto, Control, Expert, Ge, Le, Section, Title, Unit
+
+
+class Run(Section):
+    """Where the run goes and what it leaves behind."""
+
+    backend: Annotated[Literal["torch"], Expert] = "torch"
+    """Which engine trains. This version has `torch` alone."""
+
+    devices: Annotated[
+        Annotated[int, Ge(1), Le(1024)] | list[Annotated[int, Ge(0), Le(1023)]] | Auto, Control("list"), Advanced
+    ] = "auto"
+    """Which GPUs: `auto` takes one free GPU, a number takes so many, a list such as `[0, 2]` takes those."""
+
+    output_dir: Annotated[str, Title("Runs folder"), Control("path"), Advanced] = "runs"
+    """Folder that holds the run folders. A relative path starts at the config file."""
+
+    name: Annotated[str | None, Title("Name of the run")] = None
+    """A name for the run; a number is added. Empty means that it is named after the config file."""
+
+    seed: Annotated[int, Ge(0), Le(4_294_967_295), Advanced] = 42
+    """Where randomness starts. The same seed, data and machine give the same run."""
+
+    logging_steps: Annotated[int, Ge(1), Le(1_000_000), Unit("steps"), Advanced] = 1
+    """Write the loss every so many steps."""
+
+    save_steps: Annotated[int, Ge(1), Le(1_000_000_000), Title("Checkpoint every"), Unit("steps")] = 200
+    """Keep a checkpoint every so many steps, from which the run can go on. The end of the run always gives one."""
+
+    save_total_limit: Annotated[int, Ge(2), Le(10_000), Title("Checkpoints kept"), Advanced] = 2
+    """How many checkpoints are kept; older ones are deleted once a newer one is whole. At least 2, so that there is
+    always a whole one."""
+
+    eval_steps: Annotated[
+        Annotated[int, Ge(1), Le(1_000_000_000)] | Auto, Title("Evaluate every"), Unit("steps"), Advanced
+    ] = "auto"
+    """Measure the loss on the held-out data every so many steps. `auto` does it ten times a run."""
+
+    prompts: Annotated[list[str], Control("prompts"), Title("Sample prompts")] = []
+    """Prompts that the model answers again and again while it trains, so that you see it change."""
+
+    prompts_steps: Annotated[
+        Annotated[int, Ge(1), Le(1_000_000_000)] | Auto, Title("Sample every"), Unit("steps"), Advanced
+    ] = "auto"
+    """Answer the sample prompts every so many steps. `auto` does it ten times a run."""
+
+    max_new_tokens: Annotated[int, Ge(1), Le(65_536), Title("Longest sample"), Unit("tokens"), Advanced] = 64
+    """The most tokens of one sample answer."""
+
+    grace_seconds: Annotated[int, Ge(1), Le(86_400), Title("Time to stop"), Unit("seconds"), Expert] = 60
+    """How long a run that was asked to stop may take to save, before it is ended."""

@@ -1,0 +1,101 @@
+"""The base of every section, and the marks an annotation can carry: bounds, unit, level, source, control.
+
+A section owns its settings: annotation with bounds and unit, docstring under the field as its help. Nothing else in
+the program repeats a name, a default or a bound. Validation here is by type and bounds alone; what depends on other
+settings, the machine, the model or the data is a rule (`engine.config.rules`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict
+
+__all__ = [
+    "Advanced",
+    "Auto",
+    "Control",
+    "Expert",
+    "Ge",
+    "Gt",
+    "Later",
+    "Le",
+    "Level",
+    "Lt",
+    "Required",
+    "Section",
+    "Source",
+    "Title",
+    "Unit",
+    "Words",
+]
+
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are refused, the docstring under a field is its help, values never change."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a number counts, shown after it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Who needs the setting: basic, advanced or expert."""
+
+    name: Literal["basic", "advanced", "expert"]
+
+
+Advanced = Level("advanced")
+Expert = Level("expert")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the setting or its default comes from: a paper, or the library that owns the name."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Title:
+    """The setting's name in words; without it the key is used, `_` read as a space."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """How a form shows it, where the type alone does not tell."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """The config cannot run while this is empty."""
+
+
+class Words:
+    """What the choices mean, in words: `Words(adapter_off="adapter switched off")`."""
+
+    def __init__(self, **words: str) -> None:
+        self.words = words
+
+
+class Later:
+    """Values that the schema knows and this version refuses (by a rule of their own); forms leave them out."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values

@@ -1,0 +1,299 @@
+"""RunConfig and the tree of FieldSpecs generated from its sections: everything a form, a page or a rule may ask.
+
+`fields.method.beta` is the FieldSpec of that setting, over all kinds of method and adapter. Code that names a setting
+names it so; a typo is an AttributeError at import.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+from engine.config.adapter import ADAPTERS, Adapter, NoAdapter
+from engine.config.data import Data, DataSource
+from engine.config.kernels import Kernels
+from engine.config.memory import Memory
+from engine.config.method import METHODS, Method, Sft
+from engine.config.model import Model
+from engine.config.optim import Optim
+from engine.config.run import Run
+from engine.config.section import (
+    Control,
+    Ge,
+    Gt,
+    Later,
+    Le,
+    Level,
+    Lt,
+    Required,
+    Section,
+    Source,
+    Title,
+    Unit,
+    Words,
+)
+
+VERSION = 1
+
+
+class RunConfig(BaseModel):
+    """A whole config: every section, every setting, nothing missing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    version: Literal[1] = VERSION
+    model: Model = Model()
+    method: Method = Sft()
+    adapter: Adapter = NoAdapter()
+    data: Data = Data()
+    optim: Optim = Optim()
+    memory: Memory = Memory()
+    kernels: Kernels = Kernels()
+    run: Run = Run()
+
+
+# section -> its models by kind; sections without kinds have one under "".
+SECTIONS: dict[str, dict[str, type[Section]]] = {
+    "model": {"": Model},
+    "method": dict(METHODS),
+    "adapter": dict(ADAPTERS),
+    "data": {"": Data},
+    "optim": {"": Optim},
+    "memory": {"": Memory},
+    "kernels": {"": Kernels},
+    "run": {"": Run},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a number must keep to."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldSpec:
+    """One setting: all that its section says about it."""
+
+    path: str
+    section: str
+    name: str
+    title: str
+    control: str
+    """bool int float text choice list mapping path sources prompts"""
+    choices: tuple[Any, ...]
+    labels: dict[str, str]
+    """Words for choices, by the choice as text."""
+    default: Any
+    auto: bool
+    nullable: bool
+    bounds: Bounds
+    unit: str
+    level: str
+    help: str
+    source: str
+    kinds: tuple[str, ...]
+    """The kinds of its section that have it; empty where the section has no kinds."""
+    later: tuple[Any, ...] = ()
+    """Values that the schema knows and this version refuses."""
+    required: bool = False
+    items: tuple[FieldSpec, ...] = ()
+    """For `sources`: the settings of one entry; their paths are relative to the entry."""
+
+    def value(self, config: RunConfig) -> Any:
+        """The setting's value in this config; its default where the method or adapter does not have it."""
+        return getattr(getattr(config, self.section), self.name, self.default)
+
+    def applies(self, config: RunConfig) -> bool:
+        """Whether the config's method or adapter has this setting at all."""
+        return not self.kinds or getattr(config, self.section).kind in self.kinds
+
+    def label(self, value: Any) -> str:
+        """The words for one value."""
+        text = {True: "yes", False: "no", None: "none"}.get(value) if value in (True, False, None) else str(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            text = str(value)
+        return self.labels.get(str(value), text or str(value))
+
+
+def _flatten(annotation: Any) -> Iterator[Any]:
+    """The members of a union, `Annotated` and nested unions taken apart; metadata come as they are."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        base, *metadata = typing.get_args(annotation)
+        yield from _flatten(base)
+        yield from metadata
+    elif origin in (types.UnionType, typing.Union):
+        for member in typing.get_args(annotation):
+            yield from _flatten(member)
+    else:
+        yield annotation
+
+
+def _spec(section: str, name: str, info: FieldInfo, kinds: tuple[str, ...], path: str) -> FieldSpec:
+    parts = [*_flatten(info.annotation), *info.metadata]
+    by_kind = {type(part): part for part in parts}
+    choices: list[Any] = []
+    auto = nullable = False
+    plain: list[Any] = []
+    for part in parts:
+        if part is type(None):
+            nullable = True
+        elif typing.get_origin(part) is Literal:
+            for choice in typing.get_args(part):
+                if choice == "auto":
+                    auto = True
+                else:
+                    choices.append(choice)
+        elif isinstance(part, type) or typing.get_origin(part) in (list, dict):
+            plain.append(part)
+    if bool in plain and choices:
+        choices = [False, True, *choices]
+    control = _control(name, plain, choices, by_kind.get(Control))
+    words = by_kind.get(Words)
+    later = by_kind.get(Later)
+    return FieldSpec(
+        path=path,
+        section=section,
+        name=name,
+        title=by_kind[Title].text if Title in by_kind else name.replace("_", " ").capitalize(),
+        control=control,
+        choices=tuple(choices),
+        labels=dict(words.words) if words else {},
+        default=info.get_default(call_default_factory=True),
+        auto=auto,
+        nullable=nullable,
+        bounds=Bounds(
+            gt=by_kind[Gt].gt if Gt in by_kind else None,
+            ge=by_kind[Ge].ge if Ge in by_kind else None,
+            lt=by_kind[Lt].lt if Lt in by_kind else None,
+            le=by_kind[Le].le if Le in by_kind else None,
+        ),
+        unit=by_kind[Unit].name if Unit in by_kind else "",
+        level=by_kind[Level].name if Level in by_kind else "basic",
+        help=" ".join((info.description or "").split()),
+        source=by_kind[Source].text if Source in by_kind else "",
+        kinds=kinds,
+        later=tuple(later.values) if later else (),
+        required=Required in by_kind,
+        items=_entry_specs() if control == "sources" else (),
+    )
+
+
+def _control(name: str, plain: list[Any], choices: list[Any], control: Control | None) -> str:
+    if control:
+        return control.name
+    if choices:
+        return "choice"
+    for kind, word in ((bool, "bool"), (int, "int"), (float, "float"), (str, "text")):
+        if kind in plain:
+            return word
+    return {list: "list", dict: "mapping"}[typing.get_origin(plain[0])]
+
+
+@cache
+def _entry_specs() -> tuple[FieldSpec, ...]:
+    return tuple(_spec("data", name, info, (), name) for name, info in DataSource.model_fields.items())
+
+
+def _section_specs(section: str) -> dict[str, FieldSpec]:
+    """All settings of a section over its kinds; `kind` itself takes its choices from them."""
+    found: dict[str, FieldSpec] = {}
+    models = SECTIONS[section]
+    for model in models.values():
+        for name, info in model.model_fields.items():
+            if name in found:
+                continue
+            kinds = tuple(kind for kind, other in models.items() if kind and name in other.model_fields)
+            spec = _spec(section, name, info, kinds, f"{section}.{name}")
+            if name == "kind":
+                spec = _replace_choices(spec, tuple(models))
+            found[name] = spec
+    return found
+
+
+def _replace_choices(spec: FieldSpec, choices: tuple[str, ...]) -> FieldSpec:
+    values = {name: getattr(spec, name) for name in FieldSpec.__dataclass_fields__}
+    return FieldSpec(**{**values, "choices": choices})
+
+
+class SectionFields:
+    """`fields.data`: the section's settings as attributes, and in order by iteration."""
+
+    def __init__(self, name: str, specs: dict[str, FieldSpec]) -> None:
+        self._name = name
+        self._specs = specs
+
+    def __getattr__(self, name: str) -> FieldSpec:
+        try:
+            return self._specs[name]
+        except KeyError:
+            raise AttributeError(f"{self._name} has no setting {name}") from None
+
+    def __iter__(self) -> Iterator[FieldSpec]:
+        return iter(self._specs.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs
+
+    def names(self) -> tuple[str, ...]:
+        """The settings' names, in order."""
+        return tuple(self._specs)
+
+
+class Fields:
+    """All settings: `fields.optim.learning_rate`, `fields["optim.learning_rate"]`, `for spec in fields`."""
+
+    model: SectionFields
+    method: SectionFields
+    adapter: SectionFields
+    data: SectionFields
+    optim: SectionFields
+    memory: SectionFields
+    kernels: SectionFields
+    run: SectionFields
+
+    def __init__(self) -> None:
+        self._paths: dict[str, FieldSpec] = {}
+        for section in SECTIONS:
+            specs = _section_specs(section)
+            setattr(self, section, SectionFields(section, specs))
+            self._paths.update({spec.path: spec for spec in specs.values()})
+
+    def __iter__(self) -> Iterator[FieldSpec]:
+        return iter(self._paths.values())
+
+    def __getitem__(self, path: str) -> FieldSpec:
+        return self._paths[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._paths
+
+    def get(self, path: str) -> FieldSpec | None:
+        """The setting at this path, also inside an entry of a source (`data.train.0.format`)."""
+        found = self._paths.get(path)
+        if found is None and path.count(".") == 3:
+            section, name, index, item = path.split(".")
+            owner = self._paths.get(f"{section}.{name}")
+            if owner and owner.items and index.isdigit():
+                return next((spec for spec in owner.items if spec.name == item), None)
+        return found
+
+
+fields = Fields()
+
+
+def fields_of(config: RunConfig) -> tuple[FieldSpec, ...]:
+    """The settings that apply to the config's method and adapter, in the order of the file."""
+    return tuple(spec for spec in fields if spec.applies(config))

@@ -1,0 +1,219 @@
+"""What this machine is, or what another one would be: GPUs through NVML, memory, disk. Never torch.
+
+`parse_machine("1xH100-80GB")` describes a machine that is not here, so that a config can be checked on a laptop.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from engine.errors import UsageError, nearest, visible
+
+GiB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: its name, its memory in bytes and its compute capability."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What training has to live with. `disk_free_bytes` is `None` where nobody can know it."""
+
+    gpus: tuple[Gpu, ...] = ()
+    cpu_count: int | None = None
+    memory_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    name: str = ""
+
+    @property
+    def device(self) -> str:
+        """`cuda` or `cpu`: where training would run."""
+        return "cuda" if self.gpus else "cpu"
+
+
+# name -> (sizes sold in GB, compute capability)
+CARDS: dict[str, tuple[tuple[int, ...], tuple[int, int]]] = {
+    "B300": ((288,), (10, 3)),
+    "B200": ((192, 180), (10, 0)),
+    "H200": ((141,), (9, 0)),
+    "GH200": ((96, 144), (9, 0)),
+    "H100": ((80, 94), (9, 0)),
+    "H800": ((80,), (9, 0)),
+    "H20": ((96,), (9, 0)),
+    "A100": ((80, 40), (8, 0)),
+    "A800": ((80,), (8, 0)),
+    "A30": ((24,), (8, 0)),
+    "A10": ((24,), (8, 6)),
+    "A10G": ((24,), (8, 6)),
+    "A40": ((48,), (8, 6)),
+    "A6000": ((48,), (8, 6)),
+    "A5000": ((24,), (8, 6)),
+    "A4000": ((16,), (8, 6)),
+    "L4": ((24,), (8, 9)),
+    "L40": ((48,), (8, 9)),
+    "L40S": ((48,), (8, 9)),
+    "RTX6000ADA": ((48,), (8, 9)),
+    "RTXPRO6000": ((96,), (12, 0)),
+    "RTX5090": ((32,), (12, 0)),
+    "RTX5080": ((16,), (12, 0)),
+    "RTX4090": ((24,), (8, 9)),
+    "RTX4080": ((16,), (8, 9)),
+    "RTX4070": ((12,), (8, 9)),
+    "RTX3090": ((24,), (8, 6)),
+    "RTX3080": ((10, 12), (8, 6)),
+    "RTX3060": ((12,), (8, 6)),
+    "RTX2080TI": ((11,), (7, 5)),
+    "T4": ((16,), (7, 5)),
+    "V100": ((32, 16), (7, 0)),
+    "P100": ((16,), (6, 0)),
+}
+
+_FORM = "a card as in `1xH100-80GB`, `2xA100-40GB`, `RTX4090` or `cpu`"
+_MACHINE = re.compile(
+    r"(?:(?P<count>\d{1,4})\s*[x*]\s*)?(?P<card>[A-Za-z][A-Za-z0-9 _-]*?)(?:[-_ ](?P<size>\d{1,4}(?:\.\d+)?)\s*(?:GB|GiB|G))?",
+    re.IGNORECASE,
+)
+
+
+def parse_machine(text: str) -> Machine:
+    """The machine that `1xH100-80GB` names: count, card, memory; the last may be left out for a known card.
+
+    Raises UsageError when it names none.
+    """
+    if text.strip().lower() == "cpu":
+        return Machine(cpu_count=os.cpu_count(), memory_bytes=_memory_bytes(), name="cpu")
+    found = _MACHINE.fullmatch(text.strip()) if len(text) < 80 else None
+    if not found:
+        raise UsageError(f"--for: must be {_FORM}; got {visible(text[:60])}.")
+    count = int(found["count"] or 1)
+    if not 1 <= count <= 1024:
+        raise UsageError(f"--for: must be between 1 and 1024 cards; got {count}.")
+    card = re.sub(r"[ _-]", "", found["card"]).upper().removeprefix("NVIDIA").removeprefix("GEFORCE")
+    if card not in CARDS and f"RTX{card}" in CARDS:
+        card = f"RTX{card}"
+    sizes, capability = CARDS.get(card, ((), (8, 0)))
+    if not sizes and not found["size"]:
+        close = nearest(card, CARDS)
+        todo = f"Did you mean {close}?" if close else "Give its memory too, as in `1xMyCard-48GB`."
+        raise UsageError(f"--for: must be {_FORM}; got {visible(text)}, a card this version does not know. {todo}")
+    size = float(found["size"] or sizes[0])
+    if not 1 <= size <= 2000:
+        raise UsageError(f"--for: must name between 1 and 2000 GB of memory; got {size:g}.")
+    gpu = Gpu(card, _usable(size), capability)
+    return Machine(gpus=(gpu,) * count, name=f"{count}x{card}-{size:g}GB")
+
+
+def _usable(size: float) -> int:
+    """Bytes that a card sold with `size` GB offers: an H100 80 GB shows 79.6 GiB, a 24 GB card about 23.6."""
+    return int(size * GiB * 0.985)
+
+
+def this_machine(folder: str | Path = ".") -> Machine:
+    """This machine, and the free disk where `folder` is. A machine without NVIDIA driver has no GPUs."""
+    gpus = _gpus()
+    return Machine(
+        gpus=gpus,
+        cpu_count=_cpu_count(),
+        memory_bytes=_memory_bytes(),
+        disk_free_bytes=disk_free(folder),
+        name=_machine_name(gpus),
+    )
+
+
+def disk_free(folder: str | Path) -> int | None:
+    """Free bytes where `folder` is or would be made; nothing when the place cannot be asked."""
+    place = Path(folder).expanduser().absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return None
+
+
+@cache
+def _gpus() -> tuple[Gpu, ...]:
+    if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl") and os.name != "nt":
+        return ()
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(_gpu(pynvml, handle) for handle in handles)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(pynvml: object, handle: object) -> Gpu:
+    name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)  # type: ignore[attr-defined]
+    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)  # type: ignore[attr-defined]
+    return Gpu(visible(name if isinstance(name, str) else name.decode()), total, (int(major), int(minor)))
+
+
+def _cpu_count() -> int | None:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count()
+
+
+@cache
+def _memory_bytes() -> int | None:
+    """The machine's memory, or the container's limit where that is lower."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(limit).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit() and 0 < int(text) < total:
+            return int(text)
+    return total
+
+
+def _machine_name(gpus: tuple[Gpu, ...]) -> str:
+    if not gpus:
+        return f"{platform.machine() or 'this machine'}, no GPU"
+    names = {gpu.name for gpu in gpus}
+    first = gpus[0].name.removeprefix("NVIDIA ")
+    return (
+        f"{len(gpus)} x {first}"
+        if len(names) == 1 and len(gpus) > 1
+        else ", ".join(sorted(names))
+        if len(names) > 1
+        else first
+    )
+
+
+@cache
+def installed(package: str) -> str | None:
+    """The installed version of a distribution, from its metadata; nothing when it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
