@@ -54,6 +54,7 @@ def launch(
             **details,
             "name": name,
             "versions": versions(),
+            "config": config_text,
             "devices_wanted": devices,
             "devices": list(chosen.visible),
             "processes": chosen.processes,
@@ -91,6 +92,32 @@ def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
     )
     _start_supervisor(run, "start")
     return newest, skipped
+
+
+def changed_settings(run: RunFolder) -> list[str]:
+    """What differs between the run's config.yaml and the one it was launched with, as `path: before -> now`."""
+    from engine.config.edit import MISSING, changes
+    from engine.config.files import parse
+
+    before = run.read_json().get("config")
+    now = run.config.read_text(encoding="utf-8")
+    if not isinstance(before, str) or before == now:
+        return []
+    old = parse(before).mapping
+    found = []
+    for path, value in changes(old, parse(now, path=run.config).mapping):
+        shown = "removed" if value is MISSING else repr(value)
+        found.append(f"{'.'.join(map(str, path))}: {_at(old, path)!r} -> {shown}")
+    return found
+
+
+def _at(place: Any, path: tuple[Any, ...]) -> Any:
+    for part in path:
+        try:
+            place = place[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return place
 
 
 def attend(run: RunFolder) -> str:

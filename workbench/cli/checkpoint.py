@@ -1,0 +1,34 @@
+"""`workbench checkpoint RUN`: save one now and go on."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from engine.errors import WorkbenchError
+from engine.run import checkpoint, store
+from engine.run.sizes import size_text
+from workbench.cli.asking import ask
+
+
+@click.command(short_help="Ask a run for a checkpoint.")
+@click.argument("run")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(run: str, runs: str | None, as_json: bool) -> int:
+    """Ask a run for a checkpoint and wait until it is whole; the run goes on."""
+    folder = store.find(run, store.runs_dir(runs))
+    grace = folder.read_json().get("grace_seconds")
+    ask(folder, "checkpoint", patience=10.0 * (grace if isinstance(grace, (int, float)) else 60))
+    newest, skipped = checkpoint.newest_valid(folder, hashes=False)
+    if newest is None:
+        raise WorkbenchError(f"{folder.id}: no whole checkpoint is there ({len(skipped)} damaged).")
+    size = checkpoint.size_of(newest)
+    if as_json:
+        click.echo(
+            json.dumps({"id": folder.id, "step": checkpoint.step_of(newest), "path": str(newest), "bytes": size})
+        )
+    else:
+        click.echo(f"{newest} ({size_text(size)})")
+    return 0

@@ -1,0 +1,65 @@
+"""`workbench demo`: train the built-in tiny model on the built-in dates, here and now, without any network."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from engine.errors import UsageError, visible
+from engine.run.index import open_view
+from engine.run.view import RunView
+from workbench.cli.train import attach, start_mapping
+
+
+@click.command(short_help="Train the built-in tiny model; no network needed.")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.option("--app", "in_app", is_flag=True, help="Watch it in the app.")
+@click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def command(
+    ctx: click.Context, overrides: tuple[str, ...], in_app: bool, detach: bool, runs: str | None, as_json: bool
+) -> int:
+    """Teach a tiny model to write dates in ISO form, on this machine, in about two minutes.
+
+    The pinned questions are answered again and again while it learns.
+    """
+    from engine.config.recipes import recipe_mapping
+
+    if in_app and (detach or as_json):
+        raise UsageError("--app excludes --detach and --json; choose one.")
+    run = start_mapping(recipe_mapping("demo"), Path.cwd(), overrides, runs, name="demo")
+    if in_app:
+        return int(ctx.invoke(import_module("workbench.cli.app").command, run=str(run.path)) or 0)
+    if not as_json:
+        click.echo(f"{run.id} in {run.path}", err=True)
+    code = attach(run, detach=detach, as_json=as_json)
+    if code == 0 and not detach and not as_json:
+        with open_view(run) as watch:
+            if watch.view.state == "finished":
+                _say_what_it_learned(watch.view)
+    return code
+
+
+def _say_what_it_learned(view: RunView) -> None:
+    """The pinned questions, answered before and after; then the ways on."""
+    answers: dict[int, list[dict[str, object]]] = {}
+    for sample in view.samples:
+        answers.setdefault(sample["index"], []).append(sample)
+    if answers:
+        click.echo("\nBefore and after:")
+    for given in answers.values():
+        first, last = given[0], given[-1]
+        click.echo(f"  {visible(str(first['prompt']))}")
+        click.echo(f"    step {first['step']}: {visible(str(first['completion']))}")
+        click.echo(f"    step {last['step']}: {visible(str(last['completion']))}")
+    click.echo(
+        "\nWhat now:\n"
+        f"  workbench {view.id}            look at its curves in the app\n"
+        f"  workbench receipt {view.id}    see what was really done\n"
+        "  workbench new -o my.yaml       write a config for your own data\n"
+        "  workbench                      build one step by step"
+    )

@@ -1,0 +1,197 @@
+"""Following a run in plain text: what `train`, `watch` and `demo` print while it goes.
+
+On a terminal one line is rewritten in place; elsewhere a line comes now and then. Everything that is not a result goes
+to stderr. Nothing here can touch the run: leaving is always harmless.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from engine.errors import visible
+from engine.run.index import Watch
+from engine.run.sizes import size_text, time_text
+from engine.run.view import RunView
+
+LOOK_SECONDS = 0.2
+# Without a terminal: a line at least so often, so that a CI log shows life.
+SAY_SECONDS = 10.0
+
+# A state must look different everywhere, also without colour.
+GLYPHS = {
+    "queued": "…",
+    "starting": "◌",
+    "running": "▶",
+    "stopping": "◧",
+    "finished": "✓",
+    "stopped": "■",
+    "failed": "✗",
+    "lost": "?",
+}
+COLOURS = {
+    "running": "green",
+    "finished": "green",
+    "stopped": "yellow",
+    "stopping": "yellow",
+    "failed": "red",
+    "lost": "red",
+}
+
+
+def state_text(state: str) -> str:
+    return f"{GLYPHS.get(state, ' ')} {state}"
+
+
+class Follower:
+    """Prints what is new in a run's view, each thing once."""
+
+    def __init__(self, watch: Watch, *, quiet: bool = False) -> None:
+        self.watch = watch
+        self.quiet = quiet
+        self.live = sys.stderr.isatty() and not quiet
+        self._phase = ""
+        self._samples = 0
+        self._checkpoints: set[tuple[Any, Any]] = set()
+        self._diverged = 0
+        self._state = ""
+        self._said_at = 0.0
+        self._said_step = -1
+        self._line = False
+
+    def until(self, done: Callable[[RunView], bool]) -> RunView:
+        """Follow until `done` says so or the run is over; returns the view."""
+        while True:
+            self.watch.poll()
+            view = self.watch.view
+            self._news(view)
+            if view.over or done(view):
+                self._clear()
+                return view
+            time.sleep(LOOK_SECONDS)
+
+    def say(self, text: str, **style: Any) -> None:
+        if not self.quiet:
+            self._clear()
+            click.secho(text, err=True, **style)
+
+    def _news(self, view: RunView) -> None:
+        if view.phase and view.phase != self._phase:
+            self._phase = view.phase
+            self.say(visible(view.phase))
+        if view.state != self._state and view.state in ("starting", "stopping"):
+            self.say(state_text(view.state), fg=COLOURS.get(view.state))
+        self._state = view.state
+        for entry in view.checkpoints:
+            key = (entry["step"], entry["state"])
+            if key not in self._checkpoints:
+                self._checkpoints.add(key)
+                if entry["state"] == "committed":
+                    self.say(f"checkpoint at step {entry['step']} ({size_text(entry['bytes'])})")
+        for entry in view.diverged[self._diverged :]:
+            self.say(f"step {entry['step']}: {visible(entry['what'])} is no longer a finite number", fg="red")
+        self._diverged = len(view.diverged)
+        for sample in view.samples[self._samples :]:
+            prompt, answer = (visible(sample[key])[:70] for key in ("prompt", "completion"))
+            self.say(f"step {sample['step']:>5}  {prompt} → {answer}")
+        self._samples = len(view.samples)
+        self._status(view)
+
+    def _status(self, view: RunView) -> None:
+        if self.quiet:
+            return
+        if self.live:
+            text = status_line(view)
+            if text:
+                sys.stderr.write("\r\x1b[2K" + text[: shutil.get_terminal_size().columns - 1])
+                sys.stderr.flush()
+                self._line = True
+            return
+        now = time.monotonic()
+        text = status_line(view)
+        if text and view.step != self._said_step and now - self._said_at >= SAY_SECONDS:
+            self._said_at, self._said_step = now, view.step
+            click.echo(text, err=True)
+
+    def _clear(self) -> None:
+        if self._line:
+            sys.stderr.write("\r\x1b[2K")
+            self._line = False
+
+
+def status_line(view: RunView) -> str:
+    """`step 412 of 620 (66 %)  loss 0.0312  9,812 tokens/s  0:42 left`."""
+    if view.state == "starting" or (not view.step and not view.latest):
+        progress = view.progress
+        if progress and progress["what"]:
+            total = f" of {progress['total']:,.0f}" if progress["total"] else ""
+            return (
+                f"{visible(progress['what'])}: {progress['done'] or 0:,.0f}{total} {visible(progress['unit'])}".rstrip()
+            )
+        return visible(view.phase)
+    parts = [f"step {view.step}"]
+    if view.max_steps:
+        parts[0] += f" of {view.max_steps} ({100 * view.step / view.max_steps:.0f} %)"
+    loss = view.latest.get("loss")
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    held_out = view.latest.get("eval_loss")
+    if held_out is not None:
+        parts.append(f"held-out {held_out:.4f}")
+    speed = view.latest.get("tokens_per_second")
+    if speed:
+        parts.append(f"{speed:,.0f} tokens/s")
+    if view.eta_seconds is not None and not view.over:
+        parts.append(f"{time_text(view.eta_seconds)} left")
+    return "  ".join(parts)
+
+
+def ending(view: RunView) -> str:
+    """How it ended, in one sentence, with the way on."""
+    took = time_text(view.ended - view.started) if view.ended and view.started else ""
+    if view.state == "finished":
+        loss = f", loss {view.latest['loss']:.4f}" if "loss" in view.latest else ""
+        return f"{state_text('finished')}: {view.id}, {view.step} steps{loss}" + (f", {took}" if took else "")
+    if view.state == "stopped":
+        return f"{state_text('stopped')} at step {view.step}: {view.id}. `workbench resume {view.id}` goes on."
+    return f"{state_text(view.state)} at step {view.step}: {view.id}. {visible(view.cause)}"
+
+
+def report(view: RunView) -> None:
+    """The end on stderr, with the lines that matter when it failed."""
+    click.secho(ending(view), err=True, fg=COLOURS.get(view.state))
+    if view.state == "failed":
+        for line in view.cause_lines[-12:]:
+            click.echo("  " + visible(line), err=True)
+        whole = [entry for entry in view.checkpoints if entry["state"] == "committed"]
+        if whole:
+            click.echo(f"`workbench resume {view.id}` goes on from step {whole[-1]['step']}.", err=True)
+
+
+def summary(watch: Watch) -> dict[str, Any]:
+    """A run as `runs --json` lists it."""
+    view = watch.view
+    loss = view.latest.get("loss")
+    ended = watch.details.get("ended") if view.over else None
+    return {
+        "id": view.id,
+        "state": view.state,
+        "method": view.method,
+        "model": view.model,
+        "step": view.step,
+        "max_steps": view.max_steps,
+        "loss": loss,
+        "started": view.started or watch.details.get("created"),
+        "ended": view.ended or ended,
+        "cause": view.cause or None,
+    }
+
+
+def exit_code(view: RunView) -> int:
+    """0 for a run that finished or was stopped on request, 1 for one that failed or is lost."""
+    return 0 if view.state in ("finished", "stopped") else 1

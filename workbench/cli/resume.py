@@ -1,0 +1,51 @@
+"""`workbench resume RUN`: go on in the same folder, from its newest whole checkpoint."""
+
+from __future__ import annotations
+
+import click
+
+from engine.errors import WorkbenchError, visible
+from engine.run import checkpoint, launch, store
+from engine.run.store import RunFolder
+from workbench.cli.train import attach
+
+
+@click.command(short_help="Go on from the newest whole checkpoint.")
+@click.argument("run")
+@click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
+@click.option("--changed", is_flag=True, help="Go on although config.yaml was changed since the run began.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(run: str, detach: bool, changed: bool, runs: str | None, as_json: bool) -> int:
+    """Go on with a run that was stopped, failed or was lost. Says which checkpoints it skips and why.
+
+    The settings are compared first: a changed config.yaml is shown and needs --changed.
+    """
+    folder = store.find(run, store.runs_dir(runs))
+    launch.attend(folder)
+    differences = launch.changed_settings(folder)
+    for line in differences:
+        click.echo(f"changed: {visible(line)}", err=True)
+    if differences and not changed:
+        raise WorkbenchError(
+            f"{folder.id}: config.yaml was changed since the run began.", "Put it back, or go on with --changed."
+        )
+    if folder.state == "finished" and not differences:
+        raise WorkbenchError(f"{folder.id} is finished; there is nothing left to go on with.", "Start another run.")
+    _say_versions(folder)
+    newest, skipped = launch.resume(folder)
+    for path, reason in skipped:
+        click.echo(f"skipped {path.name}: {visible(reason)}", err=True)
+    place = f"step {checkpoint.step_of(newest)} ({newest.name})" if newest else "the beginning: no checkpoint is whole"
+    click.echo(f"{folder.id} goes on from {place}", err=True)
+    return attach(folder, detach=detach, as_json=as_json)
+
+
+def _say_versions(folder: RunFolder) -> None:
+    """Other versions can mean other numbers: they are said, and stop nothing."""
+    before = folder.read_json().get("versions")
+    now = launch.versions()
+    if isinstance(before, dict):
+        for package, version in sorted(before.items()):
+            if now.get(package) != version:
+                click.echo(f"note: {visible(package)} was {visible(str(version))}, is {now.get(package)}", err=True)

@@ -1,0 +1,48 @@
+"""`workbench stop RUN`: three ways to stop, each saying what it keeps."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from engine.errors import UsageError, WorkbenchError
+from engine.run import checkpoint, store
+from engine.run.index import peek
+from workbench.cli.asking import ask
+from workbench.cli.following import state_text, summary
+
+
+@click.command(short_help="Ask a run to stop.")
+@click.argument("run")
+@click.option("--save", is_flag=True, help="Save a checkpoint first; nothing is lost.")
+@click.option("--end-of-epoch", is_flag=True, help="Stop at the end of this epoch, with a checkpoint.")
+@click.option("--now", is_flag=True, help="End the process at once, also when it hangs.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(run: str, save: bool, end_of_epoch: bool, now: bool, runs: str | None, as_json: bool) -> int:
+    """Stop a run after its current step. Checkpoints made so far are kept; steps after the newest one are lost.
+
+    With --save it writes a checkpoint first. A run that does not answer within run.grace_seconds is ended.
+    """
+    if save + end_of_epoch + now > 1:
+        raise UsageError("--save, --end-of-epoch and --now exclude each other; choose one.")
+    folder = store.find(run, store.runs_dir(runs))
+    grace = folder.read_json().get("grace_seconds")
+    patience = 2.0 * (grace if isinstance(grace, (int, float)) else 60) + 30
+    do = "save_stop" if save else "end_of_epoch" if end_of_epoch else "stop"
+    view = ask(folder, do, now=now, patience=86_400 if end_of_epoch else patience)
+    kept, _ = checkpoint.newest_valid(folder, hashes=False)
+    step = checkpoint.step_of(kept) if kept else None
+    if as_json:
+        click.echo(json.dumps(summary(peek(folder)) | {"checkpoint": str(kept) if kept else None}))
+        return 0
+    if view.state in ("failed", "lost"):
+        raise WorkbenchError(f"{folder.id} {view.state} while it was stopping: {view.cause}")
+    on = (
+        f"Kept: the checkpoint of step {step}; `workbench resume {folder.id}` goes on from it."
+        if kept
+        else "Kept: no checkpoint."
+    )
+    click.echo(f"{state_text(view.state)} at step {view.step}: {folder.id}. {on}")
+    return 0

@@ -1,0 +1,189 @@
+"""`workbench train FILE`: start a run and watch it; the window may go at any time.
+
+With a terminal Ctrl-C asks, and leaves the run going unless told otherwise. Without one the command is the run's
+foreground: SIGTERM and SIGINT save and stop it within `run.grace_seconds`, and the exit code says so.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from engine.errors import WorkbenchError
+from engine.run import control
+from engine.run.index import Watch, open_view
+from engine.run.store import RunFolder
+from engine.run.view import RunView
+from workbench.cli.following import Follower, exit_code, report, state_text, summary
+
+
+@click.command(short_help="Start a run and watch it.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(file: Path, overrides: tuple[str, ...], detach: bool, runs: str | None, as_json: bool) -> int:
+    """Start a run of the config FILE and watch it.
+
+    \b
+    workbench train my.yaml
+    workbench train my.yaml optim.learning_rate=1e-4 --detach
+
+    Exit code: 0 finished or stopped on request, 1 failed, 143 and 130 ended by SIGTERM and SIGINT.
+    """
+    run = start(file, overrides, runs)
+    if not as_json:
+        click.echo(f"{run.id} in {run.path}", err=True)
+    return attach(run, detach=detach, as_json=as_json)
+
+
+def start(file: Path, overrides: tuple[str, ...], runs: str | None) -> RunFolder:
+    """Read, check, launch. Raises WorkbenchError after printing the findings if the config has errors."""
+    from engine.config.files import load
+
+    document = load(file)
+    return start_mapping(document.mapping, file.resolve().parent, overrides, runs, name=file.stem, source=file)
+
+
+def start_mapping(
+    mapping: dict[str, Any],
+    base: Path,
+    overrides: tuple[str, ...],
+    runs: str | None,
+    *,
+    name: str,
+    source: Path | None = None,
+) -> RunFolder:
+    from engine.config.schema import read
+    from engine.run.from_config import launch_config, runs_dir_of
+    from workbench.cli.reading import facts_for, forecast_bytes, say_findings, with_overrides
+
+    complete = with_overrides(mapping, base, overrides)
+    facts = facts_for(complete)
+    reading = read(complete, facts)
+    say_findings(reading.findings)
+    if not reading.ok:
+        count = sum(finding.severity == "error" for finding in reading.findings)
+        raise WorkbenchError(
+            f"{source or name}: the config has {count} error{'s' if count > 1 else ''}; no run was started.",
+            "`workbench check` shows them with their fixes." if source else "",
+        )
+    return launch_config(
+        reading.config,
+        facts,
+        runs_dir=runs_dir_of(reading.config, reading.given, runs),
+        name=name,
+        forecast_bytes=forecast_bytes(reading.config, facts),
+        source=source,
+    )
+
+
+def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False) -> int:
+    """Follow the run as this kind of window does; returns the exit code."""
+    with open_view(run) as watch:
+        follower = Follower(watch, quiet=as_json)
+        if detach:
+            view = follower.until(lambda view: view.state in ("running", "stopping"))
+            return _detached(watch, view, as_json)
+        if sys.stdin.isatty() and sys.stderr.isatty() and not as_json:
+            return _with_terminal(run, follower)
+        return _foreground(run, follower, as_json)
+
+
+def _detached(watch: Watch, view: RunView, as_json: bool) -> int:
+    if as_json:
+        click.echo(json.dumps(summary(watch) | {"path": str(watch.folder.path)}))
+    elif view.over:
+        report(view)
+    else:
+        click.echo(f"{state_text(view.state)}: {view.id}. `workbench watch {view.id}` shows it.", err=True)
+    return exit_code(view) if view.over else 0
+
+
+# -- with a terminal ---------------------------------------------------------------------------------------------------
+
+_QUESTION = """
+The run goes on without this window.
+  l  leave it running
+  s  save a checkpoint, then stop
+  n  stop now, keep the checkpoints made so far
+  w  go on watching
+"""
+
+
+def _with_terminal(run: RunFolder, follower: Follower) -> int:
+    while True:
+        try:
+            view = follower.until(lambda view: False)
+        except KeyboardInterrupt:
+            if _ask(run):
+                return 0
+            continue
+        report(view)
+        return exit_code(view)
+
+
+def _ask(run: RunFolder) -> bool:
+    """What Ctrl-C should mean; True to leave. Another Ctrl-C leaves too."""
+    click.echo(_QUESTION, err=True)
+    try:
+        choice = click.prompt("", type=click.Choice(["l", "s", "n", "w"]), default="l", show_choices=False, err=True)
+    except (click.Abort, KeyboardInterrupt):
+        choice = "l"
+    if choice == "l":
+        click.echo(
+            f"{run.id} goes on. `workbench watch {run.id}` shows it, `workbench stop {run.id}` stops it.", err=True
+        )
+        return True
+    if choice in ("s", "n"):
+        control.request(run, "save_stop" if choice == "s" else "stop", by="the terminal")
+    return False
+
+
+# -- without one -------------------------------------------------------------------------------------------------------
+
+
+def _foreground(run: RunFolder, follower: Follower, as_json: bool) -> int:
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    view = follower.until(lambda view: bool(received))
+    code = None
+    if received and not view.over:
+        code = 128 + received[0]
+        view = _stop_for_signal(run, follower, signal.Signals(received[0]).name)
+    if as_json:
+        click.echo(json.dumps(summary(follower.watch)))
+    else:
+        report(view)
+    return exit_code(view) if code is None else code
+
+
+def _stop_for_signal(run: RunFolder, follower: Follower, name: str) -> RunView:
+    """Save and stop; where that takes longer than the grace, stop at once."""
+    grace = run.read_json().get("grace_seconds")
+    give_up = time.monotonic() + (grace if isinstance(grace, (int, float)) else 60)
+    try:
+        control.request(run, "save_stop", by=name)
+    except WorkbenchError:
+        # It ended in this very moment.
+        return follower.until(lambda view: view.over)
+    follower.say(f"{name}: saving a checkpoint, then stopping")
+    view = follower.until(lambda view: time.monotonic() > give_up)
+    if not view.over:
+        follower.say("it takes longer than run.grace_seconds; stopping at once")
+        control.request(run, "stop", by=name, now=True)
+        view = follower.until(lambda view: time.monotonic() > give_up + 15)
+    return view
