@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -315,19 +316,22 @@ class Chat:
 @contextmanager
 def _limited() -> Iterator[None]:
     """At most `SECONDS` for one rendering: templates come from strangers. Only the main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: Any) -> None:
         raise TimeoutError
 
+    began = time.monotonic()
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    rest, interval = signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        # Someone else's timer goes on as if we had not been here.
+        left = max(rest - (time.monotonic() - began), 0.001) if rest else 0
+        signal.setitimer(signal.ITIMER_REAL, left, interval)
         signal.signal(signal.SIGALRM, before)
 
 

@@ -1,0 +1,144 @@
+"""Formats are detected, said, and can be overridden; what cannot be read names the column and the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.data.detect import detect
+from engine.data.formats import FormatError, read_example, transcript
+from engine.data.rows import open_rows
+
+Write = Callable[..., Path]
+
+DETECTED = [
+    ("llama-factory/alpaca_en_demo.json", "alpaca", "columns instruction, output, input: Alpaca"),
+    ("llama-factory/c4_demo.jsonl", "text", "columns text: plain text"),
+    ("llama-factory/wiki_demo.txt", "text", "columns text: plain text; a row is a line"),
+    ("tinyshakespeare/input_first_900k.txt", "text", "columns text: plain text; a row is a paragraph"),
+    ("gsm8k/train_1000.jsonl", "prompt_completion", "question is the prompt, answer is the completion"),
+    ("gsm8k/preference_pairs.jsonl", "preference", "columns chosen, rejected, prompt: a preference pair"),
+    ("llama-factory/dpo_en_demo.json", "preference", "conversations is the prompt"),
+    ("hh-rlhf/harmless_base_test_tame_110.jsonl", "preference", "columns chosen, rejected: a preference pair"),
+    ("stack-exchange/stack_exchange_paired_tiny.json", "preference", "response_j is the chosen"),
+    ("llama-factory/v1_dpo_demo.jsonl", "preference", "chosen_messages is the chosen"),
+    ("llama-factory/glaive_toolcall_en_demo.json", "sharegpt", "columns conversations, tools: ShareGPT"),
+    ("llama-factory/reason_tool_use_demo_50.jsonl", "messages", "columns messages, tools: messages (OpenAI)"),
+]
+
+
+@pytest.mark.parametrize(("file", "format", "why"), DETECTED)
+def test_real_files_are_detected_and_every_row_reads(shared_data: Path, file: str, format: str, why: str) -> None:
+    rows = open_rows(shared_data / file)
+    found = detect(rows)
+    assert (found.format, found.problems) == (format, ())
+    assert why in found.why
+    assert all(read_example(row, format, found.columns).kind for row in rows)
+
+
+def test_good_and_bad_answers_are_not_taken_for_training_rows(shared_data: Path) -> None:
+    found = detect(open_rows(shared_data / "gsm8k/kto_rows.jsonl"))
+    assert found.format is None
+    assert "KTO" in found.problems[0]
+    named = detect(open_rows(shared_data / "gsm8k/kto_rows.jsonl"), format="prompt_completion")
+    assert (named.format, named.problems) == ("prompt_completion", ())
+
+
+def test_columns_that_fit_nothing_are_listed_with_the_way_out(shared_data: Path) -> None:
+    found = detect(open_rows(shared_data / "stsb/stsb_en_images_dev_250.jsonl"))
+    assert found.format is None
+    assert "columns sentence1, sentence2, score fit no known format" in found.problems[0]
+
+
+def test_a_column_map_makes_any_column_a_part(write: Write) -> None:
+    rows = open_rows(write([{"frage": "2+2?", "antwort": "4"}]))
+    found = detect(rows, {"prompt": "frage", "completion": "antwort"})
+    assert found.format == "prompt_completion"
+    example = read_example(rows[0], "prompt_completion", found.columns)
+    assert (example.prompt, example.chosen) == ("2+2?", "4")
+
+
+def test_message_properties_can_be_mapped(write: Write) -> None:
+    row = {"messages": [{"speaker": "human", "words": "Hi"}, {"speaker": "bot", "words": "Yo", "inner": "hm"}]}
+    rows = open_rows(write([row]))
+    found = detect(rows, {"role": "speaker", "content": "words", "thinking": "inner"}, "messages")
+    assert found.problems == ()
+    assert read_example(rows[0], "messages", found.columns).messages == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yo", "reasoning_content": "hm"},
+    ]
+
+
+def test_a_file_that_mixes_formats_names_the_row_where_it_changes(write: Write) -> None:
+    rows = [{"instruction": "a", "output": "b"}] * 3 + [{"text": "other"}]
+    found = detect(open_rows(write(rows)))
+    assert found.format == "alpaca"
+    assert len(found.problems) == 1
+    assert found.problems[0].endswith("rows.jsonl:4: this row is plain text, the rows before are Alpaca; row 3")
+
+
+@pytest.mark.parametrize(
+    ("row", "format", "sentence"),
+    [
+        ({"instruction": "a"}, "alpaca", "column output .output of Alpaca. is missing; the row has instruction"),
+        ({"instruction": "a", "output": None}, "alpaca", "column output .* is empty"),
+        ({"instruction": "a", "output": ["x"]}, "alpaca", "column output must hold text; got a list"),
+        ({"text": {"a": 1}}, "text", "column text must hold text; got an object"),
+        ({"messages": "no json"}, "messages", "column messages must hold JSON"),
+        (
+            {"messages": [{"role": "wizard", "content": "x"}]},
+            "messages",
+            "message 1 of column messages has the role wizard",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages", "message 1 of column messages has no content"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages", "message 1 .* must hold text; got"),
+        ({"messages": ["hello"]}, "messages", "message 1 .* must be an object with a role"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages", "part of type audio"),
+        ({"chosen": "a", "rejected": "b"}, "preference", "there is no prompt, and chosen is no transcript"),
+        ({"chosen": "a", "rejected": [{"role": "user", "content": "x"}]}, "preference", "must both hold"),
+        ({"input_ids": [1, "2"]}, "tokens", "input_ids must hold a list of whole numbers"),
+        ({"input_ids": [1, 2], "labels": [1]}, "tokens", "labels hold 1 numbers and input_ids 2"),
+        ({"messages": [], "audios": ["a.wav"]}, "messages", "column audios holds media"),
+        ({"x": 1}, "poetry", "unknown format poetry; known are"),
+    ],
+)
+def test_a_row_that_does_not_fit_says_why(row: Any, format: str, sentence: str) -> None:
+    with pytest.raises(FormatError, match=sentence):
+        read_example(row, format, {})
+
+
+def test_transcripts_become_turns_with_their_shared_beginning_as_prompt() -> None:
+    chosen = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Joke?\n\nAssistant: No."
+    rejected = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Joke?\n\nAssistant: Knock knock."
+    example = read_example({"chosen": chosen, "rejected": rejected}, "preference", {})
+    assert [turn["role"] for turn in example.prompt] == ["user", "assistant", "user"]
+    assert example.chosen == [{"role": "assistant", "content": "No."}]
+    assert example.rejected == [{"role": "assistant", "content": "Knock knock."}]
+    assert transcript("Human: no paragraph before") is None
+
+
+def test_tool_calls_and_reasoning_of_typed_parts(shared_data: Path) -> None:
+    rows = open_rows(shared_data / "llama-factory/reason_tool_use_demo_50.jsonl")
+    examples = [read_example(row, "messages", {}) for row in rows]
+    turns = [turn for example in examples for turn in example.messages]
+    calls = [call for turn in turns for call in turn.get("tool_calls", [])]
+    assert calls
+    assert all(isinstance(call["function"]["arguments"], dict) for call in calls)
+    assert any(turn.get("reasoning_content") for turn in turns)
+    assert all(isinstance(turn["content"], str) for turn in turns)
+
+
+def test_function_calls_of_sharegpt_become_tool_calls(shared_data: Path) -> None:
+    rows = open_rows(shared_data / "llama-factory/glaive_toolcall_en_demo.json")
+    called = [turn for row in rows for turn in read_example(row, "sharegpt", {}).messages if turn.get("tool_calls")]
+    assert len(called) > 50
+    assert all(turn["role"] == "assistant" and turn["content"] == "" for turn in called)
+
+
+def test_alpaca_joins_instruction_and_input_and_keeps_the_history() -> None:
+    row = {"instruction": "Add", "input": "2+2", "output": "4", "history": [["Hi", "Hello"]], "system": "Be brief"}
+    example = read_example(row, "alpaca", {})
+    assert [turn["content"] for turn in example.messages] == ["Be brief", "Hi", "Hello", "Add\n2+2", "4"]
