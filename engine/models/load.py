@@ -1,0 +1,139 @@
+"""Models and processing classes from a config: local folders, hub ids and `builtin/tiny`.
+
+Refuses code from model folders and weights that are pickles: only safetensors are read. What the model was asked for and
+what it became (number format, attention) is left on the model for the receipt to read; nothing is decided silently.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError, visible
+
+DTYPES = ("bfloat16", "float16", "float32")
+BUILTIN = "builtin/tiny"
+
+
+def model_folder(config: Any) -> str:
+    """Where the weights are read from: a folder for `builtin/tiny`, otherwise the name itself."""
+    if config.model.name != BUILTIN:
+        return config.model.name
+    from engine.builtin import tiny
+
+    return str(tiny.folder(config.model.tokenizer))
+
+
+def load_processing_class(config: Any) -> Any:
+    """The tokenizer, or the processor where the model has one. Raises ModelError naming what cannot be loaded."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    source = config.model.tokenizer or model_folder(config)
+    refuse_foreign_code(source)
+    folder = Path(source)
+    has_processor = any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json"))
+    loader = AutoProcessor if has_processor else AutoTokenizer
+    revision = config.model.revision if config.model.tokenizer is None else None
+    try:
+        return loader.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as problem:
+        raise _cannot_load("tokenizer", source, problem) from problem
+
+
+def load_model(config: Any) -> Any:
+    """The causal language model in its number format, on the CPU unless it is quantized for a GPU.
+
+    Raises ModelError when it cannot be found or read, when it would run code of its own, and when it brings no
+    safetensors weights.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    source = model_folder(config)
+    refuse_foreign_code(source)
+    settings: dict[str, Any] = {
+        "dtype": getattr(torch, config.model.dtype),
+        "attn_implementation": config.model.attention,
+        "revision": config.model.revision if config.model.name != BUILTIN else None,
+    }
+    if (quantization := quantization_config(config)) is not None:
+        settings["quantization_config"] = quantization
+        if torch.cuda.is_available():
+            settings["device_map"] = {"": torch.cuda.current_device()}
+    try:
+        return AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
+    except (OSError, ValueError, ImportError) as problem:
+        raise _cannot_load("model", source, problem) from problem
+
+
+def quantization_config(config: Any) -> Any:
+    """bitsandbytes' settings for `model.quantization`, or None; 4-bit weights are quantized twice (arXiv:2305.14314)."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    kind = config.model.quantization
+    if kind == "none":
+        return None
+    if kind == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, config.model.dtype),
+    )
+
+
+def refuse_foreign_code(source: str) -> None:
+    """Raises ModelError if a local folder's JSON files ask for code to be run or hold fields only the library may set."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return
+    for name in ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            content = json.loads(path.read_text("utf-8"))
+        except ValueError as problem:
+            raise ModelError(f"{visible(str(path))}: is not JSON ({problem}).") from problem
+        if (found := _foreign(content)) is not None:
+            raise ModelError(
+                f"{visible(str(path))}: holds `{visible(found)}`, which would run code that comes with the model.",
+                "Such models are not loaded. Use a model that transformers itself supports.",
+            )
+
+
+def _foreign(content: Any) -> str | None:
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if key in ("auto_map", "trust_remote_code") and value:
+                return str(key)
+            if key.startswith("_") and key.endswith("_internal"):
+                return str(key)
+            if (found := _foreign(value)) is not None:
+                return found
+    elif isinstance(content, list):
+        for value in content:
+            if (found := _foreign(value)) is not None:
+                return found
+    return None
+
+
+def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
+    name = visible(source)
+    first = visible(str(problem).strip().split("\n")[0])[:300]
+    if Path(source).is_dir():
+        if what == "model" and not any(Path(source).glob("*.safetensors*")):
+            return ModelError(
+                f"model.name: the folder {name} holds no safetensors weights.",
+                "Pickled weights (.bin, .pt) are not read, since they can run code. Convert them to safetensors first.",
+            )
+        return ModelError(f"model.name: the {what} in {name} cannot be loaded: {first}")
+    if source.startswith((".", "/", "~")):
+        return ModelError(f"model.name: there is no folder {name}.", "Check the path.")
+    return ModelError(
+        f"model.name: the {what} {name} is neither a folder here nor to be had from the hub: {first}",
+        "Check the name and the network, or download it on another machine and give the folder.",
+    )

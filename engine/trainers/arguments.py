@@ -1,0 +1,62 @@
+"""From our sections to the arguments that every transformers trainer shares: one pure function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
+    """Keyword arguments for TrainingArguments and its subclasses. `config` is resolved: no `auto` is left in it.
+
+    Weights are trained in `model.dtype` as it stands; only float16 runs under autocast, with a gradient scaler, since
+    float16 gradients underflow. Saving is ours (`engine.trainers.saving`), so transformers never rotates checkpoints.
+    """
+    optim, run = config.optim, config.run
+    return {
+        "output_dir": str(Path(run_folder) / "checkpoints"),
+        "per_device_train_batch_size": optim.per_device_train_batch_size,
+        "per_device_eval_batch_size": optim.per_device_eval_batch_size or optim.per_device_train_batch_size,
+        "gradient_accumulation_steps": optim.gradient_accumulation_steps,
+        "num_train_epochs": optim.num_train_epochs,
+        "max_steps": optim.max_steps or -1,
+        "learning_rate": optim.learning_rate,
+        "lr_scheduler_type": optim.lr_scheduler_type,
+        "warmup_steps": optim.warmup_steps,
+        "weight_decay": optim.weight_decay,
+        "adam_beta1": optim.adam_beta1,
+        "adam_beta2": optim.adam_beta2,
+        "adam_epsilon": optim.adam_epsilon,
+        "max_grad_norm": optim.max_grad_norm,
+        "optim": optim.optim,
+        "bf16": False,
+        "fp16": config.model.dtype == "float16" and torch.cuda.is_available(),
+        "tf32": optim.tf32 if torch.cuda.is_available() else None,
+        "use_cpu": not torch.cuda.is_available(),
+        "gradient_checkpointing": checkpointing(config),
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if checkpointing(config) else None,
+        "seed": run.seed,
+        "data_seed": run.seed,
+        "train_sampling_strategy": "random" if config.data.shuffle else "sequential",
+        "logging_steps": run.logging_steps,
+        "logging_first_step": True,
+        # A NaN must be seen: the filter would print a loss of 0.0 in its place.
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": run.save_steps,
+        "save_total_limit": None,
+        "eval_strategy": "steps" if config.data.eval else "no",
+        "eval_steps": run.eval_steps if config.data.eval else None,
+        "prediction_loss_only": True,
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "push_to_hub": False,
+    }
+
+
+def checkpointing(config: Any) -> bool:
+    """Whether layers are computed again in the backward pass."""
+    return config.memory.gradient_checkpointing in (True, "full")

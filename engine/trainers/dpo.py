@@ -1,0 +1,63 @@
+"""Direct preference optimization through TRL's DPOTrainer (arXiv:2305.18290), on pairs that are already tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trl import DPOConfig, DPOTrainer
+
+from engine.models.load import load_model
+from engine.trainers.arguments import shared_arguments
+from engine.trainers.saving import RunTrainer, WithRows
+
+
+class Dpo(RunTrainer, DPOTrainer):
+    """TRL's trainer with our saving and our prepared pairs."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        """TRL would look for text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""
+        return dataset
+
+
+def arguments(config: Any, run_folder: str | Path) -> DPOConfig:
+    """Our sections as TRL's config."""
+    method = config.method
+    return DPOConfig(
+        **shared_arguments(config, run_folder),
+        beta=method.beta,
+        loss_type=[method.loss_type],
+        label_smoothing=method.label_smoothing,
+        precompute_ref_log_probs=method.reference == "precompute",
+        max_length=None,
+    )
+
+
+def build(
+    config: Any,
+    run_folder: str | Path,
+    model: Any,
+    processing_class: Any,
+    collator: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> Dpo:
+    """The trainer, ready to `attach`. With `reference: copy` the base model is loaded a second time and frozen."""
+    reference = None
+    if config.method.reference == "copy":
+        reference = load_model(config).eval().requires_grad_(False)
+    trainer = Dpo(
+        model=model,
+        ref_model=reference,
+        args=arguments(config, run_folder),
+        # Precomputed reference values are made while the trainer is built, by a forward pass that takes every key of
+        # the batch for the model: row ids join only afterwards.
+        data_collator=collator,
+        train_dataset=train,
+        eval_dataset=eval,
+        processing_class=processing_class,
+        callbacks=callbacks,
+    )
+    trainer.data_collator = WithRows(collator)
+    return trainer

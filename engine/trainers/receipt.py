@@ -1,0 +1,153 @@
+"""What was really done, read off the built model and trainer: never copied from the config.
+
+Each entry says what was requested, what is in force, on how many modules or parameters, and a detail in words.
+`unmet` names requested features that touched nothing; they end the run before its first step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from engine.models.load import BUILTIN
+
+
+def receipt(config: Any, trainer: Any, prepared: Any) -> list[dict[str, Any]]:
+    """The entries of the `receipt` event for a trainer that is about to start."""
+    model = trainer.model
+    entries = [
+        _precision(config, model),
+        _parameters(model),
+        _adapter(config, model),
+        _attention(config, model),
+        _checkpointing(config, model),
+        _loss(config, trainer),
+        _entry(
+            "optimizer",
+            config.optim.optim,
+            type(trainer.optimizer.optimizer if hasattr(trainer.optimizer, "optimizer") else trainer.optimizer).__name__
+            if trainer.optimizer is not None
+            else trainer.get_optimizer_cls_and_kwargs(trainer.args, model)[0].__name__,
+        ),
+        _entry(
+            "rows",
+            None,
+            prepared.counts["kept"],
+            count=prepared.counts["packs"] or None,
+            detail="; ".join(prepared.warnings) or "every row is used as it is",
+        ),
+        _entry("tokens fingerprint", None, prepared.fingerprint, detail="of ids and labels of the first rows"),
+    ]
+    if config.model.quantization != "none":
+        entries.append(_quantization(config, model))
+    if config.data.packing:
+        apart = config.data.packing_cross_doc_attn_mask
+        entries.append(
+            _entry(
+                "packing",
+                "apart" if apart else "joined",
+                "apart" if "seq_lengths" in prepared.dataset.column_names else "joined",
+                count=prepared.counts["packs"],
+                detail="packs; tokens see their own document only" if apart else "packs",
+            )
+        )
+    if config.model.name == BUILTIN and config.model.tokenizer is not None:
+        entries.append(
+            _entry(
+                "builtin/tiny", None, "untrained", detail="built with the vocabulary of model.tokenizer: random weights"
+            )
+        )
+    return entries
+
+
+def unmet(config: Any, entries: list[dict[str, Any]]) -> str | None:
+    """The sentence for a requested feature that touched nothing, or None."""
+    by_name = {entry["feature"]: entry for entry in entries}
+    for feature, asked in (
+        ("adapter", config.adapter.kind != "none"),
+        ("gradient checkpointing", config.memory.gradient_checkpointing in (True, "full")),
+        ("quantization", config.model.quantization != "none"),
+        ("packing", config.data.packing),
+    ):
+        if asked and not by_name[feature]["count"]:
+            return f"{feature} was requested and touched nothing in this model: turn it off or choose another model."
+    return None
+
+
+def _entry(feature: str, requested: Any, effective: Any, count: int | None = None, detail: str = "") -> dict[str, Any]:
+    return {"feature": feature, "requested": requested, "effective": effective, "count": count, "detail": detail}
+
+
+def _precision(config: Any, model: Any) -> dict[str, Any]:
+    kinds: Counter[str] = Counter()
+    for parameter in model.parameters():
+        kinds[_name(parameter.dtype)] += parameter.numel()
+    trained = Counter(_name(p.dtype) for p in model.parameters() if p.requires_grad)
+    detail = ", ".join(f"{count:,} in {kind}" for kind, count in kinds.most_common())
+    if trained:
+        detail += f"; trained in {', '.join(sorted(trained))}"
+    return _entry("precision", config.model.dtype, kinds.most_common(1)[0][0], sum(kinds.values()), detail)
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    return _entry("trainable parameters", None, trained, trained, f"of {total:,} ({trained / max(total, 1):.2%})")
+
+
+def _adapter(config: Any, model: Any) -> dict[str, Any]:
+    from peft.tuners.lora import LoraLayer
+
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+    kinds = Counter(name.rsplit(".", 1)[-1] for name, _ in layers)
+    numbers = {_name(p.dtype) for n, p in model.named_parameters() if "lora_" in n}
+    detail = ", ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
+    if numbers:
+        detail += f"; in {', '.join(sorted(numbers))}"
+    return _entry("adapter", config.adapter.kind, "lora" if layers else "none", len(layers), detail)
+
+
+def _attention(config: Any, model: Any) -> dict[str, Any]:
+    in_force = model.config._attn_implementation
+    return _entry("attention", config.model.attention, in_force)
+
+
+def _checkpointing(config: Any, model: Any) -> dict[str, Any]:
+    layers = sum(bool(getattr(module, "gradient_checkpointing", False)) for module in model.modules())
+    requested = config.memory.gradient_checkpointing
+    return _entry(
+        "gradient checkpointing",
+        requested,
+        "full" if layers else "off",
+        layers,
+        "layers computed again" if layers else "",
+    )
+
+
+def _quantization(config: Any, model: Any) -> dict[str, Any]:
+    kinds = Counter(
+        type(module).__name__ for module in model.modules() if type(module).__name__ in ("Linear4bit", "Linear8bitLt")
+    )
+    count = sum(kinds.values())
+    return _entry(
+        "quantization",
+        config.model.quantization,
+        next(iter(kinds), "none"),
+        count,
+        "linear layers" + ("; statistics quantized again" if config.model.quantization != "int8" else ""),
+    )
+
+
+def _loss(config: Any, trainer: Any) -> dict[str, Any]:
+    detail = "TRL's fused head: logits are formed in chunks, never all at once"
+    effective = type(trainer).__mro__[2].__name__
+    if config.method.kind == "dpo":
+        reference = "precomputed" if trainer.precompute_ref_logps else "copy" if trainer.ref_model else "adapter off"
+        return _entry("loss", config.method.loss_type, effective, detail=f"{detail}; reference: {reference}")
+    return _entry("loss", "cross-entropy", effective, detail=detail)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

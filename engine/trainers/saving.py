@@ -1,0 +1,132 @@
+"""The one mixin: what every trainer of ours does around a step and at a save.
+
+A save writes into `checkpoint-N.tmp` and is committed by `engine.run.checkpoint`, so a checkpoint is whole or absent;
+transformers' own rotation and its search for the last checkpoint are never used. Token counts are state: they are saved
+and come back with the checkpoint. Row ids leave the batch before the model sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.run import checkpoint
+from engine.run.store import RunFolder
+
+TOKENS_STATE = "tokens_state.json"
+ROWS = "rows"
+
+
+class WithRows:
+    """A collator that also hands on which rows made the batch; `collator` is the preview's own object."""
+
+    def __init__(self, collator: Any) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = self.collator(rows)
+        batch[ROWS] = [row.get("rows") or [row.get("row", -1)] for row in rows]
+        return batch
+
+
+class RunTrainer:
+    """Mixed in before a transformers trainer. `attach` gives it its run before `train`."""
+
+    run: RunFolder
+    writer: Any
+    keep: int
+    commit_info: dict[str, Any]
+
+    def attach(self, run: RunFolder, writer: Any, keep: int, commit_info: dict[str, Any]) -> None:
+        """`writer` is the run's EventWriter on rank 0 and None elsewhere; `commit_info` goes into COMMIT.json."""
+        self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
+        self.tokens, self.trained_tokens = 0, 0
+        self.batch_rows: list[int] = []
+        self._uncounted: list[torch.Tensor] = []
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        for rows in inputs.pop(ROWS, ()):
+            self.batch_rows.extend(rows)
+        self._count(inputs)
+        return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        inputs.pop(ROWS, None)
+        return super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _count(self, inputs: dict[str, Any]) -> None:
+        """Notes the batch's tokens on its own device; the numbers are read when they are logged, so nothing waits."""
+        mask = inputs.get("attention_mask")
+        total = mask.sum() if mask is not None else torch.tensor(inputs["input_ids"].numel())
+        trained = inputs["labels"].ne(-100).sum() if "labels" in inputs else inputs["completion_mask"].sum()
+        self._uncounted.append(torch.stack([total.to(trained.device), trained]))
+
+    def token_counts(self) -> tuple[int, int]:
+        """Tokens seen and tokens trained so far, on all ranks together."""
+        if self._uncounted:
+            fresh = torch.stack(self._uncounted).sum(0)
+            if self.args.world_size > 1:  # type: ignore[attr-defined]
+                fresh = self.accelerator.reduce(fresh.to(self.accelerator.device))  # type: ignore[attr-defined]
+            total, trained = fresh.tolist()
+            self.tokens += int(total)
+            self.trained_tokens += int(trained)
+            self._uncounted.clear()
+        return self.tokens, self.trained_tokens
+
+    # -- saving and resuming -------------------------------------------------------------------------------------------
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        begun = time.monotonic()
+        step = self.state.global_step  # type: ignore[attr-defined]
+        if (self.run.checkpoints / f"checkpoint-{step}").is_dir() and checkpoint.is_valid(
+            self.run.checkpoints / f"checkpoint-{step}"
+        ):
+            return
+        first = self.args.should_save  # type: ignore[attr-defined]
+        self._say_checkpoint(step, "saving")
+        tmp = self.run.checkpoints / f"checkpoint-{step}.tmp"
+        if first:
+            checkpoint.begin(self.run, step)
+        self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
+        self._write_parts(tmp)
+        self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
+        if not first:
+            return
+        for unwanted in checkpoint.UNWANTED:
+            (tmp / unwanted).unlink(missing_ok=True)
+        final = checkpoint.commit(tmp, {**self.commit_info, "rng": _rng_kinds()})
+        self._say_checkpoint(step, "committed", bytes=checkpoint.size_of(final), seconds=time.monotonic() - begun)
+        for gone in checkpoint.prune(self.run, self.keep):
+            self._say_checkpoint(checkpoint.step_of(gone) or 0, "deleted")
+
+    def _write_parts(self, tmp: Path) -> None:
+        self.store_flos()  # type: ignore[attr-defined]
+        self.save_model(str(tmp), _internal_call=True)  # type: ignore[attr-defined]
+        self._save_optimizer_and_scheduler(str(tmp))  # type: ignore[attr-defined]
+        self._save_scaler(str(tmp))  # type: ignore[attr-defined]
+        self._save_rng_state(str(tmp))  # type: ignore[attr-defined]
+        total, trained = self.token_counts()
+        if self.args.should_save:  # type: ignore[attr-defined]
+            self.state.save_to_json(str(tmp / "trainer_state.json"))  # type: ignore[attr-defined]
+            counted = {"total": total, "trainable": trained, "trl_num_tokens": getattr(self, "_total_train_tokens", 0)}
+            (tmp / TOKENS_STATE).write_text(json.dumps(counted), "utf-8")
+
+    def restore_counts(self, path: Path) -> None:
+        """Takes up the token counts of a checkpoint."""
+        found = path / TOKENS_STATE
+        if found.is_file():
+            counted = json.loads(found.read_text("utf-8"))
+            self.tokens, self.trained_tokens = counted["total"], counted["trainable"]
+            self._total_train_tokens = counted["trl_num_tokens"]
+
+    def _say_checkpoint(self, step: int, state: str, **more: Any) -> None:
+        if self.writer is not None:
+            self.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
+
+
+def _rng_kinds() -> list[str]:
+    return ["python", "numpy", "cpu", *(["cuda"] if torch.cuda.is_available() else [])]

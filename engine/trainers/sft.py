@@ -1,0 +1,47 @@
+"""Supervised fine-tuning through TRL's SFTTrainer, on rows that are already tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trl import SFTConfig, SFTTrainer
+
+from engine.trainers.arguments import shared_arguments
+from engine.trainers.saving import RunTrainer, WithRows
+
+
+class Sft(RunTrainer, SFTTrainer):
+    """TRL's trainer with our saving. Its loss is the mean over trained tokens of the whole optimizer step."""
+
+
+def arguments(config: Any, run_folder: str | Path) -> SFTConfig:
+    """Our sections as TRL's config. Rows come prepared: length, packing and masks were settled in `engine.data`."""
+    return SFTConfig(
+        **shared_arguments(config, run_folder),
+        max_length=None,
+        packing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+
+
+def build(
+    config: Any,
+    run_folder: str | Path,
+    model: Any,
+    processing_class: Any,
+    collator: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> Sft:
+    """The trainer, ready to `attach` to its run."""
+    return Sft(
+        model=model,
+        args=arguments(config, run_folder),
+        data_collator=WithRows(collator),
+        train_dataset=train,
+        eval_dataset=eval,
+        processing_class=processing_class,
+        callbacks=callbacks,
+    )

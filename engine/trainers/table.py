@@ -1,0 +1,17 @@
+"""The methods that this version trains, by kind. Modules are imported when they are used: each brings in TRL."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+METHODS: dict[str, str] = {
+    "sft": "engine.trainers.sft",
+    "pretrain": "engine.trainers.pretrain",
+    "dpo": "engine.trainers.dpo",
+}
+
+
+def method(kind: str) -> ModuleType:
+    """The method's module: `arguments(config, run_folder)` and `build(config, run_folder, model, ...)`."""
+    return import_module(METHODS[kind])

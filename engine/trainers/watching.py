@@ -1,0 +1,285 @@
+"""The callback that makes a training visible and steerable: metrics, batches, samples, GPU readings, requests.
+
+It runs on every rank, and speaks on rank 0 alone. It never touches the model but to sample, and costs a few dictionary
+lookups a step: counts stay on the device until they are logged, the control folder is looked at ten times a second at
+most, GPUs are read once a second.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from engine.run.control import Controls, Request
+from engine.run.events import EventWriter, Thinning
+from engine.run.store import RunFolder, open_inside
+
+BATCHES_CAP = 64 << 20
+GPU_SECONDS = 1.0
+# Dense bf16 tensor-core rates in FLOP/s by the vendor's data sheets; other cards show no MFU.
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+_SUMMARY = ("train_runtime", "train_loss", "total_flos")
+Sampler = Callable[[], list[str]]
+
+
+class Watching(TrainerCallback):
+    """`writer` and `controls` are None on other ranks than the first; `sample` gives one answer a pinned prompt.
+
+    `opening` is what the `started` event says beside the number of steps, which is known when training begins.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        writer: EventWriter | None,
+        controls: Controls | None,
+        opening: dict[str, Any],
+        logging_steps: int,
+        prompts: list[str],
+        prompts_steps: int,
+        sample: Sampler,
+    ) -> None:
+        self.run, self.writer, self.controls = run, writer, controls
+        self.opening, self.logging_steps, self.thinning = opening, logging_steps, Thinning(logging_steps)
+        self.prompts, self.prompts_steps, self.sample = prompts, prompts_steps, sample
+        self.trainer: Any = None
+        self.stopped: Request | None = None
+        self._saving: list[Request] = []
+        self._at_epoch_end: list[Request] = []
+        self._began = self._step_began = self._step_ended = self._logged = time.monotonic()
+        self._tokens_logged = 0
+        self._step_seconds = self._data_seconds = 0.0
+        self._sampled = -1
+        self._gpu = _GpuReader() if writer is not None and torch.cuda.is_available() else None
+        self._batches = _BatchFile(run) if writer is not None else None
+        self._flop_per_token: float | None = None
+
+    # -- the trainer's moments -----------------------------------------------------------------------------------------
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._began = self._step_ended = self._logged = time.monotonic()
+        self._tokens_logged = self.trainer.token_counts()[0]
+        parameters = list(self.trainer.model.parameters())
+        total = sum(p.numel() for p in parameters)
+        # 2 forward and 2 for the input's gradient a parameter; 2 more only for weights that are trained.
+        self._flop_per_token = 4.0 * total + 2.0 * sum(p.numel() for p in parameters if p.requires_grad)
+        self.thinning = Thinning(self.logging_steps, state.max_steps)
+        if self.writer is not None:
+            self.writer.write(
+                "started",
+                **self.opening,
+                max_steps=state.max_steps,
+                epochs=state.num_train_epochs,
+                world_size=args.world_size,
+                **self.thinning.started(),
+            )
+        self._samples(state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step_began = time.monotonic()
+        self._data_seconds = self._step_began - self._step_ended
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        now = time.monotonic()
+        self._step_seconds = now - self._step_began
+        rows, self.trainer.batch_rows = self.trainer.batch_rows, []
+        if self._batches is not None and rows and self.thinning.wants(state.global_step):
+            place = self._batches.add(rows)
+            if place is not None and self.writer is not None:
+                self.writer.write("batch", step=state.global_step, offset=place, count=len(rows))
+        self._hear(control, state)
+        if self._gpu is not None and self.writer is not None and self._gpu.due(now):
+            self.writer.write("gpu", devices=self._gpu.read())
+        if self.prompts and state.global_step % self.prompts_steps == 0 and state.global_step < state.max_steps:
+            self._samples(state.global_step)
+        self._step_ended = time.monotonic()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._at_epoch_end:
+            self.stopped = self._at_epoch_end[0]
+            self._saving += self._at_epoch_end
+            self._at_epoch_end = []
+            control.should_save = control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if self.writer is None or not logs:
+            if logs and "loss" in logs:
+                self.trainer.token_counts()
+            return
+        values = {name: value for name, value in logs.items() if name != "epoch" and isinstance(value, (int, float))}
+        if any(name in values for name in _SUMMARY):
+            return
+        if "loss" in values:
+            if not self.thinning.wants(state.global_step):
+                self.trainer.token_counts()
+                return
+            values |= self._pace()
+        self.writer.write("metrics", step=state.global_step, epoch=state.epoch, **values)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for request in self._saving:
+            self._answer(request, "done", f"checkpoint-{state.global_step} is whole")
+        self._saving.clear()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._samples(state.global_step)
+
+    # -- what they do --------------------------------------------------------------------------------------------------
+    def _pace(self) -> dict[str, float]:
+        """Tokens per second since the last line, the last step's own seconds, memory, and MFU where it is known."""
+        now = time.monotonic()
+        tokens, trained = self.trainer.token_counts()
+        rate = (tokens - self._tokens_logged) / max(now - self._logged, 1e-9)
+        self._logged, self._tokens_logged = now, tokens
+        pace = {
+            "tokens": tokens,
+            "trained_tokens": trained,
+            "tokens_per_second": round(rate, 1),
+            "step_seconds": round(self._step_seconds, 6),
+            "data_seconds": round(self._data_seconds, 6),
+        }
+        if torch.cuda.is_available():
+            pace["memory_allocated"] = torch.cuda.memory_allocated()
+            pace["memory_reserved"] = torch.cuda.memory_reserved()
+            pace["memory_peak"] = torch.cuda.max_memory_allocated()
+            if self._gpu is not None and self._gpu.peak_flops and self._flop_per_token:
+                pace["mfu"] = round(rate * self._flop_per_token / self._gpu.peak_flops, 4)
+        else:
+            pace["memory_allocated"] = _resident_bytes()
+        return pace
+
+    def _hear(self, control: Any, state: Any) -> None:
+        """What people ask for; with several ranks the first one's hearing is everybody's."""
+        wish = 0
+        for request in self.controls.pending() if self.controls is not None else ():
+            self._answer(request, "accepted", _PROMISES[request.do])
+            if request.do == "end_of_epoch":
+                self._at_epoch_end.append(request)
+                wish |= 4
+            else:
+                if request.do in ("save_stop", "checkpoint"):
+                    self._saving.append(request)
+                    wish |= 1
+                if request.do in ("save_stop", "stop"):
+                    self.stopped = request
+                    wish |= 2
+                if request.do == "stop":
+                    self._answer(request, "done", f"stopped after step {state.global_step}, without a new checkpoint")
+        wish = self._agreed(wish)
+        control.should_save = control.should_save or bool(wish & 1)
+        control.should_training_stop = control.should_training_stop or bool(wish & 2)
+        if wish & 4 and not self._at_epoch_end:
+            self._at_epoch_end.append(Request(id="", do="end_of_epoch", by="rank 0", t=time.time()))
+
+    def _agreed(self, wish: int) -> int:
+        if self.trainer.args.world_size == 1:
+            return wish
+        shared = torch.tensor([wish], device=self.trainer.accelerator.device)
+        torch.distributed.broadcast(shared, src=0)
+        return int(shared.item())
+
+    def _answer(self, request: Request, status: str, message: str) -> None:
+        if self.controls is not None and request.id:
+            self.controls.answer(request, status, message)
+
+    def _samples(self, step: int) -> None:
+        if not self.prompts or step == self._sampled or self.writer is None:
+            return
+        self._sampled = step
+        for index, (prompt, completion) in enumerate(zip(self.prompts, self.sample(), strict=True)):
+            self.writer.write("sample", step=step, index=index, prompt=prompt, completion=completion)
+
+
+_PROMISES = {
+    "stop": "stops after this step; the last checkpoint is kept, the steps after it are lost",
+    "save_stop": "saves a checkpoint after this step, then stops",
+    "checkpoint": "saves a checkpoint after this step and goes on",
+    "end_of_epoch": "saves a checkpoint at the end of this epoch, then stops",
+}
+
+
+class _BatchFile:
+    """Row ids of batches as little-endian int64, up to a cap; `add` gives the offset in ids, or None past the cap."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._handle = open_inside(run.batches, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._size = os.fstat(self._handle).st_size // 8 * 8
+        os.ftruncate(self._handle, self._size)
+
+    def add(self, rows: list[int]) -> int | None:
+        if self._size + 8 * len(rows) > BATCHES_CAP:
+            return None
+        place = self._size // 8
+        os.write(self._handle, array("q", rows).tobytes())
+        self._size += 8 * len(rows)
+        return place
+
+
+class _GpuReader:
+    """Load, memory, temperature and power of the visible cards through NVML; absent readings are left out."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        self._next = 0.0
+        self.peak_flops: float | None = None
+        try:
+            pynvml.nvmlInit()
+            self._cards = [_handle(pynvml, name) for name in _visible_cards()]
+        except pynvml.NVMLError:
+            self._cards = []
+        name = torch.cuda.get_device_name()
+        self.peak_flops = next((rate for part, rate in PEAK_FLOPS.items() if part in name), None)
+
+    def due(self, now: float) -> bool:
+        if not self._cards or now < self._next:
+            return False
+        self._next = now + GPU_SECONDS
+        return True
+
+    def read(self) -> list[dict[str, float]]:
+        nvml, found = self._nvml, []
+        for index, card in enumerate(self._cards):
+            reading: dict[str, float] = {"index": index}
+            for name, ask in (
+                ("load", lambda c: nvml.nvmlDeviceGetUtilizationRates(c).gpu),
+                ("memory_used", lambda c: nvml.nvmlDeviceGetMemoryInfo(c).used),
+                ("memory_total", lambda c: nvml.nvmlDeviceGetMemoryInfo(c).total),
+                ("power", lambda c: nvml.nvmlDeviceGetPowerUsage(c) / 1000),
+                ("temperature", lambda c: nvml.nvmlDeviceGetTemperature(c, nvml.NVML_TEMPERATURE_GPU)),
+            ):
+                try:
+                    reading[name] = ask(card)
+                except nvml.NVMLError:
+                    continue
+            found.append(reading)
+        return found
+
+
+def _visible_cards() -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [part.strip() for part in named.split(",") if part.strip()] or ["0"]
+
+
+def _handle(nvml: Any, name: str) -> Any:
+    return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _resident_bytes() -> int:
+    """This process's resident memory; on a CPU the weights lie there."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except OSError:
+        import psutil
+
+        return psutil.Process().memory_info().rss

@@ -1,0 +1,237 @@
+"""The training process: `python -P -m engine.worker RUN_FOLDER`.
+
+It reads the run's own config, builds the model, the data and the trainer, and leaves everything it does in the run
+folder: events by rank 0, checkpoints that are whole or absent, a receipt before the first step. Under torchrun the same
+file runs on every rank. Exit codes: 0 finished or stopped on request, 1 failed, 130 and 143 after SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.errors import WorkbenchError, redact, visible
+from engine.run import checkpoint
+from engine.run.control import Controls
+from engine.run.events import EventWriter
+from engine.run.launch import versions
+from engine.run.lock import RunLock
+from engine.run.store import RunFolder
+
+PROGRESS_SECONDS = 0.5
+_SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
+
+
+def main(folder: str) -> int:
+    """Trains the run in `folder` and returns the exit code. The lock, the events and the requests are rank 0's."""
+    run = RunFolder(folder)
+    if int(os.environ.get("RANK", "0")) > 0:
+        return _guarded(run, None, None)
+    with RunLock(run), EventWriter(run) as writer:
+        checkpoint.collect(run)
+        controls = Controls(run, writer)
+        controls.on_signals()
+        return _guarded(run, writer, controls)
+
+
+def _guarded(run: RunFolder, writer: EventWriter | None, controls: Controls | None) -> int:
+    """The process boundary: whatever goes wrong becomes one `failed` event, with the details in the log."""
+    begun = time.monotonic()
+    try:
+        return _train(run, writer, controls, begun)
+    except Exception as problem:  # noqa: BLE001 - the process boundary
+        lines = redact(traceback.format_exc())
+        print(visible(lines, lines=True), file=sys.stderr, flush=True)
+        if writer is not None:
+            cause, message = _cause(problem)
+            writer.write("failed", cause=cause, message=message, lines=lines.strip().splitlines()[-12:])
+        return 1
+
+
+def _cause(problem: Exception) -> tuple[str, str]:
+    import torch
+
+    if isinstance(problem, WorkbenchError):
+        return "error", visible(redact(f"{problem.message} {problem.hint}".strip()))
+    if isinstance(problem, torch.cuda.OutOfMemoryError):
+        return (
+            "cuda_oom",
+            "The GPU ran out of memory. Lower optim.per_device_train_batch_size or data.max_length, or turn on "
+            "memory.gradient_checkpointing.",
+        )
+    if isinstance(problem, MemoryError):
+        return "host_oom", "This machine ran out of memory."
+    first = str(problem).strip().split("\n")[0]
+    return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
+
+
+def _train(run: RunFolder, writer: EventWriter | None, controls: Controls | None, begun: float) -> int:
+    say = _Speaker(writer)
+    say.phase("Reading the config")
+    config = _config(run)
+    say.phase("Loading the libraries")
+    import transformers
+
+    from engine.data.collate import collator_for
+    from engine.data.prepare import prepare
+    from engine.generate import generate
+    from engine.models.adapters import add_adapter
+    from engine.models.load import load_model, load_processing_class
+    from engine.trainers.receipt import receipt, unmet
+    from engine.trainers.table import method
+    from engine.trainers.watching import Watching
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.set_seed(config.run.seed)
+    module = method(config.method.kind)
+    # Under torchrun the process group must exist before ranks can wait for each other.
+    module.arguments(config, run.path)
+    say.phase("Loading the tokenizer")
+    processing_class = load_processing_class(config)
+    say.phase("Preparing the data")
+    prepared = _first_rank_first(lambda: prepare(config, processing_class, "train", say.progress))
+    held_out = None
+    if config.data.eval:
+        held_out = _first_rank_first(lambda: prepare(config, processing_class, "eval", say.progress))
+    for warning in (*prepared.warnings, *(held_out.warnings if held_out else ())):
+        say.finding("data", warning)
+    say.phase("Loading the model")
+    model = load_model(config)
+    model = add_adapter(model, config)
+    say.phase("Building the trainer")
+    newest, skipped = checkpoint.newest_valid(run)
+    for path, reason in skipped:
+        say.finding("checkpoints", f"{path.name} is skipped: {reason}")
+    watching = Watching(
+        run,
+        writer,
+        controls,
+        {
+            "method": config.method.kind,
+            "model": config.model.name,
+            "resumed_from_step": checkpoint.step_of(newest) if newest else None,
+            "devices": _devices(),
+        },
+        config.run.logging_steps,
+        config.run.prompts,
+        config.run.prompts_steps,
+        lambda: generate(
+            trainer.accelerator.unwrap_model(trainer.model),
+            processing_class,
+            config.run.prompts,
+            max_new_tokens=config.run.max_new_tokens,
+            chat_template_kwargs=config.model.chat_template_kwargs,
+        ),
+    )
+    trainer = module.build(
+        config,
+        run.path,
+        model,
+        processing_class,
+        collator_for(config, processing_class),
+        prepared.dataset,
+        held_out.dataset if held_out else None,
+        [watching],
+    )
+    watching.trainer = trainer
+    trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint))
+    if newest is not None:
+        trainer.restore_counts(newest)
+    _enable_checkpointing(trainer)
+    entries = receipt(config, trainer, prepared)
+    say.write("receipt", entries=entries)
+    if (sentence := unmet(config, entries)) is not None:
+        raise WorkbenchError(sentence)
+    say.phase("Training")
+    trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    return _end(trainer, watching, say, begun)
+
+
+def _end(trainer: Any, watching: Any, say: _Speaker, begun: float) -> int:
+    step, seconds = trainer.state.global_step, round(time.monotonic() - begun, 3)
+    stopped = watching.stopped
+    if stopped is None:
+        trainer._save_checkpoint(trainer.model, None)
+        say.write("finished", step=step, seconds=seconds)
+        return 0
+    say.write("stopped", step=step, seconds=seconds, by=stopped.by)
+    return _SIGNAL_CODES.get(stopped.id, 0)
+
+
+def _config(run: RunFolder) -> Any:
+    """The run's resolved config. Raises WorkbenchError with the first error in it."""
+    from engine.config.facts import Facts
+    from engine.config.files import load
+    from engine.config.schema import read, resolved
+    from engine.hardware import this_machine
+
+    reading = read(load(run.config).mapping)
+    for finding in reading.findings:
+        if finding.severity == "error":
+            raise WorkbenchError(finding.message)
+    return resolved(reading.config, Facts(machine=this_machine()))
+
+
+def _enable_checkpointing(trainer: Any) -> None:
+    """Gradient checkpointing as `train` would enable it, so that the receipt before the first step can count it."""
+    if trainer.args.gradient_checkpointing:
+        trainer.model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
+        )
+
+
+def _commit_info(run: RunFolder, fingerprint: str) -> dict[str, Any]:
+    digest = hashlib.sha256(Path(run.config).read_bytes()).hexdigest()
+    return {"config_hash": digest, "fingerprint": fingerprint, "versions": versions()}
+
+
+def _first_rank_first(work: Callable[[], Any]) -> Any:
+    """Rank 0 does the work and fills the cache, then the others find it there."""
+    from accelerate import PartialState
+
+    with PartialState().main_process_first():
+        return work()
+
+
+def _devices() -> list[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ["cpu"]
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+class _Speaker:
+    """Events before training begins; says nothing on other ranks than the first."""
+
+    def __init__(self, writer: EventWriter | None) -> None:
+        self._writer = writer
+        self._next = 0.0
+
+    def write(self, kind: str, **payload: Any) -> None:
+        if self._writer is not None:
+            self._writer.write(kind, **payload)
+
+    def phase(self, name: str) -> None:
+        self.write("phase", name=name)
+
+    def finding(self, path: str, message: str) -> None:
+        self.write("finding", path=path, severity="warning", rule="at launch", message=visible(message))
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._next or done == total:
+            self._next = now + PROGRESS_SECONDS
+            self.write("progress", what=what, done=done, total=total, unit="rows")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -P -m engine.worker RUN_FOLDER")
+    sys.exit(main(sys.argv[1]))
