@@ -92,8 +92,8 @@ def _splice(text: str, path: Path, value: Any) -> str:
         text += "\n"
     root = YAML(typ="rt", pure=True).compose(io.StringIO(text))
     if root is None or not isinstance(root, MappingNode) or not root.value:
-        return text + as_yaml({path[0]: value})
-    parent: Node = root
+        return text + as_yaml({str(path[0]): value})
+    parent: Any = root
     for part in path[:-1]:
         parent = _pair(parent, part)[1]
     found = _find(parent, path[-1])
@@ -119,14 +119,14 @@ def _has_text(node: Node) -> bool:
     return node.end_mark.index > node.start_mark.index
 
 
-def _pair(parent: Node, part: str | int) -> tuple[Node, Node]:
+def _pair(parent: Node, part: str | int) -> tuple[Any, Any]:
     found = _find(parent, part)
     if found is None:
         raise KeyError(part)
     return found
 
 
-def _find(parent: Node, part: str | int) -> tuple[Node, Node] | None:
+def _find(parent: Node, part: str | int) -> tuple[Any, Any] | None:
     if isinstance(parent, MappingNode):
         return next(((key, node) for key, node in parent.value if key.value == part), None)
     if isinstance(parent, SequenceNode) and isinstance(part, int):
@@ -134,7 +134,7 @@ def _find(parent: Node, part: str | int) -> tuple[Node, Node] | None:
     raise KeyError(part)
 
 
-def _last(node: Node) -> Node:
+def _last(node: Any) -> Any:
     """The node that ends last inside `node`; the end mark of a block lies behind the comments that follow it."""
     while not isinstance(node, ScalarNode) and not node.flow_style and node.value:
         tail = node.value[-1]
@@ -197,7 +197,7 @@ def _insert(text: str, parent: Node, part: str | int, value: Any) -> str:
 
 def _block(key: str | int, value: Any, column: int) -> str:
     """`key: value` as block lines at this column."""
-    lines = as_yaml({key: value}).splitlines(keepends=True)
+    lines = as_yaml({str(key): value}).splitlines(keepends=True)
     return "".join(" " * column + line if line.strip() else line for line in lines)
 
 
@@ -214,7 +214,7 @@ def _inline(value: Any) -> str:
 def _round_trip(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """The same through ruamel's own round trip: comments and order stay, layout may shift a little."""
     yaml = YAML(typ="rt", pure=True)
-    yaml.preserve_quotes = True  # type: ignore[assignment]
+    yaml.preserve_quotes = True
     yaml.width = 4096
     document = yaml.load(text)
     for path, value in changes(before, after):

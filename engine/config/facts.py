@@ -80,3 +80,10 @@ class Facts:
     packages: Mapping[str, str | None] | None = None
     sources: Mapping[str, SourceFacts] | None = None
     given: frozenset[str] = frozenset()
+
+
+def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
+    """What the files on this machine say about a model: its shape, or that it is missing or remote."""
+    from engine.config.shapes import look
+
+    return look(name, revision)

@@ -153,8 +153,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool) -> dict[str, in
     base_bytes = BYTES[config.model.dtype]
     whole = config.adapter.kind == "none"
     weights = _weights(config, model, counts)
-    # Adapter weights, their gradients and states are float32 whatever the base holds.
-    trained_bytes = counts.trained * (base_bytes if whole else 4.0)
+    trained_bytes = counts.trained * trained_size(config)
     pairs = 2 if config.method.kind == "dpo" else 1
     tokens = config.optim.per_device_train_batch_size * longest_row(config, facts) * pairs
     classes = {
@@ -170,6 +169,14 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool) -> dict[str, in
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
     overhead = sum(classes.values()) * FRAGMENTS + (CUDA_CONTEXT if on_gpu else 300 * MiB)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def trained_size(config: RunConfig) -> float:
+    """Bytes of one trained number: adapters are bfloat16 beside a bfloat16 base and float32 beside any other."""
+    model = config.model
+    if config.adapter.kind == "none" or (model.dtype == "bfloat16" and model.quantization == "none"):
+        return BYTES[model.dtype]
+    return 4.0
 
 
 def _holds_copy(config: RunConfig) -> bool:
@@ -215,8 +222,7 @@ def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:
     counts = parameters(config, facts)
     if counts is None:
         return None
-    each = BYTES[config.model.dtype] if config.adapter.kind == "none" else 4.0
-    trained = counts.trained * each
+    trained = counts.trained * trained_size(config)
     return int(trained * (1 + STATES[config.optim.optim])) + 2 * MiB
 
 

@@ -138,8 +138,8 @@ class _Reader:
             self._refuse(spec.path, expectation(spec), got, f"Did you mean {shown(choice)}?", "bad-value", fix)
             return
         default = "leave it out" if spec.required else f"leave it out for {shown(spec.default)}"
-        fix = None if spec.required else Fix(f"back to {shown(spec.default)}", unset=(spec.path,))
-        self._refuse(spec.path, expectation(spec), got, f"Change it, or {default}.", "bad-value", fix)
+        fix_default = None if spec.required else Fix(f"back to {shown(spec.default)}", unset=(spec.path,))
+        self._refuse(spec.path, expectation(spec), got, f"Change it, or {default}.", "bad-value", fix_default)
 
     # Kinds
 

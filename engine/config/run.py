@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from engine.config.section import Advanced, Auto, Control, Expert, Ge, Le, Section, Title, Unit
+from engine.config.section import Advanced, Auto, Control, Expert, Ge, Later, Le, Section, Title, Unit
 
 
 class Run(Section):
     """Where the run goes and what it leaves behind."""
 
-    backend: Annotated[Literal["torch"], Expert] = "torch"
+    backend: Annotated[Literal["torch", "mlx", "unsloth"], Later("mlx", "unsloth"), Expert] = "torch"
     """Which engine trains. This version has `torch` alone."""
 
     devices: Annotated[

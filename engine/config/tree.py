@@ -40,7 +40,7 @@ from engine.config.section import (
     Words,
 )
 
-VERSION = 1
+VERSION: Literal[1] = 1
 
 
 class RunConfig(BaseModel):

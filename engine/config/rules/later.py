@@ -1,0 +1,138 @@
+"""Settings that the schema knows and this version does not do yet: each refused by a rule of its own, never ignored.
+
+`auto` of such a setting is off, and the list of requested -> effective says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.kernels import COMPILE_OPTIONS
+from engine.config.rules.registry import rule
+from engine.config.tree import FieldSpec, RunConfig, fields
+from engine.errors import nearest
+
+
+def _refuse(spec: FieldSpec, config: RunConfig, rule_text: str, todo: str, change: Any = None) -> Iterator[Finding]:
+    """An error when the setting has one of the values that come later."""
+    value = spec.value(config)
+    if any(value == later and isinstance(value, bool) == isinstance(later, bool) for later in spec.later):
+        fix = (
+            Fix("leave it out", unset=(spec.path,))
+            if change is None
+            else Fix(f"take {str(change).lower()}", {spec.path: change})
+        )
+        yield must(spec.path, f"{rule_text} in this version", value, todo, fix=fix)
+
+
+@rule(reads=(fields.memory.gradient_checkpointing,))
+def checkpointing_tiers_come_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.memory.gradient_checkpointing
+    todo = "The cheaper tiers come in a later version; full checkpointing does the most for memory."
+    yield from _refuse(spec, config, "false, true, full or auto", todo, True)
+
+
+@rule(reads=(fields.memory.activation_offloading,))
+def activation_offloading_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "Offloading activations comes in a later version; checkpointing saves memory now."
+    yield from _refuse(fields.memory.activation_offloading, config, "empty", todo)
+
+
+@rule(reads=(fields.memory.layer_offloading,))
+def layer_offloading_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "Offloading layers comes in a later version; 4-bit weights (model.quantization: nf4) make a model fit now."
+    yield from _refuse(fields.memory.layer_offloading, config, "false", todo)
+
+
+@rule(reads=(fields.memory.tiled_mlp,))
+def tiled_mlp_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "Tiling comes in a later version; checkpointing and a smaller batch make long rows fit now."
+    yield from _refuse(fields.memory.tiled_mlp, config, "false", todo)
+
+
+@rule(reads=(fields.memory.fp32_norms,))
+def fp32_norms_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "It acts under sharded training (FSDP2), which comes in a later version."
+    yield from _refuse(fields.memory.fp32_norms, config, "false", todo)
+
+
+@rule(reads=(fields.kernels.use_cut_ce,))
+def cut_cross_entropy_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "The kernel comes in a later version; auto will take it up then."
+    yield from _refuse(fields.kernels.use_cut_ce, config, "false or auto", todo)
+
+
+@rule(reads=(fields.kernels.fused_attn_kernel,))
+def fused_attention_kernel_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "The kernel comes in a later version; auto will take it up then."
+    yield from _refuse(fields.kernels.fused_attn_kernel, config, "false or auto", todo)
+
+
+@rule(reads=(fields.kernels.kernel_auto_compose,))
+def kernel_auto_compose_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "There are no kernels to choose from yet."
+    yield from _refuse(fields.kernels.kernel_auto_compose, config, "false", todo)
+
+
+@rule(reads=(fields.kernels.quantization_aware,))
+def int8_aware_training_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware is True:
+        todo = "Training with int8 rounding in place comes in a later version."
+        yield from _refuse(fields.kernels.quantization_aware, config, "false", todo)
+
+
+@rule(reads=(fields.kernels.quantization_aware,))
+def fp8_training_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware == "fp8":
+        todo = "FP8 training comes in a later version; it will need CUDA, compute capability 9.0 and torchao."
+        yield from _refuse(fields.kernels.quantization_aware, config, "false", todo)
+
+
+@rule(reads=(fields.kernels.torch_compile,))
+def torch_compile_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "Compiling the model comes in a later version; auto will take it up then."
+    yield from _refuse(fields.kernels.torch_compile, config, "false or auto", todo)
+
+
+@rule(reads=(fields.kernels.torch_compile_options,))
+def torch_compile_options_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for key in config.kernels.torch_compile_options:
+        if key not in COMPILE_OPTIONS:
+            path = f"{fields.kernels.torch_compile_options.path}.{key}"
+            close = nearest(str(key), COMPILE_OPTIONS)
+            todo = f"Did you mean {close}?" if close else "Remove it."
+            yield must(path, f"one of {', '.join(COMPILE_OPTIONS)}", key, todo)
+
+
+@rule(reads=(fields.kernels.torch_compile_options, fields.kernels.torch_compile))
+def torch_compile_options_need_torch_compile(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.kernels.torch_compile_options
+    if config.kernels.torch_compile_options:
+        todo = "They act on a compiled model, and compiling comes in a later version. Remove them."
+        fix = Fix("remove them", unset=(spec.path,))
+        yield must(
+            spec.path, "empty while the model is not compiled", config.kernels.torch_compile_options, todo, fix=fix
+        )
+
+
+@rule(reads=(fields.data.streaming,))
+def streaming_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    todo = "Prepared rows are memory-mapped, so large data need disk, not memory."
+    yield from _refuse(fields.data.streaming, config, "false", todo)
+
+
+@rule(reads=(fields.run.backend,))
+def mlx_is_not_a_backend_here(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.run.backend == "mlx":
+        todo = "MLX trains on Apple chips with a library of its own; here torch does, also on a Mac's CPU."
+        yield from _refuse(fields.run.backend, config, "torch", todo)
+
+
+@rule(reads=(fields.run.backend,))
+def unsloth_is_not_a_backend_here(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.run.backend == "unsloth":
+        todo = "Unsloth rewrites the libraries that this workbench trains with, so the two cannot run in one process."
+        yield from _refuse(fields.run.backend, config, "torch", todo)

@@ -1,0 +1,122 @@
+"""Rules about the method and what it can use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.rules.registry import rule
+from engine.config.tree import RunConfig, fields
+
+_SMOOTHED = ("sigmoid", "exo_pair", "robust")
+
+
+@rule(reads=(fields.method.kind, fields.method.label_smoothing, fields.method.loss_type))
+def label_smoothing_needs_a_loss_that_uses_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method = config.method
+    if method.kind != "dpo":
+        return
+    path = fields.method.label_smoothing.path
+    if method.label_smoothing and method.loss_type not in _SMOOTHED:
+        todo = f"Remove it, or take the loss {', '.join(_SMOOTHED[:-1])} or {_SMOOTHED[-1]}."
+        rule_text = f"left out with the loss {method.loss_type}, which does not use it"
+        yield must(path, rule_text, method.label_smoothing, todo, fix=Fix("remove it", unset=(path,)))
+    if method.loss_type in ("exo_pair", "robust") and not method.label_smoothing:
+        fix = Fix("set it to 0.1", {path: 0.1})
+        yield must(
+            path,
+            f"above 0 with the loss {method.loss_type}",
+            0,
+            "Set it to the share of pairs you think are swapped.",
+            fix=fix,
+        )
+
+
+@rule(reads=(fields.method.kind, fields.method.beta, fields.method.loss_type))
+def beta_needs_a_loss_that_uses_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method, path = config.method, fields.method.beta.path
+    if (
+        method.kind == "dpo"
+        and method.loss_type == "sft"
+        and path in facts.given
+        and method.beta != fields.method.beta.default
+    ):
+        rule_text = "left out with the loss sft, which has no reference to hold on to"
+        yield must(
+            path, rule_text, method.beta, "Remove it, or take another loss.", fix=Fix("remove it", unset=(path,))
+        )
+
+
+@rule(reads=(fields.method.kind, fields.method.reference, fields.adapter.kind))
+def adapter_off_needs_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method, path = config.method, fields.method.reference.path
+    if method.kind == "dpo" and method.reference == "adapter_off" and config.adapter.kind == "none":
+        todo = "With full weights the reference is a copy, or computed before training."
+        yield must(
+            path,
+            "copy or precompute while adapter.kind is none",
+            "adapter_off",
+            todo,
+            fix=Fix("keep a copy", {path: "copy"}),
+        )
+
+
+@rule(reads=(fields.method.kind, fields.method.reference, fields.adapter.kind))
+def a_copy_beside_an_adapter_wastes_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method, path = config.method, fields.method.reference.path
+    if method.kind == "dpo" and method.reference == "copy" and config.adapter.kind == "lora":
+        todo = "It gives the same numbers without a second model in memory."
+        fix = Fix("switch the adapter off instead", {path: "adapter_off"})
+        yield must(path, "adapter_off to save memory", "copy", todo, severity="hint", fix=fix)
+
+
+@rule(reads=(fields.method.kind, fields.data.packing))
+def packing_needs_single_texts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.data.packing.path
+    if config.method.kind == "dpo" and config.data.packing:
+        todo = "Pairs are compared side by side, so they cannot share a sequence."
+        yield must(path, "false for dpo", True, todo, fix=Fix("switch packing off", unset=(path,)))
+
+
+@rule(reads=(fields.method.kind, fields.data.trained_turns))
+def trained_turns_need_sft(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, turns = fields.data.trained_turns.path, config.data.trained_turns
+    if config.method.kind != "sft" and turns != fields.data.trained_turns.default:
+        what = "every token of the text" if config.method.kind == "pretrain" else "the chosen and the rejected answer"
+        rule_text = f"left out for {config.method.kind}, which learns from {what}"
+        yield must(path, rule_text, turns, "Remove it, or set method.kind to sft.", fix=Fix("remove it", unset=(path,)))
+
+
+@rule(reads=(fields.method.kind, fields.model.chat_template, fields.model.chat_template_kwargs))
+def chat_template_needs_messages(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.method.kind != "pretrain":
+        return
+    for spec in (fields.model.chat_template, fields.model.chat_template_kwargs):
+        value = spec.value(config)
+        if value:
+            rule_text = "left out for pretrain, which reads plain text without any template"
+            yield must(spec.path, rule_text, value, "Remove it.", fix=Fix("remove it", unset=(spec.path,)))
+
+
+@rule(reads=(fields.method.kind, fields.data.train, fields.data.eval))
+def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """Each source's format, as written or as detected, is one that the method learns from."""
+    fits = {
+        "sft": ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens"),
+        "pretrain": ("text", "tokens"),
+        "dpo": ("preference",),
+    }[config.method.kind]
+    other = {"preference": "dpo", "text": "pretrain"}
+    for spec in (fields.data.train, fields.data.eval):
+        for index, entry in enumerate(spec.value(config)):
+            source = (facts.sources or {}).get(entry.path)
+            found = entry.format or (source.format if source else None)
+            if found is None or found in fits:
+                continue
+            kind = other.get(found, "sft")
+            todo = f"Rows of this kind are for {kind}: set method.kind, or name the format and its columns."
+            fix = Fix(f"set method.kind to {kind}", {fields.method.kind.path: kind})
+            yield must(
+                f"{spec.path}.{index}.format", f"{' or '.join(fits)} for {config.method.kind}", found, todo, fix=fix
+            )

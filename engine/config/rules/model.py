@@ -1,0 +1,203 @@
+"""Rules about the model: named, there, held in a precision that the machine has, with packages that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must, say
+from engine.config.rules.registry import rule
+from engine.config.tree import RunConfig, fields
+
+# attention -> (package, how to install it, least compute capability)
+_FLASH = {
+    "flash_attention_2": ("flash-attn", "pip install flash-attn --no-build-isolation", (8, 0)),
+    "flash_attention_3": ("flash-attn-3", "pip install flash-attn-3 --no-build-isolation", (9, 0)),
+}
+
+
+@rule(reads=(fields.model.name,))
+def model_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if not config.model.name.strip():
+        todo = "Name one, or start with builtin/tiny, which needs no download."
+        fix = Fix("use builtin/tiny", {fields.model.name.path: "builtin/tiny"})
+        yield must(fields.model.name.path, "a hub id, a folder or builtin/tiny", None, todo, fix=fix)
+
+
+@rule(reads=(fields.model.name,))
+def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, path = facts.model, fields.model.name.path
+    if model is None or model.name != config.model.name:
+        return
+    if model.missing:
+        rule_text = "a hub id, a folder with config.json, or builtin/tiny"
+        yield must(
+            path,
+            rule_text,
+            model.name,
+            f"{model.missing[:1].upper()}{model.missing[1:]}. Check the spelling and the path.",
+        )
+    elif model.remote:
+        yield say(
+            path,
+            f"{model.name} is not on this machine, so it is downloaded at launch; whether the hub has it is seen then.",
+        )
+
+
+@rule(reads=(fields.model.name,))
+def builtin_names_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    name, path = config.model.name, fields.model.name.path
+    if name.startswith("builtin/") and name != "builtin/tiny":
+        yield must(
+            path,
+            "builtin/tiny",
+            name,
+            "It is the only built-in model.",
+            fix=Fix("use builtin/tiny", {path: "builtin/tiny"}),
+        )
+
+
+@rule(reads=(fields.model.name, fields.model.revision))
+def revision_needs_a_hub_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, revision = fields.model.revision.path, config.model.revision
+    local = config.model.name.startswith(("builtin/", "/", ".", "~")) or bool(
+        facts.model and facts.model.folder == config.model.name
+    )
+    if revision is not None and local:
+        rule_text = "left out for a model that does not come from the hub"
+        yield must(path, rule_text, revision, "Remove it.", fix=Fix("remove it", unset=(path,)))
+
+
+@rule(reads=(fields.model.quantization, fields.adapter.kind))
+def quantized_weights_need_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    quantization, path = config.model.quantization, fields.model.quantization.path
+    if quantization != "none" and config.adapter.kind == "none":
+        todo = "Numbers of so few bits cannot be trained themselves: set adapter.kind to lora, or quantization to none."
+        fix = Fix("train a LoRA adapter", {fields.adapter.kind.path: "lora"})
+        yield must(path, "none while adapter.kind is none", quantization, todo, fix=fix)
+
+
+@rule(reads=(fields.model.quantization,))
+def quantized_weights_need_bitsandbytes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.quantization == "none" or facts.packages is None:
+        return
+    if facts.packages.get("bitsandbytes", "") is None:
+        todo = "Install it with `pip install bitsandbytes`, or set quantization to none."
+        yield must(
+            fields.model.quantization.path,
+            "none without the package bitsandbytes",
+            config.model.quantization,
+            todo,
+            fix=Fix("keep full precision", unset=(fields.model.quantization.path,)),
+        )
+
+
+@rule(reads=(fields.model.quantization,))
+def quantized_weights_need_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.quantization == "none" or facts.machine is None or facts.machine.gpus:
+        return
+    todo = "On a CPU it saves memory and costs much time; take it off unless the model does not fit."
+    path = fields.model.quantization.path
+    got = config.model.quantization
+    yield must(
+        path,
+        "none without a GPU to be quick",
+        got,
+        todo,
+        severity="warning",
+        fix=Fix("keep full precision", unset=(path,)),
+    )
+
+
+@rule(reads=(fields.model.dtype,))
+def float16_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.dtype == "float16" and facts.machine is not None and not facts.machine.gpus:
+        path = fields.model.dtype.path
+        yield must(
+            path,
+            "bfloat16 or float32 on a CPU",
+            "float16",
+            "Take float32, which is exact.",
+            fix=Fix("take float32", {path: "float32"}),
+        )
+
+
+@rule(reads=(fields.model.dtype,))
+def bfloat16_needs_a_card_that_has_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.dtype != "bfloat16" or facts.machine is None:
+        return
+    old = next((gpu for gpu in facts.machine.gpus if gpu.capability < (8, 0)), None)
+    if old:
+        path = fields.model.dtype.path
+        todo = "Take float16, which this card computes, or float32."
+        yield must(
+            path, f"float16 or float32 on {old.name}", "bfloat16", todo, fix=Fix("take float16", {path: "float16"})
+        )
+
+
+@rule(reads=(fields.model.dtype, fields.adapter.kind))
+def float16_weights_cannot_be_trained_whole(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.dtype == "float16" and config.adapter.kind == "none":
+        path = fields.model.dtype.path
+        todo = "Small updates vanish in float16: train a LoRA adapter, or take float32."
+        yield must(
+            path,
+            "bfloat16 or float32 while all weights are trained",
+            "float16",
+            todo,
+            fix=Fix("take float32", {path: "float32"}),
+        )
+
+
+@rule(reads=(fields.model.attention,))
+def flash_attention_needs_its_package(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    attention = config.model.attention
+    if attention not in _FLASH or facts.packages is None:
+        return
+    package, install, _ = _FLASH[attention]
+    if facts.packages.get(package, "") is None:
+        path = fields.model.attention.path
+        todo = f"Install it with `{install}`, or take sdpa."
+        yield must(path, f"sdpa without the package {package}", attention, todo, fix=Fix("take sdpa", {path: "sdpa"}))
+
+
+@rule(reads=(fields.model.attention,))
+def flash_attention_needs_its_card(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    attention, path = config.model.attention, fields.model.attention.path
+    if attention not in _FLASH or facts.machine is None:
+        return
+    _, _, least = _FLASH[attention]
+    fix = Fix("take sdpa", {path: "sdpa"})
+    if not facts.machine.gpus:
+        yield must(path, "sdpa or eager on a CPU", attention, "Take sdpa.", fix=fix)
+    elif any(gpu.capability < least for gpu in facts.machine.gpus):
+        need = f"{least[0]}.{least[1]}"
+        name = facts.machine.gpus[0].name
+        yield must(path, f"sdpa on {name}", attention, f"It needs compute capability {need}. Take sdpa.", fix=fix)
+
+
+@rule(reads=(fields.model.attention, fields.model.dtype))
+def flash_attention_needs_half_precision(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.model.attention.path
+    if config.model.attention in _FLASH and config.model.dtype == "float32":
+        todo = "Flash attention computes in 16 bits only: take sdpa, or dtype bfloat16."
+        yield must(path, "sdpa with float32", config.model.attention, todo, fix=Fix("take sdpa", {path: "sdpa"}))
+
+
+@rule(
+    reads=(fields.model.name, fields.model.tokenizer, fields.model.chat_template, fields.method.kind, fields.data.train)
+)
+def messages_need_a_chat_template(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """A tokenizer without a template cannot write messages; text and ready tokens need none."""
+    model, path = facts.model, fields.model.chat_template.path
+    if model is None or model.chat_template is not False or config.model.chat_template or config.model.tokenizer:
+        return
+    if config.method.kind == "pretrain" or model.name != config.model.name:
+        return
+    detected = facts.sources or {}
+    formats = {
+        entry.format or (detected[entry.path].format if entry.path in detected else None) for entry in config.data.train
+    }
+    if formats & {"messages", "sharegpt"}:
+        todo = "Its tokenizer brings none: name one such as chatml, or give a Jinja file."
+        yield must(path, f"a template for {model.name}", None, todo, fix=Fix("use chatml", {path: "chatml"}))

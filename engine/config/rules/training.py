@@ -1,0 +1,210 @@
+"""Rules about adapter, optimizer and schedule: no setting without an effect, nothing out of proportion."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.rules.registry import rule
+from engine.config.tree import RunConfig, fields
+from engine.errors import nearest
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.target_modules))
+def target_modules_name_layers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    adapter, path = config.adapter, fields.adapter.target_modules.path
+    if adapter.kind != "lora":
+        return
+    targets = adapter.target_modules
+    if not targets or (isinstance(targets, str) and not targets.strip()):
+        yield must(
+            path,
+            "all-linear, module names or a regular expression",
+            None,
+            "Name the layers.",
+            fix=Fix("all linear layers", unset=(path,)),
+        )
+    elif isinstance(targets, str) and targets != "all-linear":
+        try:
+            re.compile(targets)
+        except (re.error, RecursionError, OverflowError):
+            yield must(
+                path,
+                "a regular expression",
+                targets,
+                "Its brackets or stars do not add up.",
+                fix=Fix("all linear layers", unset=(path,)),
+            )
+
+
+@rule(reads=(fields.model.name, fields.adapter.kind, fields.adapter.target_modules))
+def target_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    adapter, model = config.adapter, facts.model
+    if adapter.kind != "lora" or model is None or not model.linears or model.name != config.model.name:
+        return
+    if not isinstance(adapter.target_modules, list):
+        return
+    names = [name.rpartition(".")[2] for name, *_ in model.linears]
+    known = {*names, "lm_head", "embed_tokens", "wte", "gate"}
+    for index, target in enumerate(adapter.target_modules):
+        leaf = target.rpartition(".")[2]
+        if leaf in known or not leaf:
+            continue
+        close = nearest(leaf, names)
+        path = f"{fields.adapter.target_modules.path}.{index}"
+        todo = f"Did you mean {close}?" if close else f"It has {', '.join(dict.fromkeys(names))}."
+        yield must(
+            path,
+            f"a linear layer of {model.model_type}",
+            target,
+            todo,
+            fix=Fix(f"take {close}", {path: close}) if close else None,
+        )
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.bias, fields.adapter.use_dora))
+def biases_change_the_base(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    adapter, path = config.adapter, fields.adapter.bias.path
+    if adapter.kind == "lora" and adapter.bias != "none" and config.method.kind == "dpo":
+        todo = "The reference is the model with its adapter off, and trained biases would change it."
+        yield must(path, "none for dpo", adapter.bias, todo, fix=Fix("leave biases alone", unset=(path,)))
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.modules_to_save, fields.model.quantization))
+def saved_modules_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    adapter, path = config.adapter, fields.adapter.modules_to_save.path
+    if adapter.kind != "lora" or config.model.quantization == "none" or facts.model is None:
+        return
+    linear = {name for name, *_ in facts.model.linears}
+    bad = [name for name in adapter.modules_to_save if name in linear]
+    if bad:
+        todo = "Quantized layers cannot be trained whole; give them an adapter through target_modules."
+        rest = [name for name in adapter.modules_to_save if name not in linear]
+        yield must(path, "modules that are not quantized", bad, todo, fix=Fix("take them out", {path: rest}))
+
+
+@rule(reads=(fields.optim.max_steps, fields.optim.num_train_epochs))
+def epochs_or_steps(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, epochs = fields.optim.num_train_epochs.path, config.optim.num_train_epochs
+    if config.optim.max_steps is not None and epochs != fields.optim.num_train_epochs.default:
+        rule_text = f"left out while max_steps is {config.optim.max_steps}, which alone decides the length"
+        yield must(path, rule_text, epochs, "Remove one of the two.", fix=Fix("remove the epochs", unset=(path,)))
+
+
+@rule(reads=(fields.optim.lr_scheduler_type, fields.optim.warmup_steps))
+def warmup_needs_a_schedule_that_has_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, warmup = fields.optim.warmup_steps.path, config.optim.warmup_steps
+    schedule = fields.optim.lr_scheduler_type.path
+    if warmup and config.optim.lr_scheduler_type == "constant":
+        fix = Fix("take constant_with_warmup", {schedule: "constant_with_warmup"})
+        yield must(
+            path,
+            "0 with the schedule constant, which has no warm-up",
+            warmup,
+            "Take constant_with_warmup, or remove it.",
+            fix=fix,
+        )
+    if not warmup and config.optim.lr_scheduler_type == "constant_with_warmup":
+        fix = Fix("take constant", {schedule: "constant"})
+        yield must(
+            path, "above 0 with the schedule constant_with_warmup", 0, "Give the warm-up, or take constant.", fix=fix
+        )
+
+
+@rule(reads=(fields.optim.warmup_steps,))
+def warmup_is_steps_or_a_share(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, warmup = fields.optim.warmup_steps.path, config.optim.warmup_steps
+    if warmup > 1 and warmup != int(warmup):
+        todo = "Below 1 it is a share of all steps, from 1 on a number of steps."
+        yield must(
+            path, "a whole number from 1 on", warmup, todo, fix=Fix(f"set it to {round(warmup)}", {path: round(warmup)})
+        )
+
+
+@rule(reads=(fields.optim.warmup_steps, fields.optim.max_steps, fields.optim.num_train_epochs))
+def warmup_ends_before_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    from engine.config.footprint import total_steps
+
+    path, warmup, steps = fields.optim.warmup_steps.path, config.optim.warmup_steps, total_steps(config, facts)
+    if steps is not None and warmup >= 1 and warmup >= steps:
+        todo = "The learning rate would never reach its value. A share such as 0.03 fits every length."
+        yield must(path, f"less than the {steps:,} steps of the run", warmup, todo, fix=Fix("take 3 %", {path: 0.03}))
+
+
+_ADAM = ("adamw_torch_fused", "adamw_torch")
+
+
+@rule(reads=(fields.optim.optim, fields.optim.adam_beta1, fields.optim.adam_beta2, fields.optim.adam_epsilon))
+def adam_settings_need_adam(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.optim.optim in _ADAM:
+        return
+    for spec in (fields.optim.adam_beta1, fields.optim.adam_beta2, fields.optim.adam_epsilon):
+        value = spec.value(config)
+        if value != spec.default:
+            rule_text = f"left out with the optimizer {config.optim.optim}, which does not use it"
+            yield must(
+                spec.path,
+                rule_text,
+                value,
+                "Remove it, or take adamw_torch_fused.",
+                fix=Fix("remove it", unset=(spec.path,)),
+            )
+
+
+@rule(reads=(fields.optim.learning_rate, fields.method.kind, fields.adapter.kind))
+def learning_rate_is_in_proportion(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """A rate far above the usual one for a pretrained model breaks it; a tiny built-in model wants more."""
+    from engine.config.defaults import LEARNING_RATES
+
+    rate, path = config.optim.learning_rate, fields.optim.learning_rate.path
+    usual = LEARNING_RATES[config.method.kind, config.adapter.kind]
+    small = facts.model is not None and facts.model.parameters is not None and facts.model.parameters < 50_000_000
+    if rate == "auto" or config.model.name == "builtin/tiny" or small:
+        return
+    if rate > 20 * usual:
+        todo = f"Usual here is about {usual:g}; so much more breaks most models."
+        yield must(
+            path,
+            f"at most about {20 * usual:g}",
+            rate,
+            todo,
+            severity="warning",
+            fix=Fix("take the usual rate", {path: "auto"}),
+        )
+
+
+@rule(reads=(fields.data.eval, fields.optim.per_device_eval_batch_size))
+def eval_batch_needs_held_out_data(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, size = fields.optim.per_device_eval_batch_size.path, config.optim.per_device_eval_batch_size
+    if size is not None and not config.data.eval and size != config.optim.per_device_train_batch_size:
+        yield must(
+            path,
+            "left out without held-out data",
+            size,
+            "Name data.eval, or remove it.",
+            fix=Fix("remove it", unset=(path,)),
+        )
+
+
+@rule(reads=(fields.optim.tf32,))
+def tf32_needs_a_card_that_has_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.optim.tf32.path
+    if (
+        config.optim.tf32 is True
+        and facts.machine is not None
+        and not all(gpu.capability >= (8, 0) for gpu in facts.machine.gpus or ())
+    ):
+        name = facts.machine.gpus[0].name
+        yield must(
+            path,
+            f"false or auto on {name}",
+            True,
+            "Only cards since 2020 have it.",
+            fix=Fix("let it be chosen", unset=(path,)),
+        )
+    elif config.optim.tf32 is True and facts.machine is not None and not facts.machine.gpus:
+        yield must(
+            path, "false or auto without a GPU", True, "A CPU has no TF32.", fix=Fix("let it be chosen", unset=(path,))
+        )

@@ -1,0 +1,121 @@
+"""The consequences of a config in closed form: batch, steps, tokens, parameters, bytes, time. Torch-free, under 1 ms.
+
+Both faces show it after each edit. Every number is `None` while a fact it needs is not known. The arithmetic is
+`engine.config.footprint`, which the rules use too; here it is put together for showing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from engine.config import footprint
+from engine.config.defaults import resolved
+from engine.config.facts import Facts
+from engine.config.tree import RunConfig
+
+# Share of peak 16-bit throughput that a plain run reaches, and what a CPU core does, for a first guess at the time.
+_MFU = 0.30
+_CPU_FLOPS_PER_CORE = 2.0e10
+# dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
+_PEAK = {
+    (7, 0): 1.1e14, (7, 5): 6.5e13, (8, 0): 3.1e14, (8, 6): 1.2e14, (8, 9): 1.8e14, (9, 0): 9.0e14, (10, 0): 2.0e15,
+    (10, 3): 2.2e15, (12, 0): 2.1e14,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What launching this config would mean. Bytes are bytes, time is seconds, `None` is not known yet."""
+
+    effective_batch: int | None = None
+    steps: int | None = None
+    steps_per_epoch: int | None = None
+    tokens_per_epoch: int | None = None
+    truncated_share: float | None = None
+    masked_rows: int | None = None
+    trainable_parameters: int | None = None
+    total_parameters: int | None = None
+    checkpoint_bytes: int | None = None
+    checkpoints_bytes: int | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    memory_total: int | None = None
+    device_bytes: int | None = None
+    seconds_left: float | None = None
+    exact: bool = False
+    """Whether rows and tokens were counted rather than guessed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """All numbers as plain data."""
+        return asdict(self)
+
+    def changes(self, before: Estimate) -> dict[str, float]:
+        """What differs from an earlier estimate, number by number: the change of one edit."""
+        found: dict[str, float] = {}
+        for each in fields(self):
+            now, then = getattr(self, each.name), getattr(before, each.name)
+            if isinstance(now, (int, float)) and isinstance(then, (int, float)) and now != then:
+                found[each.name] = now - then
+        return found
+
+
+def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
+    """The consequences of this config by what is known so far."""
+    facts = facts or Facts()
+    whole = resolved(config, facts)
+    data = facts.data
+    counts = footprint.parameters(whole, facts)
+    memory = footprint.memory(whole, facts, checkpointing=bool(whole.memory.gradient_checkpointing)) or {}
+    each = footprint.checkpoint_bytes(whole, facts)
+    steps = footprint.total_steps(whole, facts)
+    batches = footprint.batches_per_epoch(whole, facts)
+    per_epoch = -(-batches // whole.optim.gradient_accumulation_steps) if batches else None
+    tokens = data.tokens if data else None
+    return Estimate(
+        effective_batch=footprint.effective_batch(whole, facts),
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        tokens_per_epoch=tokens,
+        truncated_share=data.truncated / data.rows if data and data.truncated is not None and data.rows else None,
+        masked_rows=data.masked if data else None,
+        trainable_parameters=counts.trained if counts else None,
+        total_parameters=counts.base + counts.adapter if counts else None,
+        checkpoint_bytes=each,
+        checkpoints_bytes=_kept(whole, each, steps),
+        memory=memory,
+        memory_total=sum(memory.values()) if memory else None,
+        device_bytes=footprint.device_bytes(facts),
+        seconds_left=_seconds(whole, facts, counts, steps, per_epoch),
+        exact=bool(data and data.exact),
+    )
+
+
+def _kept(config: RunConfig, each: int | None, steps: int | None) -> int | None:
+    """Disk at its fullest: the checkpoints kept and the one being written."""
+    if each is None:
+        return None
+    made = steps // config.run.save_steps + 1 if steps is not None else config.run.save_total_limit + 1
+    return each * min(made, config.run.save_total_limit + 1)
+
+
+def _seconds(
+    config: RunConfig, facts: Facts, counts: footprint.Parameters | None, steps: int | None, per_epoch: int | None
+) -> float | None:
+    """A first guess: 6 FLOP a parameter and token (8 with checkpointing, a third less for a frozen base)."""
+    data, machine = facts.data, facts.machine
+    if counts is None or steps is None or not per_epoch or machine is None or data is None or not data.tokens:
+        return None
+    frozen = config.adapter.kind == "lora"
+    flops = (4.0 if frozen else 6.0) + (2.0 if config.memory.gradient_checkpointing else 0.0)
+    if config.method.kind == "dpo":
+        flops += 2.0
+    work = flops * counts.base * data.tokens * steps / per_epoch
+    if not machine.gpus:
+        return work / (_CPU_FLOPS_PER_CORE * (machine.cpu_count or 1))
+    known = [capability for capability in _PEAK if capability <= machine.gpus[0].capability]
+    if not known:
+        return None
+    speed = _PEAK[max(known)] * _MFU * footprint.device_count(config, facts)
+    if config.model.dtype == "float32":
+        speed /= 2 if config.optim.tf32 else 8
+    return work / speed
