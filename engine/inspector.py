@@ -403,12 +403,17 @@ def _estimate(warm: Warm, params: Params) -> Any:
 def _config(params: Params) -> Any:
     """The config of a question, with its paths made absolute from `base` and its `auto` resolved."""
     from engine.config.files import absolute
-    from engine.config.schema import read
+    from engine.config.reading import read
 
     mapping = params.get("config") or {}
     if params.get("base"):
         mapping = absolute(mapping, params["base"])
-    return read(mapping).config
+    reading = read(mapping)
+    for finding in reading.findings:
+        # A default in the place of a bad value would show other tokens than the person asked for.
+        if finding.path in reading.invalid and finding.path.split(".")[0] in ("model", "method", "data"):
+            raise WorkbenchError(finding.message)
+    return reading.config
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from engine.data.rows import Rows
 from engine.errors import DataError, visible
 
 LOOK = 256
+CAREFUL = 4 << 20  # bytes of a row that is only looked at from outside
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def detect(
     seen: list[tuple[int, Row]] = []
     for index in range(look):
         try:
+            if index and rows.size(index) > CAREFUL:
+                continue
             seen.append((index, rows[index]))
         except IndexError:
             break

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.data.collate import IGNORED, collator_for
+from engine.data.detect import CAREFUL
 from engine.data.formats import read_example
 from engine.data.plan import Plan, Source, is_preference, plan_of, use_template
 from engine.data.prepare import FIXED_ROWS, Counts, Prepared, Progress, fingerprint, prepare, token_rows
@@ -20,7 +21,7 @@ from engine.data.tokens import Piece, Tokens
 from engine.errors import DataError, WorkbenchError
 
 CLIP = 64 * 1024
-LARGEST = 4 << 20
+LARGEST = CAREFUL
 Row = dict[str, Any]
 
 
@@ -41,8 +42,6 @@ def preview(
     wanted = wanted or {"kind": "index", "index": 0}
     use_template(config, processing_class)
     plan = plan or plan_of(config, processing_class, split)
-    if not plan.sources:
-        raise DataError(f"data.{split} names no rows", "Add a source with its path.")
     tokens, collate = Tokens(plan, processing_class), collator_for(config, processing_class)
     result: dict[str, Any] = {
         "method": plan.method,
@@ -61,7 +60,8 @@ def preview(
         return result
     chosen = places if places is not None else choose(config, processing_class, plan, wanted, count, on_progress)
     result["rows"] = [shown_row(plan, tokens, collate, number, index) for number, index in chosen]
-    result["fingerprint"] = fingerprint(_fixed(plan, tokens))
+    fixed = _fixed(plan, tokens)
+    result["fingerprint"] = fingerprint(fixed) if fixed else ""
     result["warnings"] = sorted(tokens.notes)
     return result
 
@@ -72,6 +72,8 @@ def choose(
 ) -> list[tuple[int, int]]:
     """(source, row) of what is asked: `index` from a number on; `random` with a seed; `worst` by longest, masked or
     truncated; `search` for text from a number on. Raises `DataError` for a number that is not there."""
+    if not plan.sources:
+        raise DataError(f"data.{plan.split} names no rows", "Add a source with its path.")
     kind = wanted.get("kind", "index")
     if kind == "random":
         return _random(plan, wanted.get("seed"), count)
@@ -356,6 +358,9 @@ def _fixed(plan: Plan, tokens: Tokens) -> list[Row]:
         pending.clear()
 
     for place in plan.beginning():
+        if _too_large(plan, *place):
+            # Tokenizing it would take minutes; `prepare` will, and give the fingerprint.
+            return []
         pending.append(place)
         if len(pending) == FIXED_ROWS:
             try:
@@ -367,6 +372,13 @@ def _fixed(plan: Plan, tokens: Tokens) -> list[Row]:
     if pending:
         take()
     return fixed
+
+
+def _too_large(plan: Plan, which: int, index: int) -> bool:
+    try:
+        return plan.sources[which].rows.size(index) > LARGEST
+    except IndexError:
+        return False
 
 
 def _total(plan: Plan) -> int | None:

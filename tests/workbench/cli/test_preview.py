@@ -1,0 +1,94 @@
+"""`workbench preview`, as a command: what it prints, for people and for machines, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def config_file(shared_data: Path, tmp_path: Path) -> Write:
+    def write(rows: list[Any], data: str = "", method: str = "sft", name: str = "rows.jsonl") -> Path:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        text = (
+            "version: 1\n"
+            f"model:\n  name: {shared_data}/weights/tinystories-llama-260k\n"
+            f"  tokenizer: {shared_data}/tokenizers/minimind\n"
+            f"method:\n  kind: {method}\n"
+            f"data:\n  train:\n    - path: {json.dumps(name)}\n{data}"
+        )
+        path = tmp_path / "run.yaml"
+        path.write_text(text, "utf-8")
+        return path
+
+    return write
+
+
+def _run(*arguments: Any, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "workbench", "preview", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+
+
+def _chat(question: str, answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def test_json_has_the_shape_that_scripts_read(config_file: Write, tmp_path: Path) -> None:
+    done = _run(config_file([_chat("a?", "one"), _chat("b?", "two")]), "--rows", 2, "--json", cwd=tmp_path.parent)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"method", "rows", "fingerprint"} <= set(found)
+    assert [row["index"] for row in found["rows"]] == [0, 1]
+    part = found["rows"][1]["parts"]["input"]
+    assert all(set(token) == {"id", "text", "trained"} for token in part)
+    assert "".join(token["text"] for token in part if token["trained"]) == "two<|im_end|>"
+    assert (found["rows"][0]["truncated"], found["rows"][0]["images"]) == (False, [])
+
+
+def test_people_see_counts_and_marked_tokens(config_file: Write) -> None:
+    done = _run(config_file([_chat("[bold]a[/]?", "one \x1b[31m[/red]"), _chat("b?", "two")]), "--row", 0, "--rows", 1)
+    assert done.returncode == 0, done.stderr
+    assert "columns messages: messages (OpenAI) (2 rows)" in done.stdout
+    assert "row 0 of 2:" in done.stdout
+    assert "‹one ␛[31m[/red]<|im_end|>›" in done.stdout
+    assert "[bold]a[/]?" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--row", "9"], 1, "there is no row 9; the rows are 0 to 0"),
+        (["--row", "1", "--random"], 2, "exclude each other"),
+        (["--rows", "0"], 2, "--rows"),
+    ],
+)
+def test_wrong_calls_say_why(config_file: Write, arguments: list[str], code: int, sentence: str) -> None:
+    done = _run(config_file([_chat("a?", "one")]), *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_config_that_is_not_there_and_rows_that_are_bad(config_file: Write, tmp_path: Path) -> None:
+    done = _run(tmp_path / "no.yaml")
+    assert done.returncode == 2
+    assert "no.yaml" in done.stderr
+    done = _run(config_file([_chat("a?", "one"), {"messages": 7}]))
+    assert done.returncode == 1
+    assert "rows.jsonl:2: column messages must hold a list of messages" in done.stderr
