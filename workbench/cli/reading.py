@@ -37,10 +37,11 @@ def with_overrides(mapping: Mapping[str, Any], base: Path, pairs: Iterable[str])
 
 
 def facts_for(mapping: Mapping[str, Any]) -> Facts:
-    """What is known without loading anything: this machine, the model's own files."""
-    from engine.hardware import this_machine
+    """What is known without loading anything: this machine, the model's own files, a look at each source."""
+    from engine.config.schema import read
+    from engine.data.look import look_at
 
-    return Facts(machine=this_machine())
+    return look_at(read(mapping).config)
 
 
 def forecast_bytes(config: RunConfig, facts: Facts) -> int | None:
