@@ -397,7 +397,7 @@ def _estimate(warm: Warm, params: Params) -> Any:
     from engine.hardware import this_machine
 
     found = estimate(config, Facts(machine=this_machine(), model=model_facts(config.model.name)))
-    return asdict(found)  # type: ignore[call-overload]
+    return asdict(found)
 
 
 def _config(params: Params) -> Any:

@@ -25,6 +25,7 @@ ROLES = {
     **dict.fromkeys(("tool", "observation", "function_response", "function", "ipython", "tool_response"), "tool"),
 }
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
+PICTURE = "<image>"
 _KEPT = ("train", "trained", "weight", "loss_weight", "name", "tool_call_id")
 
 
@@ -79,7 +80,27 @@ def read_example(row: Row, format_name: str, columns: Mapping[str, str]) -> Exam
     images = row.get(columns.get("images", "images"))
     if images:
         example.images = images if isinstance(images, list) else [images]
+        _place_pictures(example)
+    else:
+        example.images = [part["image"] for part in _picture_parts(example)]
     return example
+
+
+def _picture_parts(example: Example) -> list[Any]:
+    contents = [message["content"] for message in example.messages if isinstance(message["content"], list)]
+    return [part for content in contents for part in content if part["type"] == "image"]
+
+
+def _place_pictures(example: Example) -> None:
+    """Turn each `<image>` in the text of a message into a part; a message without pictures stays text."""
+    for message in example.messages:
+        content = message["content"]
+        if isinstance(content, str) and PICTURE in content:
+            texts = content.split(PICTURE)
+            parts: list[Any] = [{"type": "text", "text": texts[0]}]
+            for text in texts[1:]:
+                parts += [{"type": "image"}, {"type": "text", "text": text}]
+            message["content"] = [part for part in parts if part["type"] == "image" or part["text"]]
 
 
 def names(row: Row) -> str:

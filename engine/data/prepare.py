@@ -118,7 +118,11 @@ def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: 
             if is_preference(plan.method):
                 made.append(tokens.preference(example))
             else:
-                pieces.append(tokens.piece(example))
+                piece = tokens.piece(example)
+                if piece.images:
+                    # Pictures can fail on their own, so such rows are tokenized one by one.
+                    piece.ready = tokens.rows([piece])[0]
+                pieces.append(piece)
             at.append((number, index))
         except IndexError:
             counts.read -= 1  # the source turned out shorter: only the lazy order of the preview asks past its end
@@ -126,9 +130,14 @@ def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: 
             if plan.on_bad_row == "error":
                 raise _placed(problem, source.rows, index) from None
             counts.bad += 1
-    for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
+    for (number, index), row in zip(at, made or _rows(tokens, pieces), strict=True):
         row["row"] = bases[number] + index
         yield from fit(plan, row, counts)
+
+
+def _rows(tokens: Tokens, pieces: list[Piece]) -> list[Row]:
+    made = iter(tokens.rows([piece for piece in pieces if piece.ready is None]))
+    return [piece.ready if piece.ready is not None else next(made) for piece in pieces]
 
 
 def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:

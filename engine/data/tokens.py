@@ -16,18 +16,19 @@ from engine.data.collate import IGNORED
 from engine.data.formats import Example
 from engine.data.plan import Plan
 from engine.data.vision import expand
-from engine.errors import DataError, WorkbenchError
+from engine.errors import WorkbenchError
 
 
 @dataclass
 class Piece:
-    """Text to tokenize with what is trained in it; `row` fields are filled from it."""
+    """Text to tokenize with what is trained in it; `ready` is its row where it is tokenized already."""
 
     text: str
     spans: Sequence[Span]
     special: bool
     turns: tuple[Turn, ...] = ()
     images: list[Any] = field(default_factory=list)
+    ready: dict[str, Any] | None = None
 
 
 class Tokens:
@@ -50,15 +51,6 @@ class Tokens:
         return self.chat.notes if self.chat else set()
 
     # -- SFT and pretraining -------------------------------------------------------------------------------------------
-    def pieces(self, examples: Sequence[Example]) -> list[Piece | DataError | MaskError]:
-        found: list[Piece | DataError | MaskError] = []
-        for example in examples:
-            try:
-                found.append(self.piece(example))
-            except (DataError, MaskError) as problem:
-                found.append(problem)
-        return found
-
     def piece(self, example: Example) -> Piece:
         if example.kind == "text":
             text = self._closed(example.text)

@@ -22,7 +22,8 @@ def open_image(reference: Any) -> Any:
         with Image.open(Path(str(reference))) as image:
             return image.convert("RGB")
     except OSError as problem:
-        raise DataError(f"no picture can be read ({problem})", path=visible(str(reference))) from None
+        reason = problem.strerror or "it is no picture"
+        raise DataError(f"{visible(str(reference))}: no picture can be read ({reason})") from None
 
 
 def expand(
