@@ -1,0 +1,103 @@
+"""Runs in this process: `train(config)` writes a run folder, lets the worker train it and gives the folder back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.run.store import RunFolder
+
+CONVERSATIONS = [
+    [
+        {"role": "user", "content": f"What comes after {number}?"},
+        {"role": "assistant", "content": f"{number + 1} comes after {number}."},
+    ]
+    for number in range(48)
+]
+PAIRS = [
+    {
+        "prompt": [{"role": "user", "content": f"What comes after {number}?"}],
+        "chosen": [{"role": "assistant", "content": f"{number + 1}"}],
+        "rejected": [{"role": "assistant", "content": f"It may be {number} or so."}],
+    }
+    for number in range(48)
+]
+
+
+def lines(run: RunFolder, kind: str, segment: int | None = None) -> list[dict[str, Any]]:
+    """The run's events of one kind, of one segment where given."""
+    found = [json.loads(line) for line in run.events.read_text("utf-8").splitlines()]
+    return [event for event in found if event["kind"] == kind and segment in (None, event["segment"])]
+
+
+def resumed_from(run: RunFolder, step: int, where: Path) -> RunFolder:
+    """A copy of the run as if it had died right after the checkpoint of this step."""
+    shutil.copytree(run.path, where)
+    copy = RunFolder(where)
+    for path in copy.checkpoints.glob("checkpoint-*"):
+        if path.name != f"checkpoint-{step}":
+            shutil.rmtree(path)
+    kept = [line for line in copy.events.read_text().splitlines() if json.loads(line).get("step", 0) <= step]
+    copy.events.write_text("\n".join(kept) + "\n")
+    return copy
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Callable[[list[Any]], str]:
+    """A JSONL file of these rows."""
+
+    def write(rows: list[Any]) -> str:
+        path = tmp_path / f"rows-{len(list(tmp_path.glob('rows-*')))}.jsonl"
+        path.write_text("".join(json.dumps(row if isinstance(row, dict) else {"messages": row}) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunFolder]:
+    """`train({"method.kind": "dpo", ...})` runs the worker here; the exit code is checked, the folder returned."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+
+    def run_worker(
+        settings: dict[str, Any] | None = None, *, folder: RunFolder | None = None, code: int = 0
+    ) -> RunFolder:
+        from engine.config.files import as_yaml
+        from engine.run.store import create
+        from engine.worker import main
+
+        if folder is None:
+            mapping: dict[str, Any] = {"version": 1}
+            for path, value in (BASE | (settings or {})).items():
+                section, name = path.split(".", 1)
+                mapping.setdefault(section, {})[name] = value
+            folder = create(tmp_path / "runs", as_yaml(mapping), {"method": "test", "model": "builtin/tiny"})
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        try:
+            assert main(str(folder.path)) == code, folder.events.read_text()[-3000:]
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return folder
+
+    return run_worker
+
+
+BASE: dict[str, Any] = {
+    "model.name": "builtin/tiny",
+    "model.dtype": "float32",
+    "adapter.kind": "none",
+    "data.max_length": 128,
+    "optim.learning_rate": 1e-3,
+    "optim.per_device_train_batch_size": 4,
+    "optim.gradient_accumulation_steps": 2,
+    "optim.max_steps": 10,
+    "run.save_steps": 4,
+    "run.save_total_limit": 9,
+}

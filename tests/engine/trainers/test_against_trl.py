@@ -1,0 +1,107 @@
+"""Our SFT and DPO equal plain TRL scripts that prepare the raw messages themselves: masks, losses and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
+
+# Marks what an assistant says for TRL, whose own mask needs the marks; ours must find the same tokens without using them.
+TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}{{- message['content'] + '<|im_end|>' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """Model, tokenizer and arguments of a script that knows nothing of the workbench but the model folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from engine.builtin import tiny
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    tokenizer.chat_template = TEMPLATE
+    model = AutoModelForCausalLM.from_pretrained(tiny.folder(), dtype=torch.float32)
+    arguments = {
+        "output_dir": str(tmp_path / "plain"),
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 10,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "seed": 42,
+        "data_seed": 42,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
+    return model, tokenizer, arguments
+
+
+@pytest.fixture
+def template_file(tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATE)
+    return str(path)
+
+
+def steps(history):
+    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in history if "loss" in entry]
+
+
+def test_sft_losses_and_masks_are_trls_own(train, source, plain, template_file):
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    model, tokenizer, arguments = plain
+    theirs = SFTTrainer(
+        model=model,
+        args=SFTConfig(**arguments, assistant_only_loss=True, max_length=128),
+        train_dataset=Dataset.from_list([{"messages": row} for row in CONVERSATIONS]),
+        processing_class=tokenizer,
+    )
+    theirs.train()
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "model.chat_template": template_file})
+    assert steps(lines(run, "metrics")) == pytest.approx(steps(theirs.state.log_history), rel=1e-6)
+
+    from engine.data.prepare import prepare
+    from engine.models.load import load_processing_class
+    from engine.worker import _config
+
+    config = _config(run)
+    prepared = prepare(config, load_processing_class(config)).dataset
+    for ours, reference in zip(prepared, theirs.train_dataset, strict=True):
+        assert ours["input_ids"] == reference["input_ids"]
+        assert ours["labels"] == reference["labels"]
+
+
+def test_dpo_losses_and_margins_are_trls_own(train, source, plain, template_file):
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+    from trl import DPOConfig, DPOTrainer
+
+    from engine.builtin import tiny
+
+    model, tokenizer, arguments = plain
+    theirs = DPOTrainer(
+        model=model,
+        ref_model=AutoModelForCausalLM.from_pretrained(tiny.folder(), dtype=torch.float32),
+        args=DPOConfig(**arguments, max_length=128),
+        train_dataset=Dataset.from_list(PAIRS),
+        processing_class=tokenizer,
+    )
+    theirs.train()
+    run = train({"method.kind": "dpo", "data.train": [{"path": source(PAIRS)}], "model.chat_template": template_file})
+    ours = lines(run, "metrics")
+    assert steps(ours) == pytest.approx(steps(theirs.state.log_history), rel=1e-6)
+    margins = [entry["rewards/margins"] for entry in theirs.state.log_history if "rewards/margins" in entry]
+    assert [event["rewards/margins"] for event in ours] == pytest.approx(margins, rel=1e-5, abs=1e-7)

@@ -1,0 +1,155 @@
+"""What a run leaves behind is what was asked for: adapters alone trained, receipts true, requests heard, failures named."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+from safetensors.torch import load_file
+
+from engine.run.control import request
+from engine.run.store import create
+from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, lines
+
+
+def entries(run):
+    return {entry["feature"]: entry for entry in lines(run, "receipt")[0]["entries"]}
+
+
+def test_lora_trains_only_its_adapters_and_the_receipt_counts_them(train, source):
+    run = train({"adapter.kind": "lora", "adapter.r": 4, "data.train": [{"path": source(CONVERSATIONS)}]})
+    saved = load_file(run.checkpoints / "checkpoint-10/adapter_model.safetensors")
+    assert all("lora_" in name for name in saved)
+    assert any(value.abs().max() > 0 for name, value in saved.items() if "lora_B" in name)
+    said = entries(run)
+    assert said["adapter"]["count"] == len(saved) // 2
+    assert said["trainable parameters"]["effective"] == sum(value.numel() for value in saved.values())
+    assert said["attention"]["effective"] == "sdpa"
+
+
+def test_the_loss_falls_and_eval_rows_are_measured(train, source):
+    rows = [{"path": source(CONVERSATIONS)}]
+    run = train({"data.train": rows, "data.eval": rows, "run.eval_steps": 5, "optim.max_steps": 20})
+    losses = [event["loss"] for event in lines(run, "metrics") if "loss" in event]
+    assert losses[-1] < 0.8 * losses[0]
+    measured = [event["eval_loss"] for event in lines(run, "metrics") if "eval_loss" in event]
+    assert len(measured) == 4
+    assert measured[-1] < measured[0]
+
+
+def test_dpo_learns_to_prefer_the_chosen_answers(train, source):
+    run = train({"method.kind": "dpo", "data.train": [{"path": source(PAIRS)}], "optim.max_steps": 20})
+    margins = [event["rewards/margins"] for event in lines(run, "metrics")]
+    assert margins[0] == pytest.approx(0, abs=1e-6)
+    assert margins[-1] > 0.1
+
+
+def test_a_separate_reference_copy_gives_what_the_switched_off_adapter_gives(train, source):
+    settings = {"method.kind": "dpo", "adapter.kind": "lora", "adapter.r": 4, "data.train": [{"path": source(PAIRS)}]}
+    off = train({**settings, "method.reference": "adapter_off"})
+    ahead = train({**settings, "method.reference": "precompute"})
+    losses = [[event["loss"] for event in lines(run, "metrics")] for run in (off, ahead)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_checkpointing_is_counted_and_changes_no_gradient(train, source):
+    rows = [{"path": source(CONVERSATIONS)}]
+    plain = train({"data.train": rows})
+    again = train({"data.train": rows, "memory.gradient_checkpointing": True})
+    assert entries(plain)["gradient checkpointing"]["count"] == 0
+    assert entries(again)["gradient checkpointing"]["count"] > 0
+    losses = [[event["loss"] for event in lines(run, "metrics")] for run in (plain, again)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_batches_name_the_rows_that_made_them(train, source):
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 6})
+    ids = array("q", run.batches.read_bytes())
+    seen = [ids[event["offset"] : event["offset"] + event["count"]] for event in lines(run, "batch")]
+    assert [len(batch) for batch in seen] == [8] * 6
+    assert sorted(number for batch in seen for number in batch) == list(range(48))
+
+
+@pytest.mark.parametrize(
+    ("do", "saved", "steps"),
+    [("save_stop", {"checkpoint-1"}, 1), ("stop", set(), 1), ("end_of_epoch", {"checkpoint-4", "checkpoint-6"}, 6)],
+)
+def test_a_request_is_answered_and_keeps_what_it_promises(train, source, tmp_path, do, saved, steps):
+    from engine.config.files import as_yaml
+
+    mapping = {"version": 1}
+    for path, value in {**BASE, "data.train": [{"path": source(CONVERSATIONS)}]}.items():
+        section, name = path.split(".", 1)
+        mapping.setdefault(section, {})[name] = value
+    run = create(tmp_path / "runs", as_yaml(mapping), {})
+    asked = request(run, do, "a test")
+    train(folder=run)
+    answers = [(event["id"], event["status"]) for event in lines(run, "control")]
+    assert answers == [(asked, "accepted"), (asked, "done")]
+    assert lines(run, "stopped")[0]["step"] == steps
+    assert {path.name for path in run.checkpoints.glob("checkpoint-*")} == saved
+
+
+def test_an_exploding_loss_is_said_at_once(train, source):
+    settings = {"optim.learning_rate": 10.0, "optim.max_grad_norm": 0, "optim.optim": "sgd", "optim.max_steps": 30}
+    run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}]})
+    assert lines(run, "diverged")
+    assert any(event["loss"] is None for event in lines(run, "metrics"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model.name": "/no/such/folder"}, "there is no folder"),
+        ({"adapter.kind": "lora", "adapter.target_modules": ["q_porj"]}, "Did you mean 'q_proj'"),
+    ],
+)
+def test_what_cannot_work_fails_with_one_sentence(train, source, settings, words):
+    run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
+    failed = lines(run, "failed")[0]
+    assert words in failed["message"]
+    assert not lines(run, "started")
+
+
+def test_a_save_that_breaks_off_leaves_no_checkpoint(train, source, monkeypatch):
+    from engine.trainers.saving import RunTrainer
+
+    def broken(self, tmp):
+        (tmp / "model.safetensors").write_bytes(b"half")
+        raise OSError("the disk went away")
+
+    monkeypatch.setattr(RunTrainer, "_write_parts", broken)
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
+    assert not [path for path in run.checkpoints.glob("checkpoint-*") if path.suffix != ".tmp"]
+    assert "the disk went away" in lines(run, "failed")[0]["message"]
+
+
+def test_foreign_code_in_a_model_folder_is_refused(train, source, tmp_path):
+    import shutil
+
+    from engine.builtin import tiny
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.folder(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text"] = {"auto_map": {"AutoConfig": "evil.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    run = train({"model.name": str(folder), "data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
+    assert "would run code" in lines(run, "failed")[0]["message"]
+
+
+def test_pickled_weights_are_not_read(train, source, tmp_path):
+    import shutil
+
+    import torch
+
+    from engine.builtin import tiny
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.folder(), folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    run = train({"model.name": str(folder), "data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
+    assert "no safetensors" in lines(run, "failed")[0]["message"]

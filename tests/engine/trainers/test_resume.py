@@ -1,0 +1,67 @@
+"""A run that is taken up again equals one that was never interrupted: losses, gradients, tokens and weights, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines, resumed_from
+
+LORA = {"adapter.kind": "lora", "adapter.r": 4, "adapter.lora_dropout": 0.1}
+TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2}."} for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        pytest.param({}, CONVERSATIONS, id="sft, full weights, over an epoch's end"),
+        pytest.param(LORA, CONVERSATIONS, id="sft, LoRA with dropout"),
+        pytest.param(
+            {"method.kind": "pretrain", "data.packing": True, "data.packing_cross_doc_attn_mask": True},
+            TEXT,
+            id="pretraining on packs kept apart",
+        ),
+        pytest.param({"method.kind": "dpo"}, PAIRS, id="dpo with a copy as reference"),
+        pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo with the adapter switched off as reference"),
+    ],
+)
+def test_resuming_equals_never_stopping(train, source, tmp_path, settings, rows):
+    whole = train({**settings, "data.train": [{"path": source(rows)}]})
+    again = train(folder=resumed_from(whole, 4, tmp_path / "again"))
+
+    def curve(run, segment):
+        timeless = ("loss", "grad_norm", "learning_rate", "tokens", "trained_tokens", "epoch", "num_tokens")
+        return {
+            event["step"]: [event.get(name) for name in timeless]
+            for event in lines(run, "metrics", segment)
+            if event["step"] > 4
+        }
+
+    assert lines(again, "started", 1)[0]["resumed_from_step"] == 4
+    assert sorted(curve(whole, 0)) == [5, 6, 7, 8, 9, 10]
+    assert curve(again, 1) == curve(whole, 0)
+    name = "adapter_model.safetensors" if settings.get("adapter.kind") == "lora" else "model.safetensors"
+    first, second = (load_file(run.checkpoints / "checkpoint-10" / name) for run in (whole, again))
+    assert first.keys() == second.keys()
+    assert all(first[key].equal(second[key]) for key in first)
+
+
+def test_samples_leave_no_trace_in_the_training(train, source):
+    rows = [{"path": source(CONVERSATIONS)}]
+    plain = train({"data.train": rows})
+    sampled = train({"data.train": rows, "run.prompts": ["What comes after 7?"], "run.prompts_steps": 2})
+    assert [event["step"] for event in lines(sampled, "sample")] == [0, 2, 4, 6, 8, 10]
+    assert [event["loss"] for event in lines(plain, "metrics")] == [
+        event["loss"] for event in lines(sampled, "metrics")
+    ]
+
+
+def test_a_broken_newest_checkpoint_is_skipped_and_named(train, source, tmp_path):
+    whole = train({"data.train": [{"path": source(CONVERSATIONS)}]})
+    again = resumed_from(whole, 8, tmp_path / "again")
+    (whole.checkpoints / "checkpoint-4").rename(again.checkpoints / "checkpoint-4")
+    weights = again.checkpoints / "checkpoint-8/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    train(folder=again)
+    assert lines(again, "started", 1)[0]["resumed_from_step"] == 4
+    assert any("checkpoint-8 is skipped" in event["message"] for event in lines(again, "finding", 1))
