@@ -1,0 +1,119 @@
+"""A setting, a section or a term in plain words: what `explain`, the help panels and `/` search show."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.config.defaults import AUTO, LEARNING_RATES
+from engine.config.findings import shown
+from engine.config.meaning import expectation
+from engine.config.renames import NAMES
+from engine.config.terms import TERMS
+from engine.config.tree import SECTIONS, FieldSpec, fields
+from engine.errors import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a name stands for: a title, plain words, and facts as label and value."""
+
+    name: str
+    title: str
+    text: str
+    facts: tuple[tuple[str, str], ...] = ()
+
+    def as_text(self) -> str:
+        """For a terminal, wrapped at 88 columns."""
+        lines = [self.name if self.name == self.title else f"{self.name}: {self.title}", ""]
+        lines += textwrap.wrap(self.text, 88)
+        if self.facts:
+            width = max(len(label) for label, _ in self.facts)
+            lines.append("")
+            for label, value in self.facts:
+                lines += textwrap.wrap(
+                    value, 100, initial_indent=f"  {label:<{width}}  ", subsequent_indent=" " * (width + 4)
+                ) or [f"  {label}"]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+
+def explain(name: str) -> Explanation | tuple[str, ...]:
+    """The explanation of a setting, section or term; names that are near where there is none."""
+    word = name.strip().lower().strip("`")
+    if word in fields:
+        return of_setting(fields[word])
+    if word in SECTIONS:
+        return of_section(word)
+    term = term_of(word)
+    if term:
+        return Explanation(term, term, TERMS[term])
+    key = word.replace(" ", "_").replace("-", "_")
+    settings = [spec for spec in fields if spec.name.lower() == key]
+    if len(settings) == 1:
+        return of_setting(settings[0])
+    if settings:
+        return tuple(spec.path for spec in settings)
+    if key in NAMES:
+        return of_setting(fields[NAMES[key]])
+    known = {spec.name: spec.path for spec in fields} | {spec.path: spec.path for spec in fields}
+    known |= {term.lower(): term for term in TERMS} | {section: section for section in SECTIONS}
+    close = nearest(word, known)
+    return (known[close],) if close else ()
+
+
+def term_of(word: str) -> str | None:
+    """The glossary's own spelling of a term, whatever the case; plural too."""
+    spellings = {term.lower().replace("-", " "): term for term in TERMS}
+    plain = word.lower().replace("-", " ").replace("_", " ")
+    return spellings.get(plain) or (spellings.get(plain.removesuffix("s")) if plain.endswith("s") else None)
+
+
+def of_setting(spec: FieldSpec) -> Explanation:
+    """A setting: its help, what it takes, its default, where the default comes from."""
+    facts = [("takes", expectation(spec) + (f" ({spec.unit})" if spec.unit else ""))]
+    facts += [("", f"{shown(choice)}: {spec.label(choice)}") for choice in spec.choices if str(choice) in spec.labels]
+    facts.append(("default", shown(spec.default)))
+    if spec.name == "learning_rate":
+        rates = ", ".join(
+            f"{method} with {'LoRA' if kind == 'lora' else 'full weights'} {rate:g}"
+            for (method, kind), rate in LEARNING_RATES.items()
+        )
+        facts.append(("auto", rates))
+    elif spec in AUTO:
+        facts.append(("auto", "chosen by method, adapter, machine and size; the review shows auto -> value"))
+    if spec.later:
+        facts.append(
+            ("later", f"{', '.join(shown(value) for value in spec.later)}: known, and refused by this version")
+        )
+    if spec.kinds and spec.name != "kind":
+        facts.append(("only with", f"{spec.section}.kind {' or '.join(spec.kinds)}"))
+    for item in spec.items:
+        facts.append((item.name, item.help))
+    facts.append(("level", spec.level))
+    if spec.source:
+        facts.append(("source", spec.source))
+    return Explanation(spec.path, spec.title, spec.help, tuple(facts))
+
+
+def of_section(name: str) -> Explanation:
+    """A section: what it is about, and its settings with the first sentence of their help."""
+    models = list(SECTIONS[name].values())
+    text = " ".join((models[0].__doc__ or "").split()) if len(models) == 1 else f"Its settings depend on {name}.kind."
+    members = tuple((spec.name, first_sentence(spec.help)) for spec in fields if spec.section == name)
+    return Explanation(name, name, text, members)
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a help text."""
+    return text.split(". ")[0].rstrip(".") + "."
+
+
+def names() -> dict[str, list[str]]:
+    """Everything that can be explained: settings by section, and terms."""
+    found = {section: [spec.name for spec in fields if spec.section == section] for section in SECTIONS}
+    return {**found, "terms": sorted(TERMS, key=str.lower)}

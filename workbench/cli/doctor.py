@@ -1,0 +1,176 @@
+"""`workbench doctor`: what this machine can do, what is missing, and what would end a run. Torch-free.
+
+Each check is one line: what was looked at, how it stands, and what to do. Exit 1 when something keeps runs from working.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from engine.errors import WorkbenchError, redact, visible
+
+NEEDED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "pydantic", "textual")
+OPTIONAL = {
+    "bitsandbytes": "4-bit and 8-bit weights (QLoRA): pip install 'finetuning-workbench[gpu]'",
+    "flash-attn": "FlashAttention 2; torch's own attention is used without it",
+    "anywidget": "the notebook: pip install 'finetuning-workbench[notebook]'",
+}
+_MARKS = {"ok": ("✓", "green"), "note": ("?", "cyan"), "warning": ("!", "yellow"), "error": ("x", "red")}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: str
+    """ok note warning error"""
+    text: str
+
+
+@click.command(short_help="What this machine can do.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(runs: str | None, as_json: bool) -> int:
+    """Look at this machine: GPUs, packages, disk, file system, and what happens to a run at logout."""
+    folder = Path(runs or os.environ.get("WORKBENCH_RUNS") or "runs").absolute()
+    checks = [*look(folder)]
+    bad = any(check.state == "error" for check in checks)
+    if as_json:
+        click.echo(json.dumps({"ok": not bad, "checks": [asdict(check) for check in checks]}))
+        return int(bad)
+    for check in checks:
+        mark, colour = _MARKS[check.state]
+        click.echo(f"{click.style(mark, fg=colour)} {check.name:<14}{check.text}")
+    return int(bad)
+
+
+def look(folder: Path) -> Iterator[Check]:
+    """Every check in the order shown."""
+    yield from _machine(folder)
+    yield from _packages()
+    yield from _runs_folder(folder)
+    yield from _logout()
+    yield from _terminal()
+    yield from _network()
+
+
+def _machine(folder: Path) -> Iterator[Check]:
+    from engine.hardware import GiB, this_machine
+
+    machine = this_machine(folder)
+    memory = f", {machine.memory_bytes / GiB:.0f} GiB of memory" if machine.memory_bytes else ""
+    yield Check("machine", "ok", f"{machine.cpu_count or '?'} CPU cores{memory}, Python {sys.version.split()[0]}")
+    if not machine.gpus:
+        yield Check("GPU", "note", "none; training runs on the CPU, which is enough for builtin/tiny and small models")
+    for index, gpu in enumerate(machine.gpus):
+        state = "ok" if gpu.capability >= (8, 0) else "note"
+        half = "bfloat16" if gpu.capability >= (8, 0) else "float16 only, no bfloat16"
+        capability = f"capability {gpu.capability[0]}.{gpu.capability[1]}"
+        yield Check(
+            f"GPU {index}", state, f"{visible(gpu.name)}, {gpu.memory_bytes / GiB:.1f} GiB, {capability}, {half}"
+        )
+    if machine.disk_free_bytes is not None:
+        free = machine.disk_free_bytes / GiB
+        yield Check("disk", "ok" if free > 5 else "warning", f"{free:.0f} GiB free for runs")
+
+
+def _packages() -> Iterator[Check]:
+    from engine.hardware import installed
+
+    found = {name: installed(name) for name in NEEDED}
+    missing = [name for name, version in found.items() if version is None]
+    if missing:
+        yield Check("packages", "error", f"{', '.join(missing)} missing: pip install finetuning-workbench again")
+    yield Check("packages", "ok", ", ".join(f"{name} {version}" for name, version in found.items() if version))
+    for name, use in OPTIONAL.items():
+        version = installed(name)
+        yield Check(
+            "optional",
+            "ok" if version else "note",
+            f"{name} {version}" if version else f"{name} is not installed: {use}",
+        )
+
+
+def _runs_folder(folder: Path) -> Iterator[Check]:
+    shown = visible(redact(str(folder)))
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not os.access(place, os.W_OK | os.X_OK):
+        yield Check("runs folder", "error", f"{shown} cannot be written: choose another with --runs or WORKBENCH_RUNS")
+        return
+    from engine.run.launch import locks_hold
+
+    yield _tried("appending", lambda: _append_holds(place))
+    yield _tried("locks", lambda: locks_hold(place))
+    yield Check("runs folder", "ok", shown + ("" if folder.exists() else ", made at the first launch"))
+
+
+def _tried(name: str, attempt: Callable[[], tuple[bool, str]]) -> Check:
+    try:
+        holds, text = attempt()
+    except OSError as problem:
+        return Check(name, "error", f"could not be tried in the runs folder: {problem.strerror or problem}")
+    except WorkbenchError as problem:
+        return Check(name, "error", problem.message)
+    return Check(name, "ok" if holds else "warning", text)
+
+
+def _append_holds(place: Path) -> tuple[bool, str]:
+    """Two writers that append take turns in the file, as the event log needs."""
+    import tempfile
+
+    handle, name = tempfile.mkstemp(prefix=".probe-", dir=place)
+    os.close(handle)
+    try:
+        first, second = (os.open(name, os.O_WRONLY | os.O_APPEND) for _ in range(2))
+        try:
+            for writer, line in ((first, b"1\n"), (second, b"2\n"), (first, b"3\n")):
+                os.write(writer, line)
+        finally:
+            os.close(first)
+            os.close(second)
+        whole = Path(name).read_bytes() == b"1\n2\n3\n"
+    finally:
+        os.unlink(name)
+    return (
+        whole,
+        "appended lines stay whole" if whole else "appended lines overwrite each other here; take a local disk",
+    )
+
+
+def _logout() -> Iterator[Check]:
+    from workbench.screens.learn import kills_at_logout
+
+    kills, text = kills_at_logout()
+    yield Check("logout", "warning" if kills else "ok", text)
+
+
+def _terminal() -> Iterator[Check]:
+    inside = "tmux" if os.environ.get("TMUX") else "screen" if os.environ.get("STY") else ""
+    if inside:
+        yield Check("terminal", "ok", f"inside {inside}: the app itself survives a lost connection, too")
+    elif shutil.which("tmux"):
+        yield Check("terminal", "ok", "runs outlive the window; tmux is installed if the window shall, too")
+    else:
+        yield Check("terminal", "note", "runs outlive the window; no tmux here to keep the window itself")
+
+
+def _network() -> Iterator[Check]:
+    offline = [
+        name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "0") not in ("", "0")
+    ]
+    if offline:
+        yield Check("hub", "note", f"{' and '.join(offline)} is set: only models and data on this machine are used")
+    else:
+        home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+        yield Check("hub", "ok", f"downloads are kept in {visible(redact(home))}")
