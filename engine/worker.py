@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ def _train(run: RunFolder, writer: EventWriter | None, controls: Controls | None
     from engine.trainers.watching import Watching
 
     transformers.utils.logging.set_verbosity_error()
+    # Names that transformers renames between the versions we support; a person can do nothing about them.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     transformers.set_seed(config.run.seed)
     module = method(config.method.kind)
     # Under torchrun the process group must exist before ranks can wait for each other.
@@ -140,6 +143,7 @@ def _train(run: RunFolder, writer: EventWriter | None, controls: Controls | None
         [watching],
     )
     watching.trainer = trainer
+    trainer.remove_callback(transformers.PrinterCallback)
     trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint))
     if newest is not None:
         trainer.restore_counts(newest)

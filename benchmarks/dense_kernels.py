@@ -1,6 +1,6 @@
 """Dense kernels beside their peers on one CUDA device: time, extra memory and the floor, in one run.
 
-    python benchmarks/kernels.py [ce logp rope] [--results benchmarks/results.csv] [--commit HASH]
+    python benchmarks/dense_kernels.py [ce logp rope] [--results benchmarks/results.csv] [--commit HASH]
 
 Refuses to report while the accuracy cases fail. Times are medians with the 10th and 90th percentile over CUDA events;
 implementations of one work are measured in turn, round after round, so drift hits all alike. Floors assume 3.0 TB/s and
@@ -29,7 +29,21 @@ from engine.kernels.norm_rope import norm_rope, norm_rope_reference
 BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
 ROUNDS = 20
 ROWS: list[dict] = []
-COLUMNS = ["date", "commit", "device", "torch", "triton", "work", "shape", "impl", "ms", "ms_p10", "ms_p90", "peak_mib", "floor_ms"]
+COLUMNS = [
+    "date",
+    "commit",
+    "device",
+    "torch",
+    "triton",
+    "work",
+    "shape",
+    "impl",
+    "ms",
+    "ms_p10",
+    "ms_p90",
+    "peak_mib",
+    "floor_ms",
+]
 
 
 def timed(run: Callable[[], object]) -> float:

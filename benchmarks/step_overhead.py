@@ -1,0 +1,230 @@
+"""What the engine adds to a training step: ours (events, receipt, telemetry, batch ids) against the plain TRL trainer.
+
+    python benchmarks/step_overhead.py [--shape tiny|0.6b] [--pairs 20] [--steps 40] [--results FILE --commit HASH]
+
+Both train the same prepared rows with the same settings and no saving, in one process, in turn (A B A B ...). A run's time
+is from the end of its third step to the end of its last. Printed: the median ratio ours / plain with the 95% interval of
+the median (bootstrap over pairs), and our own Python a step, timed around our hooks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
+from transformers.utils import logging
+from trl import SFTTrainer
+
+from engine.config.files import as_yaml
+from engine.config.schema import read, resolved
+from engine.data.collate import LanguageCollator
+from engine.models.adapters import add_adapter
+from engine.run.control import Controls
+from engine.run.events import EventWriter
+from engine.run.store import create
+from engine.trainers import sft
+from engine.trainers.receipt import receipt
+from engine.trainers.watching import Watching
+
+WARM_STEPS = 3
+
+
+class Clock(TrainerCallback):
+    """Notes when each step ended, after the device has done it."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+
+
+class Timed:
+    """Adds up the time spent inside the wrapped methods."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, owner: Any, *names: str) -> None:
+        for name in names:
+            inner = getattr(owner, name)
+
+            def outer(*args: Any, inner: Any = inner, **kwargs: Any) -> Any:
+                begun = time.perf_counter()
+                try:
+                    return inner(*args, **kwargs)
+                finally:
+                    self.seconds += time.perf_counter() - begun
+
+            setattr(owner, name, outer)
+
+
+def shapes(name: str) -> tuple[dict[str, Any], int, int, str]:
+    """Model settings, rows a batch, tokens a row, number format."""
+    if name == "tiny":
+        small = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+        return {**small, "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 512}, 64, 48, "float32"
+    size = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+    return {**size, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}, 4, 2048, "bfloat16"
+
+
+def make_config(options: argparse.Namespace, dtype: str, batch: int, length: int) -> Any:
+    lora = options.shape != "tiny"
+    mapping = {
+        "version": 1,
+        "model": {"name": "builtin/tiny", "dtype": dtype},
+        "adapter": {"kind": "lora", "r": 16} if lora else {"kind": "none"},
+        "data": {"train": [{"path": "builtin/dates"}], "max_length": length},
+        "optim": {
+            "per_device_train_batch_size": batch,
+            "gradient_accumulation_steps": 1,
+            "max_steps": options.steps,
+            "learning_rate": 1e-4,
+        },
+        "memory": {"gradient_checkpointing": lora},
+        "run": {"save_steps": 1_000_000},
+    }
+    reading = read(mapping)
+    assert not [f for f in reading.findings if f.severity == "error"], reading.findings
+    return resolved(reading.config)
+
+
+def make_rows(count: int, length: int, vocabulary: int) -> Any:
+    from datasets import Dataset
+
+    draw = random.Random(0)
+    rows = []
+    for row in range(count):
+        ids = [draw.randrange(vocabulary) for _ in range(length)]
+        rows.append({"input_ids": ids, "labels": ids, "row": row})
+    return Dataset.from_list(rows)
+
+
+def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, folder: Path, timed: Timed) -> float:
+    """Trains once; seconds a step after the warm-up."""
+    settings, batch, length, dtype = shapes(options.shape)
+    config = make_config(options, dtype, batch, length)
+    set_seed(1)
+    model = add_adapter(Qwen3ForCausalLM(Qwen3Config(**settings)).to(getattr(torch, dtype)), config)
+    clock, collator = Clock(), LanguageCollator(pad_token_id=0)
+    if not ours:
+        arguments = sft.arguments(config, folder)
+        arguments.save_strategy = "no"
+        trainer = SFTTrainer(
+            model=model, args=arguments, data_collator=collator, train_dataset=rows, processing_class=tokenizer,
+            callbacks=[clock],
+        )  # fmt: skip
+        trainer.train()
+        return pace(clock)
+    run = create(folder, as_yaml({"version": 1}), {})
+    with EventWriter(run) as writer:
+        watching = Watching(
+            run, writer, Controls(run, writer), {"method": "sft", "model": "bench", "devices": []}, 1, [], 1, list
+        )
+        trainer = sft.build(config, run.path, model, tokenizer, collator, rows, None, [watching, clock])
+        trainer.args.save_strategy = "no"
+        watching.trainer = trainer
+        trainer.attach(run, writer, 2, {})
+        prepared = argparse.Namespace(counts={"kept": len(rows), "packs": 0}, warnings=(), fingerprint="", dataset=rows)
+        writer.write("receipt", entries=receipt(config, trainer, prepared))
+        timed.wrap(watching, "on_step_begin", "on_step_end", "on_log")
+        timed.wrap(trainer, "_count")
+        timed.wrap(trainer.data_collator, "__call__")
+        before = timed.seconds
+        trainer.train()
+        options.own.append((timed.seconds - before) / options.steps)
+        assert run.events.read_text().count('"metrics"') == options.steps
+    return pace(clock)
+
+
+def pace(clock: Clock) -> float:
+    return (clock.ends[-1] - clock.ends[WARM_STEPS - 1]) / (len(clock.ends) - WARM_STEPS)
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(4000))
+    return medians[100], medians[-101]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=["tiny", "0.6b"], default="tiny")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--commit", default="")
+    options = parser.parse_args()
+    options.own = []
+    logging.set_verbosity_error()
+    from transformers import AutoTokenizer
+
+    from engine.builtin import tiny
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    settings, batch, length, _ = shapes(options.shape)
+    rows = make_rows(batch * 8, length, settings["vocab_size"])
+    times: dict[bool, list[float]] = {True: [], False: []}
+    timed = Timed()
+    with tempfile.TemporaryDirectory() as folder:
+        for ours in (True, False):
+            build(options, ours, rows, tokenizer, Path(folder), timed)
+        options.own.clear()
+        for _ in range(options.pairs):
+            for ours in (True, False):
+                times[ours].append(build(options, ours, rows, tokenizer, Path(folder), timed))
+    ratios = [a / b for a, b in zip(times[True], times[False], strict=True)]
+    low, high = interval(ratios)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    own = statistics.median(options.own) * 1e3
+    peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0
+    print(
+        json.dumps(
+            {
+                "device": device, "shape": options.shape, "pairs": options.pairs,
+                "ours_ms": round(statistics.median(times[True]) * 1e3, 3),
+                "plain_ms": round(statistics.median(times[False]) * 1e3, 3),
+                "ratio": round(statistics.median(ratios), 4), "interval": [round(low, 4), round(high, 4)],
+                "own_python_ms": round(own, 4),
+                "tokens_per_second": round(batch * length / statistics.median(times[True])),
+            },
+            indent=1,
+        )
+    )  # fmt: skip
+    if options.results:
+        record(options, device, times, peak)
+
+
+def record(options: argparse.Namespace, device: str, times: dict[bool, list[float]], peak: float) -> None:
+    with options.results.open("a", newline="") as file:
+        writer = csv.writer(file)
+        for ours, name in ((True, "ours"), (False, "trl")):
+            ordered = sorted(value * 1e3 for value in times[ours])
+            middle = statistics.median(ordered)
+            tenth = len(ordered) // 10
+            writer.writerow(
+                [
+                    datetime.date.today().isoformat(), options.commit, device, torch.__version__, "", "step_overhead",
+                    options.shape, name, f"{middle:.4f}", f"{ordered[tenth]:.4f}", f"{ordered[-1 - tenth]:.4f}",
+                    f"{peak:.0f}", "",
+                ]
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
