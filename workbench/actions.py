@@ -1,0 +1,93 @@
+"""The one table of what a person can do: it feeds key bindings, the palette, the key line and the help screen.
+
+An action's `id` is the name of a method `action_<id>` on the screen or the app. `screens` says where it works;
+"everywhere" is the app itself. Keys are Textual's names; `shown` is how a person reads them. Letters act only while
+nothing is being typed: a field in editing takes printable keys first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.binding import Binding
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette."""
+
+    id: str
+    keys: str
+    label: str
+    help: str
+    screens: tuple[str, ...]
+    shown: str = ""
+    line: str = ""
+    quiet: bool = False
+    priority: bool = False
+
+    @property
+    def name(self) -> str:
+        """The keys as a person reads them."""
+        return self.shown or self.keys.split(",")[0]
+
+
+ACTIONS: tuple[Action, ...] = (
+    # Everywhere
+    Action(
+        "help", "question_mark,f1", "help", "Keys of this screen, and what they do", ("everywhere",), "?", line="? help"
+    ),
+    Action(
+        "command_palette", "ctrl+p", "all", "Every action by name", ("everywhere",), "^p", quiet=True, line="^p all"
+    ),
+    Action("leave", "q", "back", "Go back; on the last screen, quit", ("everywhere",), "q"),
+    Action("leave_all", "ctrl+q", "quit", "Quit", ("everywhere",), "^q", priority=True),
+    Action("interrupt", "ctrl+c", "quit", "Quit, or leave editing", ("everywhere",), "^c", quiet=True),
+    Action("suspend_process", "ctrl+z", "pause", "Put the app in the background of the shell", ("everywhere",), "^z"),
+    Action("shade", "", "light or dark", "Change between light and dark", ("everywhere",)),
+    Action("build", "", "build", "Build a config: the seven steps", ("everywhere",)),
+    Action("runs", "", "runs", "List of runs", ("everywhere",)),
+    # Build
+    Action("edit", "", "edit", "Edit the setting in focus", ("build",), "enter", line="enter edit", quiet=True),
+    Action("previous_step", "left_square_bracket,H", "previous step", "Go to the previous step", ("build",), "["),
+    Action("next_step", "right_square_bracket,L", "next step", "Go to the next step", ("build",), "]", line="[ ] step"),
+    Action("preview", "p", "preview", "See the tokens that will be trained", ("build",), line="p preview"),
+    Action("fix", "f", "fix", "Apply the proposed fix of the finding in view", ("build",), line="f fix"),
+    Action("undo", "u,ctrl+u", "undo", "Take back the last change", ("build",), "u", line="u undo"),
+    Action("redo", "U,ctrl+r", "redo", "Do again what was undone", ("build",), "U"),
+    Action("find", "slash", "find", "Find a setting or a term by words of its help", ("build",), "/", line="/ find"),
+    Action("findings", "exclamation_mark", "findings", "List everything found; Enter jumps there", ("build",), "!"),
+    Action("levels", "a", "more settings", "Show basic, then advanced, then expert settings", ("build",), "a"),
+    Action("default", "backspace,delete", "default", "Put the setting in focus back to its default", ("build",), "del"),
+    Action("fold", "z", "fold", "Fold or unfold the right column", ("build",), "z"),
+    Action("yaml", "y", "edit YAML", "Edit the config as YAML in $EDITOR", ("build",), "y"),
+    Action("write", "w", "save", "Save the config to a file", ("build",), "w"),
+    Action("launch", "", "start the run", "Go to the last step and start the run", ("build",)),
+    Action("step('goal')", "1", "go to Goal", "Go to a step", ("build",), "1 to 7"),
+    Action("step('model')", "2", "go to Model", "", ("build",)),
+    Action("step('data')", "3", "go to Data", "", ("build",)),
+    Action("step('method')", "4", "go to Method", "", ("build",)),
+    Action("step('memory')", "5", "go to Memory and speed", "", ("build",)),
+    Action("step('review')", "6", "go to Review", "", ("build",)),
+    Action("step('launch')", "7", "go to Launch", "", ("build",)),
+)
+
+
+def actions(*screens: str) -> tuple[Action, ...]:
+    """The actions of these screens, in the table's order."""
+    return tuple(action for action in ACTIONS if set(action.screens) & set(screens))
+
+
+def bindings(screen: str) -> list[Binding]:
+    """The key bindings of a screen; the ids let a person's keymap change them."""
+    return [
+        Binding(action.keys, action.id, action.label, show=bool(action.line), priority=action.priority, id=action.id)
+        for action in actions(screen)
+        if action.keys
+    ]
+
+
+def key_line(screen: str) -> list[tuple[str, str]]:
+    """What the key line shows: (key, word), the screen's own first."""
+    lines = [action.line for action in (*actions(screen), *actions("everywhere")) if action.line]
+    return [(line.rpartition(" ")[0], line.rpartition(" ")[2]) for line in lines]

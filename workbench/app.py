@@ -1,0 +1,278 @@
+"""The app's frame: themes, signals, the draft and the inspector that the screens share, and leaving with a word.
+
+Owns the draft, the lazily started inspector and the current screen, nothing else. It never imports torch; whatever
+needs torch is asked of the inspector's process. One decision worth knowing: an unhandled error, SIGTERM and SIGHUP all
+leave by the same door, which gives the terminal back, keeps an unsaved draft in a file and sets the exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+import traceback
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.segment import Segment, Segments
+from textual.app import App
+from textual.screen import Screen
+from textual.theme import Theme
+
+from engine.errors import redact, visible
+from workbench.actions import bindings
+from workbench.gate import StripControls, TolerantDriver
+from workbench.palette import ActionProvider
+from workbench.terminal import few_colours, settle_colour, wants_light
+
+if TYPE_CHECKING:
+    from engine.client import Inspector
+    from engine.config.draft import Draft
+    from engine.run.store import RunFolder
+
+DARK = {
+    "wb-dim": "#8b949e", "wb-faint": "#6a737e", "wb-line": "#2d333b", "wb-cursor": "#26313f", "wb-field": "#1c222b",
+    "wb-hint": "#79a8c9",
+}  # fmt: skip
+LIGHT = {
+    "wb-dim": "#5c6570", "wb-faint": "#7d8590", "wb-line": "#d3d8de", "wb-cursor": "#dbe7f5", "wb-field": "#eef1f5",
+    "wb-hint": "#3d6f94",
+}  # fmt: skip
+ANSI = {
+    "wb-dim": "ansi_default", "wb-faint": "ansi_bright_black", "wb-line": "ansi_bright_black", "wb-cursor": "ansi_blue",
+    "wb-field": "ansi_black", "wb-hint": "ansi_cyan",
+}  # fmt: skip
+ANSI_LIGHT = {**ANSI, "wb-cursor": "ansi_cyan", "wb-field": "ansi_white"}
+THEMES = (
+    Theme(
+        "workbench-dark", primary="#6cb6ff", accent="#6cb6ff", foreground="#d7dce2", background="#12161b", surface="#12161b",
+        panel="#1c222b", success="#7cc58b", warning="#e0b050", error="#f47b72", dark=True, variables=DARK,
+    ),
+    Theme(
+        "workbench-light", primary="#0b5cad", accent="#0b5cad", foreground="#23282e", background="#fbfbfa",
+        surface="#fbfbfa", panel="#eef1f5", success="#1a7f37", warning="#8a5a00", error="#b42318", dark=False, variables=LIGHT,
+    ),
+    Theme(
+        "workbench-ansi-dark", primary="ansi_bright_blue", accent="ansi_bright_cyan", foreground="ansi_default",
+        background="ansi_default", surface="ansi_default", panel="ansi_default", boost="ansi_default",
+        success="ansi_green", warning="ansi_yellow", error="ansi_bright_red", dark=True, ansi=True, variables=ANSI,
+    ),
+    Theme(
+        "workbench-ansi-light", primary="ansi_blue", accent="ansi_blue", foreground="ansi_default",
+        background="ansi_default", surface="ansi_default", panel="ansi_default", boost="ansi_default",
+        success="ansi_green", warning="ansi_magenta", error="ansi_red", dark=False, ansi=True, variables=ANSI_LIGHT,
+    ),
+)  # fmt: skip
+LEAVE_SECONDS = 3.0  # a terminal that is gone takes no more writes; after this the process ends regardless
+
+
+class WorkbenchApp(App[None]):
+    """The workbench in a terminal."""
+
+    CSS_PATH = "theme.tcss"
+    TITLE = "workbench"
+    BINDINGS = bindings("everywhere")
+    COMMANDS = {ActionProvider}
+    ESCAPE_TO_MINIMIZE = False
+
+    def __init__(
+        self,
+        draft: Draft | None = None,
+        run: RunFolder | None = None,
+        runs_dir: str | os.PathLike[str] | None = None,
+        *,
+        screen: str = "build",
+    ) -> None:
+        no_colour = settle_colour()
+        super().__init__(driver_class=TolerantDriver, ansi_color=True if no_colour else None)
+        self._draft = draft
+        self._run = run
+        self._first = screen
+        self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
+        self._runs_dir = self.explicit_runs_dir
+        self._inspector: Inspector | None = None
+        self.goodbye: list[str] = []
+        for theme in THEMES:
+            self.register_theme(theme)
+        self._ansi = no_colour or few_colours()
+        self.theme = self._theme_name(not wants_light())
+
+    # What the screens share
+
+    @cached_property
+    def draft(self) -> Draft:
+        """The config being built; the demo's until the person opens another."""
+        from engine.config.draft import Draft
+
+        return self._draft if self._draft is not None else Draft.new("demo")
+
+    @property
+    def inspector(self) -> Inspector:
+        """The process that knows tokenizers, started by the first question."""
+        if self._inspector is None:
+            from engine.client import Inspector
+
+            self._inspector = Inspector()
+        return self._inspector
+
+    @property
+    def runs_dir(self) -> Path:
+        """Where runs lie."""
+        if self._runs_dir is None:
+            from engine.run.store import runs_dir
+
+            self._runs_dir = runs_dir()
+        return self._runs_dir
+
+    # Frame
+
+    def get_default_screen(self) -> Screen[Any]:
+        """The first screen is what was asked for: a run, the runs, or the form."""
+        if self._run is not None:
+            from workbench.screens.monitor import MonitorScreen
+
+            return MonitorScreen(self._run)
+        if self._first == "runs":
+            from workbench.screens.runs import RunsScreen
+
+            return RunsScreen(self.runs_dir)
+        from workbench.screens.build import BuildScreen
+
+        return BuildScreen()
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Values for a theme that is not ours."""
+        return DARK
+
+    def get_line_filters(self) -> list[Any]:
+        """The gate stands last, after whatever drew the line."""
+        return [*super().get_line_filters(), StripControls()]
+
+    def _theme_name(self, dark: bool) -> str:
+        return f"workbench-{'ansi-' if self._ansi else ''}{'dark' if dark else 'light'}"
+
+    def on_mount(self) -> None:
+        """Signals end the app through its own door, so that the terminal is given back."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def on_unmount(self) -> None:
+        """Nothing that was started here stays behind."""
+        if self._inspector is not None:
+            self._inspector.close()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        code = 128 + number
+        self._keep_draft()
+        end = threading.Timer(LEAVE_SECONDS, os._exit, (code,))
+        end.daemon = True
+        end.start()
+        self.exit(return_code=code)
+
+    def _fatal_error(self) -> None:
+        """An error of ours: details without local variables into a file, one sentence to the person."""
+        problem = self._exception
+        place = _state_folder() / "app.log"
+        text = "".join(traceback.format_exception(problem)) if problem else "unknown error\n"
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("a", encoding="utf-8") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{visible(redact(text), lines=True)}\n")
+            where = f" The details are in {place}."
+        except OSError:
+            where = ""
+        kept = self._keep_draft()
+        name = type(problem).__name__ if problem else "an error"
+        words = f"The app stopped on {name}: {str(problem)[:300]}.{where}{' ' + kept if kept else ''}"
+        self._exit_renderables.append(Segments([Segment(visible(redact(words))), Segment.line()]))
+        self._close_messages_no_wait()
+
+    def _keep_draft(self) -> str:
+        """Write an unsaved draft beside the app's log; the sentence says where."""
+        draft = self.__dict__.get("draft")
+        if draft is None or not draft.dirty:
+            return ""
+        place = _state_folder() / f"unsaved-{time.strftime('%Y%m%d-%H%M%S')}.yaml"
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(draft.text(), encoding="utf-8")
+        except OSError as problem:
+            return f"The unsaved config could not be kept: {problem.strerror}."
+        sentence = f"The unsaved config is in {place}; `workbench {place}` opens it."
+        self.goodbye.append(sentence)
+        return sentence
+
+    # Actions that work everywhere
+
+    def action_help(self) -> None:
+        """Keys of this screen."""
+        from workbench.screens.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(getattr(self.screen, "NAME", "")))
+
+    def action_shade(self) -> None:
+        """Light or dark."""
+        self.theme = self._theme_name(not self.current_theme.dark)
+
+    def action_runs(self) -> None:
+        """The list of runs."""
+        from workbench.screens.runs import RunsScreen
+
+        if not isinstance(self.screen, RunsScreen):
+            self.push_screen(RunsScreen(self.runs_dir))
+
+    def action_build(self) -> None:
+        """The seven steps; back to them if they are open."""
+        from workbench.screens.build import BuildScreen
+
+        if any(isinstance(screen, BuildScreen) for screen in self.screen_stack):
+            while not isinstance(self.screen, BuildScreen):
+                self.pop_screen()
+        else:
+            self.push_screen(BuildScreen())
+
+    def action_interrupt(self) -> None:
+        """Ctrl+C asks to quit; twice is not needed."""
+        self.action_leave_all()
+
+    def action_leave(self) -> None:
+        """Back; on the last screen, quit."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+        else:
+            self.action_leave_all()
+
+    def action_leave_all(self) -> None:
+        """Quit; asks only when something would be lost."""
+        from workbench.screens.leave import LeaveScreen
+
+        if isinstance(self.screen, LeaveScreen):
+            self.leave_now()
+        elif "draft" in self.__dict__ and self.draft.dirty:
+            self.push_screen(LeaveScreen(self.draft), self._answered)
+        else:
+            self.leave_now()
+
+    def _answered(self, answer: str | None) -> None:
+        if answer == "leave":
+            self.leave_now()
+
+    def leave_now(self) -> None:
+        """Quit, and say what goes on without this window."""
+        from workbench.screens.leave import what_goes_on
+
+        self.goodbye += what_goes_on(self.runs_dir)
+        self.exit()
+
+
+def _state_folder() -> Path:
+    from platformdirs import user_state_path
+
+    return user_state_path("workbench")

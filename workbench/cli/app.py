@@ -1,0 +1,84 @@
+"""`workbench`: opens the app. With a run it shows the run, with a config file it opens it in the form.
+
+Owns the decision what to open and the words after leaving. The terminal is judged before Textual is imported.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from engine.errors import UsageError, visible
+from workbench.terminal import require_terminal
+
+if TYPE_CHECKING:
+    from engine.run.store import RunFolder
+
+CONFIGS = (".yaml", ".yml")
+
+
+@click.command(short_help="Open the app.")
+@click.argument("run", required=False, metavar="[RUN | FILE]")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+def command(run: str | None = None, runs: str | None = None) -> int:
+    """Open the app: on a run, on a config file, or on the first step.
+
+    \b
+    workbench              build a config, step by step
+    workbench my.yaml      open a config in the form
+    workbench dates-0001   open a run
+    """
+    if run is not None and (Path(run).suffix.lower() in CONFIGS or Path(run).is_file()):
+        return open_app(config=Path(run), runs_dir=runs)
+    return open_app(run=run, runs_dir=runs)
+
+
+def open_app(
+    *,
+    run: str | RunFolder | None = None,
+    config: Path | None = None,
+    recipe: str | None = None,
+    runs_dir: str | Path | None = None,
+) -> int:
+    """Open the app and return its exit code. What cannot be opened is said before the screen changes.
+
+    Raises UsageError in an unfit terminal, RunNotFound, ConfigUnreadable.
+    """
+    folder = _find(run, runs_dir)
+    require_terminal()
+    draft = None
+    if config is not None or recipe is not None:
+        from engine.config.draft import Draft
+
+        draft = Draft.open(config) if config is not None else Draft.new(recipe)
+    from workbench.app import WorkbenchApp
+
+    app = WorkbenchApp(draft, folder, runs_dir)
+    app.run()
+    for line in app.goodbye:
+        click.echo(visible(line))
+    return app.return_code or 0
+
+
+def _find(run: str | RunFolder | None, runs_dir: str | Path | None) -> RunFolder | None:
+    if run is None or not isinstance(run, str):
+        return run
+    from engine.errors import RunNotFound
+    from engine.run.store import find
+    from engine.run.store import runs_dir as default_runs_dir
+
+    try:
+        return find(run, default_runs_dir(runs_dir))
+    except RunNotFound as missing:
+        if Path(run).suffix or "/" in run:
+            raise
+        from engine.errors import nearest
+        from workbench.__main__ import COMMANDS
+
+        close = nearest(run, COMMANDS)
+        hint = f"Did you mean the command `workbench {close}`?" if close else missing.hint
+        if close:
+            raise UsageError(f"{visible(run)} is neither a command nor a run here.", hint) from None
+        raise

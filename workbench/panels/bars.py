@@ -1,0 +1,121 @@
+"""The one-line parts of a screen's frame: what this is (top), what was found (above the keys), which keys (bottom)."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from textual.content import Content
+from textual.widget import Widget
+
+from engine.config.findings import Finding
+from workbench.actions import key_line
+from workbench.panels.paint import clean, cut, wrap
+
+SIGNS = {"error": ("✗", "$error"), "warning": ("!", "$warning"), "hint": ("?", "$wb-hint")}
+
+
+class Bar(Widget):
+    """One line of content that is drawn again when it changes."""
+
+    DEFAULT_CSS = "Bar { height: 1; }"
+
+    def __init__(self, content: Content | None = None, **arguments: object) -> None:
+        super().__init__(**arguments)  # type: ignore[arg-type]
+        self._content = content or Content("")
+
+    def say(self, content: Content) -> None:
+        """Show this line."""
+        if content != self._content:
+            self._content = content
+            self.refresh()
+
+    def render(self) -> Content:
+        """The line."""
+        return self._content
+
+
+class TitleBar(Bar):
+    """Name of the program and the file at the left, the machine and what runs at the right."""
+
+    def __init__(self, **arguments: object) -> None:
+        super().__init__(**arguments)
+        self._parts: tuple[str, bool, str, str] = ("", False, "", "")
+
+    def show(self, file: str, dirty: bool, machine: str, running: str) -> None:
+        """Draw these four."""
+        if (file, dirty, machine, running) != self._parts:
+            self._parts = (file, dirty, machine, running)
+            self.refresh()
+
+    def render(self) -> Content:
+        """Left and right part with the room between."""
+        file, dirty, machine, running = self._parts
+        right = "   ".join(part for part in (clean(machine), running) if part)
+        room = self.size.width - len(right) - 16
+        left = Content.assemble(
+            (" workbench", "bold $accent"),
+            "  ",
+            cut(clean(file), max(8, room)),
+            (" *" if dirty else "", "bold $warning"),
+        )
+        space = max(1, self.size.width - left.cell_length - Content(right).cell_length - 1)
+        return Content.assemble(left, " " * space, (right, "$wb-dim"))
+
+
+class KeyLine(Bar):
+    """The keys of this screen, from the table of actions; what does not fit is left to `?`."""
+
+    def __init__(self, screen: str, **arguments: object) -> None:
+        super().__init__(**arguments)
+        self.usual = key_line(screen)
+        self._keys = self.usual
+
+    def use(self, keys: list[tuple[str, str]]) -> None:
+        """Other keys for now, as while editing."""
+        if keys != self._keys:
+            self._keys = keys
+            self.refresh()
+
+    def render(self) -> Content:
+        """As many as fit; the last ones (help, all) always do."""
+        keys = list(self._keys)
+        while len(keys) > 3 and sum(len(key) + len(word) + 3 for key, word in keys) > self.size.width:
+            keys.pop(-3)
+        parts: list[Content | str | tuple[str, str]] = []
+        for key, word in keys:
+            parts += [" ", (key, "bold $accent"), " ", (word, "$wb-dim"), " "]
+        return Content.assemble(*parts)
+
+
+class FindingLine(Bar):
+    """The finding in view, with its fix if it has one: always two lines, so that nothing moves."""
+
+    DEFAULT_CSS = "FindingLine { height: 2; }"
+
+    def __init__(self, **arguments: object) -> None:
+        super().__init__(**arguments)
+        self.finding: Finding | None = None
+        self._others = 0
+
+    def show(self, finding: Finding | None, others: int = 0) -> None:
+        """Draw this finding."""
+        if (finding, others) != (self.finding, self._others):
+            self.finding, self._others = finding, others
+            self.refresh()
+
+    def render(self) -> Content:
+        """Sign and sentence; at the end of the second line the fix and how many more there are."""
+        found = self.finding
+        if found is None:
+            return Content.styled(" ✓ nothing to mend", "$wb-dim")
+        sign, style = SIGNS[found.severity]
+        width = max(20, self.size.width)
+        end: list[tuple[str, str]] = []
+        if found.fix:
+            end += [("f", "bold $accent"), (" " + cut(clean(found.fix.label), width // 2), "$foreground")]
+        if self._others:
+            end += [("   " if end else "", ""), ("!", "bold $accent"), (f" {self._others} more", "$wb-dim")]
+        room = sum(cell_len(text) for text, _ in end)
+        first, *rest = wrap(clean(found.message), width - 4)
+        second = cut(" ".join(rest), width - 5 - room - (2 if room else 0))
+        space = " " * max(1, width - 4 - cell_len(second) - room)
+        return Content.assemble((f" {sign} ", style), first, "\n   ", second, space, *end)

@@ -1,0 +1,180 @@
+"""From a setting and a config to a row of the form: how a value is written, which choices it has, what is under it.
+
+A loop over `FieldSpec` makes every row; nothing here knows a particular setting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from engine.config.findings import Finding
+from engine.config.schema import Effective, FieldSpec, RunConfig
+from workbench.panels.form import Row
+from workbench.panels.paint import Part, clean
+
+RANK = {"error": 0, "warning": 1, "hint": 2}
+NOTE_STYLES = {"error": "bad", "warning": "warn", "hint": "hint"}
+COMPOUND = ("list", "mapping", "sources", "prompts")
+
+
+def row_of(
+    spec: FieldSpec,
+    config: RunConfig,
+    *,
+    effective: Mapping[str, Effective],
+    findings: Sequence[Finding],
+    given: bool,
+    raw: Any = None,
+    invalid: bool = False,
+    changed: bool = False,
+) -> Row:
+    """The row of one setting; `raw` is what was written where it could not be read."""
+    mine = findings_at(spec.path, findings)
+    notes = tuple(
+        (clean(finding.text) + (f"  [f] {finding.fix.label}" if finding.fix else ""), NOTE_STYLES[finding.severity])
+        for finding in mine
+    )
+    if invalid:
+        value: tuple[Part, ...] = (
+            (clean(raw if not isinstance(raw, (list, dict)) else json.dumps(raw, default=str)), "bad"),
+        )
+    else:
+        value = value_parts(spec, spec.value(config), effective.get(spec.path), given)
+    if changed:
+        value = (*value, (" •", "accent"))
+    return Row(
+        key=spec.path,
+        label=spec.title,
+        value=value,
+        mark=mine[0].severity if mine else "",
+        notes=notes,
+        short=short_words(spec, spec.value(config)) if not invalid else "",
+        tail="▾" if spec.control == "choice" else "›" if spec.control in COMPOUND else "",
+    )
+
+
+def findings_at(path: str, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a setting and of what is inside it, the gravest first."""
+    mine = [finding for finding in findings if finding.path == path or finding.path.startswith(path + ".")]
+    return sorted(mine, key=lambda finding: RANK[finding.severity])
+
+
+def value_parts(spec: FieldSpec, value: Any, effective: Effective | None, given: bool) -> tuple[Part, ...]:
+    """A value as the form shows it: in words, with its unit, `auto -> 1e-5` where it is resolved."""
+    style = "given" if given else "value"
+    if value == "auto" and spec.auto:
+        if effective is None or effective.effective == "auto":
+            return (("auto", style),)
+        return (("auto", style), (" -> ", "dim"), (in_words(spec, effective.effective), "value"))
+    if value in (None, "", [], {}) and not isinstance(value, (bool, int, float)):
+        return (("missing", "warn"),) if spec.required else (("none", "faint"),)
+    parts: list[Part] = [(in_words(spec, value), style)]
+    if spec.unit:
+        parts.append((f" {spec.unit}", "dim"))
+    return tuple(parts)
+
+
+def in_words(spec: FieldSpec, value: Any) -> str:
+    """One value as a person writes it."""
+    if isinstance(value, bool):
+        return spec.labels.get(str(value), "yes" if value else "no")
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 and spec.name != "seed" else str(value)
+    if isinstance(value, str):
+        return clean(spec.labels.get(value, short_path(value) if spec.control == "path" else value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{clean(key)}: {clean(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        if not value:
+            return "none"
+        first = entry_words(value[0]) if spec.control != "sources" else short_path(_path_of(value[0]))
+        return (
+            first
+            if len(value) == 1
+            else f"{first} +{len(value) - 1}"
+            if spec.control != "list"
+            else ", ".join(map(entry_words, value))
+        )
+    return clean(value)
+
+
+def _path_of(entry: Any) -> str:
+    return str(entry.get("path", "") if isinstance(entry, Mapping) else getattr(entry, "path", entry))
+
+
+def short_words(spec: FieldSpec, value: Any) -> str:
+    """A choice in few words: what stands before the colon of its words, else the value itself."""
+    words = spec.labels.get(str(value), "")
+    if not isinstance(value, str) or not words:
+        return ""
+    return words.partition(": ")[0] if ": " in words else value
+
+
+def entry_words(entry: Any) -> str:
+    """One entry of a list: a source by its file and format, else the text itself."""
+    if isinstance(entry, BaseModel):
+        entry = entry.model_dump(exclude_defaults=True)
+    if isinstance(entry, Mapping):
+        path = short_path(str(entry.get("path", "")))
+        rest = ", ".join(
+            str(item) if key == "format" else f"{key} {item}" for key, item in entry.items() if key != "path" and item
+        )
+        return clean(f"{path} ({rest})" if rest else path)
+    return clean(entry)
+
+
+def short_path(path: str) -> str:
+    """A path by its last two parts when it is long; relative to the working directory when inside it."""
+    if not os.path.isabs(path):
+        return path
+    near = os.path.relpath(path)
+    if not near.startswith(".."):
+        return near
+    return path if len(path) <= 24 else "…/" + "/".join(path.rstrip("/").split("/")[-2:])
+
+
+def as_typed(spec: FieldSpec, value: Any) -> str:
+    """The text with which editing begins."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(item) for item in value)
+    return str(value)
+
+
+def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:
+    """The choices with their words, `auto` and nothing among them where they are allowed."""
+    options: list[tuple[Any, str]] = [("auto", "auto")] if spec.auto else []
+    for choice in spec.choices:
+        if choice in spec.later:
+            continue
+        words = in_words(spec, choice)
+        named = words == str(choice) or isinstance(choice, bool) or ": " in words
+        options.append((choice, words if named else f"{choice}: {words}"))
+    if spec.nullable and None not in spec.choices:
+        options.append((None, "none (default)" if spec.default is None else "none"))
+    return options
+
+
+def plain(value: Any) -> Any:
+    """A value of the config as plain data, as the draft takes it."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_defaults=True)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,102 @@
+"""Leaving: asks when a config would be lost, and says what goes on without this window and how to come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from engine.errors import WorkbenchError, redact, visible
+from workbench.panels.paint import clean
+from workbench.screens.dialog import Dialog
+
+if TYPE_CHECKING:
+    from engine.config.draft import Draft
+
+ALIVE = ("queued", "starting", "running", "stopping")
+SHOWN = 3
+
+
+class LeaveScreen(Dialog[str]):
+    """The config has changes that no file holds: save, leave without, or stay."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__()
+        self._draft = draft
+
+    def compose(self) -> ComposeResult:
+        """The question and three answers; the careful one first."""
+        file = clean(self._draft.path) if self._draft.path else "a file"
+        with Vertical(id="box"):
+            yield Static("The config has changes that are not saved.", id="title", markup=False)
+            yield OptionList(
+                Option(Content(f"Save to {file}, then leave"), id="save"),
+                Option(Content("Leave without saving"), id="leave"),
+                Option(Content("Stay"), id="stay"),
+                compact=True,
+                markup=False,
+            )
+            yield Static("Runs are not touched: they go on without this window.", classes="note", markup=False)
+
+    @on(OptionList.OptionSelected)
+    def _chosen(self, event: OptionList.OptionSelected) -> None:
+        if event.option_id != "save":
+            self.dismiss(event.option_id)
+            return
+        if self._draft.path is None:
+            from workbench.screens.dialog import Ask
+
+            self.app.push_screen(Ask("Save the config as", suggested_name(self._draft)), self._save)
+        else:
+            self._save(str(self._draft.path))
+
+    def _save(self, name: str | None) -> None:
+        if not name:
+            return
+        try:
+            self._draft.save(Path(name).expanduser())
+        except (WorkbenchError, OSError) as problem:
+            self.notify(visible(redact(str(problem))), severity="error", markup=False)
+            return
+        self.app.goodbye.append(f"The config is in {name}.")  # type: ignore[attr-defined]
+        self.dismiss("leave")
+
+
+def suggested_name(draft: Draft) -> str:
+    """The file's own name, or one after the recipe that is not taken."""
+    if draft.path is not None:
+        return str(draft.path)
+    base = str(draft.recipe or "config")
+    for number in range(1, 1000):
+        name = f"{base}.yaml" if number == 1 else f"{base}-{number}.yaml"
+        if not Path(name).exists():
+            return name
+    return f"{base}.yaml"
+
+
+def alive(root: Path) -> Iterator[str]:
+    """The ids of runs under `root` that have not ended, as their supervisors last wrote."""
+    from engine.run.store import runs_in
+
+    if root.is_dir():
+        for run in runs_in(root):
+            if run.read_json().get("state") in ALIVE:
+                yield run.id
+
+
+def what_goes_on(root: Path) -> list[str]:
+    """One line a run that goes on, with the command that shows it again."""
+    ids = list(alive(root))
+    lines = [
+        f"{name} goes on without this window. `workbench {name}` shows it again." for name in map(visible, ids[:SHOWN])
+    ]
+    if len(ids) > SHOWN:
+        lines.append(f"So do {len(ids) - SHOWN} more; `workbench runs` lists them.")
+    return lines

@@ -1,0 +1,151 @@
+"""A list edited line by line: sources by their path, prompts by their text. Leaving keeps it; undo takes it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.suggester import Suggester
+from textual.widgets import Input, OptionList, Static
+
+from workbench.panels.paint import clean
+from workbench.screens.dialog import Dialog
+
+Entry = tuple[int | None, str]  # where the entry stood before (None: new), and its text now
+
+
+class PathSuggester(Suggester):
+    """Completes a path from the folder it is in; looks at one folder, and at its first thousand names."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(use_cache=False, case_sensitive=True)
+        self._base = base
+
+    async def get_suggestion(self, value: str) -> str | None:
+        """The first file or folder that begins with what is typed."""
+        head, _, tail = value.rpartition("/")
+        folder = self._base / os.path.expanduser(head + "/" if head or value.startswith("/") else ".")
+        try:
+            with os.scandir(folder) as entries:
+                names = sorted(
+                    entry.name + ("/" if entry.is_dir() else "")
+                    for _, entry in zip(range(1000), entries, strict=False)
+                    if entry.name.startswith(tail) and (tail or not entry.name.startswith("."))
+                )
+        except OSError:
+            return None
+        if not names or not value:
+            return None
+        return value[: len(value) - len(tail)] + names[0]
+
+
+class ListScreen(Dialog[list[Entry]]):
+    """Add, edit, remove and reorder lines. Gives the entries, or nothing where none changed."""
+
+    BINDINGS = [
+        Binding("escape,q", "done", show=False),
+        Binding("n", "add", show=False),
+        Binding("d,delete,backspace", "remove", show=False),
+        Binding("J", "shift(1)", show=False),
+        Binding("K", "shift(-1)", show=False),
+        Binding("j", "cursor(1)", show=False),
+        Binding("k", "cursor(-1)", show=False),
+    ]
+
+    def __init__(self, title: str, texts: Sequence[str], *, what: str, suggester: Suggester | None = None) -> None:
+        super().__init__()
+        self._title, self._what, self._suggester = title, what, suggester
+        self._entries: list[Entry] = list(enumerate(texts))
+        self._before = list(self._entries)
+        self._at: int | None = None
+
+    def compose(self) -> ComposeResult:
+        """Title, lines, the line in edit, keys."""
+        with Vertical(id="box"):
+            yield Static(self._title, id="title", markup=False)
+            yield OptionList(id="list", markup=False, compact=True)
+            yield Input(
+                id="line", compact=True, suggester=self._suggester, select_on_focus=False, placeholder=self._what
+            )
+            yield Static("", id="keys", classes="note", markup=False)
+
+    def on_mount(self) -> None:
+        """An empty list begins with its first line."""
+        self._draw(0)
+        if self._entries:
+            self._edit(None)
+        else:
+            self.action_add()
+
+    def _draw(self, at: int) -> None:
+        view = self.query_one(OptionList)
+        view.clear_options()
+        view.add_options([Content(clean(text)) for _, text in self._entries])
+        view.highlighted = min(at, len(self._entries) - 1) if self._entries else None
+        view.display = bool(self._entries)
+
+    def _edit(self, at: int | None) -> None:
+        self._at = at
+        line = self.query_one("#line", Input)
+        line.display = at is not None
+        keys = "enter keep   → complete   esc leave it" if self._suggester else "enter keep   esc leave it"
+        self.query_one("#keys", Static).update(
+            keys if at is not None else "enter edit   n new   d remove   J K move   esc done"
+        )
+        if at is None:
+            self.query_one(OptionList).focus()
+        else:
+            line.value = self._entries[at][1] if at < len(self._entries) else ""
+            line.cursor_position = len(line.value)
+            line.focus()
+
+    @on(OptionList.OptionSelected)
+    def _chosen(self, event: OptionList.OptionSelected) -> None:
+        self._edit(event.option_index)
+
+    @on(Input.Submitted)
+    def _kept(self, event: Input.Submitted) -> None:
+        at, text = self._at, event.value
+        if at is not None and text.strip():
+            if at < len(self._entries):
+                self._entries[at] = (self._entries[at][0], text)
+            else:
+                self._entries.append((None, text))
+            self._draw(at)
+        self._edit(None)
+
+    def action_add(self) -> None:
+        """A new line at the end."""
+        self._edit(len(self._entries))
+
+    def action_remove(self) -> None:
+        """Remove the line in focus."""
+        at = self.query_one(OptionList).highlighted
+        if at is not None:
+            del self._entries[at]
+            self._draw(at)
+
+    def action_shift(self, by: int) -> None:
+        """Move the line in focus."""
+        at = self.query_one(OptionList).highlighted
+        if at is not None and 0 <= at + by < len(self._entries):
+            self._entries[at], self._entries[at + by] = self._entries[at + by], self._entries[at]
+            self._draw(at + by)
+
+    def action_cursor(self, by: int) -> None:
+        """Move in the list."""
+        view = self.query_one(OptionList)
+        view.action_cursor_down() if by > 0 else view.action_cursor_up()
+
+    def action_done(self) -> None:
+        """Leave the line in edit; then leave the list, keeping it."""
+        if self._at is not None and self._entries:
+            self._edit(None)
+        else:
+            self.dismiss(self._entries if self._entries != self._before else None)
