@@ -385,19 +385,16 @@ def _data(warm: Warm, params: Params) -> Any:
 
 
 def _estimate(warm: Warm, params: Params) -> Any:
-    """The closed-form estimate; with `rehearse` one measured step, in a child."""
-    from engine.memory.estimate import estimate
-
-    config = _config(params)
-    if params.get("rehearse"):
-        from importlib import import_module
-
-        return Job(lambda report: import_module("engine.rehearse").rehearse(config, report))
+    """The closed-form estimate of a config on this machine. Measuring a step comes in a later version."""
     from engine.config.facts import Facts, model_facts
     from engine.hardware import this_machine
+    from engine.memory.estimate import estimate
 
-    found = estimate(config, Facts(machine=this_machine(), model=model_facts(config.model.name)))
-    return asdict(found)
+    if params.get("rehearse"):
+        raise WorkbenchError("this version estimates by formula only; it measures no step")
+    config = _config(params)
+    facts = Facts(machine=this_machine(), model=model_facts(config.model.name, config.model.revision))
+    return estimate(config, facts).as_json()
 
 
 def _config(params: Params) -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from engine.errors import WorkbenchError, visible
@@ -394,15 +395,9 @@ def _common(one: str, other: str) -> int:
 
 
 def _aliased(messages: list[Message]) -> list[Message]:
-    """Reasoning under every name that templates read, as `apply_chat_template` offers it."""
-    names = ("reasoning_content", "thinking", "reasoning")
-    chat = []
-    for message in messages:
-        reasoning = next((message[name] for name in names if message.get(name) is not None), None)
-        if reasoning is not None:
-            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        chat.append(dict(message))
-    return chat
+    """Reasoning under every name that templates read, as this version of `apply_chat_template` offers it."""
+    alias = getattr(chat_template_utils, "_alias_reasoning_fields", list)
+    return [dict(message) for message in alias(messages)]
 
 
 def _split(raw: str) -> tuple[tuple[str, list[tuple[int, int, int]]], str]:

@@ -6,7 +6,7 @@ first rows hold, how many rows it has if that is known within a moment. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,28 @@ from engine.config.files import DATA_SUFFIXES, place_of
 from engine.errors import WorkbenchError, visible
 from engine.hardware import Machine, installed, this_machine
 
-PACKAGES = ("bitsandbytes", "flash-attn", "flash-attn-3", "torchao", "vllm", "liger-kernel")
 FIRST_ROWS = 1000
 PATIENCE = 0.25
 """Seconds to wait for a row count; an index that takes longer is counted by the inspector."""
+
+
+class Installed(Mapping[str, str | None]):
+    """The versions of packages here, each looked up when a rule asks for it; a package that is missing is `None`."""
+
+    def __getitem__(self, package: str) -> str | None:
+        return installed(package)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Installed)
+
+    def __hash__(self) -> int:
+        return hash(Installed)
 
 
 def look_at(config: Any, base: str | Path = ".", machine: Machine | None = None, *, sources: bool = True) -> Facts:
@@ -31,7 +49,7 @@ def look_at(config: Any, base: str | Path = ".", machine: Machine | None = None,
     return Facts(
         machine=this_machine(folder / config.run.output_dir) if machine is None else machine,
         model=replace(model, name=name) if model else None,
-        packages={package: installed(package) for package in PACKAGES} if here else None,
+        packages=Installed() if here else None,
         sources=look_at_sources([*config.data.train, *config.data.eval], folder) if sources else None,
     )
 

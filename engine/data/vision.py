@@ -34,12 +34,12 @@ def expand(
     token = getattr(processing_class, "image_token_id", None)
     if processor is None or token is None:
         raise DataError("the rows hold pictures, and this model has no processor for them")
+    if ids.count(token) != len(images):
+        raise DataError(f"the text has {ids.count(token)} places for pictures and the row names {len(images)}")
     opened = [open_image(image) for image in images]
     full = [
         int(each) for each in processing_class(text=[text], images=opened, add_special_tokens=False)["input_ids"][0]
     ]
-    if ids.count(token) != len(images):
-        raise DataError(f"the text has {ids.count(token)} places for pictures and the row names {len(images)}")
     expanded: list[int] = []
     for position, (each, label) in enumerate(zip(ids, labels, strict=True)):
         if each != token:

@@ -147,6 +147,12 @@ def test_what_is_known_of_a_model(inspector: Inspector, shared_data: Path) -> No
     assert "<|im_start|>" in answer["template"]["text"]
 
 
+def test_the_estimate_by_formula(inspector: Inspector, config: Any) -> None:
+    answer = inspector.ask("estimate", config=config([_chat("a", "b")])).result(60)
+    assert answer["effective_batch"] >= 1
+    assert answer["total_parameters"] > 200_000
+
+
 PROBLEMS = [
     ({"model": {"tokenizer": "./nowhere"}}, "there is no folder"),
     ({"data": {"train": [{"path": "/nowhere/rows.jsonl"}]}}, "/nowhere/rows.jsonl: no such file"),

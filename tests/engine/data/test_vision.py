@@ -99,4 +99,4 @@ def test_a_missing_picture_and_a_missing_place_are_named(
     with pytest.raises(DataError, match="the text has 1 places for pictures and the row names 2"):
         prepare(make_config(write([twice])), processor)
     with pytest.raises(DataError, match="this model has no processor for them"):
-        prepare(make_config(write(rows), model={"chat_template": "chatml"}), minimind)
+        prepare(make_config(write(rows), model={"chat_template": str(write(TEMPLATE, "vl.jinja"))}), minimind)

@@ -92,3 +92,12 @@ def test_a_config_that_is_not_there_and_rows_that_are_bad(config_file: Write, tm
     done = _run(config_file([_chat("a?", "one"), {"messages": 7}]))
     assert done.returncode == 1
     assert "rows.jsonl:2: column messages must hold a list of messages" in done.stderr
+
+
+def test_a_terminal_gets_colour_and_underline_and_no_markup() -> None:
+    from workbench.cli.preview import marked
+
+    part = [{"id": 1, "text": "[b]q\x1b[0m", "trained": False}, {"id": 2, "text": "answer", "trained": True}]
+    text = marked(part, colour=True)
+    assert text.plain == "[b]q␛[0manswer"
+    assert [(span.start, span.end, str(span.style)) for span in text.spans] == [(8, 14, "green underline")]
