@@ -1,0 +1,231 @@
+"""`builtin/tiny`: a small language model made from a config, with its own tokenizer and chat template.
+
+Owns the shape, the vocabulary and the first weights, and writes them once as an ordinary model folder into the cache:
+trainers reload models by name, and everything that opens a folder can open this one. The folder's name carries a hash
+of all that decides its content, it is written aside and renamed into place, so processes that come at the same time
+need no lock and never see half a model. With another tokenizer the same shape gets that vocabulary, untrained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from engine.builtin import dates
+from engine.errors import ModelError, redact, visible
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+NAME = "builtin/tiny"
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    # Narrow layers need larger first weights than the customary 0.02, and short texts a shorter rotary period than
+    # 10,000: together they halve the steps until attention finds the right number in a date.
+    "initializer_range": 0.1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}
+SEED = 0
+VOCABULARY = 640
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['content'] is string %}
+{{- message['content'] }}
+{%- elif message['content'] %}
+{%- for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}
+{%- endif %}
+{%- for call in message['tool_calls'] or [] %}
+{{- '\\n<tool_call>\\n' + (call['function'] if call['function'] else call) | tojson + '\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+def folder(tokenizer: str | os.PathLike[str] | None = None) -> Path:
+    """The model's folder in the cache, made on first use; with `tokenizer` (folder or hub id) the same shape around it.
+
+    Raises `ModelError` where the tokenizer cannot be read or the cache cannot be written.
+    """
+    if tokenizer is None:
+        target = _base() / f"tiny-{_digest(_recipe())}"
+        if not _whole(target):
+            with _aside(target) as made:
+                _write(_own_tokenizer(), made)
+        return target
+    loaded = _other_tokenizer(os.fspath(tokenizer))
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as saved:
+        loaded.save_pretrained(saved)
+        files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in Path(saved).iterdir()}
+    target = _base() / f"tiny-{_digest({**_recipe(), 'tokenizer': files})}"
+    if not _whole(target):
+        with _aside(target) as made:
+            _write(loaded, made)
+    return target
+
+
+def shape(vocabulary: int = VOCABULARY) -> dict[str, Any]:
+    """The keys of `config.json` that tell a model's size, known without building it."""
+    return {"model_type": "qwen3", "vocab_size": vocabulary, **SHAPE}
+
+
+def _write(tokenizer: PreTrainedTokenizerBase, target: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+    ids = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(SEED)
+        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), dtype="float32", **SHAPE, **ids)).float()
+    model.generation_config = GenerationConfig(do_sample=False, **ids)
+    # By hand, not `save_pretrained`: that draws a progress bar on whatever terminal this process has.
+    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(target)
+    model.generation_config.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def _own_tokenizer() -> PreTrainedTokenizerBase:
+    """Byte-level BPE, so that every text comes back unchanged; merges learned from generated dates.
+
+    Digits go in pairs from the left, as dates are written: a year is two tokens, a day or a month one.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_learned(),
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+        model_max_length=SHAPE["max_position_embeddings"],
+    )
+
+
+def _learned() -> Tokenizer:
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex("[0-9]{1,2}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = [AddedToken(text, special=True, normalized=False) for text in (PAD, START, END)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=specials,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    return tokenizer
+
+
+def _texts() -> Iterator[str]:
+    for row in dates.rows("train", seed=SEED, count=4_000):
+        yield row["messages"][0]["content"]
+    for role in ("system", "user", "assistant", "tool"):
+        yield from [f"{role}\n"] * 400
+
+
+def _other_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        first = visible(redact(str(problem).strip().partition("\n")[0]))
+        raise ModelError(
+            f"model.tokenizer: no tokenizer can be read from {visible(name)}: {first}",
+            "Give a folder with tokenizer.json, or a hub id.",
+        ) from problem
+
+
+def _recipe() -> dict[str, Any]:
+    """All that decides what the folder holds; transformers, since its version decides how it is written."""
+    texts = hashlib.sha256("\0".join(_texts()).encode()).hexdigest()
+    written_by = importlib.metadata.version("transformers")
+    return {"shape": shape(), "seed": SEED, "template": CHAT_TEMPLATE, "texts": texts, "transformers": written_by}
+
+
+def _digest(recipe: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _base() -> Path:
+    cache = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
+    return Path(cache).expanduser().absolute() / "builtin"
+
+
+def _whole(target: Path) -> bool:
+    return all((target / name).is_file() for name in ("config.json", "model.safetensors", "tokenizer.json"))
+
+
+@contextlib.contextmanager
+def _aside(target: Path) -> Iterator[Path]:
+    """A folder to write into that becomes `target` in one step, unless another process was first."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        try:
+            yield made
+            for file in made.iterdir():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            made.chmod(0o755)
+            _into_place(made, target)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as problem:
+        raise ModelError(
+            f"{redact(str(target))}: {NAME} cannot be written into the cache: {problem.strerror or problem}.",
+            "Free some space, or name another folder in WORKBENCH_CACHE.",
+        ) from problem
+
+
+def _into_place(made: Path, target: Path) -> None:
+    try:
+        made.rename(target)
+    except OSError:
+        if _whole(target):
+            return  # another process was first, with the same content
+        broken = made.with_name(made.name + "-broken")
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(broken)
+        try:
+            made.rename(target)
+        except OSError:
+            if not _whole(target):
+                raise
+        finally:
+            shutil.rmtree(broken, ignore_errors=True)

@@ -1,0 +1,164 @@
+"""Answers of a model to prompts: greedy, in batches, without leaving a trace in the model that is training.
+
+Used for the samples during a run and for exact-match figures. Training mode of every module, the random state and the
+tokenizer's settings are as before afterwards, so a run with samples has the same losses as one without; padding is on
+the left and made here, never by changing `padding_side` of the tokenizer that the trainer shares. Sampling with a
+temperature is refused: a sample that changes should change because the model did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[Message]
+
+_SENTINEL = "answer"
+
+
+def generate(
+    model: Any,
+    processing_class: Any,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 64,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """The greedy completion of each prompt, in order, without special tokens.
+
+    A prompt is a text or the messages so far. With a chat template (given, or the tokenizer's) a text is the user's
+    turn and the generation prompt is added; without one it is continued as it is. `model` may be a PEFT model or have
+    gradient checkpointing on; it must not be wrapped for distributed training.
+    """
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    template = chat_template or getattr(processing_class, "chat_template", None) or tokenizer.chat_template
+    extra = dict(chat_template_kwargs or {})
+    ids = [_prompt_ids(processing_class, tokenizer, prompt, template, extra) for prompt in prompts]
+    stops = stop_ids(model, tokenizer, template)
+    # Batches of like length need little padding.
+    order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
+    answers = [""] * len(ids)
+    with untouched(model), torch.no_grad():
+        for start in range(0, len(order), batch_size):
+            part = order[start : start + batch_size]
+            made = _complete(model, [ids[number] for number in part], stops, max_new_tokens, tokenizer)
+            for number, new in zip(part, made, strict=True):
+                answers[number] = tokenizer.decode(new, skip_special_tokens=True)
+    return answers
+
+
+def exact_match(model: Any, processing_class: Any, rows: Sequence[Mapping[str, Any]], batch_size: int = 128) -> float:
+    """The share of chat rows whose last message the model gives word for word (surrounding space aside)."""
+    return sum(given == wanted for _, given, wanted in answers_to(model, processing_class, rows, batch_size)) / len(
+        rows
+    )
+
+
+def answers_to(
+    model: Any, processing_class: Any, rows: Sequence[Mapping[str, Any]], batch_size: int = 128
+) -> list[tuple[str, str, str]]:
+    """For each chat row: its last question, the model's answer and the row's own answer."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    wanted = [row["messages"][-1]["content"].strip() for row in rows]
+    longest = max((len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in wanted), default=0)
+    prompts = [row["messages"][:-1] for row in rows]
+    # Two more than the longest answer: the end of the turn, and room to be wrong by going on.
+    given = generate(model, processing_class, prompts, max_new_tokens=longest + 2, batch_size=batch_size)
+    return [
+        (prompt[-1]["content"], text.strip(), right) for prompt, text, right in zip(prompts, given, wanted, strict=True)
+    ]
+
+
+def stop_ids(model: Any, tokenizer: Any, chat_template: str | None) -> list[int]:
+    """Ids that end an answer: those of the model's generation config, the tokenizer's, and the template's end of turn."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    found = set([named] if isinstance(named, int) else named or [])
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    if chat_template:
+        turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _SENTINEL}]
+        shown = tokenizer.apply_chat_template(turn, tokenize=False, chat_template=chat_template)
+        after = shown.rpartition(_SENTINEL)[2]
+        first = tokenizer(after, add_special_tokens=False)["input_ids"][:1]
+        found.update(first if set(first) <= _special_ids(tokenizer) else [])
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; afterwards every module's mode and the random state are what they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    devices = sorted(
+        {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
+    )
+    with torch.random.fork_rng(devices=devices):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+def _prompt_ids(
+    processing_class: Any, tokenizer: Any, prompt: Prompt, template: str | None, extra: dict[str, Any]
+) -> list[int]:
+    if template:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        text = processing_class.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, chat_template=template, **extra
+        )
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        text = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
+        ids = tokenizer(text)["input_ids"]
+        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
+            ids = ids[:-1]
+    return ids or [_first_of(tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)]
+
+
+def _complete(
+    model: Any, prompts: list[list[int]], stops: list[int], max_new_tokens: int, tokenizer: Any
+) -> list[list[int]]:
+    from transformers import GenerationConfig
+
+    pad = _first_of(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    width = max(len(prompt) for prompt in prompts)
+    device = model.get_input_embeddings().weight.device
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    settings = GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        max_new_tokens=max_new_tokens,
+        use_cache=True,
+        pad_token_id=pad,
+        eos_token_id=stops or None,
+        # The model's own sampling figures would only cause warnings here.
+        temperature=1.0,
+        top_p=1.0,
+        top_k=50,
+    )
+    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+    return [_until(new, stops) for new in out[:, width:].tolist()]
+
+
+def _until(ids: list[int], stops: list[int]) -> list[int]:
+    end = next((place for place, token in enumerate(ids) if token in stops), len(ids))
+    return ids[:end]
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    return {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
+
+
+def _first_of(*ids: int | None) -> int:
+    return next(found for found in ids if found is not None)
