@@ -55,7 +55,8 @@ def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False) -> s
     state = folder.state
     if state in ENDED:
         raise WorkbenchError(
-            f"run {folder.id} is {state}; there is nothing to ask of it.", f"`workbench resume {folder.id}` goes on."
+            f"run {folder.id} is {state}; there is nothing to ask of it.",
+            "" if state == "finished" else f"`workbench resume {folder.id}` goes on.",
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     body = {"v": 1, "id": name, "t": time.time(), "do": do, "by": by or f"process {os.getpid()}", "now": now}

@@ -125,6 +125,8 @@ class Series:
                 break
         for depth, level in enumerate(self._levels):
             level.cut(keep // FACTOR**depth)
+        while len(self._levels) > 1 and not self._levels[-1].count:
+            self._levels.pop()
         return before - keep
 
     def points(

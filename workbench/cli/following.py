@@ -63,6 +63,13 @@ class Follower:
         self._said_at = 0.0
         self._said_step = -1
         self._line = False
+        self._know(watch.view)
+
+    def _know(self, view: RunView) -> None:
+        """What is there already is no news."""
+        self._phase, self._state = view.phase, view.state
+        self._samples, self._diverged = len(view.samples), len(view.diverged)
+        self._checkpoints = {(entry["step"], entry["state"]) for entry in view.checkpoints}
 
     def until(self, done: Callable[[RunView], bool]) -> RunView:
         """Follow until `done` says so or the run is over; returns the view."""
@@ -114,7 +121,7 @@ class Follower:
             return
         now = time.monotonic()
         text = status_line(view)
-        if text and view.step != self._said_step and now - self._said_at >= SAY_SECONDS:
+        if view.step and text and view.step != self._said_step and now - self._said_at >= SAY_SECONDS:
             self._said_at, self._said_step = now, view.step
             click.echo(text, err=True)
 

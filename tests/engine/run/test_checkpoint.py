@@ -1,0 +1,163 @@
+"""Checkpoints are whole or absent; damage of every kind is named and skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.errors import WorkbenchError
+from engine.run import checkpoint
+from engine.run.store import RunFolder
+
+
+def save(run: RunFolder, step: int) -> Path:
+    tmp = checkpoint.begin(run, step)
+    (tmp / "model.safetensors").write_bytes(os.urandom(2000))
+    (tmp / "rng").mkdir()
+    (tmp / "rng" / "rank_0.json").write_text('{"seed": 1}')
+    return checkpoint.commit(tmp, {"config_hash": "abc"})
+
+
+def test_a_committed_checkpoint_is_valid_and_lists_sizes_and_hashes(run):
+    path = save(run, 10)
+    info = json.loads((path / "COMMIT.json").read_text())
+    assert path.name == "checkpoint-10"
+    assert (info["step"], info["config_hash"]) == (10, "abc")
+    assert {name: entry["size"] for name, entry in info["files"].items()} == {
+        "model.safetensors": 2000,
+        "rng/rank_0.json": 11,
+    }
+    assert checkpoint.is_valid(path, hashes=True)
+    assert checkpoint.newest_valid(run) == (path, [])
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def truncate(size):
+    return lambda path: os.truncate(path / "model.safetensors", size)
+
+
+def flip(path):
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[1000] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+
+
+DAMAGE = {
+    "empty": truncate(0),
+    "one byte short": truncate(1999),
+    "half": truncate(1000),
+    "a flipped bit": flip,
+    "a missing file": lambda path: (path / "model.safetensors").unlink(),
+    "a missing folder": lambda path: ((path / "rng" / "rank_0.json").unlink(), (path / "rng").rmdir()),
+    "a file more": lambda path: (path / "optimizer.pt").write_bytes(b"evil"),
+    "no commit": lambda path: (path / "COMMIT.json").unlink(),
+    "half a commit": lambda path: os.truncate(path / "COMMIT.json", 50),
+    "an empty commit": lambda path: (path / "COMMIT.json").write_text("{}"),
+    "a commit that is a list": lambda path: (path / "COMMIT.json").write_text("[]"),
+    "a commit of wrong types": lambda path: (path / "COMMIT.json").write_text('{"files": {"model.safetensors": 1}}'),
+    "a commit that points outside": lambda path: (path / "COMMIT.json").write_text(
+        '{"files": {"../../config.yaml": {"size": 11, "sha256": "x"}}}'
+    ),
+    "a file that is a link": lambda path: (
+        (path / "model.safetensors").rename(path / ".m"),
+        (path / "model.safetensors").symlink_to(".m"),
+    ),
+    "a pipe": lambda path: ((path / "model.safetensors").unlink(), os.mkfifo(path / "model.safetensors")),
+    "a file in its place": lambda path: (path.rename(path.with_name("away")), path.write_text("x")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_resume_takes_the_newest_whole_one_and_says_why_it_skipped(run, damage):
+    older, newer = save(run, 5), save(run, 10)
+    DAMAGE[damage](newer)
+    found, skipped = checkpoint.newest_valid(run)
+    assert found == older
+    assert [path.name for path, _ in skipped] == ["checkpoint-10"]
+    assert skipped[0][1]
+
+
+def test_with_none_whole_nothing_is_chosen_and_nothing_deleted(run):
+    for step in (1, 2, 3, 4):
+        DAMAGE["no commit"](save(run, step))
+    found, skipped = checkpoint.newest_valid(run)
+    assert found is None
+    assert len(skipped) == 4
+    assert checkpoint.prune(run, 2) == []
+
+
+def test_order_is_by_number_not_by_name(run):
+    for step in (9, 100, 20):
+        save(run, step)
+    assert checkpoint.step_of(checkpoint.newest_valid(run)[0]) == 100
+
+
+def test_prune_keeps_the_newest_and_never_fewer_than_two(run):
+    for step in (1, 2, 3, 4):
+        save(run, step)
+    DAMAGE["half"](run.checkpoints / "checkpoint-2")
+    gone = checkpoint.prune(run, 1)
+    assert sorted(path.name for path in gone) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(path.name for path in run.checkpoints.iterdir() if not path.name.startswith(".")) == [
+        "checkpoint-3",
+        "checkpoint-4",
+    ]
+    assert not [path for path in run.checkpoints.iterdir() if path.name.startswith(".trash")]
+
+
+def test_collect_removes_halves_and_names_what_was_complete(run):
+    half = checkpoint.begin(run, 7)
+    (half / "x").write_text("x")
+    whole = save(run, 8)
+    whole.rename(whole.with_name("checkpoint-8.tmp"))
+    (run.checkpoints / ".trash-checkpoint-1-aa").mkdir()
+    checkpoint.collect(run)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [".ballast", "checkpoint-8"]
+    assert checkpoint.is_valid(whole, hashes=True)
+
+
+def test_a_second_save_of_a_step_replaces_the_first(run):
+    save(run, 3)
+    DAMAGE["half"](run.checkpoints / "checkpoint-3")
+    again = save(run, 3)
+    assert checkpoint.is_valid(again, hashes=True)
+
+
+def test_links_are_refused_and_the_pickle_with_the_token_is_dropped(run, tmp_path):
+    tmp = checkpoint.begin(run, 1)
+    (tmp / "training_args.bin").write_bytes(b"pickle with hub_token")
+    (tmp / "a").write_text("a")
+    path = checkpoint.commit(tmp, {})
+    assert sorted(found.name for found in path.iterdir()) == ["COMMIT.json", "a"]
+    tmp = checkpoint.begin(run, 2)
+    (tmp / "b").symlink_to(tmp_path)
+    with pytest.raises(WorkbenchError, match="not a plain file"):
+        checkpoint.commit(tmp, {})
+
+
+def test_no_room_is_said_before_anything_is_written(run, monkeypatch):
+    save(run, 1)
+    real = os.statvfs(run.path)
+
+    class Full:
+        f_bavail, f_frsize = 0, real.f_frsize
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Full)
+    with pytest.raises(WorkbenchError, match=r"the disk is full: .* needed, 0 B free"):
+        checkpoint.begin(run, 2)
+    assert not (run.checkpoints / "checkpoint-2.tmp").exists()
+
+
+def test_deleting_follows_no_link(run, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    (run.checkpoints / "checkpoint-9.tmp").symlink_to(precious)
+    checkpoint.collect(run)
+    assert (precious / "file").exists()
+    (run.checkpoints / "checkpoint-9.tmp").symlink_to(precious)
+    checkpoint.begin(run, 9)
+    assert (precious / "file").exists()

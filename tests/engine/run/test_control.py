@@ -1,0 +1,105 @@
+"""Requests: one small file each, answered by an event; nonsense is refused, never fatal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from engine.errors import WorkbenchError
+from engine.run import control
+from engine.run.control import Controls
+from engine.run.events import EventWriter
+from engine.run.tail import Tail
+from engine.run.view import RunView, fold_many
+
+
+@pytest.fixture
+def worker(run):
+    with EventWriter(run) as writer:
+        yield Controls(run, writer, every=0.0)
+
+
+def view_of(run) -> RunView:
+    return fold_many(RunView(), Tail(run.events).read())
+
+
+def test_a_request_is_seen_once_in_order_and_its_answer_reaches_the_view(run, worker):
+    ids = [control.request(run, do, "me") for do in control.DO]
+    asked = worker.pending()
+    assert [(request.id, request.do, request.by) for request in asked] == list(
+        zip(ids, control.DO, ["me"] * 4, strict=True)
+    )
+    assert worker.pending() == []
+    worker.answer(asked[0], "accepted")
+    assert control.answer(view_of(run), ids[0]) == {"do": "stop", "status": "accepted", "message": ""}
+    assert control.answer(view_of(run), ids[1]) is None
+    worker.answer(asked[0], "done", "at step 5")
+    assert control.answer(view_of(run), ids[0])["status"] == "done"
+    assert len(list(run.control.iterdir())) == 3
+
+
+BAD = {
+    "empty": b"",
+    "not JSON": b"{",
+    "a list": b"[]",
+    "deep": b"[" * 4000,
+    "no id": b'{"do": "stop"}',
+    "an id that is no text": b'{"id": 1, "do": "stop"}',
+    "unknown": b'{"id": "1", "do": "format the disk \x1b[2J"}',
+    "bytes": b"\xff\xfe\x00",
+    "long": b'{"id": "1", "do": "stop", "x": "' + b"y" * 10_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_no_request_is_refused_and_taken_away(run, worker, bad):
+    (run.control / "x.json").write_bytes(BAD[bad])
+    assert worker.pending() == []
+    (answer,) = view_of(run).controls.values()
+    assert answer["status"] == "refused"
+    assert "\x1b" not in answer["message"]
+    assert list(run.control.iterdir()) == []
+
+
+def test_folders_pipes_and_links_are_refused(run, worker, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text(json.dumps({"id": "1", "do": "stop"}))
+    (run.control / "a").mkdir()
+    os.mkfifo(run.control / "b")
+    (run.control / "c").symlink_to(secret)
+    assert worker.pending() == []
+    assert [answer["status"] for answer in view_of(run).controls.values()] == ["refused"] * 3
+    assert secret.exists()
+    assert [path.name for path in run.control.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_a_half_written_request_is_not_seen(run, worker):
+    (run.control / ".half").write_bytes(b'{"id"')
+    assert worker.pending() == []
+    assert view_of(run).controls == {}
+
+
+def test_a_run_that_ended_cannot_be_asked(run):
+    run.update_json(state="finished")
+    with pytest.raises(WorkbenchError, match="is finished"):
+        control.request(run, "stop")
+    with pytest.raises(WorkbenchError, match="must be one of"):
+        control.request(run, "explode")
+
+
+def test_a_signal_asks_to_save_and_stop(run, worker):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        worker.on_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        (asked,) = worker.pending()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (asked.do, asked.by) == ("save_stop", "SIGTERM")
+    worker.answer(asked, "done")
+    assert view_of(run).controls["signal-SIGTERM"]["status"] == "done"

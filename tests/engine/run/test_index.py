@@ -1,0 +1,193 @@
+"""Opening a run: newest first, the whole soon, at once the next time, and never a wrong index."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from engine.run import snapshot
+from engine.run.events import EventWriter
+from engine.run.index import Watch, open_view, peek
+from engine.run.tail import Tail
+from engine.run.view import RunView, fold_many
+
+LONG = 30_000
+
+
+def write(run, count, *, first=1, segment=None, final="finished"):
+    with EventWriter(run, segment=segment) as writer:
+        if first == 1:
+            writer.write("started", method="sft", model="tiny", max_steps=count)
+            writer.write("receipt", entries=[{"feature": "attention", "effective": "sdpa"}])
+        lines = []
+        for step in range(first, first + count):
+            event = {
+                "v": 1,
+                "seq": writer.seq + 1,
+                "t": 1e9 + step,
+                "rank": 0,
+                "segment": writer.segment,
+                "kind": "metrics",
+            }
+            lines.append(json.dumps(event | {"step": step, "loss": 1.0 / step, "grad_norm": float(step % 7)}))
+            writer.seq += 1
+        with open(run.events, "a") as file:
+            file.write("\n".join(lines) + "\n")
+        if final:
+            writer.write(final, step=first + count - 1)
+    run.update_json(state=final or "running", segment=0)
+
+
+def whole(run) -> RunView:
+    view, tail = RunView(), Tail(run.events)
+    while events := tail.read(1000):
+        fold_many(view, events)
+    view.id, view.bad_lines = run.id, tail.bad_lines
+    return view
+
+
+def loaded(watch: Watch) -> Watch:
+    give_up = time.monotonic() + 60
+    while watch.loading < 1.0:
+        assert time.monotonic() < give_up
+        watch.poll()
+        time.sleep(0.02)
+    return watch
+
+
+def test_a_long_run_shows_its_newest_points_first_and_all_of_it_soon(run):
+    write(run, LONG)
+    with open_view(run) as watch:
+        assert watch.loading < 1.0
+        assert (watch.view.state, watch.view.step, watch.view.method) == ("finished", LONG, "sft")
+        assert list(watch.view.series["loss"].points(start=LONG - 9_999)[0]) == list(range(LONG - 9_999, LONG + 1))
+        assert watch.view.receipt[0]["effective"] == "sdpa"
+        loaded(watch)
+        assert watch.view.as_json() == whole(run).as_json()
+        assert watch.view.series == whole(run).series
+        assert len(watch.view.series["loss"]) == LONG
+    with open_view(run) as again:
+        assert again.loading == 1.0
+        assert again.view.series == whole(run).series
+        assert again.view.as_json() == whole(run).as_json()
+
+
+def test_what_comes_after_the_index_is_read_from_the_file(run):
+    write(run, LONG, final=None)
+    run.update_json(state="running")
+    view = whole(run)
+    assert snapshot.save(run, view, run.events.stat().st_size)
+    write(run, 100, first=LONG + 1, segment=0)
+    with open_view(run) as watch:
+        assert watch.loading == 1.0
+        assert watch.view.series == whole(run).series
+        assert watch.view.state == "finished"
+
+
+@pytest.mark.parametrize(
+    "damage", ["deleted", "truncated", "flipped", "empty", "garbage", "other run", "events rewritten", "a folder"]
+)
+def test_an_index_that_cannot_be_believed_is_built_again(run, damage):
+    write(run, LONG)
+    with open_view(run) as watch:
+        loaded(watch)
+    path = run.index / snapshot.NAME
+    data = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+    elif damage == "truncated":
+        path.write_bytes(data[:-100])
+    elif damage == "flipped":
+        path.write_bytes(data[:-50] + bytes([data[-50] ^ 1]) + data[-49:])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "garbage":
+        path.write_bytes(b"\xff" * len(data))
+    elif damage == "other run":
+        text = run.events.read_text().replace('"model":"tiny"', '"model":"tony"')
+        run.events.write_text(text)
+    elif damage == "events rewritten":
+        lines = run.events.read_text().splitlines()
+        run.events.write_text("\n".join(lines[: LONG // 2]) + "\n")
+    else:
+        path.unlink()
+        path.mkdir()
+    assert snapshot.load(run) is None
+    with open_view(run) as watch:
+        loaded(watch)
+        if damage != "a folder":
+            assert watch.view.series == whole(run).series
+        assert watch.view.model == whole(run).model
+
+
+def test_poll_tells_whether_something_changed_and_follows_a_live_run(run):
+    with EventWriter(run) as writer, open_view(run) as watch:
+        run.update_json(state="running", supervisor_pid=os.getpid())
+        writer.write("started", method="dpo", model="m", max_steps=10)
+        assert watch.poll()
+        assert not watch.poll()
+        writer.write("metrics", step=1, loss=0.5)
+        assert watch.poll()
+        assert watch.view.latest == {"loss": 0.5}
+
+
+def test_a_file_that_is_replaced_under_the_watch_is_read_anew(run):
+    write(run, 50)
+    with open_view(run) as watch:
+        run.events.unlink()
+        write(run, 5)
+        watch.poll()
+        watch.poll()
+        assert watch.view.step == 5
+        assert len(watch.view.series["loss"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "segment", "events", "expected"),
+    [
+        ({"state": "queued"}, None, None, "queued"),
+        ({"state": "lost", "message": "Gone."}, 0, None, "lost"),
+        ({"state": "failed", "message": "Gone."}, 0, None, "failed"),
+        ({"state": "starting"}, 1, "stopped", "starting"),
+        ({"state": "stopping"}, 0, None, "stopping"),
+        ({"state": "running"}, 0, "finished", "finished"),
+    ],
+)
+def test_the_state_is_what_events_and_folder_say_together(run, values, segment, events, expected):
+    if segment is not None:
+        write(run, 3, final=events)
+    run.update_json(**values, segment=segment)
+    with open_view(run) as watch:
+        assert watch.view.state == expected
+        watch.poll()
+        assert watch.view.state == expected
+
+
+def test_peek_reads_only_the_ends(run):
+    write(run, LONG)
+    view = peek(run).view
+    assert (view.state, view.step, view.method, view.model) == ("finished", LONG, "sft", "tiny")
+    assert len(view.series["loss"]) < 5_000
+
+
+def test_the_log_is_redacted_and_safe(run):
+    home = os.path.expanduser("~")
+    run.log.write_bytes(
+        b"10%\r50%\r100%\n\x1b]0;title\x07 hf_abcdefghijklmnopqrstuvwxyz\n" + f"{home}/secret\n".encode()
+    )
+    with open_view(run) as watch:
+        assert watch.log() == ["100%", "␛]0;title␇ [hidden]", "~/secret"]
+        assert watch.log(1) == ["~/secret"]
+
+
+def test_a_folder_that_cannot_be_written_is_watched_all_the_same(run, monkeypatch):
+    write(run, LONG)
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: False if mode == os.W_OK else real(path, mode))
+    with open_view(run) as watch:
+        loaded(watch)
+        assert watch.view.series == whole(run).series
+    assert list(run.index.iterdir()) == []

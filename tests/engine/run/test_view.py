@@ -1,0 +1,173 @@
+"""The one meaning of the events: same in any batching, never upset, true after a resume."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.run.view import MAX_SAMPLES, RunView, fold, fold_many
+
+KINDS = [
+    "started",
+    "phase",
+    "progress",
+    "receipt",
+    "metrics",
+    "gpu",
+    "batch",
+    "sample",
+    "checkpoint",
+    "finding",
+    "control",
+]
+KINDS += ["diverged", "finished", "stopped", "failed", "from the future"]
+scalar = st.none() | st.booleans() | st.integers(-5, 60) | st.floats(allow_nan=True) | st.text(max_size=5)
+anything = scalar | st.lists(scalar, max_size=3) | st.lists(st.dictionaries(st.text(max_size=4), scalar), max_size=2)
+KEYS = [
+    "step",
+    "loss",
+    "segment",
+    "seq",
+    "t",
+    "max_steps",
+    "resumed_from_step",
+    "entries",
+    "devices",
+    "id",
+    "status",
+    "do",
+]
+KEYS += ["state", "path", "name", "index", "prompt", "completion", "what", "cause", "lines", "epoch", "rewards/margins"]
+event = st.builds(
+    lambda kind, payload: {**payload, "kind": kind},
+    st.sampled_from(KINDS),
+    st.dictionaries(st.sampled_from(KEYS), anything),
+)
+tidy = st.builds(
+    lambda kind, step, loss, segment, back: {
+        "kind": kind, "step": step, "loss": loss, "segment": segment, "resumed_from_step": back, "t": float(step),
+    },
+    st.sampled_from(["metrics"] * 8 + ["started", "sample", "checkpoint", "finished"]),
+    st.integers(0, 50), st.floats(0, 9), st.integers(0, 3), st.none() | st.integers(0, 40),
+)  # fmt: skip
+
+
+def same(one: RunView, other: RunView) -> bool:
+    # repr, because a floating NaN that came in as a text field is not equal to itself.
+    return repr(one.as_json()) == repr(other.as_json()) and one.series == other.series
+
+
+@given(st.lists(event | tidy, max_size=40), st.lists(st.integers(0, 40), max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_the_same_events_give_the_same_view_in_any_batching(events, cuts):
+    at_once = fold_many(RunView(), events)
+    one_by_one = RunView()
+    for entry in events:
+        before = repr(one_by_one.as_json())
+        after = fold(one_by_one, entry)
+        assert repr(one_by_one.as_json()) == before
+        one_by_one = after
+    batched, place = RunView(), 0
+    for cut in [*sorted(cuts), len(events)]:
+        fold_many(batched, events[place:cut])
+        place = max(place, cut)
+    assert same(at_once, one_by_one)
+    assert same(at_once, batched)
+    json.dumps(at_once.as_json(points=20))
+
+
+def history(*parts) -> RunView:
+    view, seq = RunView(), 0
+    for segment, events in enumerate(parts):
+        for entry in events:
+            fold_many(view, [{"seq": seq, "t": 100.0 + seq, "segment": segment, **entry}])
+            seq += 1
+    return view
+
+
+def started(back=None, max_steps=100):
+    return {"kind": "started", "method": "sft", "model": "m", "max_steps": max_steps, "resumed_from_step": back}
+
+
+def metrics(first, last, loss):
+    return [{"kind": "metrics", "step": step, "loss": loss} for step in range(first, last + 1)]
+
+
+def test_points_above_the_step_a_resume_went_back_to_are_superseded():
+    view = history(
+        [started(), *metrics(1, 50, 1.0), {"kind": "sample", "step": 45, "index": 0}, {"kind": "failed", "cause": "x"}],
+        [started(back=40), *metrics(41, 45, 2.0)],
+    )
+    steps, low, _ = view.series["loss"].points()
+    assert list(steps) == list(range(1, 46))
+    assert list(low) == [1.0] * 40 + [2.0] * 5
+    assert view.superseded == [{"segment": 1, "above": 40, "to": 50, "points": 10}]
+    assert (view.state, view.step, view.resumed_from, view.samples) == ("running", 45, 40, [])
+    assert view.cause == ""
+
+
+def test_a_run_that_starts_over_without_a_checkpoint_begins_its_curve_again():
+    view = history(
+        [started(), *metrics(1, 9, 1.0)], [{"kind": "phase", "name": "Loading"}, started(), *metrics(1, 3, 2.0)]
+    )
+    assert list(view.series["loss"].points()[1]) == [2.0, 2.0, 2.0]
+    assert view.step == 3
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ([], "starting"),
+        ([{"kind": "phase", "name": "Loading"}], "starting"),
+        ([started()], "running"),
+        ([started(), {"kind": "control", "id": "1", "do": "checkpoint", "status": "accepted"}], "running"),
+        ([started(), {"kind": "control", "id": "1", "do": "save_stop", "status": "accepted"}], "stopping"),
+        ([started(), {"kind": "control", "id": "1", "do": "stop", "status": "refused"}], "running"),
+        ([started(), {"kind": "finished", "step": 100}], "finished"),
+        ([started(), {"kind": "stopped", "step": 3, "by": "me"}], "stopped"),
+        ([started(), {"kind": "failed", "cause": "c", "message": "Said.", "lines": ["l"]}], "failed"),
+    ],
+)
+def test_states(events, state):
+    assert history(events).state == state
+
+
+def test_time_left_follows_the_pace_and_ends_with_the_run():
+    view = history([started(max_steps=200), *metrics(1, 100, 1.0)])
+    assert view.eta_seconds == pytest.approx(100.0)
+    fold_many(view, [{"kind": "finished", "step": 200, "segment": 0}])
+    assert view.eta_seconds is None
+
+
+def test_a_receipt_entry_takes_the_place_of_the_earlier_one_of_its_feature():
+    first = {
+        "kind": "receipt",
+        "entries": [{"feature": "attention", "effective": "sdpa"}, {"feature": "lora", "count": 4}],
+    }
+    view = history([started(), first, {"kind": "receipt", "entries": [{"feature": "attention", "effective": "eager"}]}])
+    assert [(entry["feature"], entry["effective"]) for entry in view.receipt] == [
+        ("attention", "eager"),
+        ("lora", None),
+    ]
+
+
+def test_a_checkpoint_keeps_its_size_when_it_is_deleted():
+    saved = {"kind": "checkpoint", "step": 5, "path": "checkpoint-5", "bytes": 10, "seconds": 1.0, "state": "committed"}
+    view = history([started(), saved, {"kind": "checkpoint", "step": 5, "path": "checkpoint-5", "state": "deleted"}])
+    assert view.checkpoints == [{"step": 5, "path": "checkpoint-5", "bytes": 10, "seconds": 1.0, "state": "deleted"}]
+
+
+def test_samples_before_training_and_the_newest_stay():
+    samples = [{"kind": "sample", "step": step, "index": index} for step in range(0, 1000, 2) for index in range(3)]
+    view = history([started(), *samples])
+    assert len(view.samples) <= MAX_SAMPLES
+    assert [sample["step"] for sample in view.samples[:3]] == [0, 0, 0]
+    assert view.samples[-1]["step"] == 998
+
+
+def test_curves_are_bounded_in_number():
+    view = history([started(), *({"kind": "metrics", "step": 1, f"m{n}": 1.0} for n in range(2000))])
+    assert len(view.series) == 256
