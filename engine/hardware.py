@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
-import shutil
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from engine.errors import UsageError, nearest, visible
@@ -139,8 +136,9 @@ def disk_free(folder: str | Path) -> int | None:
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
-        return shutil.disk_usage(place).free
-    except OSError:
+        space = os.statvfs(place)
+        return space.f_bavail * space.f_frsize
+    except (OSError, AttributeError):
         return None
 
 
@@ -198,7 +196,7 @@ def _memory_bytes() -> int | None:
 
 def _machine_name(gpus: tuple[Gpu, ...]) -> str:
     if not gpus:
-        return f"{platform.machine() or 'this machine'}, no GPU"
+        return f"{os.uname().machine if hasattr(os, 'uname') else 'this machine'}, no GPU"
     names = {gpu.name for gpu in gpus}
     first = gpus[0].name.removeprefix("NVIDIA ")
     return (
@@ -213,6 +211,8 @@ def _machine_name(gpus: tuple[Gpu, ...]) -> str:
 @cache
 def installed(package: str) -> str | None:
     """The installed version of a distribution, from its metadata; nothing when it is not installed."""
+    from importlib import metadata  # a tenth of what a whole check takes, and few ask
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

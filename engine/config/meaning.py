@@ -7,6 +7,7 @@ as it came; whether it is allowed is decided by the section's own annotation aft
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from engine.config.findings import shown
@@ -61,6 +62,85 @@ class Unmeant:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+def fit(spec: FieldSpec, value: Any) -> Any:
+    """The value that stands in the config, by the setting's annotation; `Unmeant` where it does not fit.
+
+    The same answer as pydantic's validator of the section gives for what `meaning` returns, without building one.
+    """
+    value = meaning(spec, value)
+    if (value is None and spec.nullable) or (spec.auto and isinstance(value, str) and value == "auto"):
+        return value
+    return value if isinstance(value, Unmeant) else _FITS[spec.control](spec, value)
+
+
+def _fit_choice(spec: FieldSpec, value: Any) -> Any:
+    for choice in spec.choices:
+        if type(choice) is type(value) and choice == value:
+            return value
+    return Unmeant(value)
+
+
+def _fit_bool(spec: FieldSpec, value: Any) -> Any:
+    return bool(value) if isinstance(value, (bool, int)) and value in (0, 1) else Unmeant(value)
+
+
+def _fit_number(spec: FieldSpec, value: Any) -> Any:
+    whole = spec.control == "int"
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        return Unmeant(value)
+    bounds = spec.bounds
+    fits = (
+        (bounds.gt is None or value > bounds.gt)
+        and (bounds.ge is None or value >= bounds.ge)
+        and (bounds.lt is None or value < bounds.lt)
+        and (bounds.le is None or value <= bounds.le)
+        and (whole or value == value)
+    )
+    if not fits:
+        return Unmeant(value)
+    return value if whole else float(value)
+
+
+def _fit_text(spec: FieldSpec, value: Any) -> Any:
+    return value if isinstance(value, str) else Unmeant(value)
+
+
+def _fit_list(spec: FieldSpec, value: Any) -> Any:
+    if spec.path == "run.devices":
+        if isinstance(value, list):
+            fits = all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= 1023 for item in value)
+        else:
+            fits = isinstance(value, int) and 1 <= value <= 1024
+        return value if fits else Unmeant(value)
+    if isinstance(value, str) and not isinstance(spec.default, list):
+        return value
+    return _fit_texts(spec, value)
+
+
+def _fit_texts(spec: FieldSpec, value: Any) -> Any:
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else Unmeant(value)
+
+
+def _fit_mapping(spec: FieldSpec, value: Any) -> Any:
+    fits = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if fits and spec.of_text:
+        fits = all(isinstance(item, str) for item in value.values())
+    return value if fits else Unmeant(value)
+
+
+_FITS: dict[str, Callable[[FieldSpec, Any], Any]] = {
+    "choice": _fit_choice,
+    "bool": _fit_bool,
+    "int": _fit_number,
+    "float": _fit_number,
+    "text": _fit_text,
+    "path": _fit_text,
+    "list": _fit_list,
+    "mapping": _fit_mapping,
+    "prompts": _fit_texts,
+}
 
 
 def _empty(spec: FieldSpec) -> Any:

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pydantic import ValidationError
-
 from engine.config.adapter import NoAdapter
 from engine.config.data import FORMATS_LATER, DataSource
 from engine.config.facts import Facts
 from engine.config.findings import RANK, Finding, Fix, must, shown
-from engine.config.meaning import expectation, meaning
+from engine.config.meaning import Unmeant, expectation, fit, meaning
 from engine.config.method import KINDS_LATER, Sft
 from engine.config.migrate import migrate
 from engine.config.renames import CHANGES, NAMES, translate
@@ -116,19 +114,12 @@ class _Reader:
                 if known_kind:
                     self._wrong_kind(spec, value, model)
                 continue
-            values[key] = self._sources(spec, value) if spec.control == "sources" else meaning(spec, value)
-        return self._build(name, model, values, raw)
-
-    def _build(self, name: str, model: type[Section], values: dict[str, Any], raw: Mapping[str, Any]) -> Section:
-        """The section from these values; a bad one is left out, so that its default stands."""
-        while True:
-            try:
-                return model.model_validate(values)
-            except ValidationError as problems:
-                bad = {str(problem["loc"][0]) for problem in problems.errors(include_url=False, include_input=False)}
-                for key in [key for key in values if key in bad]:
-                    self._bad_value(fields[f"{name}.{key}"], raw[key])
-                    del values[key]
+            fitting = self._sources(spec, value) if spec.control == "sources" else fit(spec, value)
+            if isinstance(fitting, Unmeant):
+                self._bad_value(spec, value)
+            else:
+                values[key] = fitting
+        return model.model_construct(**values)
 
     def _bad_value(self, spec: FieldSpec, got: Any) -> None:
         close = nearest(str(got), [str(choice) for choice in spec.choices]) if isinstance(got, str) else None
@@ -257,7 +248,7 @@ class _Reader:
         if isinstance(value, Mapping):
             value = [value]
         if not isinstance(value, list):
-            return value
+            return Unmeant(raw)
         entries = []
         for index, entry in enumerate(value):
             built = self._entry(spec, f"{spec.path}.{index}", {"path": entry} if isinstance(entry, str) else entry)
@@ -272,20 +263,16 @@ class _Reader:
         specs = {spec.name: spec for spec in owner.items}
         values: dict[str, Any] = {}
         for key, value in entry.items():
-            if key in specs:
-                self.given.add(f"{path}.{key}")
-                values[key] = meaning(specs[key], value)
-            else:
+            if key not in specs:
                 self._unknown_in_entry(path, key, value, specs)
-        while True:
-            try:
-                source = DataSource.model_validate(values)
-                break
-            except ValidationError as problems:
-                bad = {str(problem["loc"][0]) for problem in problems.errors(include_url=False, include_input=False)}
-                for key in [key for key in values if key in bad]:
-                    del values[key]
-                    self._bad_in_entry(specs[key], f"{path}.{key}", entry[key])
+                continue
+            self.given.add(f"{path}.{key}")
+            fitting = fit(specs[key], value)
+            if isinstance(fitting, Unmeant):
+                self._bad_in_entry(specs[key], f"{path}.{key}", value)
+            else:
+                values[key] = fitting
+        source = DataSource.model_construct(**values)
         if not source.path.strip() and f"{path}.path" not in self.invalid:
             todo = "Give a file, a folder, a data set or builtin/dates."
             self._refuse(f"{path}.path", "where the rows are", source.path or None, todo, "source-needs-path")

@@ -8,6 +8,8 @@ settings, the machine, the model or the data is a rule (`engine.config.rules`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -36,11 +38,34 @@ Auto = Literal["auto"]
 
 
 class Section(BaseModel):
-    """A group of settings: unknown keys are refused, the docstring under a field is its help, values never change."""
+    """A group of settings: unknown keys are refused, the docstring under a field is its help, values never change.
+
+    Help is read from the source when somebody asks, and pydantic's own validator is built when the JSON schema is: `read`
+    checks values by the same annotations (`engine.config.meaning.fit`, held equal by a test), so that a command need
+    build neither. Together they would be most of what importing the schema costs.
+    """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
+
+
+@cache
+def helps(model: type[Section]) -> dict[str, str]:
+    """The docstring under each field of a section, by the field's name."""
+    import ast
+    import sys
+    from pathlib import Path
+
+    tree = ast.parse(Path(sys.modules[model.__module__].__file__ or "").read_text(encoding="utf-8"))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == model.__name__)
+    found: dict[str, str] = {}
+    for field, below in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            text = below.value.value if isinstance(below.value, ast.Constant) else None
+            if isinstance(text, str):
+                found[field.target.id] = " ".join(text.split())
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
-from pydantic.fields import FieldInfo
 
 from engine.config.adapter import ADAPTERS, Adapter, NoAdapter
 from engine.config.data import Data, DataSource
@@ -38,6 +37,7 @@ from engine.config.section import (
     Title,
     Unit,
     Words,
+    helps,
 )
 
 VERSION: Literal[1] = 1
@@ -46,17 +46,17 @@ VERSION: Literal[1] = 1
 class RunConfig(BaseModel):
     """A whole config: every section, every setting, nothing missing."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
     version: Literal[1] = VERSION
-    model: Model = Model()
-    method: Method = Sft()
-    adapter: Adapter = NoAdapter()
-    data: Data = Data()
-    optim: Optim = Optim()
-    memory: Memory = Memory()
-    kernels: Kernels = Kernels()
-    run: Run = Run()
+    model: Model = Model.model_construct()
+    method: Method = Sft.model_construct()
+    adapter: Adapter = NoAdapter.model_construct()
+    data: Data = Data.model_construct()
+    optim: Optim = Optim.model_construct()
+    memory: Memory = Memory.model_construct()
+    kernels: Kernels = Kernels.model_construct()
+    run: Run = Run.model_construct()
 
 
 # section -> its models by kind; sections without kinds have one under "".
@@ -101,7 +101,6 @@ class FieldSpec:
     bounds: Bounds
     unit: str
     level: str
-    help: str
     source: str
     kinds: tuple[str, ...]
     """The kinds of its section that have it; empty where the section has no kinds."""
@@ -110,6 +109,15 @@ class FieldSpec:
     required: bool = False
     items: tuple[FieldSpec, ...] = ()
     """For `sources`: the settings of one entry; their paths are relative to the entry."""
+    of_text: bool = False
+    """For `mapping`: whether its values must be texts."""
+    owner: type[Section] = Section
+    """The section's class that declares it."""
+
+    @property
+    def help(self) -> str:
+        """What it does, in plain sentences: the docstring under the field."""
+        return helps(self.owner).get(self.name, "")
 
     def value(self, config: RunConfig) -> Any:
         """The setting's value in this config; its default where the method or adapter does not have it."""
@@ -141,7 +149,8 @@ def _flatten(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _spec(section: str, name: str, info: FieldInfo, kinds: tuple[str, ...], path: str) -> FieldSpec:
+def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...], path: str) -> FieldSpec:
+    info = owner.model_fields[name]
     parts = [*_flatten(info.annotation), *info.metadata]
     by_kind = {type(part): part for part in parts}
     choices: list[Any] = []
@@ -182,12 +191,13 @@ def _spec(section: str, name: str, info: FieldInfo, kinds: tuple[str, ...], path
         ),
         unit=by_kind[Unit].name if Unit in by_kind else "",
         level=by_kind[Level].name if Level in by_kind else "basic",
-        help=" ".join((info.description or "").split()),
         source=by_kind[Source].text if Source in by_kind else "",
         kinds=kinds,
         later=tuple(later.values) if later else (),
         required=Required in by_kind,
         items=_entry_specs() if control == "sources" else (),
+        of_text=dict[str, str] in plain,
+        owner=owner,
     )
 
 
@@ -204,7 +214,7 @@ def _control(name: str, plain: list[Any], choices: list[Any], control: Control |
 
 @cache
 def _entry_specs() -> tuple[FieldSpec, ...]:
-    return tuple(_spec("data", name, info, (), name) for name, info in DataSource.model_fields.items())
+    return tuple(_spec("data", DataSource, name, (), name) for name in DataSource.model_fields)
 
 
 def _section_specs(section: str) -> dict[str, FieldSpec]:
@@ -212,11 +222,11 @@ def _section_specs(section: str) -> dict[str, FieldSpec]:
     found: dict[str, FieldSpec] = {}
     models = SECTIONS[section]
     for model in models.values():
-        for name, info in model.model_fields.items():
+        for name in model.model_fields:
             if name in found:
                 continue
             kinds = tuple(kind for kind, other in models.items() if kind and name in other.model_fields)
-            spec = _spec(section, name, info, kinds, f"{section}.{name}")
+            spec = _spec(section, model, name, kinds, f"{section}.{name}")
             if name == "kind":
                 spec = _replace_choices(spec, tuple(models))
             found[name] = spec
