@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config.section import Advanced, Control, Expert, Ge, Gt, Le, Lt, Section, Source, Title, Words
+from engine.config.section import Advanced, Control, Expert, Ge, Le, Lt, Section, Source, Title, Words
 
 _Kind = Title("Adapter")
 _KindWords = Words(none="none: train all weights", lora="LoRA: train small matrices beside frozen weights")
@@ -30,7 +30,7 @@ class Lora(Section):
     r: Annotated[int, Ge(1), Le(1024), Title("LoRA rank"), Source("arXiv:2106.09685")] = 16
     """The size of the small matrices. A higher rank learns more and costs more memory; 8 to 64 is usual."""
 
-    lora_alpha: Annotated[float, Gt(0), Le(10_000), Title("LoRA alpha"), Source("arXiv:2106.09685")] = 32
+    lora_alpha: Annotated[int, Ge(1), Le(10_000), Title("LoRA alpha"), Source("arXiv:2106.09685")] = 32
     """How strongly the adapter acts: its output is scaled by alpha / rank. Twice the rank is a usual choice."""
 
     lora_dropout: Annotated[float, Ge(0), Lt(1), Advanced, Source("PEFT: lora_dropout")] = 0.0

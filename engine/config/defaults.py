@@ -148,4 +148,4 @@ def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
 
 
 def _gib(size: float) -> str:
-    return f"{size / footprint.GiB:.1f} GiB"
+    return footprint.size_text(size)

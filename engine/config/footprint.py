@@ -26,6 +26,11 @@ FRAGMENTS = 0.06
 FALLBACK_LENGTH = 512
 
 
+def size_text(size: float) -> str:
+    """Bytes for people: `12.6 GiB`, `40 MiB`."""
+    return f"{size / GiB:.1f} GiB" if size >= 0.95 * GiB else f"{size / MiB:.0f} MiB"
+
+
 def device_count(config: RunConfig, facts: Facts) -> int:
     """How many devices the run would use."""
     devices = config.run.devices
@@ -80,6 +85,11 @@ def total_steps(config: RunConfig, facts: Facts) -> int | None:
     return max(1, math.ceil(per_epoch * config.optim.num_train_epochs))
 
 
+def known_model(config: RunConfig, facts: Facts) -> ModelFacts | None:
+    """The model's facts, if they are those of the model that the config names now."""
+    return facts.model if facts.model is not None and facts.model.name == config.model.name else None
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """How many numbers are trained, and of which kind."""
@@ -96,7 +106,7 @@ class Parameters:
 
 def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
     """Base, trained base and adapter parameters; nothing while the model's shape is unknown."""
-    model = facts.model
+    model = known_model(config, facts)
     if model is None or model.parameters is None:
         return None
     adapter = config.adapter
@@ -147,7 +157,7 @@ def longest_row(config: RunConfig, facts: Facts) -> int:
 
 def memory(config: RunConfig, facts: Facts, checkpointing: bool) -> dict[str, int] | None:
     """Bytes by class at the peak of one step on one device; nothing while the model's shape is unknown."""
-    model, counts = facts.model, parameters(config, facts)
+    model, counts = known_model(config, facts), parameters(config, facts)
     if model is None or counts is None or not model.hidden_size or not model.layers or not model.vocab_size:
         return None
     base_bytes = BYTES[config.model.dtype]

@@ -30,7 +30,7 @@ class Optim(Section):
     gradient_accumulation_steps: Annotated[int, Ge(1), Le(65_536), Title("Gradient accumulation"), Unit("batches")] = 2
     """How many batches are summed before the weights move. It makes the effective batch larger without more memory."""
 
-    num_train_epochs: Annotated[float, Gt(0), Le(10_000), Title("Epochs")] = 1
+    num_train_epochs: Annotated[float, Gt(0), Le(10_000), Title("Epochs")] = 1.0
     """How many times the data is read. One to three is usual for fine-tuning."""
 
     max_steps: Annotated[int | None, Ge(1), Le(1_000_000_000), Title("Stop after"), Unit("steps"), Advanced] = None
@@ -46,7 +46,7 @@ class Optim(Section):
 
     warmup_steps: Annotated[
         float, Ge(0), Le(1_000_000_000), Title("Warm-up"), Advanced, Source("transformers: warmup_steps")
-    ] = 0
+    ] = 0.0
     """Steps over which the learning rate rises from 0. A value below 1 is a share of all steps: 0.03 means 3 %."""
 
     weight_decay: Annotated[float, Ge(0), Le(10), Advanced, Source("arXiv:1711.05101")] = 0.0

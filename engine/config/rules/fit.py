@@ -11,8 +11,6 @@ from engine.config.findings import Finding, Fix, say
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 
-GiB = footprint.GiB
-
 
 @rule(
     reads=(
@@ -36,14 +34,14 @@ def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if need > room:
         ways = sorted(_ways(config, facts, need), key=lambda way: way[0])
         first = next((fix for _, left, _, fix in ways if left <= room), ways[0][3] if ways else None)
-        offers = " or ".join(f"{label} (-{(need - left) / GiB:.1f} GiB)" for _, left, label, _ in ways[:3])
+        offers = " or ".join(f"{label} (-{footprint.size_text(need - left)})" for _, left, label, _ in ways[:3])
         try_it = f" Try {offers}." if offers else " Take a smaller model or a larger card."
-        sentence = f"this will not fit: needs {need / GiB:.1f} GiB, {place} {room / GiB:.1f}.{try_it}"
+        sentence = f"this will not fit: needs {footprint.size_text(need)}, {place} {footprint.size_text(room)}.{try_it}"
         yield say(path, sentence, severity="error" if need > 1.1 * room else "warning", fix=first)
     elif need > FIT * room:
         yield say(
             path,
-            f"this may not fit: needs about {need / GiB:.1f} of {room / GiB:.1f} GiB, and estimates err by a tenth.",
+            f"this may not fit: needs about {footprint.size_text(need)} of {footprint.size_text(room)}, and estimates err by a tenth.",
         )
 
 

@@ -120,7 +120,7 @@ def torch_compile_options_need_torch_compile(config: RunConfig, facts: Facts) ->
 
 @rule(reads=(fields.data.streaming,))
 def streaming_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = "Prepared rows are memory-mapped, so large data need disk, not memory."
+    todo = "It comes in a later version; prepared rows are memory-mapped, so large data need disk, not memory."
     yield from _refuse(fields.data.streaming, config, "false", todo)
 
 

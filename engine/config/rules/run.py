@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
-from engine.config.footprint import GiB, checkpoint_bytes, total_steps
+from engine.config.footprint import checkpoint_bytes, size_text, total_steps
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 
@@ -165,11 +165,11 @@ def checkpoints_fit_the_disk(config: RunConfig, facts: Facts) -> Iterator[Findin
     path = fields.run.save_total_limit.path
     if need > free:
         sentence = (
-            f"the checkpoints will need {need / GiB:.1f} GiB ({each / GiB:.1f} GiB each) and {free / GiB:.1f} GiB are free. "
+            f"the checkpoints will need {size_text(need)} ({size_text(each)} each) and {size_text(free)} are free. "
             "Keep fewer, train an adapter, or choose another run.output_dir."
         )
         fewer = max(2, int(free // each) - 1)
         fix = Fix(f"keep {fewer}", {path: fewer}) if fewer < config.run.save_total_limit else None
         yield say(path, sentence, severity="error", fix=fix)
     elif need > 0.8 * free:
-        yield say(path, f"the checkpoints will take {need / GiB:.1f} of the {free / GiB:.1f} GiB that are free.")
+        yield say(path, f"the checkpoints will take {size_text(need)} of the {size_text(free)} that are free.")

@@ -1,0 +1,180 @@
+"""Config files: read within safe limits, refused in one sentence, written complete."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.config.files import absolute, as_yaml, dump, load, overrides, parse, put
+from engine.config.recipes import recipes
+from engine.config.schema import read, resolved
+from engine.errors import ConfigUnreadable, UsageError
+
+FAN = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{new}: &{new} [{','.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+HOSTILE = {
+    "python tag": ("a: !!python/object/apply:os.system ['true']\n", "tag"),
+    "own tag": ("a: !thing x\n", "tag"),
+    "depth 65": ("a: " + "[" * 65 + "]" * 65 + "\n", "64 levels"),
+    "depth 500": ("[" * 500, "64 levels"),
+    "depth 5000": ("a: " + "{a: " * 5000, "64 levels"),
+    "depth 100000": ("[" * 100_000, "64 levels"),
+    "nested blocks": ("\n".join("  " * level + "a:" for level in range(200)), "64 levels"),
+    "alias bomb": (FAN, "aliases"),
+    "alias of itself": ("a: &a [*a]\n", "anchor"),
+    "too large": ("# " + "x" * (1024 * 1024) + "\n", "1 MiB"),
+    "too many lines": ("\n".join(f"k{number}: {number}" for number in range(20_000)), "values"),
+    "too many items": ("a: [" + "1," * 200_000 + "]", "values"),
+    "same key twice": ("model:\n  name: a\n  name: b\n", "line 2 and again on line 3"),
+    "tab": ("model:\n\tname: a\n", "spaces"),
+    "open bracket": ("a: [1\n", "YAML"),
+    "open quote": ("a: 'x\n", "YAML"),
+    "colon": ("a: b: c\n", "colon"),
+    "list": ("- a\n- b\n", "a list"),
+    "text": ("hello\n", "text"),
+    "two documents": ("a: 1\n---\nb: 2\n", "second"),
+    "merge key": ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge"),
+    "long number": ("a: " + "9" * 5000, "digits"),
+    "key that is a list": ("? [1, 2]\n: 3\n", "names as keys"),
+    "control character": ("a: \x07\n", "YAML"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_or_broken_file_is_one_sentence_in_time(name: str, tmp_path: Path) -> None:
+    text, words = HOSTILE[name]
+    place = tmp_path / "bad.yaml"
+    place.write_text(text)
+    parse("warm: up")
+    started = time.process_time()
+    with pytest.raises(ConfigUnreadable) as caught:
+        load(place)
+    assert time.process_time() - started < 0.4  # 0.2 s on a quiet machine
+    assert words in caught.value.message
+    assert "bad.yaml" in caught.value.message
+    assert "\n" not in caught.value.message
+    assert "\x07" not in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "binary", "latin-1"])
+def test_what_cannot_be_opened_says_so(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "x.yaml"
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "binary":
+        place.write_bytes(bytes(range(256)))
+    elif kind == "latin-1":
+        place.write_bytes("a: 1\nname: Jürgen\n".encode("latin-1"))
+    with pytest.raises(ConfigUnreadable) as caught:
+        load(place)
+    assert "x.yaml" in caught.value.message
+    if kind == "latin-1":
+        assert "x.yaml:2: must be UTF-8" in caught.value.message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_without_permission_says_so(tmp_path: Path) -> None:
+    place = tmp_path / "x.yaml"
+    place.write_text("a: 1")
+    place.chmod(0)
+    with pytest.raises(ConfigUnreadable, match="cannot be read"):
+        load(place)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\ufeffversion: 1\nrun:\n  seed: 3\n", "version: 1\r\nrun:\r\n  seed: 3\r\n", "{version: 1, run: {seed: 3}}"],
+)
+def test_byte_order_mark_line_ends_and_brackets_are_read(text: str) -> None:
+    document = parse(text)
+    assert document.mapping == {"version": 1, "run": {"seed": 3}}
+    assert document.text() == text
+
+
+def test_scalars_are_those_of_yaml_1_2() -> None:
+    mapping = parse("a: 3e-4\nb: no\nc: 2021-03-03\nd: 0x1F\ne: ~\nf: 010\ng: true\nh: '1'\ni: 1_000\nj: on\n").mapping
+    assert mapping == {
+        "a": 3e-4,
+        "b": "no",
+        "c": "2021-03-03",
+        "d": 31,
+        "e": None,
+        "f": 10,
+        "g": True,
+        "h": "1",
+        "i": 1000,
+        "j": "on",
+    }
+
+
+def test_lines_are_known_for_every_key() -> None:
+    document = parse("# first\nmodel:\n  name: x\ndata:\n  train:\n    - path: a\n    - path: b\n")
+    assert document.lines["model.name"] == 3
+    assert document.lines["data.train.1.path"] == 7
+
+
+@pytest.mark.parametrize("recipe", [each.name for each in recipes()])
+def test_the_stored_config_is_complete_resolved_and_reads_the_same(recipe: str) -> None:
+    config = resolved(read(parse({each.name: each for each in recipes()}[recipe].text).mapping).config)
+    text = dump(config)
+    assert ": auto" not in text
+    again = read(parse(text).mapping)
+    assert [finding for finding in again.findings if finding.severity == "error"] == []
+    assert dump(again.config) == text
+    assert again.config.model_dump() == config.model_dump()
+
+
+def test_overrides_are_typed_as_in_the_file() -> None:
+    before = {"optim": {"learning_rate": 1}}
+    after = overrides(
+        before, ["optim.learning_rate=1e-4", "run.prompts=[a, b]", "data.train.0.path=x.jsonl", "run.name=null"]
+    )
+    assert after == {
+        "optim": {"learning_rate": 1e-4},
+        "run": {"prompts": ["a", "b"], "name": None},
+        "data": {"train": [{"path": "x.jsonl"}]},
+    }
+    assert before == {"optim": {"learning_rate": 1}}
+    for bad in ("optim.learning_rate", "=3", "a b=3", "a..b=1"):
+        with pytest.raises(UsageError, match=r"section\.setting=value"):
+            overrides({}, [bad])
+
+
+def test_relative_paths_start_at_the_configs_folder(tmp_path: Path) -> None:
+    (tmp_path / "local-model").mkdir()
+    mapping = {
+        "model": {"name": "local-model", "tokenizer": "gpt2", "chat_template": "mine.jinja"},
+        "data": {"train": [{"path": "a.jsonl"}, {"path": "builtin/dates"}, {"path": "org/rows"}], "eval": "b.csv"},
+        "run": {"output_dir": "out"},
+    }
+    found = absolute(mapping, tmp_path)
+    assert found["model"] == {
+        "name": str(tmp_path / "local-model"),
+        "tokenizer": "gpt2",
+        "chat_template": str(tmp_path / "mine.jinja"),
+    }
+    assert [entry["path"] for entry in found["data"]["train"]] == [
+        str(tmp_path / "a.jsonl"),
+        "builtin/dates",
+        "org/rows",
+    ]
+    assert found["data"]["eval"] == [{"path": str(tmp_path / "b.csv")}]
+    assert found["run"]["output_dir"] == str(tmp_path / "out")
+    assert mapping["model"]["name"] == "local-model"
+
+
+def test_put_makes_what_is_missing_on_the_way() -> None:
+    mapping: dict[str, object] = {"method": "dpo"}
+    put(mapping, "method.kind", "dpo")
+    put(mapping, "data.train.0.path", "a")
+    assert mapping == {"method": {"kind": "dpo"}, "data": {"train": [{"path": "a"}]}}
+
+
+def test_yaml_out_is_yaml_in() -> None:
+    value = {"a": "no", "b": "1e-4", "c": ["x: y", "# z", "multi\nline", ""], "d": {"e": None, "f": 1e-5, "g": True}}
+    assert parse(as_yaml(value)).mapping == value

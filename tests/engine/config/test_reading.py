@@ -1,0 +1,199 @@
+"""What a person gains: every problem at once, with the nearest name and a fix, and always a config to go on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.config.draft import Draft
+from engine.config.findings import Finding
+from engine.config.schema import RunConfig, fields, read
+
+GOOD: dict[str, Any] = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "builtin/dates"}]}}
+
+
+def one(mapping: dict[str, Any], path: str) -> Finding:
+    """The single finding at this path."""
+    found = [finding for finding in read({**GOOD, **mapping}).findings if finding.path == path]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def mended(mapping: dict[str, Any], finding: Finding) -> Draft:
+    """The mapping after the finding's fix, as both forms apply it."""
+    from engine.config.files import as_yaml
+
+    draft = Draft(as_yaml({**GOOD, **mapping}))
+    assert finding.fix is not None
+    draft.apply(finding.fix)
+    return draft
+
+
+def test_a_good_config_has_no_findings() -> None:
+    reading = read(GOOD)
+    assert reading.ok
+    assert reading.findings == ()
+    assert reading.config.method.kind == "sft"
+
+
+@pytest.mark.parametrize(
+    "nonsense", [None, {}, [], "text", 3, {"model": []}, {3: 4}, {"model": {3: 4}}, {"data": {"train": [3]}}]
+)
+def test_read_always_gives_a_whole_config(nonsense: Any) -> None:
+    reading = read(nonsense)
+    assert isinstance(reading.config, RunConfig)
+    for spec in fields:
+        spec.value(reading.config)
+
+
+def test_all_problems_are_found_at_once() -> None:
+    reading = read(
+        {
+            "model": {"nmae": "x"},
+            "adapter": {"kind": "lora", "r": 0},
+            "optim": {"learning_rate": "fast", "num_train_epochs": -1},
+            "data": {"train": [{"path": "a.jsonl", "formt": "messages"}, {"format": "text"}]},
+            "sequence_len": 512,
+        }
+    )
+    assert {finding.path for finding in reading.findings} >= {
+        "model.nmae",
+        "model.name",
+        "adapter.r",
+        "optim.learning_rate",
+        "optim.num_train_epochs",
+        "data.train.0.formt",
+        "data.train.1.path",
+        "sequence_len",
+    }
+
+
+def test_a_bad_value_is_replaced_by_its_default_and_marked() -> None:
+    reading = read({**GOOD, "optim": {"weight_decay": "heavy", "max_grad_norm": 0.5}})
+    assert reading.config.optim.weight_decay == 0.0
+    assert reading.config.optim.max_grad_norm == 0.5
+    assert reading.invalid == {"optim.weight_decay"}
+    assert "optim.weight_decay" in reading.given
+
+
+def test_a_rule_is_silent_about_an_invalid_setting() -> None:
+    both = read({**GOOD, "data": {**GOOD["data"], "packing": "perhaps", "packing_cross_doc_attn_mask": True}})
+    assert [finding.rule for finding in both.findings] == ["bad-value"]
+
+
+@pytest.mark.parametrize(
+    ("key", "section", "target"),
+    [
+        ("lora_rnk", "adapter", "adapter.r"),
+        ("max_lenght", "data", "data.max_length"),
+        ("learnign_rate", "optim", "optim.learning_rate"),
+        ("gradient_checkpoint", "memory", "memory.gradient_checkpointing"),
+    ],
+)
+def test_a_typo_is_answered_with_the_nearest_key_and_a_rename(key: str, section: str, target: str) -> None:
+    mapping: dict[str, Any] = {section: {**GOOD.get(section, {}), key: 7}}
+    if section == "adapter":
+        mapping[section]["kind"] = "lora"
+    finding = one(mapping, f"{section}.{key}")
+    assert finding.rule == "unknown-key"
+    assert finding.fix is not None
+    assert list(finding.fix.set) == [target]
+    assert mended(mapping, finding).value(target) == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "path", "wanted"),
+    [
+        ("sequence_len", 512, "data.max_length", 512),
+        ("sample_packing", True, "data.packing", True),
+        ("num_epochs", 3, "optim.num_train_epochs", 3),
+        ("micro_batch_size", 2, "optim.per_device_train_batch_size", 2),
+        ("lora_r", 32, "adapter.r", 32),
+        ("base_model", "some/model", "model.name", "some/model"),
+        ("datasets", [{"path": "a.jsonl", "type": "alpaca"}], "data.train", [{"path": "a.jsonl", "format": "alpaca"}]),
+        ("load_in_4bit", True, "model.quantization", "nf4"),
+        ("warmup_ratio", 0.1, "optim.warmup_steps", 0.1),
+        ("cutoff_len", 99, "data.max_length", 99),
+        ("stage", "pt", "method.kind", "pretrain"),
+        ("finetuning_type", "full", "adapter.kind", "none"),
+        ("bf16", True, "model.dtype", "bfloat16"),
+        ("fp16", False, "model.dtype", None),
+    ],
+)
+def test_another_tools_name_is_an_error_whose_fix_is_the_rename(key: str, value: Any, path: str, wanted: Any) -> None:
+    finding = one({key: value}, key)
+    assert finding.severity == "error"
+    assert finding.rule == "name-of-another-tool"
+    draft = mended({key: value}, finding)
+    assert draft.value(path) == wanted
+    assert draft.value(key) is None
+
+
+@pytest.mark.parametrize("where", [None, "run", "model"])
+def test_a_key_in_the_wrong_place_is_moved_by_its_fix(where: str | None) -> None:
+    mapping: dict[str, Any] = (
+        {where: {**GOOD.get(where, {}), "learning_rate": 1e-3}} if where else {"learning_rate": 1e-3}
+    )
+    path = f"{where}.learning_rate" if where else "learning_rate"
+    finding = one(mapping, path)
+    assert finding.rule == "wrong-section"
+    draft = mended(mapping, finding)
+    assert draft.config.optim.learning_rate == 1e-3
+    assert not draft.findings
+
+
+def test_a_section_written_as_one_value_is_mended_by_its_fix() -> None:
+    finding = one({"method": "dpo"}, "method")
+    assert mended({"method": "dpo"}, finding).config.method.kind == "dpo"
+    qlora = one({"adapter": "qlora"}, "adapter")
+    draft = mended({"adapter": "qlora"}, qlora)
+    assert (draft.config.adapter.kind, draft.config.model.quantization) == ("lora", "nf4")
+
+
+@pytest.mark.parametrize(
+    "kind", ["grpo", "kto", "orpo", "simpo", "ipo", "ppo", "gdpo", "reward", "prm", "embedding", "distill"]
+)
+def test_a_method_of_a_later_version_says_so(kind: str) -> None:
+    finding = one({"method": {"kind": kind}}, "method.kind")
+    assert finding.rule == "method-not-in-this-version"
+    assert "later version" in finding.message
+
+
+def test_an_unknown_method_has_its_own_message_and_keys_are_still_checked() -> None:
+    reading = read({**GOOD, "method": {"kind": "dpoo", "beta": 0.2, "betta": 0.2}})
+    rules = {finding.path: finding for finding in reading.findings}
+    assert rules["method.kind"].rule == "unknown-method"
+    assert "Did you mean dpo?" in rules["method.kind"].message
+    assert rules["method.betta"].rule == "unknown-key"
+    assert "method.beta" not in rules
+
+
+def test_a_setting_of_another_kind_is_an_error_with_a_fix() -> None:
+    finding = one({"method": {"kind": "sft", "beta": 0.2}}, "method.beta")
+    assert finding.rule == "setting-of-another-kind"
+    assert mended({"method": {"kind": "sft", "beta": 0.2}}, finding).reading.ok
+    assert one({"adapter": {"kind": "none", "r": 8}}, "adapter.r").rule == "setting-of-another-kind"
+
+
+def test_a_newer_file_says_to_update() -> None:
+    assert "update the workbench" in one({"version": 2}, "version").message
+    assert read({**GOOD, "version": "1"}).ok
+    assert not read({**GOOD, "version": "one"}).ok
+
+
+def test_messages_show_no_control_characters_and_stay_short() -> None:
+    reading = read(
+        {**GOOD, "\x1b[31mred": {}, "optim": {"learning_rate": "\x1b]0;x\x07" * 500}, "run": {"se\u202eed": 1}}
+    )
+    for finding in reading.findings:
+        assert "\x1b" not in finding.message
+        assert "\u202e" not in finding.message
+        assert len(finding.message) < 500
+
+
+def test_findings_are_sorted_by_severity() -> None:
+    reading = read({"model": {"name": "x"}, "data": {"packing": True}, "optim": {"num_train_epochs": "x"}})
+    order = [("error", "warning", "hint").index(finding.severity) for finding in reading.findings]
+    assert order == sorted(order)
+    assert len(set(order)) > 1

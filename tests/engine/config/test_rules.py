@@ -1,0 +1,414 @@
+"""Every rule speaks when it should, keeps quiet when it should, and its fix mends what it says."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.config.draft import Draft
+from engine.config.facts import DataFacts, Facts, ModelFacts, SourceFacts, model_facts
+from engine.config.files import as_yaml, put
+from engine.config.findings import RANK
+from engine.config.rules import RULES
+from engine.config.schema import fields, read
+from engine.config.shapes import TINY
+from engine.hardware import GiB, Gpu, Machine, parse_machine
+
+GOOD: dict[str, Any] = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "rows.jsonl"}]}}
+CPU = Machine(cpu_count=4, memory_bytes=16 * GiB, disk_free_bytes=100 * GiB, name="cpu")
+H100, OLD = parse_machine("1xH100-80GB"), parse_machine("1xT4-16GB")
+LARGE = model_facts("Qwen/Qwen3-8B")
+NOTHING: dict[str, str | None] = dict.fromkeys(("bitsandbytes", "flash-attn", "flash-attn-3"))
+
+
+def rows(**known: Any) -> Facts:
+    return Facts(data=DataFacts(**known))
+
+
+def source(**known: Any) -> Facts:
+    return Facts(sources={"rows.jsonl": SourceFacts("rows.jsonl", **{"exists": True, **known})})
+
+
+def model(**known: Any) -> Facts:
+    return Facts(model=ModelFacts("builtin/tiny", **known))
+
+
+TINY_FACTS = model_facts("builtin/tiny")
+LORA = {"adapter.kind": "lora"}
+DPO = {"method.kind": "dpo"}
+# rule -> cases of (settings on top of GOOD, facts, where the finding stands, its severity)
+Case = tuple[dict[str, Any], Facts, str, str]
+CASES: dict[str, list[Case]] = {
+    "label-smoothing-needs-a-loss-that-uses-it": [
+        (
+            {**DPO, "method.loss_type": "hinge", "method.label_smoothing": 0.1},
+            Facts(),
+            "method.label_smoothing",
+            "error",
+        ),
+        ({**DPO, "method.loss_type": "robust"}, Facts(), "method.label_smoothing", "error"),
+    ],
+    "beta-needs-a-loss-that-uses-it": [
+        ({**DPO, "method.loss_type": "sft", "method.beta": 0.5}, Facts(), "method.beta", "error")
+    ],
+    "adapter-off-needs-an-adapter": [
+        ({**DPO, "method.reference": "adapter_off"}, Facts(), "method.reference", "error")
+    ],
+    "a-copy-beside-an-adapter-wastes-memory": [
+        ({**DPO, **LORA, "method.reference": "copy"}, Facts(), "method.reference", "hint")
+    ],
+    "packing-needs-single-texts": [
+        ({**DPO, "data.packing": True, "data.packing_cross_doc_attn_mask": True}, Facts(), "data.packing", "error")
+    ],
+    "trained-turns-need-sft": [
+        ({**DPO, "data.trained_turns": "last"}, Facts(), "data.trained_turns", "error"),
+        ({"method.kind": "pretrain", "data.trained_turns": "all"}, Facts(), "data.trained_turns", "error"),
+    ],
+    "chat-template-needs-messages": [
+        ({"method.kind": "pretrain", "model.chat_template": "chatml"}, Facts(), "model.chat_template", "error"),
+        (
+            {"method.kind": "pretrain", "model.chat_template_kwargs": {"a": 1}},
+            Facts(),
+            "model.chat_template_kwargs",
+            "error",
+        ),
+    ],
+    "formats-fit-the-method": [
+        ({**DPO}, source(format="messages"), "data.train.0.format", "error"),
+        ({"data.train.0.format": "preference"}, Facts(), "data.train.0.format", "error"),
+        ({"method.kind": "pretrain"}, source(format="alpaca"), "data.train.0.format", "error"),
+    ],
+    "model-is-named": [({"model.name": ""}, Facts(), "model.name", "error")],
+    "model-exists": [
+        ({}, model(missing="there is no such folder"), "model.name", "error"),
+        ({}, model(remote=True), "model.name", "warning"),
+    ],
+    "builtin-names-are-known": [({"model.name": "builtin/huge"}, Facts(), "model.name", "error")],
+    "revision-needs-a-hub-model": [({"model.revision": "main"}, Facts(), "model.revision", "error")],
+    "quantized-weights-need-an-adapter": [({"model.quantization": "nf4"}, Facts(), "model.quantization", "error")],
+    "quantized-weights-need-bitsandbytes": [
+        ({**LORA, "model.quantization": "nf4"}, Facts(packages=NOTHING), "model.quantization", "error")
+    ],
+    "quantized-weights-need-a-gpu": [
+        ({**LORA, "model.quantization": "int8"}, Facts(machine=CPU), "model.quantization", "warning")
+    ],
+    "float16-needs-a-gpu": [({**LORA, "model.dtype": "float16"}, Facts(machine=CPU), "model.dtype", "error")],
+    "bfloat16-needs-a-card-that-has-it": [({}, Facts(machine=OLD), "model.dtype", "error")],
+    "float16-weights-cannot-be-trained-whole": [({"model.dtype": "float16"}, Facts(), "model.dtype", "error")],
+    "flash-attention-needs-its-package": [
+        ({"model.attention": "flash_attention_2"}, Facts(packages=NOTHING), "model.attention", "error")
+    ],
+    "flash-attention-needs-its-card": [
+        ({"model.attention": "flash_attention_2"}, Facts(machine=CPU), "model.attention", "error"),
+        (
+            {"model.attention": "flash_attention_3"},
+            Facts(machine=parse_machine("A100")),
+            "model.attention",
+            "error",
+        ),
+    ],
+    "flash-attention-needs-half-precision": [
+        ({"model.attention": "flash_attention_2", "model.dtype": "float32"}, Facts(), "model.attention", "error")
+    ],
+    "messages-need-a-chat-template": [
+        (
+            {},
+            replace(source(format="messages"), model=ModelFacts("builtin/tiny", chat_template=False)),
+            "model.chat_template",
+            "error",
+        )
+    ],
+    "training-data-is-named": [({"data.train": []}, Facts(), "data.train", "error")],
+    "sources-exist": [
+        ({}, source(exists=False), "data.train.0.path", "error"),
+        ({}, source(problem="line 3: must be JSON."), "data.train.0.path", "error"),
+        ({}, source(rows=0), "data.train.0.path", "error"),
+    ],
+    "builtin-data-are-known": [({"data.train.0.path": "builtin/times"}, Facts(), "data.train.0.path", "error")],
+    "held-out-rows-are-not-trained-on": [
+        ({"data.eval": [{"path": "rows.jsonl"}]}, Facts(), "data.eval.0.path", "warning")
+    ],
+    "truncation-side-needs-truncation": [({"data.truncation_side": "left"}, Facts(), "data.truncation_side", "error")],
+    "split-needs-plain-text": [({"data.excess_length": "split"}, Facts(), "data.excess_length", "error")],
+    "packing-cross-doc-attn-mask-needs-packing": [
+        ({"data.packing_cross_doc_attn_mask": True}, Facts(), "data.packing_cross_doc_attn_mask", "error")
+    ],
+    "packed-rows-see-each-other": [({"data.packing": True}, Facts(), "data.packing_cross_doc_attn_mask", "warning")],
+    "max-length-is-within-the-model": [
+        ({"data.max_length": 5000}, Facts(model=TINY_FACTS), "data.max_length", "error"),
+        (
+            {"data.max_length": 5000},
+            Facts(model=TINY_FACTS, data=DataFacts(rows=9, longest=80)),
+            "data.max_length",
+            "hint",
+        ),
+    ],
+    "rows-that-are-too-long-are-decided": [
+        ({}, rows(rows=100, truncated=3, longest=9000), "data.excess_length", "error"),
+        ({"data.excess_length": "truncate"}, rows(rows=100, truncated=50), "data.excess_length", "warning"),
+        ({"data.excess_length": "drop"}, rows(rows=100, truncated=1), "data.excess_length", "hint"),
+    ],
+    "rows-have-something-to-learn": [
+        ({}, rows(rows=100, masked=100), "data.train", "error"),
+        ({}, rows(rows=100, masked=2), "data.train", "warning"),
+    ],
+    "a-batch-has-enough-rows": [({}, rows(rows=3), "optim.gradient_accumulation_steps", "warning")],
+    "target-modules-name-layers": [
+        ({**LORA, "adapter.target_modules": "(q_proj"}, Facts(), "adapter.target_modules", "error"),
+        ({**LORA, "adapter.target_modules": []}, Facts(), "adapter.target_modules", "error"),
+    ],
+    "target-modules-exist-in-the-model": [
+        (
+            {**LORA, "adapter.target_modules": ["q_proj", "v_porj"]},
+            Facts(model=TINY_FACTS),
+            "adapter.target_modules.1",
+            "error",
+        )
+    ],
+    "biases-change-the-base": [({**DPO, **LORA, "adapter.bias": "all"}, Facts(), "adapter.bias", "error")],
+    "saved-modules-are-not-quantized": [
+        (
+            {**LORA, "model.quantization": "nf4", "adapter.modules_to_save": ["q_proj"]},
+            Facts(model=TINY_FACTS),
+            "adapter.modules_to_save",
+            "error",
+        )
+    ],
+    "epochs-or-steps": [
+        ({"optim.max_steps": 5, "optim.num_train_epochs": 3}, Facts(), "optim.num_train_epochs", "error")
+    ],
+    "warmup-needs-a-schedule-that-has-it": [
+        ({"optim.lr_scheduler_type": "constant", "optim.warmup_steps": 5}, Facts(), "optim.warmup_steps", "error"),
+        ({"optim.lr_scheduler_type": "constant_with_warmup"}, Facts(), "optim.warmup_steps", "error"),
+    ],
+    "warmup-is-steps-or-a-share": [({"optim.warmup_steps": 2.5}, Facts(), "optim.warmup_steps", "error")],
+    "warmup-ends-before-the-run": [
+        ({"optim.warmup_steps": 50, "optim.max_steps": 50}, Facts(), "optim.warmup_steps", "error")
+    ],
+    "adam-settings-need-adam": [
+        ({"optim.optim": "sgd", "optim.adam_beta2": 0.95}, Facts(), "optim.adam_beta2", "error")
+    ],
+    "learning-rate-is-in-proportion": [
+        ({"model.name": "Qwen/Qwen3-8B", "optim.learning_rate": 0.1}, Facts(), "optim.learning_rate", "warning")
+    ],
+    "eval-batch-needs-held-out-data": [
+        ({"optim.per_device_eval_batch_size": 9}, Facts(), "optim.per_device_eval_batch_size", "error")
+    ],
+    "tf32-needs-a-card-that-has-it": [
+        ({"optim.tf32": True}, Facts(machine=CPU), "optim.tf32", "error"),
+        ({"optim.tf32": True, "model.dtype": "float32"}, Facts(machine=OLD), "optim.tf32", "error"),
+    ],
+    "checkpointing-tiers-come-later": [
+        ({"memory.gradient_checkpointing": tier}, Facts(), "memory.gradient_checkpointing", "error")
+        for tier in ("selective", "medium")
+    ],
+    "activation-offloading-comes-later": [
+        ({"memory.activation_offloading": where}, Facts(), "memory.activation_offloading", "error")
+        for where in ("cpu", "disk")
+    ],
+    "layer-offloading-comes-later": [({"memory.layer_offloading": True}, Facts(), "memory.layer_offloading", "error")],
+    "tiled-mlp-comes-later": [({"memory.tiled_mlp": True}, Facts(), "memory.tiled_mlp", "error")],
+    "fp32-norms-need-fsdp2": [({"memory.fp32_norms": True}, Facts(), "memory.fp32_norms", "error")],
+    "cut-cross-entropy-comes-later": [({"kernels.use_cut_ce": True}, Facts(), "kernels.use_cut_ce", "error")],
+    "fused-attention-kernel-comes-later": [
+        ({"kernels.fused_attn_kernel": True}, Facts(), "kernels.fused_attn_kernel", "error")
+    ],
+    "kernel-auto-compose-comes-later": [
+        ({"kernels.kernel_auto_compose": True}, Facts(), "kernels.kernel_auto_compose", "error")
+    ],
+    "int8-aware-training-comes-later": [
+        ({"kernels.quantization_aware": True}, Facts(), "kernels.quantization_aware", "error")
+    ],
+    "fp8-training-comes-later": [
+        ({"kernels.quantization_aware": "fp8"}, Facts(), "kernels.quantization_aware", "error")
+    ],
+    "torch-compile-comes-later": [({"kernels.torch_compile": True}, Facts(), "kernels.torch_compile", "error")],
+    "torch-compile-options-are-known": [
+        (
+            {"kernels.torch_compile_options": {"shape_paddding": True}},
+            Facts(),
+            "kernels.torch_compile_options.shape_paddding",
+            "error",
+        )
+    ],
+    "torch-compile-options-need-torch-compile": [
+        ({"kernels.torch_compile_options": {"shape_padding": True}}, Facts(), "kernels.torch_compile_options", "error")
+    ],
+    "streaming-comes-later": [({"data.streaming": True}, Facts(), "data.streaming", "error")],
+    "mlx-is-not-a-backend-here": [({"run.backend": "mlx"}, Facts(), "run.backend", "error")],
+    "unsloth-is-not-a-backend-here": [({"run.backend": "unsloth"}, Facts(), "run.backend", "error")],
+    "prompts-steps-need-prompts": [({"run.prompts_steps": 5}, Facts(), "run.prompts_steps", "error")],
+    "max-new-tokens-need-prompts": [({"run.max_new_tokens": 5}, Facts(), "run.max_new_tokens", "error")],
+    "prompts-are-not-empty": [({"run.prompts": ["a", " "]}, Facts(), "run.prompts.1", "error")],
+    "eval-steps-need-held-out-data": [({"run.eval_steps": 5}, Facts(), "run.eval_steps", "error")],
+    "a-checkpoint-falls-in-the-run": [
+        ({"optim.max_steps": 150}, Facts(), "run.save_steps", "warning"),
+        ({"optim.max_steps": 5}, Facts(), "run.save_steps", "hint"),
+    ],
+    "an-evaluation-falls-in-the-run": [
+        (
+            {"optim.max_steps": 500, "run.eval_steps": 501, "data.eval": [{"path": "b.jsonl"}]},
+            Facts(),
+            "run.eval_steps",
+            "error",
+        )
+    ],
+    "devices-exist": [
+        ({"run.devices": [0, 0]}, Facts(), "run.devices", "error"),
+        ({"run.devices": []}, Facts(), "run.devices", "error"),
+        ({"run.devices": [0]}, Facts(machine=CPU), "run.devices", "error"),
+        ({"run.devices": [1]}, Facts(machine=H100), "run.devices", "error"),
+        ({"run.devices": 2}, Facts(machine=H100), "run.devices", "error"),
+    ],
+    "the-name-fits-a-folder": [({"run.name": "a/b"}, Facts(), "run.name", "error")],
+    "checkpoints-fit-the-disk": [
+        (
+            {"run.save_total_limit": 5},
+            Facts(machine=replace(CPU, disk_free_bytes=8 * 1024**2), model=TINY_FACTS),
+            "run.save_total_limit",
+            "error",
+        )
+    ],
+    "it-fits-into-memory": [
+        (
+            {"model.name": "Qwen/Qwen3-8B"},
+            Facts(machine=parse_machine("1xRTX4090-24GB"), model=LARGE),
+            "optim.per_device_train_batch_size",
+            "error",
+        )
+    ],
+}
+ALL = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]
+
+
+def mapping_of(changes: dict[str, Any]) -> dict[str, Any]:
+    mapping = copy.deepcopy(GOOD)
+    for path, value in changes.items():
+        put(mapping, path, copy.deepcopy(value))
+    return mapping
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.name for rule in RULES} == set(CASES)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize(("name", "number"), ALL)
+def test_a_rule_speaks_where_it_should_and_its_fix_mends_it(name: str, number: int) -> None:
+    changes, facts, path, severity = CASES[name][number]
+    draft = Draft(as_yaml(mapping_of(changes)))
+    draft.learn(facts)
+    found = [finding for finding in draft.findings if finding.rule == name]
+    assert [(finding.path, finding.severity) for finding in found] == [(path, severity)]
+    finding = found[0]
+    assert finding.message.startswith(f"{path}: ")
+    assert finding.message.endswith((".", "?"))
+    if finding.fix and name != "it-fits-into-memory":
+        draft.apply(finding.fix)
+        left = [each.severity for each in draft.findings if each.rule == name and each.path == path]
+        assert all(RANK[after] > RANK[severity] for after in left)
+        assert draft.reading.invalid == frozenset()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_is_quiet_on_a_plain_config_and_without_facts(name: str) -> None:
+    plain = Facts(machine=replace(H100, disk_free_bytes=100 * GiB), model=TINY_FACTS, packages={})
+    for facts in (Facts(), plain, source(rows=100_000, format="messages")):
+        assert [finding for finding in read(GOOD, facts).findings if finding.rule == name] == []
+
+
+@pytest.mark.parametrize("spec", [spec for spec in fields if spec.later], ids=lambda spec: spec.path)
+def test_a_value_of_a_later_version_is_never_accepted_in_silence(spec: Any) -> None:
+    for value in spec.later:
+        reading = read(mapping_of({spec.path: value}))
+        found = [finding for finding in reading.findings if finding.path == spec.path and finding.severity == "error"]
+        assert len(found) == 1
+        assert spec.path not in reading.invalid
+        assert (
+            "later version" in found[0].message or spec.section == "run" or spec.path == "kernels.kernel_auto_compose"
+        )
+
+
+def test_rules_read_the_settings_they_name() -> None:
+    """A rule that read an undeclared setting would run on a replaced value; every finding's setting is declared."""
+    by_name = {rule.name: rule for rule in RULES}
+    for name, cases in CASES.items():
+        declared = {spec.path for spec in by_name[name].reads}
+        for _, _, path, _ in cases:
+            assert any(path == known or path.startswith(f"{known}.") for known in declared) or name in (
+                "messages-need-a-chat-template",
+            )
+
+
+def test_texts_of_all_rules(snapshot: Any) -> None:
+    """Pinned so that a change of words is read by somebody."""
+    texts = []
+    for name, cases in CASES.items():
+        for changes, facts, _, _ in cases:
+            texts += [
+                f"{finding.severity}: {finding.message}" + (f" [{finding.fix.label}]" if finding.fix else "")
+                for finding in read(mapping_of(changes), facts).findings
+                if finding.rule == name
+            ]
+    assert "\n".join(texts) == snapshot
+
+
+def test_texts_of_reading(snapshot: Any) -> None:
+    mappings: list[dict[str, Any]] = [
+        {"model": {"nmae": "x"}},
+        {"method": "dpo"},
+        {"method": {"kind": "grpo"}},
+        {"method": {"kind": "dpoo"}},
+        {"method": {"kind": "sft", "beta": 1}},
+        {"adapter": "qlora"},
+        {"adapter": {"kind": "qlora"}},
+        {"sequence_len": 3},
+        {"fp16": False},
+        {"learning_rate": 3},
+        {"zzzzzzz": 3},
+        {"optim": {"learning_rate": "fast", "max_steps": 0, "optim": "adamw_8bit", "tf32": "maybe"}},
+        {"model": {"dtype": "bfloat61", "quantization": 3, "chat_template_kwargs": "x"}},
+        {"data": {"train": [{"path": "a", "fromat": "text", "format": "kto"}, 3, {}]}},
+        {"data": {"train": 3, "max_length": 3}},
+        {"run": {"devices": True, "prompts": 3.5, "output_dir": []}},
+        {"version": 9},
+        {3: 4},
+    ]
+    texts = []
+    for mapping in mappings:
+        for finding in read({**GOOD, **mapping}).findings:
+            texts.append(f"{finding.rule}: {finding.message}" + (f" [{finding.fix.label}]" if finding.fix else ""))
+    assert "\n".join(texts) == snapshot
+
+
+def test_an_old_card_is_named_in_the_sentence() -> None:
+    old = Machine(gpus=(Gpu("Tesla V100", 32 * GiB, (7, 0)),))
+    assert "Tesla V100" in next(f.message for f in read(GOOD, Facts(machine=old)).findings if f.path == "model.dtype")
+
+
+def test_what_will_not_fit_comes_with_ways_that_help() -> None:
+    facts = Facts(machine=parse_machine("1xRTX4090-24GB"), model=LARGE)
+    draft = Draft(as_yaml(mapping_of({"model.name": "Qwen/Qwen3-8B", "adapter.kind": "lora", "data.max_length": 4096})))
+    draft.learn(facts)
+    finding = next(f for f in draft.findings if f.rule == "it-fits-into-memory")
+    assert finding.message.startswith("optim.per_device_train_batch_size: this will not fit: needs ")
+    assert "4-bit weights (-" in finding.message
+    for _ in range(6):
+        finding = next((f for f in draft.findings if f.rule == "it-fits-into-memory" and f.severity == "error"), None)
+        if finding is None:
+            break
+        assert finding.fix is not None
+        draft.apply(finding.fix)
+    assert finding is None
+
+
+def test_the_built_in_shape_is_the_one_that_is_built() -> None:
+    from engine.builtin import tiny
+
+    for name, value in tiny.SHAPE.items():
+        if name in TINY:
+            assert TINY[name] == value, name
+    assert TINY["vocab_size"] == tiny.VOCABULARY
