@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.segment import Segment, Segments
 from textual.app import App
 from textual.screen import Screen
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 from engine.errors import redact, visible
 from workbench.actions import bindings
@@ -42,10 +42,11 @@ LIGHT = {
     "wb-hint": "#3d6f94",
 }  # fmt: skip
 ANSI = {
+    **BUILTIN_THEMES["ansi-dark"].variables,
     "wb-dim": "ansi_default", "wb-faint": "ansi_bright_black", "wb-line": "ansi_bright_black", "wb-cursor": "ansi_blue",
     "wb-field": "ansi_black", "wb-hint": "ansi_cyan",
 }  # fmt: skip
-ANSI_LIGHT = {**ANSI, "wb-cursor": "ansi_cyan", "wb-field": "ansi_white"}
+ANSI_LIGHT = {**ANSI, **BUILTIN_THEMES["ansi-light"].variables, "wb-cursor": "ansi_cyan", "wb-field": "ansi_white"}
 THEMES = (
     Theme(
         "workbench-dark", primary="#6cb6ff", accent="#6cb6ff", foreground="#d7dce2", background="#12161b", surface="#12161b",
@@ -95,6 +96,7 @@ class WorkbenchApp(App[None]):
         self._runs_dir = self.explicit_runs_dir
         self._inspector: Inspector | None = None
         self.goodbye: list[str] = []
+        self.left = False
         for theme in THEMES:
             self.register_theme(theme)
         self._ansi = no_colour or few_colours()
@@ -169,6 +171,7 @@ class WorkbenchApp(App[None]):
 
     def _on_signal(self, number: signal.Signals) -> None:
         code = 128 + number
+        self.left = True
         self._keep_draft()
         end = threading.Timer(LEAVE_SECONDS, os._exit, (code,))
         end.daemon = True
@@ -268,6 +271,7 @@ class WorkbenchApp(App[None]):
         """Quit, and say what goes on without this window."""
         from workbench.screens.leave import what_goes_on
 
+        self.left = True
         self.goodbye += what_goes_on(self.runs_dir)
         self.exit()
 

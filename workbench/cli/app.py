@@ -59,7 +59,8 @@ def open_app(
     app.run()
     for line in app.goodbye:
         click.echo(visible(line))
-    return app.return_code or 0
+    # Whatever ended it otherwise was an error, also where the library counts it as none.
+    return (app.return_code or 0) if app.left else (app.return_code or 1)
 
 
 def _find(run: str | RunFolder | None, runs_dir: str | Path | None) -> RunFolder | None:

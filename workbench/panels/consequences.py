@@ -28,10 +28,10 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def of(value: float, room: float) -> str:
+def of(value: float, room: float, *, narrow: bool = False) -> str:
     """A part of a whole, in the unit of the whole: 0.7 of 23.5 GiB."""
     unit, scale = next(((unit, scale) for unit, scale in SIZES if room >= scale), ("B", 1))
-    return f"{value / scale:.1f} of {room / scale:.1f} {unit}"
+    return f"{value / scale:.1f}{'/' if narrow else ' of '}{room / scale:.1f} {unit}"
 
 
 def large(value: float | None) -> str:
@@ -66,17 +66,20 @@ ROWS = (
 class Consequences(Drawn):
     """The numbers of one estimate, and how they differ from the one before."""
 
-    def __init__(self, **arguments: object) -> None:
-        super().__init__(**arguments)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        super().__init__()
         self._now: Any = None
         self._before: Any = None
+        self._height: float = 0
 
     def show(self, now: Any, before: Any) -> None:
         """Draw these two estimates; `before` may be nothing."""
         if now != self._now or before != self._before:
             self._now, self._before = now, before
+            height = len(self.lines(max(20, self.size.width - 1))) + 1
+            if height != self._height:
+                self._height = self.styles.height = height
             self.redraw()
-            self.styles.height = len(self.lines(max(20, self.size.width))) + 1
 
     def lines(self, width: int) -> list[Line]:
         """A line a number; what is not known at all is left out."""
@@ -92,7 +95,7 @@ class Consequences(Drawn):
             fits = True
             if name == "memory_total" and room:
                 fits = value <= room
-                text = of(value, room)
+                text = of(value, room, narrow=width < NARROW)
             change = self._change(name, value, write)
             style = "accent" if change else "value" if fits else "bad"
             gap = width - cell_len(label) - cell_len(text)

@@ -13,8 +13,8 @@ from workbench.panels.paint import Line, clean, paragraph
 class Explain(Scrolled):
     """Plain words for the row in focus; Tab leads here where they are longer than the room."""
 
-    def __init__(self, **arguments: object) -> None:
-        super().__init__(**arguments)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        super().__init__()
         self._about: tuple[object, ...] = ()
         self._spec: FieldSpec | None = None
         self._effective: Effective | None = None
@@ -35,8 +35,8 @@ class Explain(Scrolled):
             self._fresh()
 
     def _fresh(self) -> None:
+        self.top = 0
         self.redraw()
-        self.scroll_to(y=0, animate=False, immediate=True)
 
     def lines(self, width: int) -> list[Line]:
         """Title, help, then the facts."""

@@ -53,7 +53,7 @@ def row_of(
         value=value,
         mark=mine[0].severity if mine else "",
         notes=notes,
-        short=short_words(spec, spec.value(config)) if not invalid else "",
+        short="" if invalid else short_words(spec, spec.value(config), effective.get(spec.path)),
         tail="▾" if spec.control == "choice" else "›" if spec.control in COMPOUND else "",
     )
 
@@ -111,8 +111,10 @@ def _path_of(entry: Any) -> str:
     return str(entry.get("path", "") if isinstance(entry, Mapping) else getattr(entry, "path", entry))
 
 
-def short_words(spec: FieldSpec, value: Any) -> str:
-    """A choice in few words: what stands before the colon of its words, else the value itself."""
+def short_words(spec: FieldSpec, value: Any, effective: Effective | None = None) -> str:
+    """A choice in few words: what stands before the colon of its words, else the value itself; of `auto` what it is."""
+    if value == "auto" and effective is not None:
+        return f"-> {clean(effective.effective)}"
     words = spec.labels.get(str(value), "")
     if not isinstance(value, str) or not words:
         return ""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.cells import cell_len
-from rich.style import Style
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -28,7 +27,8 @@ from workbench.panels.paint import Line, Part, cut, paragraph, wrap
 
 GUTTER = 2
 INDENT = " " * GUTTER
-NARROW, LABEL = 14, 24  # cells of the label column: as the longest label on the page wants, within these
+NARROW_FORM = 50
+NARROW, LABEL = 14, 25  # cells of the label column: as the longest label on the page wants, within these
 MARKS = {"error": ("✗", "bad"), "warning": ("!", "warn"), "hint": ("?", "hint")}
 
 
@@ -78,8 +78,8 @@ class Form(Drawn, can_focus=True):
     class Left(Message):
         """The person wants to go to the rail."""
 
-    def __init__(self, **arguments: object) -> None:
-        super().__init__(**arguments)  # type: ignore[arg-type]
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
         self.rows: tuple[Row, ...] = ()
         self.at = 0
         self.editing = False
@@ -115,7 +115,8 @@ class Form(Drawn, can_focus=True):
         """All rows, drawn."""
         made: list[Line] = []
         self._starts = []
-        longest = max((len(row.label) + 2 for row in self.rows if row.kind == "field"), default=NARROW)
+        space = 1 if width < NARROW_FORM else 3
+        longest = max((len(row.label) + space for row in self.rows if row.kind == "field"), default=NARROW)
         self.label_width = min(max(longest, NARROW), LABEL)
         for index, row in enumerate(self.rows):
             self._starts.append(len(made))
@@ -134,7 +135,7 @@ class Form(Drawn, can_focus=True):
 
     def _head(self, row: Row, width: int, here: bool) -> list[Line]:
         sign, look = MARKS.get(row.mark, (" ", ""))
-        start: list[Part] = [(sign.ljust(GUTTER), look)]
+        start: list[Part] = [(sign, look), ("›" if here else " ", "accent")]
         if row.kind == "pick":
             first, *more = wrap(row.label, width - GUTTER - 3)
             style = "bold" if here or row.chosen else ""
@@ -156,25 +157,23 @@ class Form(Drawn, can_focus=True):
             parts.append((" " * max(0, room) + " " + row.tail, "faint"))
         return [parts]
 
-    def base(self, y: int) -> Style:
+    def ground(self, y: int) -> str:
         """The row under the cursor has a background of its own while the form has the keys."""
-        if self.row is not None and self._starts and y == self.line_of(self.at) and (self.has_focus or self.editing):
-            return self.get_component_rich_style("form--cursor")
-        return self.rich_style
-
-    COMPONENT_CLASSES = {"form--cursor"}
+        here = self.row is not None and self._starts and y == self.line_of(self.at)
+        return "cursor" if here and (self.has_focus or self.editing) else ""
 
     # Moving
 
     def _go(self, at: int) -> None:
         self.at = at
         self.redraw()
+        total = len(self.made)
         first = self.line_of(at)
-        last = self._starts[at + 1] if at + 1 < len(self._starts) else self.virtual_size.height
+        last = self._starts[at + 1] if at + 1 < len(self._starts) else total
         usable = [index for index, row in enumerate(self.rows) if row.kind != "text"]
         if at == usable[0]:
             first = 0
-        self.show_line(first, max(1, min(last - first, self.size.height)))
+        self.show_lines(first, max(1, min(last - first, self.size.height)))
         self.post_message(FieldChosen(self.rows[at].key))
 
     def go_to(self, key: str) -> bool:
@@ -194,18 +193,18 @@ class Form(Drawn, can_focus=True):
         if 0 <= at < len(self.rows):
             self._go(at)
         else:
-            self.scroll_relative(y=step, animate=False, immediate=True)
+            self.scroll_lines(step)
 
     def action_edge(self, way: int) -> None:
         """To the first or the last row."""
         usable = [index for index, row in enumerate(self.rows) if row.kind != "text"]
         if usable:
             self._go(usable[0] if way < 0 else usable[-1])
-        self.scroll_to(y=0 if way < 0 else self.max_scroll_y, animate=False, immediate=True)
+        self.scroll_lines(way * 1_000_000)
 
     def action_page(self, way: int) -> None:
         """A page up or down."""
-        self.scroll_relative(y=way * max(1, self.size.height - 2), animate=False, immediate=True)
+        self.scroll_lines(way * max(1, self.size.height - 2))
 
     def action_enter(self) -> None:
         """Edit, choose or do."""
@@ -218,15 +217,15 @@ class Form(Drawn, can_focus=True):
 
     def on_focus(self) -> None:
         """The cursor's background follows the keys."""
-        self.refresh()
+        self._paint()
 
     def on_blur(self) -> None:
         """The cursor's background follows the keys."""
-        self.refresh()
+        self._paint()
 
     def on_click(self, event: events.Click) -> None:
         """A click goes to the row; a click on the row in focus is Enter."""
-        y = event.y + round(self.scroll_y)
+        y = event.y + self.top
         for index in range(len(self.rows) - 1, -1, -1):
             if self.line_of(index) <= y:
                 if self.rows[index].kind != "text":
@@ -280,8 +279,8 @@ class FormPane(Widget):
             super().__init__()
             self.answer = answer
 
-    def __init__(self, **arguments: object) -> None:
-        super().__init__(**arguments)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        super().__init__()
         self.form = Form(id="form")
         self._editor: Input | OptionList | None = None
         self._key = ""
@@ -298,7 +297,7 @@ class FormPane(Widget):
 
     def _place(self) -> Offset:
         form = self.form
-        y = form.line_of(form.at) - round(form.scroll_y)
+        y = form.line_of(form.at) - form.top
         return Offset(GUTTER + form.label_width, max(0, min(y, self.size.height - 1)))
 
     def edit_text(self, row: Row, text: str, suggester: Suggester | None = None) -> None:

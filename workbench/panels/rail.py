@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rich.style import Style
 from textual import events
 from textual.binding import Binding
 from textual.message import Message
@@ -47,8 +46,8 @@ class Rail(Drawn, can_focus=True):
     class Entered(Message):
         """The person wants to go into the step."""
 
-    def __init__(self, **arguments: object) -> None:
-        super().__init__(**arguments)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        super().__init__()
         self.stops: tuple[Stop, ...] = ()
         self.here = 0
         self.totals: dict[str, int] = {}
@@ -67,7 +66,7 @@ class Rail(Drawn, can_focus=True):
         for index, stop in enumerate(self.stops):
             glyph = GLYPHS[stop.state]
             if index == self.here:
-                made.append([(f" {glyph} ", LOOKS[stop.state]), (stop.title, "here")])
+                made.append([("›", "accent"), (f"{glyph} ", LOOKS[stop.state]), (stop.title, "here")])
             else:
                 made.append([(f" {glyph} ", LOOKS[stop.state]), (stop.title, "dim" if stop.state == "open" else "")])
         made.append([])
@@ -85,13 +84,11 @@ class Rail(Drawn, can_focus=True):
             made.extend([[], [(f" {self.waiting}", "dim")]])
         return made
 
-    COMPONENT_CLASSES = {"rail--here", "rail--cursor"}
-
-    def base(self, y: int) -> Style:
+    def ground(self, y: int) -> str:
         """The step on screen has a background; a stronger one while the rail has the keys."""
-        if y == self.here and self.stops:
-            return self.get_component_rich_style("rail--cursor" if self.has_focus else "rail--here")
-        return self.rich_style
+        if y != self.here or not self.stops:
+            return ""
+        return "cursor" if self.has_focus else "place"
 
     def on_focus(self) -> None:
         """Show where the keys go."""

@@ -220,7 +220,7 @@ class BuildScreen(Screen[None]):
         self._visited |= {self._at, index}
         self._at = index
         self.pane.form.at = 0
-        self.pane.form.scroll_to(y=0, animate=False, immediate=True)
+        self.pane.form.top = 0
         self.draw(key)
         self.pane.form.focus()
         if key or self._focus.get(self.step):

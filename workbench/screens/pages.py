@@ -165,16 +165,17 @@ def _goal(view: View) -> Iterator[Row]:
     for goal in GOALS:
         if goal.recipe:
             yield Row(f"recipe:{goal.recipe}", "pick", goal.words, chosen=draft.recipe == goal.recipe)
+    yield text("", ("The config so far", "bold"))
+    for spec in CORE:
+        if spec.applies(draft.config):
+            yield setting(spec, view)
+    yield text("", ("Other ready configs", "bold"))
     for recipe in recipes():
         if recipe.name not in first:
             yield Row(f"recipe:{recipe.name}", "pick", recipe.title, chosen=draft.recipe == recipe.name)
     later = [goal.words[0].lower() + goal.words[1:] for goal in GOALS if not goal.recipe]
     if later:
-        yield text((f"Not yet: {', '.join(later)}.", "faint"))
-    yield text("", ("The config so far", "bold"))
-    for spec in CORE:
-        if spec.applies(draft.config):
-            yield setting(spec, view)
+        yield text("", (f"Not yet: {', '.join(later)}.", "faint"))
 
 
 def _model(view: View) -> Iterator[Row]:
