@@ -13,9 +13,11 @@ from pathlib import Path
 
 from engine.errors import redact, visible
 from engine.run.process import Identity, signal_name
+from engine.run.sizes import size_text
 
 MAX_LINES = 30
 _TAIL_BYTES = 64 << 10
+_FULL = 64 << 10
 # Lines of torchrun and of progress bars that tell nothing about a fault.
 _NOISE = re.compile(
     r"^\s*$|it/s\]|s/it\]|^\s*\d+%\||torch/distributed/(run|elastic|launcher)|^[=-]{10,}$|closing signal"
@@ -53,11 +55,21 @@ def explain(exit_code: int | None, log: Path, *, out_of_memory: bool = False, wh
         return Cause(
             "GPU memory", f"{who} ran out of GPU memory. Use a smaller batch or gradient checkpointing.", lines
         )
-    if "No space left on device" in text:
-        return Cause("disk full", f"{who} found no space left on the disk. Free some, then resume.", lines)
+    if "No space left on device" in text or free_bytes(log) < _FULL:
+        # On a full disk the log itself may lack the line that says so.
+        left = size_text(free_bytes(log))
+        return Cause("disk full", f"{who} ended because the disk is full ({left} free). Free some, then resume.", lines)
     last = next((line for line in reversed(lines) if _is_error(line)), "")
     said = f": {last}" if last else "; its log says no more"
     return Cause(f"exit {exit_code}", f"{who} ended with exit code {exit_code}{said}", lines)
+
+
+def free_bytes(path: Path) -> int:
+    try:
+        space = os.statvfs(path.parent)
+    except OSError:
+        return _FULL
+    return space.f_bavail * space.f_frsize
 
 
 def _is_error(line: str) -> bool:

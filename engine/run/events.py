@@ -139,7 +139,7 @@ class EventWriter:
             text = self._encode(event)
         if len(text) > MAX_LINE:
             text = self._encode(_shortened(event))
-        self._append(text.encode("ascii") + b"\n")
+        self._append(text.encode("ascii") + b"\n", kind)
         self.seq = seq
         if kind not in _FREQUENT or now - self._synced >= SYNC_SECONDS:
             self.sync()
@@ -163,14 +163,15 @@ class EventWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: bytes, kind: str) -> None:
         before = os.fstat(self._handle).st_size
         try:
             self._write_whole(line, before)
         except OSError as problem:
             if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            if not self.folder.give_back_ballast():
+            # The reserved room is for the words that matter; a run that cannot log its steps ends while it is there.
+            if kind in _FREQUENT or not self.folder.give_back_ballast():
                 raise disk_full(self.folder, len(line), problem) from problem
             try:
                 self._write_whole(line, before)

@@ -23,6 +23,7 @@ from engine.run.store import RunFolder, open_inside
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
+_RECORD_BYTES = 512
 _NOT_SUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF, errno.EIO}
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "afs"}
 
@@ -90,7 +91,7 @@ class RunLock:
     def release(self) -> None:
         if self._handle >= 0:
             self._stop.set()
-            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, b" " * _RECORD_BYTES, 0)
             os.close(self._handle)
             self._handle = -1
 
@@ -104,8 +105,17 @@ class RunLock:
         me = identity()
         assert me is not None
         text = json.dumps({**me.as_json(), "how": self.how, "token": self._token}).encode()
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, text, 0)
+        try:
+            self._put(handle, text)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.folder.give_back_ballast():
+                raise
+            self._put(handle, text)
+
+    @staticmethod
+    def _put(handle: int, text: bytes) -> None:
+        # Padded rather than cut: a file that keeps its one block can be written on a full disk too.
+        os.pwrite(handle, text.ljust(_RECORD_BYTES), 0)
         os.fsync(handle)
 
     def _beat(self) -> None:

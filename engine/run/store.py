@@ -7,6 +7,7 @@ atomically. It refuses symbolic links inside a run folder and names that are not
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -132,7 +133,13 @@ class RunFolder:
     def update_json(self, **changes: Any) -> dict[str, Any]:
         """Replace `run.json` with these keys changed. For the launcher before, and the supervisor after, the launch."""
         values = {"id": self.id, **self.read_json(), **changes}
-        replace_file(self.json, json.dumps(values, indent=1) + "\n")
+        text = json.dumps(values, indent=1) + "\n"
+        try:
+            replace_file(self.json, text)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.give_back_ballast():
+                raise
+            replace_file(self.json, text)
         return values
 
     def worker(self) -> Identity | None:

@@ -142,6 +142,7 @@ class Supervisor:
     def _write_final_event(self, code: int | None) -> None:
         """Take the lock, cut a torn line, and append what the worker could not say any more."""
         assert self.worker is not None
+        found = self._explain(code)  # first: it also looks at the disk as the worker left it
         lock = _acquire_soon(RunLock(self.run))
         try:
             with EventWriter(self.run, segment=self.segment) as writer:
@@ -152,7 +153,6 @@ class Supervisor:
                         writer.write("control", id=asked.id, do=asked.do, status="done", by=asked.by, message=message)
                     self.final = {"kind": "stopped", "step": None, "by": asked.by, "message": message}
                 else:
-                    found = self._explain(code)
                     self.final = {
                         "kind": "failed",
                         "cause": found.cause,
