@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -10,8 +11,6 @@ import signal
 import struct
 import termios
 import time
-
-ANSWERS = {b"\x1b[?2026$p": b"\x1b[?2026;2$y"}
 
 
 class Terminal:
@@ -65,10 +64,8 @@ class Terminal:
 
     def close(self, number: int = signal.SIGKILL) -> int:
         """End the program; its wait status."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
-        except ProcessLookupError:
-            pass
         end = time.perf_counter() + 5
         while time.perf_counter() < end:
             self.pump(0.05)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def actions(*screens: str) -> tuple[Action, ...]:
     return tuple(action for action in ACTIONS if set(action.screens) & set(screens))
 
 
-def bindings(screen: str) -> list[Binding]:
+def bindings(screen: str) -> list[BindingType]:
     """The key bindings of a screen; the ids let a person's keymap change them."""
     return [
         Binding(action.keys, action.id, action.label, show=bool(action.line), priority=action.priority, id=action.id)

@@ -8,6 +8,7 @@ leave by the same door, which gives the terminal back, keeps an unsaved draft in
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -15,10 +16,11 @@ import time
 import traceback
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.segment import Segment, Segments
 from textual.app import App
+from textual.binding import BindingType
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES, Theme
 
@@ -75,7 +77,7 @@ class WorkbenchApp(App[None]):
 
     CSS_PATH = "theme.tcss"
     TITLE = "workbench"
-    BINDINGS = bindings("everywhere")
+    BINDINGS: ClassVar[list[BindingType]] = bindings("everywhere")
     COMMANDS = {ActionProvider}
     ESCAPE_TO_MINIMIZE = False
 
@@ -155,6 +157,11 @@ class WorkbenchApp(App[None]):
 
     def _theme_name(self, dark: bool) -> str:
         return f"workbench-{'ansi-' if self._ansi else ''}{'dark' if dark else 'light'}"
+
+    def on_ready(self) -> None:
+        """The first frame is painted: collect garbage again, but not in what was imported."""
+        gc.freeze()
+        gc.enable()
 
     def on_mount(self) -> None:
         """Signals end the app through its own door, so that the terminal is given back."""

@@ -18,9 +18,9 @@ class Bar(Widget):
 
     DEFAULT_CSS = "Bar { height: 1; }"
 
-    def __init__(self, content: Content | None = None, **arguments: object) -> None:
-        super().__init__(**arguments)  # type: ignore[arg-type]
-        self._content = content or Content("")
+    def __init__(self) -> None:
+        super().__init__()
+        self._content = Content("")
 
     def say(self, content: Content) -> None:
         """Show this line."""
@@ -36,8 +36,8 @@ class Bar(Widget):
 class TitleBar(Bar):
     """Name of the program and the file at the left, the machine and what runs at the right."""
 
-    def __init__(self, **arguments: object) -> None:
-        super().__init__(**arguments)
+    def __init__(self) -> None:
+        super().__init__()
         self._parts: tuple[str, bool, str, str] = ("", False, "", "")
 
     def show(self, file: str, dirty: bool, machine: str, running: str) -> None:
@@ -64,8 +64,8 @@ class TitleBar(Bar):
 class KeyLine(Bar):
     """The keys of this screen, from the table of actions; what does not fit is left to `?`."""
 
-    def __init__(self, screen: str, **arguments: object) -> None:
-        super().__init__(**arguments)
+    def __init__(self, screen: str) -> None:
+        super().__init__()
         self.usual = key_line(screen)
         self._keys = self.usual
 
@@ -91,8 +91,8 @@ class FindingLine(Bar):
 
     DEFAULT_CSS = "FindingLine { height: 2; }"
 
-    def __init__(self, **arguments: object) -> None:
-        super().__init__(**arguments)
+    def __init__(self) -> None:
+        super().__init__()
         self.finding: Finding | None = None
         self._others = 0
 

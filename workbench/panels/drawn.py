@@ -33,7 +33,7 @@ class Drawn(Widget):
         super().__init__(id=id)
         self._lines: list[Line] | None = None
         self._lines_width = -1
-        self._painted: list[tuple[object, str]] = []
+        self._painted: list[tuple[Line | None, str]] = []
         self.top = 0
 
     def lines(self, width: int) -> list[Line]:

@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from textual.timer import Timer
 
-from engine.client import Ticket
-from engine.config.facts import Facts, SourceFacts
 from engine.config.files import absolute, place_of
 from engine.config.schema import RunConfig, fields
-from engine.data import look
 from engine.errors import Cancelled, WorkbenchError
 from workbench.messages import FactsArrived
-from workbench.screens import learn
-from workbench.screens.learn import Look
 from workbench.screens.leave import alive
 
 if TYPE_CHECKING:
+    from engine.client import Ticket
+    from engine.config.facts import Facts, SourceFacts
     from engine.run.store import RunFolder
     from workbench.screens.build import BuildScreen
+    from workbench.screens.learn import Look
 
 WAIT = 0.3  # seconds of quiet after an edit before rows and models are looked at
 RUNS_EVERY = 5.0
@@ -51,7 +49,7 @@ class Background:
     def start(self) -> None:
         """Begin, once the first frame is painted."""
         self._started = True
-        self._thread("logout", learn.kills_at_logout)
+        self._thread("logout", _logout)
         self._count_runs()
         self._screen.set_interval(RUNS_EVERY, self._count_runs)
         self.look()
@@ -99,7 +97,7 @@ class Background:
         config = draft.config
         name = [place_of(config.model.name, base), config.model.revision, config.run.output_dir]
         if self._new("model", json.dumps(name)):
-            self._thread("model", lambda: look.look_at(config, base, sources=False))
+            self._thread("model", lambda: _look(config, base))
         # training counts where both name one file, so it comes last
         paths = (fields.data.eval.path, fields.data.train.path)
         sources = [entry for path in paths for entry in _entries(draft.value(path))]
@@ -171,7 +169,9 @@ class Background:
             self.tokenizer = None if isinstance(found, Exception) else found
         elif what == "counts":
             self._settled(what, found)
-            self._learn(data=None if isinstance(found, Exception) else learn.counts(found))
+            from workbench.screens.learn import counts
+
+            self._learn(data=None if isinstance(found, Exception) else counts(found))
             if not isinstance(found, Exception):
                 self.trouble = tuple(found.get("warnings") or ())
 
@@ -226,12 +226,30 @@ def start(mapping: dict[str, Any], facts: Facts, explicit: Any, source: Any) -> 
     )
 
 
+# What runs in threads; the imports stand here because the first paint does not wait for them.
+
+
+def _logout() -> tuple[bool, str]:
+    from workbench.screens.learn import kills_at_logout
+
+    return kills_at_logout()
+
+
+def _look(config: RunConfig, base: Path) -> Facts:
+    from engine.data.look import look_at
+
+    return look_at(config, base, sources=False)
+
+
 def _looks(
     config: RunConfig, sources: list[dict[str, Any]], base: Path
 ) -> tuple[dict[str, SourceFacts], dict[str, Look]]:
     """What the rules want to know of the sources, and what a person wants to see of them."""
-    facts = look.look_at_sources([*config.data.train, *config.data.eval], base)
-    return facts, {_key(entry): learn.look_at(entry, base) for entry in sources}
+    from engine.data.look import look_at_sources
+    from workbench.screens.learn import look_at
+
+    facts = look_at_sources([*config.data.train, *config.data.eval], base)
+    return facts, {_key(entry): look_at(entry, base) for entry in sources}
 
 
 def _entries(value: Any) -> list[dict[str, Any]]:

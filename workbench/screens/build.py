@@ -14,10 +14,11 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events, on
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
@@ -55,7 +56,7 @@ class BuildScreen(Screen[None]):
     """The seven steps."""
 
     NAME = "build"
-    BINDINGS = bindings("build")
+    BINDINGS: ClassVar[list[BindingType]] = bindings("build")
     AUTO_FOCUS = "#form"
     app: WorkbenchApp
 

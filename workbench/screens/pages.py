@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config.draft import Draft
 from engine.config.findings import RANK
 from engine.config.recipes import recipes
 from engine.config.schema import Effective, FieldSpec, fields
 from engine.config.steps import GOALS, STEPS, step_fields
-from engine.hardware import Machine
 from workbench.panels.consequences import ROWS, size
 from workbench.panels.fields import entry_words, in_words, row_of, short_path
 from workbench.panels.form import Row
 from workbench.panels.paint import clean
-from workbench.screens.learn import Look
+
+if TYPE_CHECKING:
+    from engine.hardware import Machine
+    from workbench.screens.learn import Look
 
 LEVELS = ("basic", "advanced", "expert")
 LAUNCH = "launch!"
@@ -206,12 +208,12 @@ def _model(view: View) -> Iterator[Row]:
         tokenizer = view.tokenizer.get("tokenizer") or {}
         template = view.tokenizer.get("template") or {}
         own = str(template.get("name") or "").startswith("the tokenizer")
-        rows = (
+        known = (
             ("Tokenizer", f"{tokenizer.get('size', 0):,} tokens"),
             ("Template", "the tokenizer's" if own else template.get("name") or "none"),
             ("End of answer", tokenizer.get("eos_token") or "none"),
         )
-        yield table(rows)
+        yield table(known)
     elif view.asking:
         lines.append((view.asking, "dim"))
     yield text(*lines)
