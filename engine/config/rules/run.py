@@ -168,8 +168,8 @@ def checkpoints_fit_the_disk(config: RunConfig, facts: Facts) -> Iterator[Findin
             f"the checkpoints will need {size_text(need)} ({size_text(each)} each) and {size_text(free)} are free. "
             "Keep fewer, train an adapter, or choose another run.output_dir."
         )
-        fewer = max(2, int(free // each) - 1)
-        fix = Fix(f"keep {fewer}", {path: fewer}) if fewer < config.run.save_total_limit else None
+        fewer = int(free // each) - 1
+        fix = Fix(f"keep {fewer}", {path: fewer}) if 2 <= fewer < config.run.save_total_limit else None
         yield say(path, sentence, severity="error", fix=fix)
     elif need > 0.8 * free:
         yield say(path, f"the checkpoints will take {size_text(need)} of the {size_text(free)} that are free.")

@@ -1,0 +1,264 @@
+"""One definition of a setting serves the form, the page, the JSON schema, recipes, steps and explanations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from engine.config import reference
+from engine.config.defaults import AUTO, FIT, LEARNING_RATES
+from engine.config.explain import Explanation, explain, names
+from engine.config.facts import DataFacts, Facts, model_facts
+from engine.config.findings import shown
+from engine.config.kernels import COMPILE_OPTIONS
+from engine.config.meaning import expectation
+from engine.config.recipes import recipe_mapping, recipes
+from engine.config.renames import CHANGES, NAMES
+from engine.config.schema import SECTIONS, effective, fields, fields_of, read, resolved
+from engine.config.steps import GOALS, STEPS, step_fields, step_of_path
+from engine.config.terms import TERMS
+from engine.errors import UsageError
+from engine.hardware import parse_machine
+
+CONTROLS = {"bool", "int", "float", "text", "choice", "list", "mapping", "path", "sources", "prompts"}
+
+
+@pytest.mark.parametrize("spec", list(fields), ids=lambda spec: spec.path)
+def test_every_setting_explains_itself(spec: Any) -> None:
+    assert spec.control in CONTROLS
+    assert spec.help.endswith((".", "`.")), spec.help
+    assert len(spec.help) > 25
+    assert spec.title[0].isupper()
+    assert spec.level in ("basic", "advanced", "expert")
+    assert expectation(spec)
+    for choice in spec.choices:
+        assert spec.label(choice)
+    explained = explain(spec.path)
+    assert isinstance(explained, Explanation)
+    assert spec.help in explained.text
+    assert explained.as_text().startswith(spec.path)
+
+
+@pytest.mark.parametrize("spec", list(fields), ids=lambda spec: spec.path)
+def test_every_default_is_a_value_that_the_setting_takes(spec: Any) -> None:
+    kind = {spec.section: {"kind": spec.kinds[0]}} if spec.kinds and spec.name != "kind" else {}
+    default = spec.kinds[0] if spec.name == "kind" else spec.default
+    mapping = {**kind, spec.section: {**kind.get(spec.section, {}), spec.name: default}}
+    reading = read(mapping)
+    assert spec.path not in reading.invalid
+    assert spec.path in reading.given
+    assert spec.value(reading.config) == default
+
+
+def test_the_tree_is_typed_and_refuses_typos() -> None:
+    assert fields.method.beta.path == "method.beta"
+    assert fields["optim.learning_rate"] is fields.optim.learning_rate
+    assert fields.get("data.train.3.format").name == "format"  # type: ignore[union-attr]
+    assert fields.get("data.train.3.nothing") is None
+    with pytest.raises(AttributeError, match="no setting bata"):
+        _ = fields.method.bata
+
+
+def test_only_settings_of_the_kind_apply() -> None:
+    sft, dpo = read({}).config, read({"method": {"kind": "dpo"}, "adapter": {"kind": "lora"}}).config
+    assert fields.method.beta not in fields_of(sft)
+    assert fields.adapter.r not in fields_of(sft)
+    assert {fields.method.beta, fields.adapter.r} <= set(fields_of(dpo))
+    assert fields.method.beta.value(sft) == 0.1
+
+
+def test_the_page_and_the_json_schema_are_those_that_are_committed() -> None:
+    hint = "run `make docs`"
+    assert (reference.DOCS / "settings.md").read_text(encoding="utf-8") == reference.page(), hint
+    assert (reference.DOCS / "schema.json").read_text(encoding="utf-8") == reference.json_schema(), hint
+
+
+def test_the_json_schema_describes_every_setting() -> None:
+    schema = json.loads(reference.json_schema())
+    assert set(schema["properties"]) == {"version", *SECTIONS}
+    for spec in fields:
+        owner = schema["$defs"][spec.owner.__name__]
+        assert owner["additionalProperties"] is False
+        assert owner["properties"][spec.name]["description"] == spec.help
+
+
+@pytest.mark.parametrize("recipe", recipes(), ids=lambda each: each.name)
+def test_a_recipe_reads_without_findings_and_holds_only_what_differs(recipe: Any) -> None:
+    machine = parse_machine("1xRTX4090-24GB")
+    mapping = recipe_mapping(recipe.name)
+    name = mapping["model"]["name"]
+    facts = Facts(machine=machine, model=model_facts(name), data=DataFacts(rows=20_000, tokens=4_000_000, longest=1000))
+    found = read(mapping, facts).findings
+    assert [f.message for f in found if f.severity != "hint" and f.rule != "model-exists"] == []
+    assert recipe.title
+    assert "#" in recipe.text.partition("\n")[2], "its comments teach"
+    same = [
+        path
+        for path in read(mapping).given
+        if (spec := fields.get(path)) and path in fields and spec.value(read(mapping).config) == spec.default
+    ]
+    allowed = {
+        "adapter.kind",
+        "method.beta",
+        "adapter.r",
+        "adapter.lora_alpha",
+        "optim.learning_rate",
+        "data.max_length",
+    }
+    assert set(same) <= allowed, "only what differs, or what the recipe is about"
+
+
+def test_recipes_cover_the_first_wishes() -> None:
+    assert {each.name for each in recipes()} >= {"demo", "sft-lora", "qlora-24gb", "full", "pretrain-text", "dpo"}
+    for goal in GOALS:
+        assert (goal.recipe is None) == ("later version" in goal.note)
+        if goal.recipe:
+            assert recipe_mapping(goal.recipe)
+    for each in recipes():
+        assert any(goal.id == each.goal for goal in GOALS)
+    with pytest.raises(UsageError, match="Did you mean dpo"):
+        recipe_mapping("dop")
+
+
+def test_a_recipes_mapping_is_a_copy() -> None:
+    recipe_mapping("demo")["model"]["name"] = "spoiled"
+    assert recipe_mapping("demo")["model"]["name"] == "builtin/tiny"
+
+
+def test_every_setting_belongs_to_one_step() -> None:
+    assert [step.id for step in STEPS] == ["goal", "model", "data", "method", "memory", "review", "launch"]
+    for mapping in ({}, {"method": {"kind": "dpo"}, "adapter": {"kind": "lora"}}):
+        config = read(mapping).config
+        asked = [spec for step in STEPS for spec in step_fields(step, config)]
+        assert len(asked) == len(set(asked))
+        assert set(asked) == set(fields_of(config))
+    for path, step in {
+        "data.train.0.format": "data",
+        "run.prompts.1": "data",
+        "optim.tf32": "memory",
+        "nonsense": "review",
+        "adapter.x": "method",
+    }.items():
+        assert step_of_path(path) == step
+
+
+def test_auto_is_resolved_everywhere_and_says_why() -> None:
+    assert {spec for spec in fields if spec.auto} == set(AUTO)
+    for method in ("sft", "pretrain", "dpo"):
+        for adapter in ("none", "lora"):
+            config = read({"method": {"kind": method}, "adapter": {"kind": adapter}}).config
+            for facts in (Facts(), Facts(machine=parse_machine("H100"), model=model_facts("builtin/tiny"))):
+                for entry in effective(config, facts):
+                    assert entry.reason
+                whole = resolved(config, facts)
+                assert not any(spec.value(whole) == "auto" for spec in fields_of(whole))
+            assert resolved(config).optim.learning_rate == LEARNING_RATES[method, adapter]
+
+
+def test_checkpointing_turns_on_when_it_would_not_fit() -> None:
+    mapping = {"model": {"name": "Qwen/Qwen3-0.6B"}, "data": {"max_length": 2048}}
+    model = model_facts("Qwen/Qwen3-0.6B")
+    roomy = resolved(read(mapping).config, Facts(machine=parse_machine("B200"), model=model))
+    tight = resolved(read(mapping).config, Facts(machine=parse_machine("1xRTX4090-24GB"), model=model))
+    assert (roomy.memory.gradient_checkpointing, tight.memory.gradient_checkpointing) == (False, True)
+    assert 0.5 < FIT < 1
+
+
+def test_tf32_follows_the_card() -> None:
+    config = read({}).config
+    wanted = {"H100": True, "T4": False, "cpu": False}
+    assert {name: resolved(config, Facts(machine=parse_machine(name))).optim.tf32 for name in wanted} == wanted
+
+
+def test_terms_are_found_in_any_spelling_and_typos_suggest() -> None:
+    assert len(TERMS) >= 40
+    for word in ("lora", "LORA", "epochs", "gradient-accumulation", "oom"):
+        assert isinstance(explain(word), Explanation), word
+    assert explain("epocs") == ("epoch",)
+    assert explain("lora_r").name == "adapter.r"  # type: ignore[union-attr]
+    assert explain("kind") == ("method.kind", "adapter.kind")
+    assert explain("qqqqqqq") == ()
+    assert explain("data").name == "data"  # type: ignore[union-attr]
+    for text in TERMS.values():
+        assert text.endswith(".")
+        assert "!" not in text
+    assert set(names()) == {*SECTIONS, "terms"}
+
+
+def test_other_tools_names_lead_to_real_settings_and_hide_none_of_ours() -> None:
+    assert all(path in fields for path in NAMES.values())
+    own = {spec.name for spec in fields}
+    assert not own & set(NAMES)
+    assert not own & set(CHANGES)
+
+
+def test_names_are_those_of_the_libraries() -> None:
+    """A setting that transformers, PEFT or TRL has under a name has that name here."""
+    code = (
+        "import dataclasses, json\n"
+        "from transformers import TrainingArguments\n"
+        "from transformers.trainer_utils import SchedulerType\n"
+        "from transformers.training_args import OptimizerNames\n"
+        "from peft import LoraConfig\n"
+        "from trl import DPOConfig\n"
+        "import torch._inductor.config as inductor\n"
+        "names = lambda c: [f.name for f in dataclasses.fields(c)]\n"
+        "have = lambda key: hasattr(inductor.triton if key.startswith('triton.') else inductor, key.split('.')[-1])\n"
+        f"options = [key for key in {COMPILE_OPTIONS!r} if not have(key)]\n"
+        "print(json.dumps([names(TrainingArguments), names(LoraConfig), names(DPOConfig),"
+        " [s.value for s in SchedulerType], [o.value for o in OptimizerNames], options]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
+    arguments, lora, dpo, schedules, optimizers, missing = json.loads(done.stdout.splitlines()[-1])
+    assert missing == []
+    assert set(fields.optim.lr_scheduler_type.choices) <= set(schedules)
+    assert set(fields.optim.optim.choices) <= set(optimizers)
+    assert {spec.name for spec in fields.optim} <= set(arguments)
+    assert {spec.name for spec in fields.adapter} - {"kind"} <= set(lora)
+    assert {"beta", "loss_type", "label_smoothing"} <= set(dpo)
+    shared = {"logging_steps", "save_steps", "save_total_limit", "eval_steps", "seed", "output_dir"}
+    assert shared <= set(arguments) & {spec.name for spec in fields.run}
+
+
+def test_shown_values_are_short_and_plain() -> None:
+    assert shown(None) == "nothing"
+    assert shown(True) == "true"
+    assert shown(2e-5) == "2e-05"
+    assert shown(10**3000).startswith("a number of about")
+    assert len(shown("x" * 10_000)) <= 60
+    assert shown(["a"] * 9) == "a list of 9"
+    assert "\x1b" not in shown("\x1b[0m")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "engine.config.schema",
+        "engine.config.draft",
+        "engine.config.steps",
+        "engine.config.reference",
+        "engine.config.explain",
+        "engine.hardware",
+        "engine.errors",
+        "engine.memory.estimate",
+        "engine.data.look",
+    ],
+)
+def test_nothing_heavy_is_imported(module: str) -> None:
+    """Neither by importing nor by using it."""
+    code = (
+        f"import sys, {module}\n"
+        "from engine.config.draft import Draft\n"
+        "from engine.data.look import look_at\n"
+        "from engine.memory.estimate import estimate\n"
+        "draft = Draft.new('demo')\n"
+        "draft.learn(look_at(draft.config))\n"
+        "draft.findings, draft.text(), estimate(draft.config, draft.facts)\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'trl', 'pandas', 'numpy', 'peft', 'accelerate'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or None)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
