@@ -1,0 +1,173 @@
+"""What the demo learns and how long it takes: exact match on 1,000 held-out days, through the product's own worker.
+
+    python benchmarks/demo_accuracy.py [--seeds 1 2 3] [--runs FOLDER] [--results FILE --commit HASH] [--check]
+                                       [KEY=VALUE ...]
+
+Each seed is one run of the recipe `demo`, started as the commands start it. Training seconds go from the event `started`
+to `finished`: steps, held-out losses, sample answers and checkpoints. CPU seconds are the worker's over the same time;
+on a machine that does other work too, half of them is what two quiet cores would need at best. `--check` exits 1 unless
+every seed reaches 95 % within 90 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+from engine.config.facts import Facts
+from engine.config.files import overrides
+from engine.config.recipes import recipe_mapping
+from engine.config.schema import read
+from engine.hardware import this_machine
+from engine.run import checkpoint
+from engine.run.from_config import launch_config
+from engine.run.store import RunFolder
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+WANTED, SECONDS = 0.95, 90
+ENDED = ("finished", "stopped", "failed")
+
+
+@dataclass
+class Outcome:
+    seed: int
+    accuracy: float
+    seconds: float
+    cpu_seconds: float
+    before_seconds: float
+    step_seconds: list[float]
+    answers: list[tuple[int, str]]
+    wrong: list[tuple[str, str, str]]
+
+    @property
+    def right_from(self) -> int | None:
+        """The step from which the first pinned prompt stays answered right."""
+        step = None
+        for at, answer in self.answers:
+            step = (at if step is None else step) if answer == "2021-03-03" else None
+        return step
+
+    def sentence(self) -> str:
+        return (
+            f"seed {self.seed}: {self.accuracy:.1%} of 1,000 held-out days exact after {self.seconds:.1f} s of training "
+            f"({self.cpu_seconds:.0f} CPU seconds; {self.before_seconds:.1f} s before the first step); the first pinned "
+            f"prompt is right from step {self.right_from} on"
+        )
+
+
+def main() -> int:
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    given.add_argument("--runs", type=Path)
+    given.add_argument("--results", type=Path)
+    given.add_argument("--commit", default="")
+    given.add_argument("--check", action="store_true")
+    given.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    options = given.parse_intermixed_args()
+    with tempfile.TemporaryDirectory(prefix="demo-") as scratch:
+        outcomes = [one(seed, options.runs or Path(scratch), options.settings) for seed in options.seeds]
+    for outcome in outcomes:
+        print(outcome.sentence())
+        for question, answer, right in outcome.wrong[:5]:
+            print(f"    {question!r} -> {answer!r}, not {right!r}")
+    good = [outcome for outcome in outcomes if outcome.accuracy >= WANTED and outcome.seconds <= SECONDS]
+    print(f"{len(good)} of {len(outcomes)} seeds reach {WANTED:.0%} within {SECONDS} s")
+    if options.results:
+        record(options.results, options.commit, outcomes)
+    return int(options.check and len(good) < len(outcomes))
+
+
+def one(seed: int, runs: Path, settings: list[str]) -> Outcome:
+    """Train the demo with this seed and ask its last checkpoint all held-out days."""
+    facts = Facts(machine=this_machine())
+    mapping = overrides(recipe_mapping("demo"), [*settings, f"run.seed={seed}"])
+    run = launch_config(read(mapping, facts).config, facts, runs_dir=runs, name=f"demo-{seed}")
+    cpu_seconds = wait(run)
+    events = [json.loads(line) for line in run.events.read_text().splitlines()]
+    end = events[-1]
+    if end["kind"] != "finished":
+        raise SystemExit(f"{run.path}: ended as {end['kind']}: {end.get('message', '')}\n{run.log.read_text()[-2000:]}")
+    started = next(event for event in events if event["kind"] == "started")
+    newest, _ = checkpoint.newest_valid(run)
+    assert newest is not None
+    asked = ask(newest, seed)
+    return Outcome(
+        seed=seed,
+        accuracy=sum(given == right for _, given, right in asked) / len(asked),
+        seconds=end["t"] - started["t"],
+        cpu_seconds=cpu_seconds,
+        before_seconds=started["t"] - events[0]["t"],
+        step_seconds=sorted(event["step_seconds"] for event in events if "step_seconds" in event),
+        answers=[
+            (event["step"], event["completion"]) for event in events if event["kind"] == "sample" and not event["index"]
+        ],
+        wrong=[row for row in asked if row[1] != row[2]],
+    )
+
+
+def wait(run: RunFolder) -> float:
+    """Wait until the run has ended; the CPU seconds of its worker since training began."""
+    begun: float | None = None
+    spent = 0.0
+    while True:
+        time.sleep(0.25)
+        lines = run.events.read_text().splitlines() if run.events.exists() else []
+        kinds = {json.loads(line)["kind"] for line in (lines[:60] + lines[-1:]) if line.endswith("}")}
+        worker = run.worker()
+        try:
+            if worker is not None:
+                times = psutil.Process(worker.pid).cpu_times()
+                spent = times.user + times.system
+        except psutil.NoSuchProcess:
+            pass
+        if begun is None and "started" in kinds:
+            begun = spent
+        if kinds & set(ENDED):
+            return spent - (begun or 0.0)
+        if run.state in ("failed", "lost"):
+            raise SystemExit(f"{run.path}: {run.read_json().get('cause')}\n{run.log.read_text()[-2000:]}")
+
+
+def ask(folder: Path, seed: int) -> list[tuple[str, str, str]]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from engine.builtin import dates
+    from engine.generate import answers_to
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    # Other spellings than those of the run's own held-out loss.
+    return answers_to(model, tokenizer, dates.rows("eval", seed=seed + 1000), batch_size=250)
+
+
+def record(file: Path, commit: str, outcomes: list[Outcome]) -> None:
+    """One row a seed: milliseconds a step with their 10th and 90th percentile."""
+    new = not file.exists()
+    with file.open("a", newline="") as out:
+        rows = csv.writer(out, lineterminator="\n")
+        if new:
+            rows.writerow(
+                ["date", "commit", "device", "torch", "triton", "work", "shape", "impl", "ms", "ms_p10", "ms_p90", "peak_mib", "floor_ms"]
+            )
+        for outcome in outcomes:
+            steps = outcome.step_seconds
+            figures = [round(1000 * steps[int(share * (len(steps) - 1))], 2) for share in (0.5, 0.1, 0.9)]
+            shape = f"seed={outcome.seed} steps={len(steps)} seconds={outcome.seconds:.1f} exact={outcome.accuracy:.3f}"
+            device = f"cpu x{os.cpu_count()}"
+            rows.writerow(
+                [datetime.date.today(), commit, device, version("torch"), "", "demo", shape, "ours", *figures, "", ""]
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
