@@ -1,0 +1,188 @@
+"""What a notebook face may be asked and how it answers: checked messages in, plain data and buffers out.
+
+A message is `{"id", "do", ...}`; the answer carries the same id, so several views of one widget share one comm and the
+front end alone decides when to ask (a hosted notebook shows nothing that a background thread sends). A verb is a method
+marked `@verb`: its annotations are the schema of its message, checked strictly, and an unknown or malformed message
+gets a sentence back and changes nothing. Nothing that arrives is ever evaluated.
+
+A part answers the verbs of one concern and needs no widget, so tests call it directly; a face is the widget that holds
+several parts, and ends their threads when it is closed, taken over by a newer cell, or the kernel leaves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anywidget
+import traitlets
+from pydantic import ConfigDict, ValidationError, validate_call
+
+from engine.errors import WorkbenchError, redact, visible
+
+_STATIC = Path(__file__).parent / "static"
+_IMPORT = re.compile(r"^import [^;]*? from \"\./[a-z]+\.js\";\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=function|class|const|async)", re.MULTILINE)
+
+
+def bundle(*names: str, entry: str) -> str:
+    """The named modules as one ES module, in order, with `entry` as its face: a widget's module can import no sibling."""
+    texts = [(_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in names]
+    body = "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
+    return f"{body}\nexport default {{ render({{ model, el }}) {{ return face(model, el, {entry}); }} }};\n"
+
+
+def style() -> str:
+    return (_STATIC / "face.css").read_text(encoding="utf-8")
+
+
+@dataclass
+class Answer:
+    """What goes back: JSON data, and numbers as little-endian arrays."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    buffers: list[bytes] = field(default_factory=list)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def verb(method: Method) -> Method:
+    """Marks a method as answering messages of its name; its keyword arguments are the message's schema."""
+    method.is_verb = True  # type: ignore[attr-defined]
+    return method
+
+
+class Part:
+    """Answers the verbs of one concern. Used under the lock of its face, never from two threads at once."""
+
+    def verbs(self) -> dict[str, Callable[..., Any]]:
+        found = {}
+        for name in dir(type(self)):
+            if getattr(getattr(type(self), name), "is_verb", False):
+                found[name] = validate_call(config=ConfigDict(strict=True))(getattr(self, name))
+        return found
+
+    def summary(self) -> str:
+        """Readable lines for a notebook that cannot show widgets."""
+        return ""
+
+    def close(self) -> None:
+        """Ends threads and readers. May be called twice."""
+
+
+class Dispatcher:
+    """Routes one message to the part that knows its verb, and turns every trouble into a sentence."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.parts = parts
+        self.retired = ""
+        self._lock = threading.RLock()
+        self._verbs: dict[str, Callable[..., Any]] = {}
+        for part in parts:
+            for name, act in part.verbs().items():
+                if name in self._verbs:
+                    raise ValueError(f"two parts answer {name!r}")
+                self._verbs[name] = act
+
+    def answer(self, message: Any) -> Answer:
+        """The answer to any JSON value at all; never raises."""
+        asked = message if isinstance(message, dict) else {}
+        name = asked.get("id")
+        name = name[:64] if isinstance(name, str) else None
+        if self.retired:
+            return _refusal(name, self.retired, retired=True)
+        act = self._verbs.get(asked.get("do")) if isinstance(asked.get("do"), str) else None
+        if name is None or act is None:
+            return _refusal(name, f"This message is not known here: {str(asked.get('do'))[:40]!r}.")
+        params = {key: value for key, value in asked.items() if key not in ("id", "do")}
+        try:
+            with self._lock:
+                result = act(**params)
+        except ValidationError as trouble:
+            first = trouble.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            return _refusal(name, f"The message {asked['do']!r} is malformed at {place}: {first['msg']}.")
+        except WorkbenchError as trouble:
+            return _refusal(name, trouble.message, hint=trouble.hint)
+        except Exception as trouble:  # noqa: BLE001 - the face's boundary: the person sees it, the kernel lives on
+            return _refusal(name, f"{type(trouble).__name__}: {trouble}")
+        found = result if isinstance(result, Answer) else Answer(result or {})
+        return Answer({**found.data, "id": name, "ok": True}, found.buffers)
+
+    def retire(self, reason: str) -> None:
+        """From now on every question gets this sentence; the parts end their threads."""
+        self.retired = reason
+        self.close()
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+
+def _refusal(name: str | None, error: str, *, hint: str = "", retired: bool = False) -> Answer:
+    said = {"id": name, "ok": False, "error": shown(error), "hint": shown(hint)}
+    return Answer({**said, "retired": True} if retired else said)
+
+
+def shown(text: str, limit: int = 2000) -> str:
+    """Text from outside as a view may show it: no secrets, hidden characters visible, not endless."""
+    clean = visible(redact(str(text)), lines=True)
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+class Face(anywidget.AnyWidget):
+    """The widget around a dispatcher: messages in and out, a text for places without widgets, one clean end."""
+
+    _esm = ""
+    height = traitlets.Int(480).tag(sync=True)
+
+    def __init__(self, *parts: Part, height: int = 480) -> None:
+        super().__init__(height=max(320, min(int(height), 2000)))
+        self.dispatcher = Dispatcher(*parts)
+        self.on_msg(self._receive)
+        _OPEN.add(self)
+        if self.comm is not None and hasattr(self.comm, "on_close"):
+            self.comm.on_close(lambda _message: self.close())
+
+    def answer(self, message: Any) -> Answer:
+        return self.dispatcher.answer(message)
+
+    def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        answer = self.answer(content)
+        self.send(answer.data, answer.buffers)
+
+    def retire(self, reason: str) -> None:
+        """Taken over by a newer cell: what is on screen says so, threads end."""
+        self.dispatcher.retire(reason)
+
+    def close(self) -> None:
+        self.dispatcher.close()
+        _OPEN.discard(self)
+        super().close()
+
+    def __repr__(self) -> str:
+        texts = [part.summary() for part in self.dispatcher.parts]
+        return "\n".join(text for text in texts if text) or type(self).__name__
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict, dict] | None:
+        found = super()._repr_mimebundle_(**kwargs)
+        if found is None:
+            return None
+        data, metadata = found
+        return {**data, "text/plain": repr(self)}, metadata
+
+
+_OPEN: weakref.WeakSet[Face] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for face in list(_OPEN):
+        face.dispatcher.close()

@@ -1,0 +1,349 @@
+/**
+ * Curves on a canvas: whole runs as min/max bands, new points appended, thinned in place when they grow too many.
+ * No library: a curve is three arrays, and drawing costs the width of the chart, not the length of the run.
+ */
+import { h, number } from "./dom.js";
+
+const MOST_POINTS = 4096;
+
+/** A binary buffer of the channel as numbers, copied because its offset may not be aligned. */
+export function numbers(view, Kind) {
+  const start = view.byteOffset ?? 0;
+  const raw = view.buffer ?? view;
+  return new Kind(raw.slice(start, start + view.byteLength));
+}
+
+export class Curve {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.steps = [];
+    this.low = [];
+    this.high = [];
+  }
+
+  get last() {
+    return this.steps.length ? this.steps[this.steps.length - 1] : null;
+  }
+
+  /** Points beyond what is held; what is not beyond (a second asker, a late answer) is left out. */
+  append(steps, low, high) {
+    for (let at = 0; at < steps.length; at += 1) {
+      if (this.last !== null && steps[at] <= this.last) continue;
+      this.steps.push(steps[at]);
+      this.low.push(low[at]);
+      this.high.push(high[at]);
+    }
+    if (this.steps.length > MOST_POINTS) this.thin();
+  }
+
+  thin() {
+    const keep = new Curve();
+    for (let at = 0; at < this.steps.length; at += 2) {
+      const next = Math.min(at + 1, this.steps.length - 1);
+      keep.steps.push(this.steps[next]);
+      keep.low.push(lower(this.low[at], this.low[next]));
+      keep.high.push(higher(this.high[at], this.high[next]));
+    }
+    Object.assign(this, { steps: keep.steps, low: keep.low, high: keep.high });
+  }
+
+  /** The middle of each point, smoothed by an exponential mean with its start corrected. */
+  middles(weight) {
+    const out = new Array(this.steps.length);
+    let mean = 0;
+    let mass = 0;
+    for (let at = 0; at < out.length; at += 1) {
+      const value = (this.low[at] + this.high[at]) / 2;
+      if (Number.isNaN(value) || !weight) {
+        out[at] = value;
+        continue;
+      }
+      mean = weight * mean + (1 - weight) * value;
+      mass = weight * mass + (1 - weight);
+      out[at] = mean / mass;
+    }
+    return out;
+  }
+
+  nearest(step) {
+    let [from, to] = [0, this.steps.length - 1];
+    while (from < to) {
+      const mid = (from + to) >> 1;
+      if (this.steps[mid] < step) from = mid + 1;
+      else to = mid;
+    }
+    if (from > 0 && step - this.steps[from - 1] < this.steps[from] - step) from -= 1;
+    return from;
+  }
+}
+
+function lower(a, b) {
+  return Number.isNaN(a) ? b : Number.isNaN(b) ? a : Math.min(a, b);
+}
+
+function higher(a, b) {
+  return Number.isNaN(a) ? b : Number.isNaN(b) ? a : Math.max(a, b);
+}
+
+/** Round values that span low..high, about `want` of them. */
+function ticks(low, high, want) {
+  const raw = (high - low) / Math.max(1, want);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const size = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= raw * 0.99) ?? raw;
+  const out = [];
+  for (let value = Math.ceil(low / size) * size; value <= high + size * 1e-6; value += size) out.push(Math.abs(value) < size * 1e-6 ? 0 : value);
+  return out;
+}
+
+/**
+ * One chart of one or more curves over steps. `options`: `title`, `small`, `format`.
+ * Pointer or arrow keys move a cursor that names step and value; dragging zooms, Escape or a double click shows all.
+ */
+export class Chart {
+  constructor(options) {
+    this.options = options;
+    this.lines = [];
+    this.log = false;
+    this.smooth = 0;
+    this.range = null;
+    this.cursor = null;
+    this.drag = null;
+    this.onZoom = () => {};
+    this.canvas = h("canvas", { class: "ftw-canvas", tabindex: "0", role: "img" });
+    this.value = h("span", { class: "ftw-chart-value" });
+    this.element = h(
+      "figure",
+      { class: options.small ? "ftw-chart ftw-chart-small" : "ftw-chart" },
+      h("figcaption", {}, h("span", { class: "ftw-chart-title" }, options.title), this.value),
+      this.canvas,
+    );
+    this.listen();
+    this.resizer = new ResizeObserver(() => this.draw());
+    this.resizer.observe(this.canvas);
+  }
+
+  close() {
+    this.resizer.disconnect();
+  }
+
+  /** `[{curve, name, faint}]`, the first one being the one whose value is shown. */
+  set(lines) {
+    this.lines = lines;
+    this.draw();
+  }
+
+  listen() {
+    const step = (event) => {
+      const box = this.canvas.getBoundingClientRect();
+      return this.stepAt?.(event.clientX - box.left) ?? null;
+    };
+    this.canvas.addEventListener("pointermove", (event) => {
+      this.cursor = step(event);
+      if (this.drag) this.drag.to = this.cursor;
+      this.draw();
+    });
+    this.canvas.addEventListener("pointerleave", () => {
+      this.cursor = null;
+      if (!this.drag) this.draw();
+    });
+    this.canvas.addEventListener("pointerdown", (event) => {
+      this.drag = { from: step(event), to: step(event) };
+      this.canvas.setPointerCapture(event.pointerId);
+    });
+    this.canvas.addEventListener("pointerup", () => {
+      const { from, to } = this.drag ?? {};
+      this.drag = null;
+      const wide = this.window && Math.abs(to - from) > (this.window[1] - this.window[0]) * 0.03;
+      if (wide) this.zoom([Math.min(from, to), Math.max(from, to)]);
+      else this.draw();
+    });
+    this.canvas.addEventListener("dblclick", () => this.zoom(null));
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  key(event) {
+    const curve = this.lines[0]?.curve;
+    if (!curve?.steps.length) return;
+    if (event.key === "Escape") this.zoom(null);
+    const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    const at = this.cursor === null ? curve.steps.length - 1 : curve.nearest(this.cursor) + move;
+    this.cursor = curve.steps[Math.max(0, Math.min(curve.steps.length - 1, at))];
+    this.draw();
+  }
+
+  zoom(range) {
+    this.range = range;
+    this.onZoom(range);
+    this.draw();
+  }
+
+  /** First and last step and value in view. */
+  bounds() {
+    let [first, last, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
+    for (const { curve } of this.lines) {
+      if (!curve.steps.length) continue;
+      first = Math.min(first, curve.steps[0]);
+      last = Math.max(last, curve.last);
+    }
+    if (this.range) [first, last] = this.range;
+    for (const { curve, faint } of this.lines) {
+      const middles = this.smooth ? curve.middles(this.smooth) : null;
+      for (let at = 0; at < curve.steps.length; at += 1) {
+        if (curve.steps[at] < first || curve.steps[at] > last) continue;
+        const [down, up] = faint || !middles ? [curve.low[at], curve.high[at]] : [middles[at], middles[at]];
+        if (this.log && !(down > 0)) continue;
+        if (down < low) low = down;
+        if (up > high) high = up;
+      }
+    }
+    return { first, last, low, high };
+  }
+
+  draw() {
+    const { width, height } = this.canvas.getBoundingClientRect();
+    if (!width || !height) return;
+    const scale = window.devicePixelRatio || 1;
+    const [wide, tall] = [Math.round(width * scale), Math.round(height * scale)];
+    if (this.canvas.width !== wide) this.canvas.width = wide;
+    if (this.canvas.height !== tall) this.canvas.height = tall;
+    const pen = this.canvas.getContext("2d");
+    pen.setTransform(scale, 0, 0, scale, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    const style = getComputedStyle(this.canvas);
+    const colour = (name) => style.getPropertyValue(name).trim() || "#888";
+    pen.font = `11px ${style.fontFamily}`;
+    const box = this.bounds();
+    const format = this.options.format ?? number;
+    this.stepAt = null;
+    if (!(box.last >= box.first) || !(box.high >= box.low)) {
+      pen.fillStyle = colour("--ftw-quiet");
+      pen.fillText("no points yet", 8, height / 2);
+      this.canvas.setAttribute("aria-label", `${this.options.title}: no points yet`);
+      this.value.textContent = "";
+      return;
+    }
+    this.plot(pen, colour, format, box, width, height);
+  }
+
+  plot(pen, colour, format, box, width, height) {
+    const of = (value) => (this.log ? Math.log10(value) : value);
+    let [low, high] = [of(box.low), of(box.high)];
+    const pad = high > low ? (high - low) * 0.06 : Math.max(Math.abs(high) * 0.1, 1e-9);
+    [low, high] = [low - pad, high + pad];
+    const marks = ticks(low, high, this.options.small ? 2 : 4).map((value) => ({ value, text: format(this.log ? 10 ** value : value) }));
+    const left = this.options.small ? 4 : Math.max(...marks.map((mark) => pen.measureText(mark.text).width), 20) + 10;
+    const [top, bottom, right] = [6, height - (this.options.small ? 4 : 18), width - 8];
+    const span = Math.max(box.last - box.first, 1e-9);
+    const x = (step) => left + ((step - box.first) / span) * (right - left);
+    const y = (value) => bottom - ((of(value) - low) / (high - low)) * (bottom - top);
+    this.window = [box.first, box.last];
+    this.stepAt = (at) => box.first + ((Math.min(Math.max(at, left), right) - left) / (right - left)) * span;
+
+    pen.strokeStyle = colour("--ftw-grid");
+    pen.fillStyle = colour("--ftw-quiet");
+    pen.lineWidth = 1;
+    for (const mark of marks) {
+      const at = Math.round(y(this.log ? 10 ** mark.value : mark.value)) + 0.5;
+      pen.beginPath();
+      pen.moveTo(left, at);
+      pen.lineTo(right, at);
+      pen.stroke();
+      if (!this.options.small) pen.fillText(mark.text, left - 6 - pen.measureText(mark.text).width, at + 4);
+    }
+    if (!this.options.small) {
+      pen.fillText(number(Math.round(box.first)), left, height - 4);
+      const end = `step ${number(Math.round(box.last))}`;
+      pen.fillText(end, right - pen.measureText(end).width, height - 4);
+    }
+    pen.save();
+    pen.beginPath();
+    pen.rect(left, top - 4, right - left + 4, bottom - top + 8);
+    pen.clip();
+    [...this.lines].reverse().forEach((line) => this.line(pen, line, colour, x, y));
+    pen.restore();
+    this.pointer(pen, colour, format, x, y, top, bottom);
+  }
+
+  line(pen, { curve, faint }, colour, x, y) {
+    const ink = colour(faint ? "--ftw-second" : "--ftw-accent");
+    const ok = (value) => !Number.isNaN(value) && (!this.log || value > 0);
+    pen.strokeStyle = ink;
+    pen.fillStyle = ink;
+    pen.globalAlpha = this.smooth ? 0.25 : 0.35;
+    for (let at = 0; at < curve.steps.length; at += 1) {
+      if (!ok(curve.low[at]) || !ok(curve.high[at]) || curve.low[at] === curve.high[at]) continue;
+      const [up, down] = [y(curve.high[at]), y(curve.low[at])];
+      pen.fillRect(x(curve.steps[at]) - 0.75, up, 1.5, Math.max(1, down - up));
+    }
+    if (this.smooth) this.path(pen, curve.steps, curve.middles(0), ok, x, y, 1);
+    pen.globalAlpha = 1;
+    this.path(pen, curve.steps, curve.middles(this.smooth), ok, x, y, 1.75);
+    if (faint || curve.steps.length === 1) {
+      for (let at = 0; at < curve.steps.length; at += 1) {
+        const middle = (curve.low[at] + curve.high[at]) / 2;
+        if (!ok(middle) || curve.steps.length > 200) continue;
+        pen.beginPath();
+        pen.arc(x(curve.steps[at]), y(middle), 2.5, 0, 7);
+        pen.fill();
+      }
+    }
+  }
+
+  path(pen, steps, values, ok, x, y, thick) {
+    pen.lineWidth = thick;
+    pen.lineJoin = "round";
+    pen.beginPath();
+    let down = false;
+    for (let at = 0; at < steps.length; at += 1) {
+      if (!ok(values[at])) down = false;
+      else if (down) pen.lineTo(x(steps[at]), y(values[at]));
+      else {
+        pen.moveTo(x(steps[at]), y(values[at]));
+        down = true;
+      }
+    }
+    pen.stroke();
+  }
+
+  pointer(pen, colour, format, x, y, top, bottom) {
+    const { curve } = this.lines[0];
+    if (this.drag && this.drag.to !== null) {
+      pen.fillStyle = colour("--ftw-accent");
+      pen.globalAlpha = 0.15;
+      const [from, to] = [x(this.drag.from), x(this.drag.to)];
+      pen.fillRect(Math.min(from, to), top, Math.abs(to - from), bottom - top);
+      pen.globalAlpha = 1;
+    }
+    const at = this.cursor === null ? curve.steps.length - 1 : curve.nearest(this.cursor);
+    const shown = this.lines
+      .filter((line) => line.curve.steps.length)
+      .map((line) => {
+        const index = line === this.lines[0] ? at : this.cursor === null ? line.curve.steps.length - 1 : line.curve.nearest(this.cursor);
+        const [from, to] = [line.curve.low[index], line.curve.high[index]];
+        const value = from === to ? format(from) : `${format(from)} to ${format(to)}`;
+        return this.lines.length > 1 ? `${line.name} ${value}` : value;
+      })
+      .join("  ");
+    this.value.textContent = this.cursor === null || at < 0 ? shown : `step ${number(curve.steps[at])}  ${shown}`;
+    this.canvas.setAttribute("aria-label", `${this.options.title}: ${this.value.textContent}, ${curve.steps.length} points, last step ${number(curve.last)}`);
+    if (this.cursor === null || at < 0) return;
+    const place = x(curve.steps[at]);
+    pen.strokeStyle = colour("--ftw-quiet");
+    pen.lineWidth = 1;
+    pen.beginPath();
+    pen.moveTo(place, top);
+    pen.lineTo(place, bottom);
+    pen.stroke();
+    const middle = (curve.low[at] + curve.high[at]) / 2;
+    if (Number.isNaN(middle) || (this.log && middle <= 0)) return;
+    pen.fillStyle = colour("--ftw-accent");
+    pen.beginPath();
+    pen.arc(place, y(middle), 3.5, 0, 7);
+    pen.fill();
+  }
+}

@@ -1,0 +1,156 @@
+/**
+ * The batch as training will see it: tokens with borders, trained ones marked by colour and underline, ids on request,
+ * pairs side by side with their first difference. Raw rows stand here until the tokens are known.
+ */
+import { button, fill, h, number, say } from "./dom.js";
+
+/** The tokens of one part; `differs` is the place from which it is unlike the other part of its pair. */
+function tokenRun(part, ids, differs) {
+  const box = h("div", { class: "ftw-tokens", "aria-label": part.name });
+  part.tokens.forEach((token, at) => {
+    const [id, text, trained] = token;
+    const classes = ["ftw-token", trained ? "ftw-trained" : "", part.special[at] ? "ftw-special" : "", at === differs ? "ftw-differs" : ""];
+    const span = h("span", { class: classes.filter(Boolean).join(" "), title: `id ${id}, ${trained ? "trained" : "not trained"}` });
+    const shown = text.replaceAll("\n", "⏎\n");
+    span.append(shown === "" ? "∅" : shown);
+    if (ids) span.append(h("small", {}, String(id)));
+    box.append(span);
+  });
+  if (part.left) box.append(h("span", { class: "ftw-quiet" }, ` … and ${number(part.left)} more tokens`));
+  return box;
+}
+
+function firstDifference(parts) {
+  const [one, two] = [parts.find((part) => part.name === "chosen"), parts.find((part) => part.name === "rejected")];
+  if (!one || !two) return null;
+  const most = Math.min(one.tokens.length, two.tokens.length);
+  for (let at = 0; at < most; at += 1) if (one.tokens[at][0] !== two.tokens[at][0]) return at;
+  return most;
+}
+
+function rowView(row, ids) {
+  const differs = firstDifference(row.parts);
+  const facts = [`Row ${number(row.index)}`, row.words, row.truncated ? "✂ truncated" : null].filter(Boolean).join("  ·  ");
+  const pair = row.parts.filter((part) => part.name === "chosen" || part.name === "rejected").length === 2;
+  return h(
+    "article",
+    { class: "ftw-row" },
+    h("header", { class: "ftw-row-head" }, facts),
+    h(
+      "div",
+      { class: pair ? "ftw-parts ftw-pair" : "ftw-parts" },
+      row.parts.map((part) =>
+        h(
+          "section",
+          { class: pair && part.name === "prompt" ? "ftw-wide" : "" },
+          row.parts.length > 1 ? h("h5", {}, part.name) : null,
+          tokenRun(part, ids, part.name === "chosen" || part.name === "rejected" ? differs : null),
+        ),
+      ),
+    ),
+  );
+}
+
+function rawView(row) {
+  return h(
+    "article",
+    { class: "ftw-row" },
+    h("header", { class: "ftw-row-head" }, `Row ${number(row.index)}  ·  as it stands in the file`),
+    row.fields.map(([name, text]) => h("section", {}, h("h5", {}, name), h("div", { class: "ftw-raw" }, text))),
+  );
+}
+
+function bars(values, label) {
+  const most = Math.max(...values, 1);
+  const steps = "▁▂▃▄▅▆▇█";
+  const text = values.map((value) => (value ? steps[Math.min(7, Math.floor((value / most) * 7.99))] : " ")).join("");
+  return h("span", { class: "ftw-bars" }, `${label} `, h("span", { class: "ftw-spark", "aria-hidden": "true" }, text));
+}
+
+/** Rows with buttons for next, random, worst, one by number, search; `stage` asks the verbs `rows` and `rows_news`. */
+export function previewView(stage) {
+  const rows = h("div", { class: "ftw-rows", tabindex: "0" });
+  const status = h("span", { class: "ftw-quiet", role: "status" });
+  const foot = h("footer", { class: "ftw-foot" });
+  const find = h("input", { type: "search", placeholder: "find in rows, or a row number", "aria-label": "find in rows, or a row number", class: "ftw-find" });
+  let [ids, at, newest, shown, over] = [false, 0, 0, null, false];
+
+  const show = async (kind, params = {}) => {
+    const mine = (newest += 1);
+    say(status, "reading…");
+    const asked = await stage.ask("rows", { kind, count: 3, ...params });
+    if (asked && mine === newest) follow(mine, asked.data);
+    else if (mine === newest) say(status, "");
+  };
+  const follow = async (mine, data) => {
+    while (mine === newest && !over) {
+      draw(data);
+      if (data.done) return;
+      await new Promise((resolve) => setTimeout(resolve, 250));
+      const answer = await stage.ask("rows_news", { ticket: data.ticket });
+      if (!answer) return;
+      data = { ...answer.data, raw: data.raw };
+    }
+  };
+  const draw = (data) => {
+    shown = data;
+    say(status, data.words ?? "");
+    if (data.rows?.length) {
+      at = data.rows[data.rows.length - 1].index + 1;
+      fill(rows, data.rows.map((row) => rowView(row, ids)));
+    } else if (data.raw?.length && !rows.querySelector(".ftw-token")) fill(rows, data.raw.map(rawView));
+    else if (data.error) fill(rows, h("p", { class: "ftw-empty" }, data.error));
+    else if (!rows.childElementCount) fill(rows, h("p", { class: "ftw-empty" }, "Reading the data."));
+    const facts = data.facts ?? {};
+    fill(
+      foot,
+      facts.lengths?.length ? bars(facts.lengths, "lengths") : null,
+      facts.truncated !== undefined ? h("span", {}, `${number(facts.truncated)} truncated`) : null,
+      facts.masked !== undefined ? h("span", {}, `${number(facts.masked)} with nothing to learn`) : null,
+      h("span", { class: "ftw-space" }),
+      h("span", {}, h("span", { class: "ftw-token ftw-trained" }, "trained"), " ", h("span", { class: "ftw-token" }, "not trained")),
+    );
+  };
+  const search = () => {
+    const text = find.value.trim();
+    if (/^\d+$/.test(text)) show("index", { row: Number(text) });
+    else if (text) show("search", { text });
+  };
+  find.addEventListener("keydown", (event) => event.key === "Enter" && search());
+  const idsButton = button("# ids", () => {
+    ids = !ids;
+    idsButton.setAttribute("aria-pressed", String(ids));
+    if (shown) draw(shown);
+  }, { "aria-pressed": "false" });
+  const cancel = button("Cancel", () => ((newest += 1), stage.ask("rows_cancel"), say(status, "cancelled")), { class: "ftw-plain" });
+  const head = h(
+    "header",
+    { class: "ftw-head" },
+    button("First", () => show("index", { row: 0 })),
+    button("Next", () => show("index", { row: at })),
+    button("Random", () => show("random")),
+    button("Worst", () => show("worst"), { title: "longest, nothing to learn, most truncated" }),
+    find,
+    idsButton,
+    h("span", { class: "ftw-space" }),
+    status,
+    cancel,
+  );
+  stage.onEnd(() => (over = true));
+  return { element: h("div", { class: "ftw-preview" }, head, rows, foot), start: () => show("index", { row: 0 }) };
+}
+
+/** `Preview(draft)` alone. */
+export function previewFace(stage) {
+  const view = previewView(stage);
+  fill(stage.body, view.element);
+  openThen(stage, view.start);
+}
+
+async function openThen(stage, start) {
+  for (let pause = 300; !stage.retired; pause = Math.min(pause * 1.5, 4000)) {
+    if (await stage.ask("rows_ready")) return start();
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+  return null;
+}
