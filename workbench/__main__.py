@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="finetuning-workbench")
 @click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli(ctx: click.Context) -> object:
     """Fine-tune language models: build a config, see the tokens, start the run, watch it.
 
     \b
@@ -71,7 +71,8 @@ def cli(ctx: click.Context) -> None:
     workbench RUN             open a run in the app
     """
     if ctx.invoked_subcommand is None:
-        ctx.invoke(import_module("workbench.cli.app").command)
+        return ctx.invoke(import_module("workbench.cli.app").command)
+    return None
 
 
 def main() -> None:
