@@ -1,0 +1,111 @@
+"""The real worker, cold: killed and resumed to the bit, and two ranks through torchrun of which one is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.config.facts import Facts
+from engine.config.files import absolute, overrides
+from engine.config.recipes import recipe_mapping
+from engine.config.schema import read
+from engine.run import checkpoint, launch, store
+from engine.run.family import Family
+from engine.run.from_config import launch_config
+from engine.run.lock import is_held
+from engine.run.process import send
+from engine.run.store import ENDED, RunFolder
+from engine.run.tail import Tail
+from engine.run.view import RunView, fold_many
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield tmp_path / "runs"
+    for run in store.runs_in(tmp_path / "runs"):
+        for who in (run.supervisor(), run.worker()):
+            if who is not None:
+                send(who, signal.SIGKILL)
+
+
+def demo(runs: Path, name: str, *pairs: str) -> RunFolder:
+    settings = [
+        "optim.max_steps=30",
+        "run.save_steps=10",
+        "run.eval_steps=20",
+        "run.prompts=[]",
+        "optim.per_device_train_batch_size=8",
+    ]
+    mapping = overrides(absolute(recipe_mapping("demo"), runs.parent), [*settings, f"run.name={name}", *pairs])
+    reading = read(mapping, Facts())
+    assert reading.ok, reading.findings
+    return launch_config(reading.config, Facts(), runs_dir=runs)
+
+
+def view_of(run) -> RunView:
+    view, tail = RunView(), Tail(run.events)
+    while events := tail.read():
+        fold_many(view, events)
+    return view
+
+
+def until(condition, seconds=240.0):
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds, "it did not happen in time"
+        time.sleep(0.02)
+    return time.monotonic() - begun
+
+
+def over(run):
+    return run.state in ENDED
+
+
+def test_a_killed_run_resumes_to_the_same_losses_and_weights(runs):
+    whole = demo(runs, "whole")
+    until(lambda: over(whole))
+    assert whole.state == "finished", view_of(whole).cause
+    broken = demo(runs, "broken")
+    until(lambda: view_of(broken).step >= 13)
+    os.kill(broken.worker().pid, signal.SIGKILL)
+    assert until(lambda: over(broken)) < 2
+    assert "was ended by SIGKILL" in view_of(broken).cause
+    newest, _ = launch.resume(broken)
+    until(lambda: over(broken))
+    assert broken.state == "finished", view_of(broken).cause
+    one, other = view_of(whole), view_of(broken)
+    assert other.resumed_from == checkpoint.step_of(newest) >= 10
+    assert list(one.series["loss"].points()[0]) == list(range(1, 31))
+    for name in ("loss", "grad_norm", "learning_rate", "eval_loss"):
+        assert one.series[name] == other.series[name], name
+    files = [
+        json.loads((run.checkpoints / "checkpoint-30" / "COMMIT.json").read_text())["files"] for run in (whole, broken)
+    ]
+    weights = [entry["model.safetensors"]["sha256"] for entry in files]
+    assert weights[0] == weights[1]
+
+
+def test_two_ranks_write_one_stream_and_a_killed_one_is_named(runs):
+    run = demo(runs, "two", "run.devices=2", "optim.max_steps=3000")
+    until(lambda: view_of(run).step >= 3)
+    view = view_of(run)
+    assert view.world_size == 2
+    events = [json.loads(line) for line in run.events.read_bytes().splitlines()]
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert {event["rank"] for event in events} == {0}
+    family = Family(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    os.kill(family.ranks[1].pid, signal.SIGKILL)
+    assert until(lambda: over(run)) < 5
+    assert view_of(run).state == "failed"
+    assert f"Rank 1 (process {family.ranks[1].pid}) was ended by SIGKILL" in view_of(run).cause
+    until(lambda: not family.members() and not run.worker().alive, 5)
+    assert not is_held(run)

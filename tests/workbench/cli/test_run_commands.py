@@ -1,0 +1,273 @@
+"""The commands around a run, as processes: exit codes, what is printed where, what a signal does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.run import store
+from engine.run.process import send
+from engine.run.store import ENDED, RunFolder
+
+SMALL = Path(__file__).parents[2] / "fault" / "small_worker"
+CONFIG = """\
+version: 1
+model: {name: builtin/tiny, dtype: float32}
+data: {train: [{path: builtin/dates}], max_length: 128}
+optim: {max_steps: 60}
+run: {save_steps: 20, grace_seconds: 5, devices: 1}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory with a config; the runs in it use the small worker of the fault tests."""
+    (tmp_path / "my.yaml").write_text(CONFIG)
+    monkeypatch.setenv("PYTHONPATH", str(SMALL))
+    monkeypatch.setenv("SMALL_WORKER", '{"step_seconds": 0.01, "save_steps": 20}')
+    monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
+    yield tmp_path
+    for run in store.runs_in(tmp_path / "runs"):
+        for who in (run.supervisor(), run.worker()):
+            if who is not None:
+                send(who, signal.SIGKILL)
+
+
+def workbench(place, *words, **more):
+    argv = [sys.executable, "-P", "-m", "workbench", *words]
+    return subprocess.run(argv, cwd=place, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, **more)
+
+
+def long(monkeypatch, **more):
+    monkeypatch.setenv("SMALL_WORKER", json.dumps({"step_seconds": 0.02, "steps": 5000, "save_steps": 5000, **more}))
+
+
+def only_run(place) -> RunFolder:
+    (run,) = store.runs_in(place / "runs")
+    return run
+
+
+def until(condition, seconds=20.0):
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_train_runs_to_the_end_and_the_other_commands_know_it(place):
+    done = workbench(place, "train", "my.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "✓ finished: my-0001, 60 steps" in done.stderr
+    assert done.stdout == ""
+    (listed,) = json.loads(workbench(place, "runs", "--json").stdout)
+    keys = {"id", "state", "method", "model", "step", "max_steps", "loss", "started", "ended", "cause"}
+    assert set(listed) == keys
+    assert (listed["id"], listed["state"], listed["step"], listed["max_steps"]) == ("my-0001", "finished", 60, 60)
+    assert listed["ended"] >= listed["started"]
+    assert "my-0001" in workbench(place, "runs").stdout
+    watched = workbench(place, "watch", "my-0001", "--json")
+    assert len(json.loads(watched.stdout)["series"]["loss"]) == 60
+    assert workbench(place, "watch", "my-0001").returncode == 0
+    for words in (("stop", "my-0001"), ("checkpoint", "my-0001"), ("resume", "my-0001")):
+        refused = workbench(place, *words)
+        assert refused.returncode == 1
+        assert "finished" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    receipt = json.loads(workbench(place, "receipt", "my-0001", "--json").stdout)
+    assert receipt == {"id": "my-0001", "state": "finished", "entries": []}
+
+
+def test_train_json_and_overrides_and_runs_are_relative_to_where_one_stands(place, tmp_path):
+    (place / "sub").mkdir()
+    done = workbench(
+        place / "sub", "train", "../my.yaml", "--json", "--runs", "here", "optim.max_steps=20", "run.name=Other one"
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["id"], said["state"], said["max_steps"]) == ("other-one-0001", "finished", 20)
+    text = (place / "sub" / "here" / "other-one-0001" / "config.yaml").read_text()
+    assert "max_steps: 20" in text
+    assert "auto" not in [line.split(": ")[-1] for line in text.splitlines()]
+
+
+def test_a_bad_config_starts_nothing_and_says_all_of_it(place):
+    (place / "my.yaml").write_text(CONFIG.replace("max_steps", "max_stebs").replace("float32", "float33"))
+    done = workbench(place, "train", "my.yaml")
+    assert done.returncode == 1
+    assert "optim.max_stebs" in done.stderr
+    assert "float33" in done.stderr
+    assert "no run was started" in done.stderr
+    assert not (place / "runs").exists()
+    assert workbench(place, "train", "nothing.yaml").returncode == 2
+    assert workbench(place, "train").returncode == 2
+
+
+def test_a_failed_run_gives_1_and_its_cause(place, monkeypatch):
+    long(monkeypatch, raise_at=3)
+    done = workbench(place, "train", "my.yaml")
+    assert done.returncode == 1
+    assert "RuntimeError: the small model broke" in done.stderr
+    assert "✗ failed at step 3" in done.stderr
+    assert workbench(place, "watch", "my-0001").returncode == 1
+    assert "the small model broke" in workbench(place, "runs").stdout
+
+
+def test_detach_returns_once_training_has_begun_and_the_run_is_stopped_and_resumed_later(place, monkeypatch):
+    long(monkeypatch, steps=300)
+    done = workbench(place, "train", "my.yaml", "--detach", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["state"] == "running"
+    saved = workbench(place, "checkpoint", "my-0001", "--json")
+    assert saved.returncode == 0, saved.stderr
+    assert json.loads(saved.stdout)["step"] > 0
+    stopped = workbench(place, "stop", "my-0001", "--save")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "Kept: the checkpoint of step" in stopped.stdout
+    monkeypatch.setenv("SMALL_WORKER", '{"steps": 300}')
+    resumed = workbench(place, "resume", "my-0001")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "my-0001 goes on from step" in resumed.stderr
+    assert "✓ finished: my-0001, 300 steps" in resumed.stderr
+
+
+def test_plain_stop_says_what_is_kept(place, monkeypatch):
+    long(monkeypatch)
+    assert workbench(place, "train", "my.yaml", "--detach").returncode == 0
+    stopped = workbench(place, "stop", "my-0001")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "Kept: no checkpoint." in stopped.stdout
+    assert workbench(place, "stop", "my-0001", "--save", "--now").returncode == 2
+
+
+def test_stop_now_ends_a_worker_that_hangs(place, monkeypatch):
+    long(monkeypatch, deaf="signals too")
+    assert workbench(place, "train", "my.yaml", "--detach").returncode == 0
+    begun = time.monotonic()
+    assert workbench(place, "stop", "my-0001", "--now").returncode == 0
+    assert time.monotonic() - begun < 12
+    assert only_run(place).state == "stopped"
+
+
+def test_resume_says_which_checkpoint_it_skipped_and_refuses_changed_settings(place, monkeypatch):
+    long(monkeypatch, steps=200, save_steps=20, die=9, die_at=75)
+    assert workbench(place, "train", "my.yaml").returncode == 1
+    run = only_run(place)
+    (run.checkpoints / "checkpoint-60" / "state.json").write_text("{}")
+    config = run.config.read_text()
+    run.config.write_text(config.replace("seed: 42", "seed: 43"))
+    refused = workbench(place, "resume", run.id)
+    assert refused.returncode == 1
+    assert "changed: run.seed: 42 -> 43" in refused.stderr
+    run.config.write_text(config)
+    resumed = workbench(place, "resume", run.id)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "skipped checkpoint-60: state.json has 2 bytes" in resumed.stderr
+    assert "goes on from step 40" in resumed.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_without_a_terminal_a_signal_saves_and_stops(place, monkeypatch, number, code):
+    long(monkeypatch)
+    argv = [sys.executable, "-P", "-m", "workbench", "train", "my.yaml", "--json"]
+    process = subprocess.Popen(
+        argv, cwd=place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: list(store.runs_in(place / "runs")) and only_run(place).state == "running")
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert json.loads(out)["state"] == "stopped"
+    assert (only_run(place).checkpoints / f"checkpoint-{json.loads(out)['step']}").is_dir()
+
+
+def test_without_a_terminal_a_killed_command_leaves_the_run_alone(place, monkeypatch):
+    long(monkeypatch, steps=200)
+    argv = [sys.executable, "-P", "-m", "workbench", "train", "my.yaml"]
+    process = subprocess.Popen(argv, cwd=place, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: list(store.runs_in(place / "runs")) and only_run(place).state == "running")
+    process.kill()
+    process.wait()
+    until(lambda: only_run(place).state == "finished")
+
+
+def test_with_a_terminal_ctrl_c_asks_and_leaves_the_run_going(place, monkeypatch):
+    long(monkeypatch)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(place)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "workbench", "train", "my.yaml"])
+    said = b""
+
+    def read_until(words: bytes) -> None:
+        nonlocal said
+        give_up = time.monotonic() + 30
+        while words not in said:
+            assert time.monotonic() < give_up, said
+            said += os.read(terminal, 4096)
+
+    read_until(b"loss")
+    os.write(terminal, b"\x03")
+    read_until(b"go on watching")
+    read_until(b"[l]:")
+    os.write(terminal, b"\r")
+    read_until(b"`workbench watch my-0001` shows it")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert only_run(place).worker().alive
+    assert only_run(place).state == "running"
+
+
+def test_a_list_tells_the_truth_about_a_run_that_nobody_watched(place, monkeypatch):
+    long(monkeypatch)
+    assert workbench(place, "train", "my.yaml", "--detach").returncode == 0
+    run = only_run(place)
+    for who in (run.supervisor(), run.worker()):
+        os.kill(who.pid, signal.SIGKILL)
+        until(lambda who=who: not who.alive)
+    (listed,) = json.loads(workbench(place, "runs", "--json").stdout)
+    assert listed["state"] == "lost"
+    assert "without a final word" in listed["cause"]
+    assert run.state in ENDED
+
+
+def test_names_with_escapes_and_unknown_runs_are_one_sentence(place):
+    done = workbench(place, "watch", "\x1b]0;title\x07nope")
+    assert done.returncode == 1
+    assert "\x1b" not in done.stderr
+    assert "no run is called" in done.stderr
+    assert workbench(place, "runs").returncode == 0
+    assert workbench(place, "runs", "--json").stdout.strip() == "[]"
+
+
+def test_a_receipt_is_shown_as_a_table_without_escapes(place):
+    run = store.create(place / "runs", "version: 1\n", {"name": "x"})
+    run.update_json(state="finished")
+    event = {"v": 1, "seq": 0, "t": 1.0, "rank": 0, "segment": 0, "kind": "receipt"}
+    entry = {
+        "feature": "attention",
+        "requested": "auto",
+        "effective": "\x1b[31msdpa",
+        "count": 28,
+        "detail": "28 of 28",
+    }
+    run.events.write_text(json.dumps(event | {"entries": [entry]}) + "\n")
+    out = workbench(place, "receipt", "x-0001").stdout
+    assert "attention" in out
+    assert "28 of 28" in out
+    assert "\x1b" not in out
+
+
+def test_the_commands_import_no_torch(place):
+    script = "import sys; from workbench.__main__ import COMMANDS; from importlib import import_module; [import_module('workbench.cli.' + n) for n in ('train','runs','watch','stop','checkpoint','resume','receipt','demo')]; print(sorted({'torch','transformers','datasets','numpy','textual'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=place, check=True)
+    assert said.stdout.strip() == "[]"
