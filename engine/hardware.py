@@ -80,7 +80,7 @@ CARDS: dict[str, tuple[tuple[int, ...], tuple[int, int]]] = {
 
 _FORM = "a card as in `1xH100-80GB`, `2xA100-40GB`, `RTX4090` or `cpu`"
 _MACHINE = re.compile(
-    r"(?:(?P<count>\d{1,4})\s*[x*]\s*)?(?P<card>[A-Za-z][A-Za-z0-9 _-]*?)(?:[-_ ](?P<size>\d{1,4}(?:\.\d+)?)\s*(?:GB|GiB|G))?",
+    r"(?:(?P<count>\d{1,4})\s*[x*]\s*)?(?P<card>[1-9]0[6-9]0|[A-Za-z][A-Za-z0-9 _-]*?)(?:[-_ ](?P<size>\d{1,4}(?:\.\d+)?)\s*(?:GB|GiB|G))?",
     re.IGNORECASE,
 )
 

@@ -49,6 +49,9 @@ def explain(name: str) -> Explanation | tuple[str, ...]:
         return of_setting(fields[word])
     if word in SECTIONS:
         return of_section(word)
+    exact = [spec for spec in fields if spec.name == word]
+    if len(exact) == 1:
+        return of_setting(exact[0])
     term = term_of(word)
     if term:
         return Explanation(term, term, TERMS[term])

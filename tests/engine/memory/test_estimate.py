@@ -1,0 +1,168 @@
+"""The consequences of an edit: right where they can be computed, unknown where they cannot, moved the right way."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from engine.config.facts import DataFacts, Facts, ModelFacts, SourceFacts, model_facts
+from engine.config.schema import read
+from engine.hardware import parse_machine
+from engine.memory.estimate import Estimate, estimate
+
+NAME = "Qwen/Qwen3-0.6B"
+MODEL = model_facts(NAME)
+H100 = parse_machine("1xH100-80GB")
+
+
+def of(facts: Facts | None = None, **sections: dict[str, Any]) -> Estimate:
+    mapping: dict[str, Any] = {"model": {"name": NAME}, **sections}
+    mapping["model"] = {"name": NAME, **sections.get("model", {})}
+    return estimate(read(mapping).config, facts or Facts(machine=H100, model=MODEL))
+
+
+def test_nothing_is_guessed_without_facts() -> None:
+    found = estimate(read({}).config)
+    assert found.effective_batch == 8
+    assert (found.steps, found.memory, found.memory_total, found.checkpoint_bytes) == (None, {}, None, None)
+    assert (found.trainable_parameters, found.device_bytes, found.seconds_left) == (None, None, None)
+
+
+def test_steps_follow_rows_batch_epochs_and_max_steps() -> None:
+    facts = Facts(data=DataFacts(rows=1000, tokens=50_000))
+    assert of(facts).steps == 125
+    assert of(facts, optim={"num_train_epochs": 3}).steps == 375
+    assert of(facts, optim={"num_train_epochs": 0.5}).steps == 63
+    assert of(facts, optim={"gradient_accumulation_steps": 1, "per_device_train_batch_size": 3}).steps == 334
+    assert of(facts, optim={"max_steps": 7}).steps == 7
+    assert of(facts, run={"devices": 2}).steps == 63
+    assert of(facts).tokens_per_epoch == 50_000
+
+
+def test_steps_are_those_of_the_trainer() -> None:
+    """transformers: batches are rounded up, then steps are batches over accumulation, rounded up."""
+    facts = Facts(data=DataFacts(rows=10))
+    assert of(facts, optim={"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}).steps == 2
+    assert of(facts, optim={"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8}).steps == 1
+
+
+def test_packing_makes_fewer_steps() -> None:
+    facts = Facts(data=DataFacts(rows=1000, tokens=100_000))
+    packed = of(
+        facts,
+        data={"packing": True, "max_length": 1000},
+        optim={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1},
+    )
+    assert packed.steps == 104
+    assert of(Facts(data=DataFacts(rows=1000)), data={"packing": True}).steps is None
+
+
+def test_rows_come_from_the_files_until_they_are_counted() -> None:
+    entries = [{"path": "a", "weight": 2}, {"path": "b", "rows": 10}]
+    facts = Facts(sources={"a": SourceFacts("a", rows=100), "b": SourceFacts("b", rows=500)})
+    assert of(facts, data={"train": entries}).steps == 27  # 210 rows in batches of 8
+    half = Facts(sources={"a": SourceFacts("a", rows=100)})
+    assert of(half, data={"train": entries}).steps is None
+
+
+def test_full_weights_cost_weights_gradients_and_two_states() -> None:
+    found = of()
+    assert MODEL is not None
+    assert found.trainable_parameters == MODEL.parameters == 596_049_920
+    assert found.memory["weights"] == 2 * 596_049_920
+    assert found.memory["gradients"] == found.memory["weights"]
+    assert found.memory["optimizer"] == 2 * found.memory["weights"]
+    assert "adapter" not in found.memory
+    assert found.memory_total == sum(found.memory.values())
+
+
+def test_lora_trains_little_and_saves_little() -> None:
+    lora, full = of(adapter={"kind": "lora", "r": 8}), of()
+    assert lora.trainable_parameters == 5_046_272
+    assert of(adapter={"kind": "lora", "r": 16}).trainable_parameters == 2 * 5_046_272
+    assert lora.memory["weights"] == full.memory["weights"]
+    assert lora.memory_total is not None
+    assert full.memory_total is not None
+    assert lora.memory_total < full.memory_total
+    assert lora.checkpoint_bytes is not None
+    assert lora.checkpoint_bytes < 50 * 1024**2
+
+
+@pytest.mark.parametrize(
+    ("cheaper", "dearer"),
+    [
+        ({"optim": {"per_device_train_batch_size": 2}}, {"optim": {"per_device_train_batch_size": 4}}),
+        ({"memory": {"gradient_checkpointing": True}}, {"memory": {"gradient_checkpointing": False}}),
+        ({"data": {"max_length": 512}}, {"data": {"max_length": 1024}}),
+        ({"optim": {"optim": "sgd"}}, {"optim": {"optim": "adamw_torch"}}),
+        ({"adapter": {"kind": "lora"}, "model": {"quantization": "nf4"}}, {"adapter": {"kind": "lora"}}),
+        ({"adapter": {"kind": "lora"}, "method": {"kind": "dpo"}}, {"method": {"kind": "dpo"}}),
+        ({"model": {"dtype": "bfloat16"}}, {"model": {"dtype": "float32"}}),
+        (
+            {"memory": {"gradient_checkpointing": True}},
+            {"memory": {"gradient_checkpointing": True}, "model": {"attention": "eager"}},
+        ),
+    ],
+)
+def test_memory_moves_the_right_way(cheaper: dict[str, Any], dearer: dict[str, Any]) -> None:
+    small, large = of(**cheaper).memory_total, of(**dearer).memory_total
+    assert small is not None
+    assert large is not None
+    assert small < large
+
+
+def test_dpo_with_full_weights_holds_a_second_model() -> None:
+    found = of(method={"kind": "dpo"})
+    assert found.memory["reference"] == found.memory["weights"]
+    assert "reference" not in of(method={"kind": "dpo"}, adapter={"kind": "lora"}).memory
+    assert "reference" not in of(method={"kind": "dpo", "reference": "precompute"}).memory
+
+
+def test_disk_counts_the_kept_checkpoints_and_the_one_being_written() -> None:
+    facts = Facts(machine=H100, model=MODEL, data=DataFacts(rows=100_000))
+    found = of(facts, run={"save_total_limit": 3})
+    assert found.checkpoint_bytes is not None
+    assert found.checkpoints_bytes == 4 * found.checkpoint_bytes
+    few = of(Facts(machine=H100, model=MODEL, data=DataFacts(rows=100)), run={"save_total_limit": 3})
+    assert few.checkpoints_bytes == few.checkpoint_bytes
+
+
+def test_facts_of_another_model_are_not_used() -> None:
+    facts = Facts(machine=H100, model=ModelFacts("other/model", parameters=7))
+    assert of(facts).trainable_parameters is None
+
+
+def test_shares_and_time() -> None:
+    facts = Facts(machine=H100, model=MODEL, data=DataFacts(rows=200, tokens=40_000, truncated=3, masked=1, exact=True))
+    found = of(facts)
+    assert found.truncated_share == 0.015
+    assert (found.masked_rows, found.exact) == (1, True)
+    assert found.seconds_left is not None
+    assert 0.1 < found.seconds_left < 600
+    slow = of(Facts(machine=parse_machine("cpu"), model=MODEL, data=facts.data)).seconds_left
+    assert slow is not None
+    assert slow > 10 * found.seconds_left
+
+
+def test_the_change_of_an_edit_is_told() -> None:
+    before, after = of(), of(optim={"per_device_train_batch_size": 8})
+    change = after.changes(before)
+    assert change["effective_batch"] == 8
+    assert change["memory_total"] > 0
+    assert "trainable_parameters" not in change
+    assert before.changes(before) == {}
+
+
+def test_it_is_plain_data_and_quick() -> None:
+    config, facts = (
+        read({"model": {"name": NAME}, "adapter": {"kind": "lora"}}).config,
+        Facts(machine=H100, model=MODEL),
+    )
+    json.dumps(estimate(config, facts).as_json())
+    started = time.process_time()
+    for _ in range(200):
+        estimate(config, facts)
+    assert (time.process_time() - started) / 200 < 0.001

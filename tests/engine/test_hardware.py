@@ -1,0 +1,119 @@
+"""A machine that is not here can be described in a few letters, and nonsense is told what the form is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine import hardware
+from engine.errors import UsageError
+from engine.hardware import CARDS, GiB, Machine, disk_free, installed, parse_machine, this_machine
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "name", "size", "capability"),
+    [
+        ("1xH100-80GB", 1, "H100", 80, (9, 0)),
+        ("H100", 1, "H100", 80, (9, 0)),
+        ("h100", 1, "H100", 80, (9, 0)),
+        ("8xH200-141GB", 8, "H200", 141, (9, 0)),
+        ("2 x A100-40GB", 2, "A100", 40, (8, 0)),
+        ("A100-80GB", 1, "A100", 80, (8, 0)),
+        ("RTX 4090", 1, "RTX4090", 24, (8, 9)),
+        ("4090", 1, "RTX4090", 24, (8, 9)),
+        ("NVIDIA L40S", 1, "L40S", 48, (8, 9)),
+        ("T4", 1, "T4", 16, (7, 5)),
+        ("V100-16GB", 1, "V100", 16, (7, 0)),
+        ("RTX PRO 6000", 1, "RTXPRO6000", 96, (12, 0)),
+        ("4xMyCard-48GB", 4, "MYCARD", 48, (8, 0)),
+    ],
+)
+def test_cards_by_name(text: str, count: int, name: str, size: int, capability: tuple[int, int]) -> None:
+    machine = parse_machine(text)
+    assert len(machine.gpus) == count
+    gpu = machine.gpus[0]
+    assert (gpu.name, gpu.capability) == (name, capability)
+    assert 0.95 * size * GiB < gpu.memory_bytes <= size * GiB
+    assert machine.device == "cuda"
+
+
+def test_a_cpu_is_a_machine_too() -> None:
+    machine = parse_machine("cpu")
+    assert (machine.gpus, machine.device) == ((), "cpu")
+    assert machine.memory_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-",
+        "0xH100",
+        "9999xH100",
+        "H100-0GB",
+        "H100-99999GB",
+        "1x",
+        "x" * 500,
+        "H1OO",
+        "12",
+        "\x1b[31m",
+        "H100 80GB 3",
+    ],
+)
+def test_nonsense_names_the_form(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_machine(text)
+    assert caught.value.exit_code == 2
+    assert "\x1b" not in caught.value.message
+    assert "--for: must " in caught.value.message
+
+
+def test_a_near_miss_is_suggested() -> None:
+    with pytest.raises(UsageError, match="Did you mean H100"):
+        parse_machine("H1000")
+
+
+def test_every_known_card_can_be_named() -> None:
+    for card, (sizes, _) in CARDS.items():
+        for size in sizes:
+            assert parse_machine(f"1x{card}-{size}GB").gpus[0].name == card
+
+
+def test_this_machine_is_known(tmp_path: Path) -> None:
+    machine = this_machine(tmp_path / "not" / "there" / "yet")
+    assert machine.cpu_count is not None
+    assert machine.cpu_count >= 1
+    assert machine.memory_bytes is not None
+    assert machine.memory_bytes > GiB / 2
+    assert machine.disk_free_bytes is not None
+    assert machine.disk_free_bytes == pytest.approx(disk_free(tmp_path), rel=0.2)
+    assert machine.name
+
+
+def test_the_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{3 * GiB}\n")
+    real = Path
+
+    def moved(place: object = ".") -> Path:
+        return limit if str(place).startswith("/sys/fs/cgroup/memory.max") else real(str(place))
+
+    monkeypatch.setattr(hardware, "Path", moved)
+    hardware._memory_bytes.cache_clear()
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        assert hardware._memory_bytes() == min(total, 3 * GiB)
+    finally:
+        hardware._memory_bytes.cache_clear()
+
+
+def test_packages_by_their_metadata() -> None:
+    assert installed("pydantic")
+    assert installed("a-package-that-nobody-has") is None
+
+
+def test_machines_are_values() -> None:
+    assert parse_machine("H100") == parse_machine("1xH100-80GB")
+    assert Machine() == Machine()

@@ -1,0 +1,57 @@
+"""`workbench estimate`: the consequences before launch, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from engine.errors import UsageError
+from workbench.cli.estimate import command, gib
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments), standalone_mode=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    place = tmp_path / "my.yaml"
+    place.write_text("model:\n  name: Qwen/Qwen3-0.6B\nadapter:\n  kind: lora\ndata:\n  train: builtin/dates\n")
+    return place
+
+
+def test_the_table_has_numbers_with_units(config: Path) -> None:
+    output = run(str(config), "--for", "1xH100-80GB").output
+    for words in ("effective batch", "8 rows", "trained parameters", "10,092,544", "of the card", "78.8 GiB", "3,000"):
+        assert words in output
+
+
+def test_json_holds_every_number(config: Path) -> None:
+    found = json.loads(run(str(config), "--for", "1xH100-80GB", "--json").output)
+    assert found["machine"] == "1xH100-80GB"
+    assert found["steps"] == 3000
+    assert found["memory_total"] == sum(found["memory"].values())
+
+
+def test_what_is_not_known_says_so(config: Path) -> None:
+    config.write_text(config.read_text().replace("Qwen/Qwen3-0.6B", "org/unknown"))
+    output = run(str(config)).output
+    assert "unknown until the model is here" in output
+
+
+def test_errors_are_shown_beside_it(config: Path) -> None:
+    config.write_text(config.read_text() + "sequence_len: 3\n")
+    assert "sequence_len" in run(str(config)).stderr
+
+
+def test_rehearsal_is_refused_in_words(config: Path) -> None:
+    problem = run(str(config), "--rehearse").exception
+    assert isinstance(problem, UsageError)
+    assert "by formula only" in problem.message
+
+
+def test_bytes_are_readable() -> None:
+    assert [gib(size) for size in (3 * 1024**3, 5 * 1024**2, 2048, 0)] == ["3.0 GiB", "5.0 MiB", "2.0 KiB", "0.0 KiB"]
