@@ -41,7 +41,7 @@ def demo(runs: Path, name: str, *pairs: str) -> RunFolder:
         "optim.max_steps=30",
         "run.save_steps=10",
         "run.eval_steps=20",
-        "run.prompts=[]",
+        "run.prompts_steps=20",
         "optim.per_device_train_batch_size=8",
     ]
     mapping = overrides(absolute(recipe_mapping("demo"), runs.parent), [*settings, f"run.name={name}", *pairs])
