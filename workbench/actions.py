@@ -70,6 +70,29 @@ ACTIONS: tuple[Action, ...] = (
     Action("step('memory')", "5", "go to Memory and speed", "", ("build",)),
     Action("step('review')", "6", "go to Review", "", ("build",)),
     Action("step('launch')", "7", "go to Launch", "", ("build",)),
+    # Monitor
+    Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1 to 5", line="1-5 pages"),
+    Action("tab('samples')", "2", "samples", "Answers to the pinned prompts", ("monitor",), "2"),
+    Action("tab('log')", "3", "log", "What the worker printed", ("monitor",), "3"),
+    Action("tab('receipt')", "4", "receipt", "What was really done", ("monitor",), "4"),
+    Action("tab('config')", "5", "config", "The config of this run", ("monitor",), "5"),
+    Action("next_curve", "v", "next curve", "Show the next curve in the large chart", ("monitor",), line="v curve"),
+    Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop"),
+    Action("checkpoint", "c", "checkpoint", "Save a checkpoint and go on", ("monitor",), line="c checkpoint"),
+    Action("resume", "R", "resume", "Go on from the newest whole checkpoint", ("monitor", "runs"), line="R resume"),
+    # Runs
+    Action("open", "enter", "open", "Watch the run under the cursor", ("runs",), line="enter open"),
+    Action("delete", "D", "delete", "Delete the run, after saying what would be lost", ("runs",), line="D delete"),
+    Action("filter", "slash", "filter", "Only runs with these words", ("runs",), "/", line="/ filter"),
+    Action("sort", "o", "order", "Order by time, state, name or loss", ("runs",), line="o order"),
+    # Preview
+    Action("row(1)", "n", "next row", "The next row", ("preview",), line="n next"),
+    Action("row(-1)", "N", "previous row", "The previous row", ("preview",), line="N previous"),
+    Action("random", "r", "random row", "A row at random", ("preview",), line="r random"),
+    Action("worst", "w", "worst rows", "The longest, the unlearned, the most cut row", ("preview",), line="w worst"),
+    Action("ids", "number_sign", "token ids", "Ids behind the tokens", ("preview",), "#", line="# ids"),
+    Action("search", "slash", "search", "The next row with a text", ("preview",), "/", line="/ search"),
+    Action("cancel", "escape", "cancel", "Cancel the question, or go back", ("preview",), "esc", quiet=True),
 )
 
 

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.segment import Segment, Segments
-from textual.app import App
+from textual import events
+from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES, Theme
+from textual.widgets import Static
 
 from engine.errors import redact, visible
 from workbench.actions import bindings
@@ -70,6 +72,19 @@ THEMES = (
     ),
 )  # fmt: skip
 LEAVE_SECONDS = 3.0  # a terminal that is gone takes no more writes; after this the process ends regardless
+
+
+LEAST = (60, 16)
+
+
+class TooSmall(Screen[None]):
+    """The window is too small to be of use."""
+
+    def compose(self) -> ComposeResult:
+        """One sentence."""
+        yield Static(
+            f"The workbench needs {LEAST[0]} columns and {LEAST[1]} rows. Make the window larger.", markup=False
+        )
 
 
 class WorkbenchApp(App[None]):
@@ -162,6 +177,15 @@ class WorkbenchApp(App[None]):
         """The first frame is painted: collect garbage again, but not in what was imported."""
         gc.freeze()
         gc.enable()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Too little room: a sentence stands over whatever is open, and goes when there is room."""
+        small = event.size.width < LEAST[0] or event.size.height < LEAST[1]
+        if small != isinstance(self.screen, TooSmall):
+            if small:
+                self.push_screen(TooSmall())
+            else:
+                self.pop_screen()
 
     def on_mount(self) -> None:
         """Signals end the app through its own door, so that the terminal is given back."""

@@ -72,6 +72,7 @@ class BuildScreen(Screen[None]):
         self._live: tuple[Finding, ...] | None = None
         self._activity = "idle"
         self._starting = False
+        self._problem = ""
 
     # Frame
 
@@ -132,6 +133,8 @@ class BuildScreen(Screen[None]):
             runs_dir=self.app.runs_dir,
             logout=self.background.logout,
             machine=draft.facts.machine,
+            problem=self._problem,
+            starting=self._starting,
         )
 
     def draw(self, key: str | None = None, *, edited: bool = False) -> None:
@@ -483,7 +486,9 @@ class BuildScreen(Screen[None]):
 
     def tell(self, words: str, *, bad: bool = False) -> None:
         """A word that goes away by itself."""
-        self.notify(visible(redact(words)), severity="error" if bad else "information", markup=False, timeout=4)
+        self.notify(
+            visible(redact(words)), severity="error" if bad else "information", markup=False, timeout=12 if bad else 4
+        )
 
     # The file
 
@@ -536,14 +541,15 @@ class BuildScreen(Screen[None]):
         if errors:
             self.action_findings()
         elif not self._starting:
-            self._starting = True
-            self.tell("Starting the run.")
+            self._starting, self._problem = True, ""
+            self.draw()
             self.background.launch(self._started)
 
     def _started(self, run: Any, problem: str) -> None:
         self._starting = False
+        self._problem = visible(redact(problem))
         if problem:
-            self.tell(problem, bad=True)
+            self.draw()
             return
         from workbench.screens.monitor import MonitorScreen
 

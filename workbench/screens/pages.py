@@ -52,6 +52,9 @@ class View:
     trouble: tuple[str, ...] = ()
     runs_dir: Path = Path("runs")
     logout: str = ""
+    problem: str = ""
+    """Why the run could not be started."""
+    starting: bool = False
     machine: Machine | None = None
 
 
@@ -327,7 +330,10 @@ def _launch(view: View) -> Iterator[Row]:
     if errors:
         yield text((f"{errors} to mend before the run can start: ! lists them, f mends what it can.", "bad"))
     else:
-        yield Row(LAUNCH, "action", "Start the run", value=(("  enter", "dim"),))
+        words = "starting" if view.starting else "enter"
+        yield Row(LAUNCH, "action", "Start the run", value=((f"  {words}", "dim"),))
+    if view.problem:
+        yield text((view.problem, "bad"))
     yield text(
         "",
         ("Where", "bold"),

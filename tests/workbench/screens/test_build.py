@@ -1,0 +1,478 @@
+"""The build screen by keys alone: what a person does, and what they then see and have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.widgets import Input, OptionList
+
+from engine.config.draft import Draft
+from engine.config.facts import Facts
+from engine.config.schema import fields
+from engine.config.steps import STEPS
+from workbench.actions import ACTIONS
+from workbench.app import WorkbenchApp
+from workbench.panels.form import FormPane
+from workbench.screens.build import BuildScreen
+from workbench.screens.findings import FindingsScreen
+from workbench.screens.help import HelpScreen
+from workbench.screens.leave import LeaveScreen
+
+
+def app_of(draft: Draft | None = None) -> WorkbenchApp:
+    return WorkbenchApp(draft, runs_dir="runs")
+
+
+def build(app: WorkbenchApp) -> BuildScreen:
+    assert isinstance(app.screen, BuildScreen)
+    return app.screen
+
+
+def shown(app: WorkbenchApp) -> str:
+    """The text of the whole screen."""
+    return "\n".join("".join(part.text for part in strip) for strip in app.screen._compositor.render_strips())
+
+
+def told(app: WorkbenchApp) -> str:
+    """What the app says in passing."""
+    return " ".join(note.message for note in app._notifications)
+
+
+async def until(pilot: Any, true: Callable[[], bool], seconds: float = 20.0) -> None:
+    for _ in range(int(seconds / 0.05)):
+        if true():
+            return
+        await pilot.pause(0.05)
+    raise AssertionError(f"it never came about:\n{shown(pilot.app)}")
+
+
+async def go_to(pilot: Any, path: str) -> None:
+    """Put the cursor on a setting."""
+    build(pilot.app).jump(path)
+    await pilot.pause()
+
+
+async def test_the_first_screen_offers_the_demo_and_shows_the_config_so_far() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        screen = shown(app)
+        assert "See it work here and now" in screen
+        assert "builtin/tiny" in screen
+        assert "builtin/dates" in screen
+        for step in STEPS:
+            assert step.title in screen
+        assert app.screen.focused is build(app).pane.form
+
+
+async def test_a_whole_config_is_built_and_saved_by_keys_alone() -> None:
+    Path("pairs.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"q{n}", "completion": f"a{n}"}) + "\n" for n in range(40))
+    )
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("j", "enter")  # answer like my examples
+        screen = build(app)
+        assert app.draft.recipe == "sft-lora"
+        assert screen.step == "model"
+        await pilot.press("enter")
+        editor = app.screen.query_one("#editor", Input)
+        editor.value = ""
+        await pilot.press(*"builtin", "slash", *"tiny", "enter")
+        assert app.draft.config.model.name == "builtin/tiny"
+        await pilot.press("right_square_bracket", "enter")
+        await pilot.pause()
+        await pilot.press("d", "n", *"pairs.jsonl", "enter", "escape")
+        await pilot.pause()
+        assert [entry.path for entry in app.draft.config.data.train] == ["pairs.jsonl"]
+        await until(pilot, lambda: "prompt_completion" in shown(app))
+        await go_to(pilot, fields.optim.learning_rate.path)
+        await pilot.press("enter")
+        app.screen.query_one("#editor", Input).value = ""
+        await pilot.press(*"3e", "minus", *"4", "enter")
+        assert app.draft.config.optim.learning_rate == 3e-4
+        await pilot.press("6")
+        await pilot.pause()
+        assert "optim.learning_rate" in shown(app)
+        await pilot.press("w")
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert not app.draft.dirty
+    saved = Draft.open("sft-lora.yaml")
+    assert saved.config.optim.learning_rate == 3e-4
+    assert saved.config.model.name == "builtin/tiny"
+    assert not [finding for finding in saved.findings if finding.severity == "error"]
+
+
+async def test_every_key_press_while_editing_says_whether_the_value_will_do() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.optim.num_train_epochs.path)
+        await pilot.press("enter")
+        app.screen.query_one("#editor", Input).value = "-3"
+        await pilot.pause()
+        assert "must be a number above 0" in " ".join(shown(app).split())
+        assert app.draft.config.optim.num_train_epochs != -3
+        app.screen.query_one("#editor", Input).value = "2"
+        await pilot.pause()
+        assert "must be a number" not in " ".join(shown(app).split())
+        await pilot.press("enter")
+        assert app.draft.config.optim.num_train_epochs == 2
+
+
+async def test_esc_leaves_a_value_as_it_was() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.run.name.path)
+        before = app.draft.config.run.name
+        await pilot.press("enter", "x", "y", "escape")
+        await pilot.pause()
+        assert app.draft.config.run.name == before
+        await until(pilot, lambda: not app.screen.query("#editor"))
+        assert not app.draft.dirty
+
+
+async def test_letters_do_nothing_but_write_while_editing() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.run.name.path)
+        await pilot.press("enter", "q", "u", "z", "question_mark", "enter")
+        assert app.draft.config.run.name == "datesquz?"
+        assert isinstance(app.screen, BuildScreen)
+
+
+async def test_a_choice_opens_as_a_list_and_changes_the_fields_that_apply() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.method.kind.path)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "DPO: prefer one answer" in shown(app)
+        await pilot.press("j", "j", "enter")
+        await pilot.pause()
+        assert app.draft.config.method.kind == "dpo"
+        assert "Beta" in shown(app)
+
+
+async def test_undo_and_redo_walk_through_every_change() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.data.packing.path)
+        states = [app.draft.text()]
+        await pilot.press("enter")
+        states.append(app.draft.text())
+        await go_to(pilot, fields.optim.learning_rate.path)
+        await pilot.press("backspace")
+        states.append(app.draft.text())
+        assert len(set(states)) == 3
+        await pilot.press("u", "u")
+        assert app.draft.text() == states[0]
+        await pilot.press("u")
+        assert app.draft.text() == states[0]
+        await pilot.press("U", "U")
+        assert app.draft.text() == states[2]
+
+
+async def test_f_applies_the_fix_in_view() -> None:
+    draft = Draft(
+        "version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: builtin/dates}]}\noptim: {learnign_rate: 1e-4}\n"
+    )
+    app = app_of(draft)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert "Did you mean optim.learning_rate" in " ".join(shown(app).split())
+        assert "✗" in shown(app)
+        await pilot.press("f")
+        assert draft.config.optim.learning_rate == 1e-4
+        assert not [finding for finding in draft.findings if finding.severity == "error"]
+        await pilot.press("u")
+        assert [finding for finding in draft.findings if finding.severity == "error"]
+
+
+async def test_the_list_of_findings_jumps_to_the_setting() -> None:
+    draft = Draft(
+        "version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: builtin/dates}]}\noptim: {adam_beta2: 7}\n"
+    )
+    app = app_of(draft)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("exclamation_mark")
+        await pilot.pause()
+        assert isinstance(app.screen, FindingsScreen)
+        await pilot.press("enter")
+        await pilot.pause()
+        row = build(app).pane.form.row
+        assert row is not None
+        assert row.key == fields.optim.adam_beta2.path
+
+
+async def test_find_leads_to_a_setting_by_the_words_of_its_help() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("slash")
+        await pilot.pause()
+        await pilot.press(*"noisy")  # no word of its name; DPO's, so it explains and does not jump
+        await pilot.pause()
+        assert "label_smoothing" in shown(app)
+        await pilot.press("escape")
+        await pilot.press("slash")
+        await pilot.pause()
+        await pilot.press(*"summed")
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        row = build(app).pane.form.row
+        assert row is not None
+        assert row.key == fields.optim.gradient_accumulation_steps.path
+
+
+async def test_levels_show_more_and_lose_nothing() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("4")
+        counts = []
+        for _ in range(3):
+            counts.append(len(build(app).pane.form.rows))
+            await pilot.press("a")
+        assert counts[0] < counts[1] < counts[2]
+        assert len(build(app).pane.form.rows) == counts[0]
+
+
+async def test_an_edit_shows_its_own_consequence_and_a_fact_does_not() -> None:
+    app = app_of()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause(0.5)
+        screen = build(app)
+        await go_to(pilot, fields.optim.per_device_train_batch_size.path)
+        await pilot.press("enter")
+        app.screen.query_one("#editor", Input).value = "128"
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "+64" in shown(app)
+        app.draft.learn(Facts(machine=app.draft.facts.machine))
+        screen.draw()
+        await pilot.pause()
+        assert "+64" not in shown(app)
+
+
+async def test_steps_in_any_order_lose_nothing() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.run.name.path)
+        await pilot.press("enter", "2", "enter")
+        for key in ("7", "3", "1", "5", "2", "right_square_bracket", "left_square_bracket"):
+            await pilot.press(key)
+        assert build(app).step == "model"
+        assert app.draft.config.run.name == "dates2"
+        await pilot.press("h", "j", "j", "l")
+        assert build(app).step == "method"
+        assert app.screen.focused is build(app).pane.form
+
+
+async def test_backspace_puts_a_setting_back_to_its_default() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.optim.learning_rate.path)
+        await pilot.press("backspace")
+        assert app.draft.config.optim.learning_rate == "auto"
+        await pilot.pause()
+        assert "auto -> " in shown(app)
+
+
+async def test_yaml_goes_through_the_editor_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\nsed -i "s/name: dates/name: mine/" "$1"\n')
+    editor.chmod(0o755)
+    monkeypatch.setenv("EDITOR", str(editor))
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        from contextlib import nullcontext
+
+        monkeypatch.setattr(app, "suspend", nullcontext)  # the headless driver cannot be suspended
+        await pilot.press("y")
+        await pilot.pause()
+        assert app.draft.config.run.name == "mine"
+        assert "# " in app.draft.text()  # comments stay
+        await pilot.press("u")
+        assert app.draft.config.run.name == "dates"
+
+
+async def test_broken_yaml_from_the_editor_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\nprintf "a: [1\\n b" > "$1"\n')
+    editor.chmod(0o755)
+    monkeypatch.setenv("EDITOR", str(editor))
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        from contextlib import nullcontext
+
+        monkeypatch.setattr(app, "suspend", nullcontext)
+        before = app.draft.text()
+        await pilot.press("y")
+        await pilot.pause()
+        assert app.draft.text() == before
+        assert "as it was" in told(app)
+
+
+async def test_quitting_with_changes_asks_and_saving_there_leaves() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.data.packing.path)
+        await pilot.press("enter", "q")
+        await pilot.pause()
+        assert isinstance(app.screen, LeaveScreen)
+        await pilot.press("escape")
+        assert isinstance(app.screen, BuildScreen)
+        await pilot.press("q")
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.left
+    assert Draft.open("demo.yaml").config.data.packing is True
+    assert any("demo.yaml" in line for line in app.goodbye)
+
+
+async def test_quitting_without_changes_does_not_ask() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("q")
+        await pilot.pause()
+        assert app.left
+
+
+async def test_quitting_says_which_runs_go_on() -> None:
+    from engine.run.store import create
+
+    run = create("runs", "version: 1\n", {"name": "dates"})
+    run.update_json(state="running")
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "1 run going on" in shown(app))
+        await pilot.press("q")
+        await pilot.pause()
+    assert app.goodbye == [f"{run.id} goes on without this window. `workbench {run.id}` shows it again."]
+
+
+async def test_saving_where_nobody_may_write_says_so_and_keeps_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.data.packing.path)
+        await pilot.press("enter", "w")
+        await pilot.pause()
+        app.screen.query_one(Input).value = "no/such/folder/x.yaml"
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "cannot be written" in told(app)
+        assert app.draft.dirty
+
+
+async def test_help_and_palette_come_from_the_table_of_actions() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 50)) as pilot:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert isinstance(app.screen, HelpScreen)
+        screen = shown(app)
+        for action in ACTIONS:
+            if action.help and action.keys and {"build", "everywhere"} & set(action.screens):
+                assert action.help[:40] in screen
+        await pilot.press("q", "ctrl+p")
+        await pilot.pause()
+        await pilot.press(*"fold")
+        await until(pilot, lambda: "Fold" in shown(app))
+        await pilot.press("down", "enter")
+        await pilot.pause(0.5)
+        assert app.screen.has_class("folded")
+
+
+def test_every_action_has_a_method_and_no_key_has_two_meanings() -> None:
+    seen: dict[tuple[str, str], str] = {}
+    for action in ACTIONS:
+        name = action.id.partition("(")[0]
+        owners: dict[str, type] = {"everywhere": WorkbenchApp, "build": BuildScreen}
+        for screen in action.screens:
+            if screen in owners:
+                assert hasattr(owners[screen], f"action_{name}"), action.id
+            for key in filter(None, action.keys.split(",")):
+                assert seen.setdefault((screen, key), action.id) == action.id, key
+
+
+async def test_launching_with_an_error_lists_the_findings_instead() -> None:
+    app = app_of(Draft("version: 1\noptim: {num_train_epochs: -1}\n"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        build(app).action_launch()
+        await pilot.pause()
+        assert isinstance(app.screen, FindingsScreen)
+        assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+async def test_enter_on_launch_starts_the_run_of_this_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher gets the resolved config with absolute paths; what it cannot do is said."""
+    import engine.run.from_config as from_config
+    from engine.errors import WorkbenchError
+
+    got: dict[str, Any] = {}
+
+    def launch_config(config: Any, facts: Any, **rest: Any) -> Any:
+        got.update(config=config, **rest)
+        raise WorkbenchError("there is no room on the disk")
+
+    monkeypatch.setattr(from_config, "launch_config", launch_config)
+    Path("rows.jsonl").write_text('{"text": "a line"}\n' * 5)
+    draft = Draft(
+        "version: 1\nmodel: {name: builtin/tiny}\nmethod: {kind: pretrain}\ndata: {train: [{path: rows.jsonl}]}\n"
+    )
+    app = app_of(draft)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("7", "enter")
+        await until(pilot, lambda: "there is no room on the disk" in shown(app))
+        assert got["config"].data.train[0].path == str(Path.cwd() / "rows.jsonl")
+        assert got["runs_dir"] == Path.cwd() / "runs"
+        assert isinstance(app.screen, BuildScreen)
+        await pilot.press("1")  # the app goes on
+
+
+async def test_a_huge_value_and_a_thousand_findings_do_not_stop_the_app() -> None:
+    draft = Draft(
+        "version: 1\nrun: {name: "
+        + "x" * 300_000
+        + "}\noptim: {"
+        + ", ".join(f"nonsense{n}: 1" for n in range(1000))
+        + "}\n"
+    )
+    app = app_of(draft)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await asyncio.wait_for(pilot.press("7", "6", "exclamation_mark"), 30)
+        await pilot.pause()
+        assert app.screen.query_one(OptionList).option_count >= 1000
+
+
+async def test_below_60x16_a_sentence_stands_instead() -> None:
+    app = app_of()
+    async with app.run_test(size=(50, 12)) as pilot:
+        await pilot.pause()
+        assert "60" in shown(app)
+        assert "16" in shown(app)
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        assert "Goal" in shown(app)
+        assert isinstance(app.screen, BuildScreen)
+
+
+async def test_the_editor_stays_on_its_row_when_the_window_changes() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.optim.num_train_epochs.path)
+        await pilot.press("enter")
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        pane = app.screen.query_one(FormPane)
+        editor = app.screen.query_one("#editor", Input)
+        assert editor.region.y == pane.form.region.y + pane.form.line_of(pane.form.at) - pane.form.top
