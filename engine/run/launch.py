@@ -19,6 +19,7 @@ from typing import Any
 
 from engine.errors import RunBusy, WorkbenchError, redact, visible
 from engine.run import checkpoint, devices, store
+from engine.run.events import last_numbers
 from engine.run.lock import file_system, is_held, try_flock
 from engine.run.process import host
 from engine.run.sizes import size_text
@@ -28,6 +29,7 @@ from engine.run.store import ENDED, RunFolder
 _PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "finetuning-workbench")
 # Room for events, samples and log beside the checkpoints.
 _SMALL_FILES = 64 << 20
+_LEAVING_SECONDS = 20.0
 
 
 def launch(
@@ -75,7 +77,10 @@ def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
     Returns that checkpoint (None: from the beginning) and those that were skipped, each with the reason.
     Raises RunBusy if the run is alive.
     """
-    if is_held(run) or (run.state not in ENDED and _alive(run)):
+    give_up = time.monotonic() + _LEAVING_SECONDS
+    while _at_work(run) and _said_last_word(run) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    if _at_work(run):
         raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
     attend(run)
     newest, skipped = checkpoint.newest_valid(run)
@@ -160,6 +165,18 @@ def attend_soon(run: RunFolder) -> subprocess.Popen[bytes]:
 
 def supervisor_argv(run: RunFolder, do: str) -> list[str]:
     return [*python(), "-m", "engine.run.supervise", do, "--", str(run.path)]
+
+
+def _at_work(run: RunFolder) -> bool:
+    return is_held(run) or (run.state not in ENDED and _alive(run))
+
+
+def _said_last_word(run: RunFolder) -> bool:
+    """Whether the run's final event is written: its processes are on their way out, which takes torch a second."""
+    try:
+        return last_numbers(run.events)[3]
+    except OSError:
+        return False
 
 
 def _alive(run: RunFolder) -> bool:

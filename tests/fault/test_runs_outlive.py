@@ -164,6 +164,15 @@ def test_resume_is_exact_and_marks_what_it_left(start):
     assert other.superseded == [{"segment": 1, "above": 30, "to": 37, "points": 7}]
 
 
+def test_a_run_is_resumed_right_after_its_last_word_while_its_process_still_leaves(start):
+    run = running(start(steps=400, leave_seconds=1.5))
+    control.request(run, "save_stop", "me")
+    until(lambda: view_of(run).state == "stopped")
+    assert run.worker().alive
+    newest, _ = launch.resume(run)
+    until(lambda: view_of(run).segment == 1 and view_of(run).step > checkpoint.step_of(newest))
+
+
 def test_a_living_run_is_not_resumed_and_gets_no_second_worker(start):
     run = running(start())
     with pytest.raises(RunBusy, match="is still running"):

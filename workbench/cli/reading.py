@@ -1,4 +1,4 @@
-"""What `train` and `demo` need to know before they start: overrides, facts, findings in words, the disk forecast."""
+"""What `train` and `demo` need to know before they start: overrides, facts, the disk forecast."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import click
-
 from engine.config.facts import Facts
 from engine.config.files import absolute, overrides, parse_value, place_of, put
-from engine.config.findings import Finding
 from engine.config.schema import RunConfig
-from engine.errors import visible
-
-_COLOURS = {"error": "red", "warning": "yellow", "hint": None}
 
 
 def with_overrides(mapping: Mapping[str, Any], base: Path, pairs: Iterable[str]) -> dict[str, Any]:
@@ -46,13 +40,6 @@ def facts_for(mapping: Mapping[str, Any]) -> Facts:
 
 def forecast_bytes(config: RunConfig, facts: Facts) -> int | None:
     """What the checkpoints of this run will take, where that is known."""
-    try:
-        from engine.memory.estimate import estimate
-    except ImportError:
-        return None
+    from engine.memory.estimate import estimate
+
     return estimate(config, facts).checkpoints_bytes
-
-
-def say_findings(findings: Iterable[Finding]) -> None:
-    for finding in findings:
-        click.secho(f"{finding.severity}: {visible(finding.message)}", err=True, fg=_COLOURS.get(finding.severity))

@@ -64,12 +64,13 @@ def start_mapping(
 ) -> RunFolder:
     from engine.config.schema import read
     from engine.run.from_config import launch_config, runs_dir_of
-    from workbench.cli.reading import facts_for, forecast_bytes, say_findings, with_overrides
+    from workbench.cli.findings import show
+    from workbench.cli.reading import facts_for, forecast_bytes, with_overrides
 
     complete = with_overrides(mapping, base, overrides)
     facts = facts_for(complete)
     reading = read(complete, facts)
-    say_findings(reading.findings)
+    show(reading.findings, {}, err=True)
     if not reading.ok:
         count = sum(finding.severity == "error" for finding in reading.findings)
         raise WorkbenchError(

@@ -1,7 +1,7 @@
 """A worker without torch that keeps the whole contract: lock, events, controls, checkpoints, exact resume.
 
 Its config is JSON (which is YAML): steps, step_seconds, save_steps, and faults to act out at a step: `die` (exit code),
-`raise_at`, `deaf` (answers nothing), `fork_at` (leaves a forked child).
+`raise_at`, `deaf` (answers nothing), `fork_at` (leaves a forked child), `leave_seconds` (is slow to go).
 """
 
 import json
@@ -118,6 +118,7 @@ def train(run: RunFolder, config: dict, writer: EventWriter, controls: Controls)
         save(run, writer, step, loss)
         writer.write("finished", step=step, seconds=1.0)
     writer.close()
+    time.sleep(config.get("leave_seconds", 0))
     return 0
 
 
