@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 
 class WorkbenchError(Exception):
@@ -110,5 +111,11 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that `word` was probably meant to be, or nothing."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return _nearest(word[:100], tuple(known))
+
+
+@lru_cache(maxsize=1024)
+def _nearest(word: str, known: tuple[str, ...]) -> str | None:
+    """Kept, because a form asks the same about every bad value again with each key press."""
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return found[0] if found else None

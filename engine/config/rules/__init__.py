@@ -20,8 +20,9 @@ __all__ = ["RULES", "Rule", "rule", "run_rules"]
 
 def run_rules(config: RunConfig, facts: Facts, invalid: Collection[str]) -> Iterator[Finding]:
     """The findings of every rule that can be run."""
+    settings = {".".join(path.split(".")[:2]) for path in invalid}
     for each in RULES:
-        if invalid and each.touches(invalid):
+        if not each.places.isdisjoint(settings):
             continue
         for finding in each.check(config, facts):
             yield finding if finding.rule else replace(finding, rule=each.name)

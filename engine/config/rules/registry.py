@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from engine.config.facts import Facts
@@ -20,10 +20,8 @@ class Rule:
     group: str
     reads: tuple[FieldSpec, ...]
     check: Check
-
-    def touches(self, invalid: Collection[str]) -> bool:
-        """Whether a setting that it reads, or something inside one, is invalid."""
-        return any(bad == spec.path or bad.startswith(f"{spec.path}.") for spec in self.reads for bad in invalid)
+    places: frozenset[str]
+    """The paths of those settings and their sections: a whole section may be invalid."""
 
 
 RULES: list[Rule] = []
@@ -33,7 +31,9 @@ def rule(*, reads: tuple[FieldSpec, ...]) -> Callable[[Check], Check]:
     """Enter the function below into the table of rules."""
 
     def enter(check: Check) -> Check:
-        RULES.append(Rule(check.__name__.replace("_", "-"), check.__module__.rpartition(".")[2], reads, check))
+        name, group = check.__name__.replace("_", "-"), check.__module__.rpartition(".")[2]
+        places = frozenset(place for spec in reads for place in (spec.path, spec.section))
+        RULES.append(Rule(name, group, reads, check, places))
         return check
 
     return enter

@@ -365,3 +365,25 @@ def test_recipes_keep_every_comment_through_edits(name: str) -> None:
     text = draft.text()
     for comment in comments:
         assert comment in text
+
+
+def test_an_edit_is_judged_within_3_ms() -> None:
+    """Reading, all rules, effective values and estimate; `benchmarks/read_edit.py` takes the percentiles in quiet."""
+    import time
+
+    from engine.config.facts import model_facts
+    from engine.config.schema import effective
+    from engine.memory.estimate import estimate
+
+    draft = Draft.new("dpo")
+    facts = Facts(machine=parse_machine("RTX4090"), model=model_facts("Qwen/Qwen3-0.6B"), packages={})
+    draft.learn(facts)
+    times = []
+    for number in range(200):
+        started = time.process_time()
+        draft.set("method.beta", 0.01 * (number + 1))
+        config = draft.config
+        effective(config, facts)
+        estimate(config, facts)
+        times.append(time.process_time() - started)
+    assert sorted(times)[100] < 0.003

@@ -166,16 +166,21 @@ def test_help_imports_no_pydantic() -> None:
 
 
 @pytest.mark.slow
-def test_with_data_the_rows_are_counted_by_the_inspector(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "code", "words"),
+    [("error", 1, "rows.jsonl:2"), ("truncate", 0, "1 of 2 rows are longer than max_length 64 and will be cut")],
+)
+def test_with_data_the_rows_are_counted_by_the_inspector(policy: str, code: int, words: str, tmp_path: Path) -> None:
     rows = [
-        {"messages": [{"role": "user", "content": "a " * n}, {"role": "assistant", "content": "b"}]} for n in (3, 500)
+        {"messages": [{"role": "user", "content": "a " * n}, {"role": "assistant", "content": "b " * n}]}
+        for n in (3, 50)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     place = tmp_path / "my.yaml"
-    place.write_text(GOOD.replace("builtin/dates", "rows.jsonl") + "  max_length: 64\n")
+    place.write_text(GOOD.replace("builtin/dates", "rows.jsonl") + f"  max_length: 64\n  excess_length: {policy}\n")
     done = subprocess.run(
         [sys.executable, "-m", "workbench", "check", str(place), "--data"],
         capture_output=True, text=True, timeout=250, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "longer than max_length" in done.stdout
+    assert done.returncode == code, done.stdout + done.stderr
+    assert words in done.stdout
