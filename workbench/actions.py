@@ -49,6 +49,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("runs", "", "runs", "List of runs", ("everywhere",)),
     # Build
     Action("edit", "", "edit", "Edit the setting in focus", ("build",), "enter", line="enter edit", quiet=True),
+    Action("to_form", "escape", "form", "", ("build",), quiet=True),
     Action("previous_step", "left_square_bracket,H", "previous step", "Go to the previous step", ("build",), "["),
     Action("next_step", "right_square_bracket,L", "next step", "Go to the next step", ("build",), "]", line="[ ] step"),
     Action("preview", "p", "preview", "See the tokens that will be trained", ("build",), line="p preview"),

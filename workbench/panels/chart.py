@@ -342,9 +342,9 @@ class Chart(Widget, can_focus=True):
             cursor_cell = self._to_dot(self.cursor) // (1 if plain else 2)
         strips = []
         for row in range(grid.rows):
-            label = at_row.get(row)
+            label = at_row.get(row) or ""
             edge = ("+" if plain else "┤") if label else ("|" if plain else "│")
-            segments = [Segment((label or "").rjust(gutter) + edge, axis)]
+            segments = [Segment(label.rjust(gutter) + edge, axis)]
             segments += self._row(grid, row, cursor_cell, base)
             strips.append(_fit(segments, gutter + 1 + grid.columns, base))
         return strips
