@@ -256,8 +256,8 @@ class BuildScreen(Screen[None]):
     def _form_left(self) -> None:
         self.rail.focus()
 
-    def key_escape(self) -> None:
-        """From the rail back to the form."""
+    def action_to_form(self) -> None:
+        """From the rail or the explanation back to the form."""
         self.pane.form.focus()
 
     # Editing
