@@ -141,9 +141,9 @@ class Watch:
 
     # -- the whole curve -------------------------------------------------------------------------------------------
 
-    def _start_helper(self) -> None:
+    def _start_helper(self, *, elsewhere: bool = False) -> None:
         out = self.folder.index
-        if not os.access(self.folder.path, os.W_OK) or not os.access(out if out.exists() else out.parent, os.W_OK):
+        if elsewhere or not os.access(out if out.exists() else out.parent, os.W_OK):
             self._temporary = tempfile.TemporaryDirectory(prefix="workbench-index-")
             out = Path(self._temporary.name)
         self._helper_out = out
@@ -172,6 +172,10 @@ class Watch:
         helper.stdout.close()
         self._helper = None
         found = snapshot.load(self.folder, self._helper_out) if helper.returncode == 0 else None
+        if found is None and self._temporary is None:
+            # The folder may be full or not ours to write: once more, in a place of our own.
+            self._start_helper(elsewhere=True)
+            return True
         if found is None:
             # Without its work the newest stretch is what there is; the curve before it stays away.
             self.loading = 1.0
