@@ -32,13 +32,15 @@ def make_model(folder: Path) -> None:
         hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128, vocab_size=151_936, tie_word_embeddings=True,
     )  # fmt: skip
-    Qwen3ForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder)
+    with torch.device("cuda"):
+        Qwen3ForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny.folder()).save_pretrained(folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--limit", type=float, default=300, help="seconds to wait for the run")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
@@ -57,9 +59,13 @@ def main() -> None:
         config = resolved(read(mapping).config)
         run = launch(dump(config), runs_dir=Path(place) / "runs", name="qwen3-0.6b-shape", devices="auto", info={})
         watch = open_view(run)
-        while watch.view.state not in ("finished", "stopped", "failed", "lost"):
+        began, shown = time.monotonic(), ""
+        while not watch.view.over and time.monotonic() - began < options.limit:
             time.sleep(0.5)
             watch.poll()
+            if watch.view.phase != shown:
+                shown = watch.view.phase
+                print(f"{time.monotonic() - began:6.1f} s  {shown}", flush=True)
         watch.poll()
         events = [json.loads(line) for line in run.events.read_text().splitlines()]
         if watch.view.state != "finished":

@@ -120,7 +120,8 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
     settings, batch, length, dtype = shapes(options.shape)
     config = make_config(options, dtype, batch, length)
     set_seed(1)
-    model = add_adapter(Qwen3ForCausalLM(Qwen3Config(**settings)).to(getattr(torch, dtype)), config)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = add_adapter(Qwen3ForCausalLM(Qwen3Config(**settings)).to(getattr(torch, dtype)), config)
     clock, collator = Clock(), LanguageCollator(pad_token_id=0)
     if not ours:
         arguments = sft.arguments(config, folder)

@@ -1,0 +1,77 @@
+"""Renders the README's pictures from the real app: `make pictures`. Needs chromium for the PNG files.
+
+It trains the built-in demo for a few steps in a folder of its own, opens the app headless at 80x24 and photographs it.
+The widget's picture is made by `docs/pictures_notebook.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("COLORTERM", "truecolor")
+os.environ["TERM"] = "xterm-256color"
+os.environ["WORKBENCH_THEME"] = "dark"
+
+from engine.config.draft import Draft
+from engine.run.store import runs_in
+from workbench.app import WorkbenchApp
+from workbench.screens.monitor import MonitorScreen
+from workbench.screens.preview import PreviewScreen
+
+DOCS = Path(__file__).parent
+STEPS = 300
+
+
+def to_png(svg: str, target: Path) -> None:
+    """The terminal's SVG as a picture, with the machine's own monospace font."""
+    svg = re.sub(r"@font-face\s*\{.*?\}", "", svg, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono")
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        page.write_text(f'<html><body style="margin:0;background:#0d1117">{svg}</body></html>', "utf-8")
+        subprocess.run(
+            [
+                "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                "--disable-background-networking", "--window-size=994,635", f"--screenshot={target}", page.as_uri(),
+            ],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+
+async def photograph(runs: Path) -> None:
+    app = WorkbenchApp(draft=Draft.new("demo"), runs_dir=runs)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("4")
+        await pilot.pause(3)
+        to_png(app.export_screenshot(), DOCS / "build.png")
+        screen = PreviewScreen(app.draft, app.inspector)
+        app.push_screen(screen)
+        while not screen.found:
+            await pilot.pause(0.5)
+        await pilot.pause(0.5)
+        to_png(app.export_screenshot(), DOCS / "preview.png")
+        app.push_screen(MonitorScreen(next(iter(runs_in(runs)))))
+        await pilot.pause(2)
+        to_png(app.export_screenshot(), DOCS / "monitor.png")
+
+
+def main() -> None:
+    if shutil.which("chromium") is None:
+        sys.exit("chromium is not installed; it draws the pictures.")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "workbench", "demo", "--runs", folder, f"optim.max_steps={STEPS}"]
+        subprocess.run(command, check=True)
+        asyncio.run(photograph(Path(folder)))
+    notebook = DOCS / "pictures_notebook.py"
+    if notebook.is_file():
+        subprocess.run([sys.executable, str(notebook)], check=True)
+
+
+if __name__ == "__main__":
+    main()
