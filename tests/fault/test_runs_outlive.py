@@ -44,7 +44,7 @@ def view_of(run) -> RunView:
 
 
 def running(run, step=3):
-    until(lambda: view_of(run).step >= step)
+    until(lambda: view_of(run).step >= step and run.state == "running")
     return run
 
 
