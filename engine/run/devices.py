@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.errors import WorkbenchError
 
@@ -36,25 +37,39 @@ class Choice:
 
 def cards() -> list[Card]:
     """The GPUs that NVML reports and CUDA_VISIBLE_DEVICES allows, in its order."""
+    return _allowed(_all_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _all_cards() -> list[tuple[str, Card]]:
+    """(UUID, card) of every GPU of this machine."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        # A container may have the devices without NVML: then they are used, with nothing known of their memory.
+        numbers = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit())
+        return [("", Card(str(number), 0, 0)) for number in numbers]
     try:
-        found = [_card(pynvml, number) for number in range(pynvml.nvmlDeviceGetCount())]
+        return [_card(pynvml, number) for number in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _allowed(found: Sequence[tuple[str, Card]], allowed: str | None) -> list[Card]:
+    """Those that CUDA_VISIBLE_DEVICES names, by number, UUID, start of a UUID, or as a MIG slice; all without it."""
     if allowed is None:
         return [card for _, card in found]
     known = {key: card for uuid, card in found for key in (card.name, uuid)}
     chosen = []
     for name in filter(None, (part.strip() for part in allowed.split(","))):
-        match = known.get(name) or next((card for key, card in known.items() if key.startswith(name)), None)
+        match = known.get(name) or next(
+            (card for key, card in known.items() if key.startswith("GPU-") and key.startswith(name)), None
+        )
+        if match is None and name.startswith("MIG-") and found:
+            match = Card(name, 0, 0)
         if match is None:
             break  # CUDA itself stops at the first name that it does not know.
         chosen.append(Card(name, match.free_bytes, match.used_bytes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import WorkbenchError
-from engine.run.devices import Card, Choice, choose
+from engine.run.devices import Card, Choice, _allowed, choose
 
 GiB = 1 << 30
 FOUR = [Card(str(n), free, 80 * GiB - free) for n, free in enumerate([10 * GiB, 79 * GiB, 79 * GiB, 60 * GiB])]
@@ -43,3 +43,21 @@ def test_what_is_not_here_is_said_with_what_is(wanted, words):
 def test_a_machine_without_gpu_refuses_a_numbered_one():
     with pytest.raises(WorkbenchError, match="this machine shows none"):
         choose([0], (), [])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "names"),
+    [
+        (None, ["0", "1"]),
+        ("", []),
+        ("1", ["1"]),
+        ("1,0", ["1", "0"]),
+        ("GPU-bb", ["GPU-bb"]),
+        ("0,7,1", ["0"]),
+        ("-1", []),
+        ("MIG-cc", ["MIG-cc"]),
+    ],
+)
+def test_a_schedulers_choice_is_kept_to(allowed, names):
+    found = [("GPU-aa11", Card("0", GiB, 0)), ("GPU-bb22", Card("1", GiB, 0))]
+    assert [card.name for card in _allowed(found, allowed)] == names
