@@ -157,7 +157,21 @@ def record(file: Path, commit: str, outcomes: list[Outcome]) -> None:
         rows = csv.writer(out, lineterminator="\n")
         if new:
             rows.writerow(
-                ["date", "commit", "device", "torch", "triton", "work", "shape", "impl", "ms", "ms_p10", "ms_p90", "peak_mib", "floor_ms"]
+                [
+                    "date",
+                    "commit",
+                    "device",
+                    "torch",
+                    "triton",
+                    "work",
+                    "shape",
+                    "impl",
+                    "ms",
+                    "ms_p10",
+                    "ms_p90",
+                    "peak_mib",
+                    "floor_ms",
+                ]
             )
         for outcome in outcomes:
             steps = outcome.step_seconds

@@ -22,6 +22,7 @@ from engine.run.store import RunFolder, open_inside
 
 BATCHES_CAP = 64 << 20
 GPU_SECONDS = 1.0
+MEMORY_SECONDS = 0.5  # torch's memory statistics take 0.2 ms to read, too much for every step
 # Dense bf16 tensor-core rates in FLOP/s by the vendor's data sheets; other cards show no MFU.
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 _SUMMARY = ("train_runtime", "train_loss", "total_flos")
@@ -56,6 +57,8 @@ class Watching(TrainerCallback):
         self._tokens_logged = 0
         self._step_seconds = self._data_seconds = 0.0
         self._sampled = -1
+        self._memory: dict[str, int] = {}
+        self._memory_next = 0.0
         self._gpu = _GpuReader() if writer is not None and torch.cuda.is_available() else None
         self._batches = _BatchFile(run) if writer is not None else None
         self._flop_per_token: float | None = None
@@ -143,15 +146,11 @@ class Watching(TrainerCallback):
             "step_seconds": round(self._step_seconds, 6),
             "data_seconds": round(self._data_seconds, 6),
         }
-        if torch.cuda.is_available():
-            pace["memory_allocated"] = torch.cuda.memory_allocated()
-            pace["memory_reserved"] = torch.cuda.memory_reserved()
-            pace["memory_peak"] = torch.cuda.max_memory_allocated()
-            if self._gpu is not None and self._gpu.peak_flops and self._flop_per_token:
-                pace["mfu"] = round(rate * self._flop_per_token / self._gpu.peak_flops, 4)
-        else:
-            pace["memory_allocated"] = _resident_bytes()
-        return pace
+        if self._gpu is not None and self._gpu.peak_flops and self._flop_per_token:
+            pace["mfu"] = round(rate * self._flop_per_token / self._gpu.peak_flops, 4)
+        if now >= self._memory_next:
+            self._memory, self._memory_next = _memory(), now + MEMORY_SECONDS
+        return pace | self._memory
 
     def _hear(self, control: Any, state: Any) -> None:
         """What people ask for; with several ranks the first one's hearing is everybody's."""
@@ -269,6 +268,18 @@ def _visible_cards() -> list[str]:
 
 def _handle(nvml: Any, name: str) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _memory() -> dict[str, int]:
+    """The device's memory as torch accounts for it; on a CPU the process's own, where the weights lie."""
+    if not torch.cuda.is_available():
+        return {"memory_allocated": _resident_bytes()}
+    stats = torch.cuda.memory_stats()
+    return {
+        "memory_allocated": stats["allocated_bytes.all.current"],
+        "memory_reserved": stats["reserved_bytes.all.current"],
+        "memory_peak": stats["allocated_bytes.all.peak"],
+    }
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
