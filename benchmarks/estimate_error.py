@@ -82,7 +82,7 @@ def estimated(case: dict[str, Any]) -> dict[str, int]:
         },
         "adapter": {"kind": "lora", "r": case["lora"]} if case["lora"] else {"kind": "none"},
         "data": {"train": "builtin/dates", "max_length": case["length"], "packing": True},
-        "optim": {"per_device_train_batch_size": case["batch"]},
+        "optim": {"per_device_train_batch_size": case["batch"], "gradient_accumulation_steps": 1},
         "memory": {"gradient_checkpointing": case["checkpointing"]},
     }
     found = estimate(read(mapping).config, Facts(machine=this_machine(), model=model_facts(case["model"])))

@@ -34,7 +34,7 @@ class DataSource(Section):
     split: Annotated[str | None, Advanced] = None
     """Which split of a data set, such as `train`. Files have none."""
 
-    rows: Annotated[int | None, Ge(1), Advanced, Unit("rows")] = None
+    rows: Annotated[int | None, Ge(1), Le(1_000_000_000_000), Advanced, Unit("rows")] = None
     """Use only the first so many rows. Empty means all."""
 
 

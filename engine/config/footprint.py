@@ -21,9 +21,16 @@ QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8}
 STATES = {
     "adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.02, "sgd": 0.0, "adagrad": 1.0, "rmsprop": 1.0,
 }  # fmt: skip
+# Measured on an H100 with Qwen3 shapes of 0.6B and 1.7B (benchmarks/estimate_error.py; torch 2.11, transformers 5.17):
+# the scores live once in 16 bits, twice in float32 for the loss and once more as their gradient;
+SCORE_BYTES = 12.0
+# a decoder layer keeps so many elements a token per hidden, MLP and query-key-value element,
+KEPT_HIDDEN, KEPT_WIDE, KEPT_ATTENTION = 8.6, 4.0, 3.7
+# a little less where the base is frozen, and more in float32, whose fused attention keeps more;
+KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
+# the allocator reserves more than it hands out, most of all around blocks of the size of the scores.
+FRAGMENTS, SCORE_FRAGMENTS = 0.02, 0.22
 CUDA_CONTEXT = 600 * MiB
-FRAGMENTS = 0.06
-FALLBACK_LENGTH = 512
 
 
 def size_text(size: float) -> str:
@@ -160,24 +167,27 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool) -> dict[str, in
     model, counts = known_model(config, facts), parameters(config, facts)
     if model is None or counts is None or not model.hidden_size or not model.layers or not model.vocab_size:
         return None
-    base_bytes = BYTES[config.model.dtype]
     whole = config.adapter.kind == "none"
     weights = _weights(config, model, counts)
     trained_bytes = counts.trained * trained_size(config)
     pairs = 2 if config.method.kind == "dpo" else 1
     tokens = config.optim.per_device_train_batch_size * longest_row(config, facts) * pairs
+    activations = _activations(config, model, tokens, checkpointing)
+    scores = tokens * model.vocab_size * SCORE_BYTES
+    # Gradients take the room that activations leave, unless they are kept from one batch to the next.
+    kept = config.optim.gradient_accumulation_steps > 1
     classes = {
         "weights": weights,
         "adapter": 0.0 if whole else trained_bytes,
-        "gradients": trained_bytes,
+        "gradients": trained_bytes if kept else max(0.0, trained_bytes - activations - scores),
         "optimizer": trained_bytes * STATES[config.optim.optim],
-        "activations": _activations(config, model, tokens, base_bytes, checkpointing),
-        # scores in the compute type, a float32 copy for the loss and its gradient
-        "logits": tokens * model.vocab_size * (base_bytes + 4.0 + base_bytes),
+        "activations": activations,
+        "logits": scores,
         "reference": weights if _holds_copy(config) else 0.0,
     }
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
-    overhead = sum(classes.values()) * FRAGMENTS + (CUDA_CONTEXT if on_gpu else 300 * MiB)
+    fragments = FRAGMENTS * sum(classes.values()) + SCORE_FRAGMENTS * scores
+    overhead = fragments + (CUDA_CONTEXT if on_gpu else 300 * MiB)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
 
 
@@ -204,27 +214,20 @@ def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
     return linear * QUANTIZED[config.model.quantization] + max(0, counts.base - linear) * kept
 
 
-def _activations(config: RunConfig, model: ModelFacts, tokens: int, size: float, checkpointing: bool) -> float:
-    """What the forward pass keeps for the backward pass.
-
-    A decoder layer keeps about 16 hidden-sized and 4 MLP-sized tensors a token with fused attention; with checkpointing
-    it keeps its input, and one layer at a time is computed again.
-    """
-    hidden, wide, layers = (
-        model.hidden_size or 0,
-        model.intermediate_size or 4 * (model.hidden_size or 0),
-        model.layers or 0,
-    )
-    layer = tokens * (16 * hidden + 4 * wide) * size
-    if config.adapter.kind == "lora":
-        # each adapter keeps its (dropped-out) input in float32 besides
-        layer += tokens * hidden * 2 * size
+def _activations(config: RunConfig, model: ModelFacts, tokens: int, checkpointing: bool) -> float:
+    """What the forward pass keeps for the backward pass: a sum over layers; with checkpointing the inputs and one layer."""
+    hidden, layers = model.hidden_size or 0, model.layers or 0
+    wide, head = model.intermediate_size or 4 * hidden, model.head_dim or 0
+    attention = head * ((model.heads or 0) + 2 * (model.kv_heads or 0))
+    size = BYTES[config.model.dtype]
+    kept = KEPT_HIDDEN * hidden + KEPT_WIDE * wide + KEPT_ATTENTION * attention
+    layer = tokens * kept * size * (KEPT_FROZEN if config.adapter.kind == "lora" else 1.0)
+    if config.model.dtype == "float32":
+        layer *= KEPT_FLOAT32
     if config.model.attention == "eager":
         length = longest_row(config, Facts(model=model))
-        layer += tokens * length * (model.heads or 1) * (size * 2 + 4)
-    if not checkpointing:
-        return layer * layers
-    return tokens * hidden * size * layers + layer
+        layer += tokens * length * (model.heads or 1) * (size + 4)
+    return tokens * hidden * size * layers + layer if checkpointing else layer * layers
 
 
 def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:

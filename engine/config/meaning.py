@@ -15,7 +15,8 @@ from engine.config.tree import FieldSpec
 
 _NO = {"no", "off", "false", "none", "null", "~", ""}
 _NOTHING = {"", "null", "none", "~"}
-_YES = {"yes", "on", "true"}
+_FALSE = {"no", "off", "false", "none", "null", "~", "", "0", "n", "f"}
+_TRUE = {"yes", "on", "true", "1", "y", "t"}
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*)?(\.\d*)?([eE][+-]?\d+)?")
 _NAMES = re.compile(r"[\w.*-]+(\s*,\s*[\w.*-]+)+,?")
 
@@ -42,8 +43,8 @@ def meaning(spec: FieldSpec, value: Any) -> Any:
             return str(value)
         if spec.control == "prompts":
             return [str(value)]
-        if spec.control == "bool" and value not in (0, 1):
-            return Unmeant(value)
+        if spec.control == "bool" or True in spec.choices:
+            return bool(value) if value in (0, 1) else Unmeant(value)
         if spec.control in ("int", "list") and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             return int(value)
         return value
@@ -83,7 +84,7 @@ def _fit_choice(spec: FieldSpec, value: Any) -> Any:
 
 
 def _fit_bool(spec: FieldSpec, value: Any) -> Any:
-    return bool(value) if isinstance(value, (bool, int)) and value in (0, 1) else Unmeant(value)
+    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else Unmeant(value)
 
 
 def _fit_number(spec: FieldSpec, value: Any) -> Any:
@@ -176,7 +177,7 @@ def _of_text(spec: FieldSpec, text: str) -> Any:
     if spec.nullable and low in _NOTHING:
         return None
     if spec.control == "bool":
-        return low in _YES if low in _YES or low in _NO else Unmeant(text)
+        return low in _TRUE if low in _TRUE or low in _FALSE else Unmeant(text)
     if spec.control in ("int", "float"):
         return _number(spec, word)
     if spec.control == "prompts":
@@ -194,8 +195,8 @@ def _choice(spec: FieldSpec, word: str, low: str) -> Any:
     for choice in spec.choices:
         if isinstance(choice, str) and choice.lower() == low.replace("-", "_"):
             return choice
-    if True in spec.choices and (low in _YES or low in _NO):
-        return low in _YES
+    if True in spec.choices and (low in _TRUE or low in _FALSE):
+        return low in _TRUE
     if low in SPELLINGS.get(spec.path, {}):
         return SPELLINGS[spec.path][low]
     if low in _NO:

@@ -85,7 +85,7 @@ def test_what_a_person_means(path: str, written: Any, meant: Any) -> None:
         ("adapter.target_modules", [1]),
         ("run.save_total_limit", 1),
         ("model.chat_template_kwargs", "no colon"),
-        ("memory.gradient_checkpointing", 1),
+        ("memory.gradient_checkpointing", 2),
     ],
 )
 def test_what_is_not_bent(path: str, written: Any) -> None:
