@@ -102,13 +102,13 @@ class WorkbenchApp(App[None]):
         run: RunFolder | None = None,
         runs_dir: str | os.PathLike[str] | None = None,
         *,
-        screen: str = "build",
+        runs_first: bool = False,
     ) -> None:
         no_colour = settle_colour()
         super().__init__(driver_class=TolerantDriver, ansi_color=True if no_colour else None)
         self._draft = draft
         self._run = run
-        self._first = screen
+        self._runs_first = runs_first
         self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
         self._runs_dir = self.explicit_runs_dir
         self._inspector: Inspector | None = None
@@ -149,15 +149,11 @@ class WorkbenchApp(App[None]):
     # Frame
 
     def get_default_screen(self) -> Screen[Any]:
-        """The first screen is what was asked for: a run, the runs, or the form."""
+        """The first screen is the run that was asked for, or the form."""
         if self._run is not None:
             from workbench.screens.monitor import MonitorScreen
 
             return MonitorScreen(self._run)
-        if self._first == "runs":
-            from workbench.screens.runs import RunsScreen
-
-            return RunsScreen(self.runs_dir)
         from workbench.screens.build import BuildScreen
 
         return BuildScreen()
@@ -177,6 +173,8 @@ class WorkbenchApp(App[None]):
         """The first frame is painted: collect garbage again, but not in what was imported."""
         gc.freeze()
         gc.enable()
+        if self._runs_first:
+            self.action_runs()
 
     def on_resize(self, event: events.Resize) -> None:
         """Too little room: a sentence stands over whatever is open, and goes when there is room."""

@@ -6,6 +6,7 @@ Owns the decision what to open and the words after leaving. The terminal is judg
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,9 @@ def open_app(
     """
     folder = _find(run, runs_dir)
     require_terminal()
+    # A size that something exported once would hold the app at that size, however the window changes.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     # Nothing that is imported now becomes garbage; looking for it is a tenth of the time to the first frame.
     gc.disable()
     draft = None
@@ -58,7 +62,7 @@ def open_app(
         draft = Draft.open(config) if config is not None else Draft.new(recipe)
     from workbench.app import WorkbenchApp
 
-    app = WorkbenchApp(draft, folder, runs_dir)
+    app = WorkbenchApp(draft, folder, runs_dir, runs_first=draft is None and folder is None and _any_alive(runs_dir))
     app.run()
     for line in app.goodbye:
         click.echo(visible(line))
@@ -86,3 +90,11 @@ def _find(run: str | RunFolder | None, runs_dir: str | Path | None) -> RunFolder
         if close:
             raise UsageError(f"{visible(run)} is neither a command nor a run here.", hint) from None
         raise
+
+
+def _any_alive(runs_dir: str | Path | None) -> bool:
+    """Whether a run goes on: whoever comes back then wants to see it first."""
+    from engine.run.store import runs_dir as default_runs_dir
+    from workbench.screens.leave import alive
+
+    return any(True for _ in alive(default_runs_dir(runs_dir)))

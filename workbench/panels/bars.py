@@ -95,6 +95,23 @@ class FindingLine(Bar):
         super().__init__()
         self.finding: Finding | None = None
         self._others = 0
+        self._told: tuple[str, bool] | None = None
+
+    def tell(self, words: str, *, bad: bool = False) -> None:
+        """Say something in passing, in place of the finding, until `hush`."""
+        self._told = (words, bad)
+        self.refresh()
+
+    def hush(self) -> None:
+        """Back to the finding."""
+        if self._told is not None:
+            self._told = None
+            self.refresh()
+
+    @property
+    def told(self) -> str:
+        """What is said in passing."""
+        return self._told[0] if self._told else ""
 
     def show(self, finding: Finding | None, others: int = 0) -> None:
         """Draw this finding."""
@@ -105,6 +122,11 @@ class FindingLine(Bar):
     def render(self) -> Content:
         """Sign and sentence; at the end of the second line the fix and how many more there are."""
         found = self.finding
+        if self._told is not None:
+            words, bad = self._told
+            first, *rest = wrap(clean(words), max(20, self.size.width) - 4)
+            second = cut(" ".join(rest), max(20, self.size.width) - 4)
+            return Content.assemble((" ✗ ", "$error") if bad else (" · ", "$accent"), first, "\n   ", second)
         if found is None:
             return Content.styled(" ✓ nothing to mend", "$wb-dim")
         sign, style = SIGNS[found.severity]

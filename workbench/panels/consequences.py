@@ -107,7 +107,7 @@ class Consequences(Drawn):
             else:
                 made.append([(label, "dim"), (" " * max(1, gap), ""), (text, style if fits else "bad")])
                 if change:
-                    made.append([(f"{change} with this edit".rjust(width), "accent")])
+                    made.append([(f"{change} by this edit".rjust(width), "accent")])
         return made or [[("not known yet", "dim")]]
 
     def _change(self, name: str, value: float, write: Any) -> str:

@@ -51,7 +51,12 @@ class Explain(Scrolled):
         if self._effective is not None and self._effective.requested != self._effective.effective:
             reason = self._effective.reason
             made += [[], *paragraph(f"Here it becomes {clean(self._effective.effective)}: {clean(reason)}.", width)]
-        made += [[], *paragraph(f"Takes {expectation(spec)}{' ' + spec.unit if spec.unit else ''}.", width, "dim")]
+        made += [
+            [],
+            *paragraph(
+                f"Takes {expectation(spec).replace(chr(96), '')}{' ' + spec.unit if spec.unit else ''}.", width, "dim"
+            ),
+        ]
         default = "none" if spec.default in (None, "", [], {}) else spec.label(spec.default)
         made += paragraph(f"Default: {clean(default)}.", width, "dim")
         made += paragraph(spec.path, width, "faint")

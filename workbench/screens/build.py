@@ -429,9 +429,6 @@ class BuildScreen(Screen[None]):
         """Basic, advanced, expert, basic."""
         self._level = LEVELS[(LEVELS.index(self._level) + 1) % len(LEVELS)]
         self.draw()
-        self.tell(
-            {"basic": "Basic settings.", "advanced": "Advanced settings too.", "expert": "All settings."}[self._level]
-        )
 
     def action_fold(self) -> None:
         """Fold the right column."""
@@ -485,10 +482,12 @@ class BuildScreen(Screen[None]):
         self.app.push_screen(PreviewScreen(self.draft, self.app.inspector))
 
     def tell(self, words: str, *, bad: bool = False) -> None:
-        """A word that goes away by itself."""
-        self.notify(
-            visible(redact(words)), severity="error" if bad else "information", markup=False, timeout=12 if bad else 4
-        )
+        """A sentence in the place of the finding, until the next key."""
+        self.finding_line.tell(visible(redact(words)), bad=bad)
+
+    def on_key(self) -> None:
+        """What was said in passing has been read."""
+        self.finding_line.hush()
 
     # The file
 

@@ -110,6 +110,8 @@ def settings(step: str, view: View) -> Iterator[Row]:
     if hidden:
         following = LEVELS[min(LEVELS.index(view.level) + 1, 2)]
         yield text((f"+ {hidden} more, press a for {following} settings", "faint"))
+    elif view.level != "basic":
+        yield text(("all settings are shown, press a for the basic ones", "faint"))
 
 
 def _entries(spec: FieldSpec, view: View, allowed: tuple[str, ...]) -> Iterator[Row]:

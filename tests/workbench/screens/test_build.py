@@ -40,7 +40,7 @@ def shown(app: WorkbenchApp) -> str:
 
 def told(app: WorkbenchApp) -> str:
     """What the app says in passing."""
-    return " ".join(note.message for note in app._notifications)
+    return build(app).finding_line.told
 
 
 async def until(pilot: Any, true: Callable[[], bool], seconds: float = 20.0) -> None:

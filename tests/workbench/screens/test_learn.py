@@ -1,0 +1,71 @@
+"""What the build screen finds out on the side: rows that will not do are answers, logout is judged by the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.screens.learn import condensed, kills_at_logout, look_at
+
+
+def test_a_look_says_format_and_shows_three_rows() -> None:
+    Path("a.jsonl").write_text("".join(json.dumps({"question": f"q{n}", "answer": f"a{n}"}) + "\n" for n in range(9)))
+    look = look_at({"path": "a.jsonl", "columns": {"prompt": "question", "completion": "answer"}}, Path.cwd())
+    assert look.format == "prompt_completion"
+    assert look.count == 9
+    assert look.rows == ("question: q0  answer: a0", "question: q1  answer: a1", "question: q2  answer: a2")
+    assert ("prompt", "question") in look.used
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty.jsonl", b""),
+        ("torn.json", b'[{"text": "a"}, {"te'),
+        ("latin.jsonl", b'{"text": "\xe9"}\n'),
+        ("no.zip", b"PK"),
+    ],
+)
+def test_a_bad_file_is_a_problem_in_words_and_no_exception(name: str, content: bytes) -> None:
+    Path(name).write_bytes(content)
+    look = look_at({"path": name}, Path.cwd())
+    assert look.problems
+    assert name in look.problems[0]
+
+
+def test_a_missing_file_is_named_and_a_hub_name_is_left_to_launch() -> None:
+    assert "no such file" in look_at({"path": "./gone.jsonl"}, Path.cwd()).problems[0]
+    assert look_at({"path": "someone/something"}, Path.cwd()).later
+
+
+def test_a_row_is_condensed_to_its_words() -> None:
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}], "id": 7}
+    assert condensed(row) == "messages: user · Hi · assistant  id: 7"
+
+
+def _box(root: Path, **files: str) -> Path:
+    (root / "run/systemd/system").mkdir(parents=True)
+    for name, text in files.items():
+        place = root / name.replace("__", "/").replace("_DOT_", ".")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    return root
+
+
+def test_logout_is_judged_by_what_systemd_is_told(tmp_path: Path) -> None:
+    kills = "[Login]\nKillUserProcesses=yes\n"
+    assert kills_at_logout(tmp_path / "none", "me") == (False, "This machine does not end your processes at logout.")
+    assert not kills_at_logout(_box(tmp_path / "a"), "me")[0]
+    box = _box(tmp_path / "b", etc__systemd__logind_DOT_conf=kills)
+    ends, words = kills_at_logout(box, "me")
+    assert ends
+    assert "loginctl enable-linger" in words
+    (box / "var/lib/systemd/linger").mkdir(parents=True)
+    (box / "var/lib/systemd/linger/me").touch()
+    assert not kills_at_logout(box, "me")[0]
+    late = _box(tmp_path / "c", etc__systemd__logind_DOT_conf=kills)
+    (late / "etc/systemd/logind.conf.d").mkdir()
+    (late / "etc/systemd/logind.conf.d/9.conf").write_text("[Login]\nKillUserProcesses=no\n")
+    assert not kills_at_logout(late, "me")[0]
