@@ -1,0 +1,27 @@
+"""The notebook face: `Workbench()`, and its parts alone, `ConfigForm(draft)`, `Preview(draft)`, `Monitor(run)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from widgets.form import ConfigForm
+    from widgets.monitor import Monitor
+    from widgets.preview import Preview
+    from widgets.workbench import Workbench
+
+__all__ = ["ConfigForm", "Monitor", "Preview", "Workbench"]
+_HOMES = {"Workbench": "workbench", "ConfigForm": "form", "Preview": "preview", "Monitor": "monitor"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a face when it is asked for: one that is not used costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"widgets.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -98,9 +98,10 @@ class Dispatcher:
         name = name[:64] if isinstance(name, str) else None
         if self.retired:
             return _refusal(name, self.retired, retired=True)
-        act = self._verbs.get(asked.get("do")) if isinstance(asked.get("do"), str) else None
+        do = asked.get("do")
+        act = self._verbs.get(do) if isinstance(do, str) else None
         if name is None or act is None:
-            return _refusal(name, f"This message is not known here: {str(asked.get('do'))[:40]!r}.")
+            return _refusal(name, f"This message is not known here: {str(do)[:40]!r}.")
         params = {key: value for key, value in asked.items() if key not in ("id", "do")}
         try:
             with self._lock:
@@ -108,7 +109,7 @@ class Dispatcher:
         except ValidationError as trouble:
             first = trouble.errors(include_url=False, include_input=False)[0]
             place = ".".join(str(part) for part in first["loc"])
-            return _refusal(name, f"The message {asked['do']!r} is malformed at {place}: {first['msg']}.")
+            return _refusal(name, f"The message {do!r} is malformed at {place}: {first['msg']}.")
         except WorkbenchError as trouble:
             return _refusal(name, trouble.message, hint=trouble.hint)
         except Exception as trouble:  # noqa: BLE001 - the face's boundary: the person sees it, the kernel lives on

@@ -60,6 +60,13 @@ export function duration(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
+export function ago(started) {
+  if (!started) return "-";
+  const seconds = Math.max(0, Date.now() / 1000 - started);
+  const [unit, length] = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]].find(([, size]) => seconds >= size) ?? ["s", 1];
+  return `${Math.floor(seconds / length)} ${unit} ago`;
+}
+
 const ANSWER_MS = 8000;
 
 /**
@@ -212,6 +219,7 @@ export function face(model, el, build) {
   const notice = h("div", { class: "ftw-notice", role: "status", hidden: true });
   const body = h("div", { class: "ftw-body" });
   const root = h("div", { class: "ftw" }, notice, body);
+  root.style.setProperty("--ftw-height", `${model.get("height")}px`);
   el.append(root);
   const link = channel(model);
   const ends = [link.close];
@@ -256,4 +264,12 @@ export function face(model, el, build) {
     ends.forEach((end) => end());
     root.remove();
   };
+}
+
+/** The view can be drawn before its comm is wired: ask until something answers. */
+export async function openWhenReady(stage, ask) {
+  for (let pause = 300; !stage.retired; pause = Math.min(pause * 1.5, 4000)) {
+    if (await ask()) return;
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
 }

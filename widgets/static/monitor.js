@@ -3,7 +3,7 @@
  * goes and names what it holds; only what is new travels, series as binary arrays, whole curves thinned once.
  */
 import { Chart, Curve, numbers } from "./chart.js";
-import { button, bytes, duration, fill, h, number, say, tabs, timer } from "./dom.js";
+import { button, bytes, duration, fill, h, number, openWhenReady, say, tabs, timer } from "./dom.js";
 
 const STATE = {
   queued: ["○", "waiting"],
@@ -15,6 +15,7 @@ const STATE = {
   failed: ["✗", "bad"],
   lost: ["?", "bad"],
 };
+const RESTING = new Set(["finished", "stopped", "failed", "lost"]);
 const PAGES = [
   { id: "curves", title: "Curves" },
   { id: "samples", title: "Samples" },
@@ -27,18 +28,22 @@ const FORMATS = { bytes, seconds: duration, share: (value) => `${number(value * 
 /** What the view holds of a run, and how an answer changes it. */
 class Held {
   constructor() {
-    this.reset();
-  }
-
-  reset() {
     this.seq = -1;
     this.epoch = 0;
-    this.names = [];
+    this.loading = 1;
     this.latest = new Map();
     this.curves = new Map();
+    this.zoomed = null;
     this.parts = {};
     this.marks = {};
-    this.summary = null;
+  }
+
+  get names() {
+    return this.parts.names ?? [];
+  }
+
+  get state() {
+    return this.parts.head?.state;
   }
 
   curve(name) {
@@ -46,27 +51,40 @@ class Held {
     return this.curves.get(name);
   }
 
+  /** The last step held of each curve; a curve that is not held is sent whole. */
+  ends() {
+    return Object.fromEntries(this.names.map(({ name }) => [name, this.curve(name).last]));
+  }
+
   take({ data, buffers }) {
-    if (data.summary) this.summary = data.summary;
-    if (data.names) this.names = data.names;
-    if (data.epoch !== undefined && data.epoch !== this.epoch) {
+    this.loading = data.loading;
+    Object.assign(this.parts, data.parts ?? {});
+    Object.assign(this.marks, data.marks ?? {});
+    if (data.epoch !== undefined) {
       this.curves.clear();
       this.epoch = data.epoch;
     }
-    Object.assign(this.parts, data.parts ?? {});
-    Object.assign(this.marks, data.marks ?? {});
     if (data.seq !== undefined) this.seq = data.seq;
     let at = 0;
-    if (data.latest) {
-      const values = numbers(buffers[at++], Float64Array);
-      this.names.forEach(({ name }, index) => this.latest.set(name, values[index]));
-    }
-    for (const name of data.series ?? []) {
-      const [steps, low, high] = [numbers(buffers[at], Float64Array), numbers(buffers[at + 1], Float32Array), numbers(buffers[at + 2], Float32Array)];
-      at += 3;
-      this.curve(name).append(steps, low, high);
-    }
+    if (data.latest) numbers(buffers[at++], Float64Array).forEach((value, index) => this.latest.set(this.names[index].name, value));
+    for (const [index, count] of data.series ?? []) this.curve(this.names[index].name).append(...points(buffers[at++], count));
   }
+
+  zoom({ data, buffers }) {
+    this.zoomed = new Map();
+    data.series.forEach(([index, count], at) => {
+      const curve = new Curve();
+      curve.append(...points(buffers[at], count));
+      this.zoomed.set(this.names[index].name, curve);
+    });
+  }
+}
+
+/** One curve of a buffer: steps as float64, then lows and highs as float32. */
+function points(buffer, count) {
+  const start = buffer.byteOffset ?? 0;
+  const raw = (buffer.buffer ?? buffer).slice(start, start + buffer.byteLength);
+  return [new Float64Array(raw, 0, count), new Float32Array(raw, 8 * count, count), new Float32Array(raw, 12 * count, count)];
 }
 
 /** The monitor of the run `run`; `leave` is drawn as a way back where there is one. */
@@ -74,11 +92,19 @@ export function monitorView(stage, run, leave) {
   const held = new Held();
   let page = "curves";
   let over = false;
-  const charts = chartsPage();
+  const charts = chartsPage(async (range) => {
+    if (!range) held.zoomed = null;
+    else {
+      const answer = await stage.ask("zoom", { run, start: Math.floor(range[0]), stop: Math.ceil(range[1]) });
+      if (answer) held.zoom(answer);
+    }
+    draw();
+  });
   const pages = { curves: charts, samples: samplesPage(), log: textPage("ftw-log"), receipt: receiptPage(), config: textPage("ftw-code") };
   const holder = h("div", { class: "ftw-page", tabindex: "-1" });
   const head = headView(stage, run, held, leave, () => clock.kick());
   const bar = tabs("what to watch", (id) => {
+    if (id === "curves" && page !== id) held.curves.clear();
     page = id;
     draw();
     clock.kick();
@@ -93,14 +119,12 @@ export function monitorView(stage, run, leave) {
 
   const turn = async () => {
     if (over || stage.retired) return null;
-    const series = Object.fromEntries(held.names.map(({ name }) => [name, held.curve(name).last]));
-    const answer = await stage.ask("watch", { run, seq: held.seq, epoch: held.epoch, marks: held.marks, series, page });
+    const answer = await stage.ask("watch", { run, seq: held.seq, epoch: held.epoch, marks: held.marks, series: held.ends(), page });
     if (over) return null;
     if (!answer) return 1500;
     held.take(answer);
     draw();
-    if (answer.data.loading < 1) return 250;
-    return held.summary && STATE[held.summary.state]?.[1] !== "going" && held.summary.state !== "queued" ? 2000 : 250;
+    return held.loading < 1 || RESTING.has(held.state) === false ? 250 : 2000;
   };
   const clock = timer(stage.root, turn);
   const redraw = () => charts.redraw();
@@ -126,7 +150,7 @@ function headView(stage, run, held, leave, again) {
   const menu = h("div", { class: "ftw-menu", hidden: true });
   const cause = h("div", { class: "ftw-card", hidden: true });
   const actions = h("span", { class: "ftw-actions" });
-  let drawn = "";
+  let drawn = null;
 
   const control = async (verb) => {
     const answer = await stage.ask("control", { run, verb });
@@ -134,7 +158,7 @@ function headView(stage, run, held, leave, again) {
     if (answer) stage.notice("");
     again();
   };
-  const stop = button("Stop…", () => ((menu.hidden = !menu.hidden), stop.setAttribute("aria-expanded", String(!menu.hidden)), menu.querySelector("button")?.focus()), {
+  const stop = button("Stop or save…", () => ((menu.hidden = !menu.hidden), stop.setAttribute("aria-expanded", String(!menu.hidden)), menu.querySelector("button")?.focus()), {
     "aria-expanded": "false",
   });
   menu.addEventListener("keydown", (event) => {
@@ -147,29 +171,28 @@ function headView(stage, run, held, leave, again) {
   });
 
   const draw = () => {
-    const summary = held.summary;
-    if (!summary) return say(phase, "Opening the run.");
-    const [glyph, kind] = STATE[summary.state] ?? ["?", "bad"];
-    say(state, `${glyph} ${summary.state}`);
+    const head = held.parts.head;
+    if (!head) return say(phase, "Opening the run.");
+    const [step, eta, words, asked] = held.parts.now ?? [0, null, "", ""];
+    const [glyph, kind] = STATE[head.state] ?? ["?", "bad"];
+    say(state, `${glyph} ${head.state}`);
     state.dataset.kind = kind;
-    say(name, summary.name);
-    say(facts, [summary.method, summary.model, summary.by].filter(Boolean).join("  ·  "));
-    if (summary.max_steps) progress.value = Math.min(1, summary.step / summary.max_steps);
+    say(name, head.name);
+    say(facts, [head.method, head.model, head.by].filter(Boolean).join("  ·  "));
+    if (head.max_steps) progress.value = Math.min(1, step / head.max_steps);
     else progress.removeAttribute("value");
-    const going = kind === "going";
-    const left = going && summary.eta !== null ? `${duration(summary.eta)} left` : summary.took ? `took ${duration(summary.took)}` : "";
-    say(share, [`step ${number(summary.step)}${summary.max_steps ? ` of ${number(summary.max_steps)}` : ""}`, left].filter(Boolean).join("  ·  "));
-    const loading = summary.loading < 1 ? `reading the whole curve, ${Math.round(summary.loading * 100)} %` : "";
-    say(phase, [going || summary.state === "queued" ? summary.phase : "", loading, summary.control].filter(Boolean).join("  ·  "));
+    const time = kind === "going" && eta !== null ? `${duration(eta)} left` : head.took ? `took ${duration(head.took)}` : "";
+    say(share, [`step ${number(step)}${head.max_steps ? ` of ${number(head.max_steps)}` : ""}`, time].filter(Boolean).join("  ·  "));
+    const loading = held.loading < 1 ? `reading the whole curve, ${Math.round(held.loading * 100)} %` : "";
+    say(phase, [RESTING.has(head.state) ? "" : words, loading, asked, ...head.warnings].filter(Boolean).join("  ·  "));
     phase.hidden = !phase.textContent;
-    const signature = JSON.stringify([summary.state, summary.controls, summary.resumable, summary.cause]);
-    if (signature === drawn) return undefined;
-    drawn = signature;
-    fill(actions, summary.controls.length ? stop : null, summary.resumable ? resume : null);
-    fill(menu, summary.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
-    if (!summary.controls.length) menu.hidden = true;
-    cause.hidden = !summary.cause;
-    fill(cause, summary.cause ? [h("b", {}, summary.cause), ...summary.lines.map((line) => h("pre", {}, line))] : []);
+    if (head === drawn) return undefined;
+    drawn = head;
+    fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null);
+    fill(menu, head.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
+    if (!head.controls.length) menu.hidden = true;
+    cause.hidden = !head.cause;
+    fill(cause, head.cause ? [h("b", {}, head.cause), head.lines.length ? h("pre", {}, head.lines.join("\n")) : null] : []);
     return undefined;
   };
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
@@ -178,7 +201,7 @@ function headView(stage, run, held, leave, again) {
 }
 
 /** The curves: the main one large, the others small, the newest values as a list. */
-function chartsPage() {
+function chartsPage(zoomTo) {
   const grid = h("div", { class: "ftw-charts" });
   const values = h("dl", { class: "ftw-values" });
   const smoothing = h("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: "0", "aria-label": "smoothing" });
@@ -207,7 +230,10 @@ function chartsPage() {
     }
     return out;
   };
-  const zoomAll = (range) => charts.forEach((chart) => ((chart.range = range), chart.draw()));
+  const zoomAll = (range) => {
+    charts.forEach((chart) => (chart.range = range));
+    zoomTo(range);
+  };
   const build = (held) => {
     charts.forEach((chart) => chart.close());
     charts.clear();
@@ -238,7 +264,7 @@ function chartsPage() {
         build(held);
       }
       for (const group of groups(held))
-        charts.get(group[0].name)?.set(group.map((entry, at) => ({ curve: held.curve(entry.name), name: entry.title, faint: at > 0 })));
+        charts.get(group[0].name)?.set(group.map((entry, at) => ({ curve: (held.zoomed ?? held.curves).get(entry.name) ?? held.curve(entry.name), name: entry.title, faint: at > 0 })));
       list(held);
       if (!held.names.length && !grid.childElementCount) fill(grid, h("p", { class: "ftw-empty" }, "Curves appear with the first step."));
       else if (held.names.length) grid.querySelector(".ftw-empty")?.remove();
@@ -305,13 +331,9 @@ function receiptPage() {
 
 /** `Monitor(run)` alone. */
 export function monitorFace(stage) {
-  const open = async () => {
-    for (let pause = 300; !stage.retired; pause = Math.min(pause * 1.5, 4000)) {
-      const answer = await stage.ask("monitored");
-      if (answer) return fill(stage.body, monitorView(stage, answer.data.run, null).element);
-      await new Promise((resolve) => setTimeout(resolve, pause));
-    }
-    return null;
-  };
-  open();
+  openWhenReady(stage, async () => {
+    const answer = await stage.ask("monitored");
+    if (answer) fill(stage.body, monitorView(stage, answer.data.run, null).element);
+    return answer;
+  });
 }

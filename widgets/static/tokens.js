@@ -2,17 +2,20 @@
  * The batch as training will see it: tokens with borders, trained ones marked by colour and underline, ids on request,
  * pairs side by side with their first difference. Raw rows stand here until the tokens are known.
  */
-import { button, fill, h, number, say } from "./dom.js";
+import { button, fill, h, number, openWhenReady, say } from "./dom.js";
 
-/** The tokens of one part; `differs` is the place from which it is unlike the other part of its pair. */
-function tokenRun(part, ids, differs) {
-  const box = h("div", { class: "ftw-tokens", "aria-label": part.name });
-  part.tokens.forEach((token, at) => {
-    const [id, text, trained] = token;
-    const classes = ["ftw-token", trained ? "ftw-trained" : "", part.special[at] ? "ftw-special" : "", at === differs ? "ftw-differs" : ""];
-    const span = h("span", { class: classes.filter(Boolean).join(" "), title: `id ${id}, ${trained ? "trained" : "not trained"}` });
-    const shown = text.replaceAll("\n", "⏎\n");
-    span.append(shown === "" ? "∅" : shown);
+/**
+ * The tokens of one part. `differs` is the place from which it is unlike the other part of its pair; `marks` say where a
+ * turn or a packed document begins.
+ */
+function tokenRun(part, ids, differs, marks) {
+  const box = h("div", { class: ids ? "ftw-tokens ftw-with-ids" : "ftw-tokens", "aria-label": part.name });
+  const begins = new Map(marks);
+  part.tokens.forEach(([id, text, trained], at) => {
+    if (begins.has(at)) box.append(h("div", { class: "ftw-turn" }, begins.get(at)));
+    const classes = ["ftw-token", trained ? "ftw-trained" : "", at === differs ? "ftw-differs" : ""].filter(Boolean).join(" ");
+    const span = h("span", { class: classes, title: `id ${id}, ${trained ? "trained" : "not trained"}` });
+    span.append(text === "" ? "∅" : text.replaceAll("\n", "⏎\n"));
     if (ids) span.append(h("small", {}, String(id)));
     box.append(span);
   });
@@ -30,7 +33,7 @@ function firstDifference(parts) {
 
 function rowView(row, ids) {
   const differs = firstDifference(row.parts);
-  const facts = [`Row ${number(row.index)}`, row.words, row.truncated ? "✂ truncated" : null].filter(Boolean).join("  ·  ");
+  const facts = [`Row ${number(row.index)}${row.of === null ? "" : ` of ${number(row.of)}`}`, row.words, row.truncated ? "✂ truncated" : null].filter(Boolean).join("  ·  ");
   const pair = row.parts.filter((part) => part.name === "chosen" || part.name === "rejected").length === 2;
   return h(
     "article",
@@ -39,12 +42,15 @@ function rowView(row, ids) {
     h(
       "div",
       { class: pair ? "ftw-parts ftw-pair" : "ftw-parts" },
+      row.trouble ? h("p", { class: "ftw-finding", dataset: { severity: "warning" } }, row.trouble) : null,
+      row.clipped ? h("div", { class: "ftw-raw" }, row.clipped) : null,
+      row.images.map((image) => h("p", { class: "ftw-quiet" }, `image: ${image}`)),
       row.parts.map((part) =>
         h(
           "section",
           { class: pair && part.name === "prompt" ? "ftw-wide" : "" },
           row.parts.length > 1 ? h("h5", {}, part.name) : null,
-          tokenRun(part, ids, part.name === "chosen" || part.name === "rejected" ? differs : null),
+          tokenRun(part, ids, part.name === "chosen" || part.name === "rejected" ? differs : null, row.parts.length > 1 ? [] : row.marks),
         ),
       ),
     ),
@@ -56,7 +62,7 @@ function rawView(row) {
     "article",
     { class: "ftw-row" },
     h("header", { class: "ftw-row-head" }, `Row ${number(row.index)}  ·  as it stands in the file`),
-    row.fields.map(([name, text]) => h("section", {}, h("h5", {}, name), h("div", { class: "ftw-raw" }, text))),
+    h("div", { class: "ftw-raw" }, row.text),
   );
 }
 
@@ -89,17 +95,18 @@ export function previewView(stage) {
       await new Promise((resolve) => setTimeout(resolve, 250));
       const answer = await stage.ask("rows_news", { ticket: data.ticket });
       if (!answer) return;
-      data = { ...answer.data, raw: data.raw };
+      data = { ...answer.data, raw: answer.data.raw ?? data.raw };
     }
   };
   const draw = (data) => {
     shown = data;
     say(status, data.words ?? "");
-    if (data.rows?.length) {
+    cancel.hidden = Boolean(data.done);
+    if (data.error) fill(rows, h("p", { class: "ftw-empty" }, data.error));
+    else if (data.rows?.length) {
       at = data.rows[data.rows.length - 1].index + 1;
       fill(rows, data.rows.map((row) => rowView(row, ids)));
     } else if (data.raw?.length && !rows.querySelector(".ftw-token")) fill(rows, data.raw.map(rawView));
-    else if (data.error) fill(rows, h("p", { class: "ftw-empty" }, data.error));
     else if (!rows.childElementCount) fill(rows, h("p", { class: "ftw-empty" }, "Reading the data."));
     const facts = data.facts ?? {};
     fill(
@@ -122,7 +129,7 @@ export function previewView(stage) {
     idsButton.setAttribute("aria-pressed", String(ids));
     if (shown) draw(shown);
   }, { "aria-pressed": "false" });
-  const cancel = button("Cancel", () => ((newest += 1), stage.ask("rows_cancel"), say(status, "cancelled")), { class: "ftw-plain" });
+  const cancel = button("Cancel", () => ((newest += 1), stage.ask("rows_cancel"), (cancel.hidden = true), say(status, "cancelled")), { class: "ftw-plain", hidden: true });
   const head = h(
     "header",
     { class: "ftw-head" },
@@ -144,13 +151,9 @@ export function previewView(stage) {
 export function previewFace(stage) {
   const view = previewView(stage);
   fill(stage.body, view.element);
-  openThen(stage, view.start);
-}
-
-async function openThen(stage, start) {
-  for (let pause = 300; !stage.retired; pause = Math.min(pause * 1.5, 4000)) {
-    if (await stage.ask("rows_ready")) return start();
-    await new Promise((resolve) => setTimeout(resolve, pause));
-  }
-  return null;
+  openWhenReady(stage, async () => {
+    const answer = await stage.ask("rows_ready");
+    if (answer) view.start();
+    return answer;
+  });
 }

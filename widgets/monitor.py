@@ -1,0 +1,388 @@
+"""`Monitor(run)`: one run, live, from its folder alone; also one that a terminal started. Several may be open at once.
+
+A view says what it holds (the last event, a mark for each part, the last step of each curve) and gets what is new: words
+only when they changed, numbers as arrays, whole curves thinned once. One reader of a run serves all views of a kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import zlib
+from array import array
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from engine.errors import RunNotFound, WorkbenchError, redact, visible
+from engine.run import control, launch, store
+from engine.run.index import Watch, open_view
+from engine.run.store import RunFolder, is_run
+from engine.run.view import RunView
+from widgets.curves import devices, entries
+from widgets.numbers import size
+from widgets.protocol import Answer, Face, Part, bundle, shown, style, verb
+
+FIRST_POINTS, SMALL_POINTS = 480, 200
+WHOLE_BYTES = 24_000
+"""Whole curves that one answer may carry; the rest follows in the next."""
+DELTA_BYTES = 2_400
+"""New points that one answer may carry, so that a fast run at 4 Hz stays far below 20 KiB/s."""
+POINT_BYTES = 16
+LOG_LINES, LOG_CHARACTERS = 80, 5_000
+SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+TITLES = {
+    "save_stop": "Save, then stop",
+    "stop": "Stop now",
+    "checkpoint": "Checkpoint and go on",
+    "end_of_epoch": "Stop at the end of the epoch",
+}
+
+Run = Annotated[str, Field(max_length=400)]
+
+
+class Reader:
+    """The one reader of a run in this kernel, shared by all views and closed with the last of them."""
+
+    _open: ClassVar[dict[Path, Reader]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.lock = threading.RLock()
+        self.users = 0
+        self.watch: Watch = open_view(folder)
+        self.epoch = 0
+        self._told = self._standing()
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Reader:
+        with cls._lock:
+            reader = cls._open.get(folder.path)
+            if reader is None:
+                reader = cls._open[folder.path] = cls(folder)
+            reader.users += 1
+            return reader
+
+    def leave(self) -> None:
+        with self._lock:
+            self.users -= 1
+            if self.users == 0:
+                self._open.pop(self.folder.path, None)
+                self.watch.close()
+
+    def _standing(self) -> tuple[int, int]:
+        """What must stay the same for the points that a view holds to be true."""
+        view = self.watch.view
+        return id(view), len(view.superseded)
+
+    def poll(self) -> RunView:
+        self.watch.poll()
+        now = self._standing()
+        if now != self._told:
+            self.epoch += 1
+            self._told = now
+        return self.watch.view
+
+
+class MonitorPart(Part):
+    """Answers what monitors ask of the runs in one folder, and of the run that was given."""
+
+    def __init__(self, runs_dir: Callable[[], Path], given: RunFolder | None = None) -> None:
+        self._runs_dir = runs_dir
+        self._given = given
+        self._readers: dict[str, Reader] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._resuming: dict[str, Future[Any]] = {}
+        self._said: dict[str, str] = {}
+
+    @verb
+    def monitored(self) -> dict[str, Any]:
+        return {"run": self._given.id if self._given is not None else ""}
+
+    @verb
+    def watch(
+        self,
+        *,
+        run: Run,
+        seq: int = -1,
+        epoch: int = 0,
+        marks: dict[str, int] | None = None,
+        series: dict[str, int | float | None] | None = None,
+        page: Literal["curves", "samples", "log", "receipt", "config"] = "curves",
+    ) -> Answer:
+        """What is new of a run since what the view holds."""
+        reader = self._reader(run)
+        with reader.lock:
+            view = reader.poll()
+            held = marks or {}
+            parts = self._parts(run, reader, view, page)
+            fresh = {name: part for name, part in parts.items() if _mark(part) != held.get(name)}
+            data: dict[str, Any] = {"loading": round(reader.watch.loading, 3)}
+            if fresh:
+                data["parts"] = fresh
+                data["marks"] = {name: _mark(part) for name, part in fresh.items()}
+            if epoch != reader.epoch:
+                data["epoch"], series, seq = reader.epoch, {}, -1
+            names = [entry["name"] for entry in parts["names"]]
+            buffers: list[bytes] = []
+            if view.seq != seq:
+                data["seq"] = view.seq
+                data["latest"] = True
+                buffers.append(_floats("d", [view.latest.get(name, float("nan")) for name in names]))
+            if page == "curves":
+                told, more = _series(view, names, series or {})
+                data["series"] = told
+                buffers += more
+            return Answer(data, buffers)
+
+    @verb
+    def zoom(self, *, run: Run, start: float, stop: float) -> Answer:
+        """All curves between two steps, as fine as a chart can draw."""
+        reader = self._reader(run)
+        with reader.lock:
+            view = reader.poll()
+            told: list[list[Any]] = []
+            buffers: list[bytes] = []
+            for number, entry in enumerate(entries(view)):
+                width = FIRST_POINTS if number == 0 else SMALL_POINTS
+                points = view.series[entry["name"]].points(int(start), int(stop), width)
+                told.append([number, len(points[0])])
+                buffers.append(_packed(points))
+            return Answer({"series": told}, buffers)
+
+    @verb
+    def control(self, *, run: Run, verb: Literal["stop", "save_stop", "checkpoint", "end_of_epoch"]) -> dict[str, Any]:
+        """Ask the run for something; its answer comes with the next news."""
+        folder = self._folder(run)
+        self._said[run] = control.request(folder, verb, "notebook")
+        return {}
+
+    @verb
+    def resume(self, *, run: Run) -> dict[str, Any]:
+        """Go on from the newest whole checkpoint; starting takes a moment and is done beside."""
+        folder = self._folder(run)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-resume")
+        self._said.pop(run, None)
+        self._resuming[run] = self._pool.submit(launch.resume, folder)
+        return {}
+
+    # Inside
+
+    def _folder(self, run: str) -> RunFolder:
+        """A run by its plain name: the one that was given, or one of the folder. No path comes in by message."""
+        if self._given is not None and run == self._given.id:
+            return self._given
+        if not _RUN_ID.fullmatch(run) or not is_run(self._runs_dir() / run):
+            raise RunNotFound(f"no run is called {visible(run)[:80]} in {visible(str(self._runs_dir()))}.")
+        return RunFolder(self._runs_dir() / run)
+
+    def _reader(self, run: str) -> Reader:
+        if run not in self._readers:
+            self._readers[run] = Reader.of(self._folder(run))
+        return self._readers[run]
+
+    def _parts(self, run: str, reader: Reader, view: RunView, page: str) -> dict[str, Any]:
+        """All that is said in words, each part travelling only when it changed."""
+        parts = {
+            "now": self._now(run, view),
+            "head": self._head(reader, view),
+            "names": entries(view),
+            "gpu": devices(view),
+        }
+        if page == "samples":
+            parts["samples"] = _samples(view)
+        elif page == "receipt":
+            parts["receipt"] = [_receipt_row(entry) for entry in view.receipt[:200]]
+        elif page == "log":
+            parts["log"] = "\n".join(reader.watch.log(LOG_LINES))[-LOG_CHARACTERS:]
+        elif page == "config":
+            parts["config"] = _config(reader.folder)
+        return parts
+
+    def _now(self, run: str, view: RunView) -> list[Any]:
+        """`[step, seconds left, phase, what was asked]`: what changes with every look."""
+        progress = view.progress or {}
+        done = f" {progress['done']:,.0f}" if progress.get("done") is not None else ""
+        of = f" of {progress['total']:,.0f}" if progress.get("total") else ""
+        phase = f"{progress.get('what') or view.phase}{done}{of}" if progress else view.phase
+        eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
+        return [view.step, eta, shown(phase, 200), self._asked(run, view)]
+
+    def _asked(self, run: str, view: RunView) -> str:
+        """What became of the last request made here."""
+        job = self._resuming.get(run)
+        if job is not None:
+            if not job.done():
+                return "resuming"
+            problem = job.exception()
+            if isinstance(problem, WorkbenchError):
+                return shown(f"{problem.message} {problem.hint}".strip())
+            if problem is not None:
+                return shown(f"{type(problem).__name__}: {problem}")
+            del self._resuming[run]
+        name = self._said.get(run)
+        if name is None:
+            return ""
+        answer = control.answer(view, name)
+        if answer is None:
+            return "" if view.over else "asked; the run answers after its step"
+        return shown(f"{answer['do'].replace('_', ' ')}: {answer['status']} {answer['message']}".strip(), 300)
+
+    def _head(self, reader: Reader, view: RunView) -> dict[str, Any]:
+        took = view.ended - view.started if view.ended and view.started else None
+        controls = []
+        if view.state in ("starting", "running"):
+            keeps = _last_checkpoint(view)
+            controls = [
+                {"verb": do, "title": TITLES[do], "keeps": control.WORDS[do] + (keeps if do == "stop" else "")}
+                for do in TITLES
+            ]
+        bad = view.state in ("failed", "lost")
+        return {
+            "state": view.state,
+            "name": visible(view.id),
+            "method": visible(view.method),
+            "model": shown(view.model, 120),
+            "max_steps": view.max_steps,
+            "took": took,
+            "by": shown(view.cause, 300) if view.state == "stopped" else "",
+            "cause": shown(view.cause or "it ended without a word", 600) if bad else "",
+            "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
+            "warnings": [shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]],
+            "controls": controls,
+            "resumable": view.state in ("stopped", "failed", "lost"),
+        }
+
+    def summary(self) -> str:
+        if self._given is None:
+            return ""
+        reader = self._reader(self._given.id)
+        with reader.lock:
+            view = reader.poll()
+            return summary_of(view)
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.leave()
+        self._readers.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+            self._pool = None
+
+
+def summary_of(view: RunView) -> str:
+    """A run in three lines of text."""
+    steps = f"step {view.step:,}" + (f" of {view.max_steps:,}" if view.max_steps else "")
+    lines = [f"Run {visible(view.id)}: {view.state}, {visible(view.method)}, {steps}"]
+    if "loss" in view.latest:
+        lines.append(f"  loss {view.latest['loss']:.4g}")
+    if view.cause:
+        lines.append(f"  {visible(view.cause)}")
+    lines.append(f"  In a terminal: workbench watch {visible(view.id)}")
+    return "\n".join(lines)
+
+
+def _mark(part: Any) -> int:
+    return zlib.crc32(json.dumps(part, sort_keys=True, default=str).encode())
+
+
+def _floats(kind: str, values: Any) -> bytes:
+    return array(kind, values).tobytes()
+
+
+def _packed(points: Any) -> bytes:
+    """Steps as float64, then lows and highs as float32: one buffer a curve."""
+    steps, low, high = points
+    return _floats("d", steps) + _floats("f", low) + _floats("f", high)
+
+
+def _series(
+    view: RunView, names: list[str], held: dict[str, int | float | None]
+) -> tuple[list[list[int]], list[bytes]]:
+    """`[number of the curve, points]` and a buffer for each curve with something new."""
+    told, buffers = [], []
+    room = WHOLE_BYTES
+    going = sum(held.get(name) is not None for name in names)
+    for number, name in enumerate(names):
+        last = held.get(name)
+        curve = view.series[name]
+        newest = curve.last
+        if newest is None or (last is not None and newest[0] <= last):
+            continue
+        if last is None:
+            if room <= 0:
+                continue
+            points = curve.points(width=FIRST_POINTS if number == 0 else SMALL_POINTS)
+            room -= len(points[0]) * POINT_BYTES
+        else:
+            points = curve.points(start=int(last) + 1, width=max(4, DELTA_BYTES // POINT_BYTES // max(1, going)))
+        told.append([number, len(points[0])])
+        buffers.append(_packed(points))
+    return told, buffers
+
+
+def _samples(view: RunView) -> list[dict[str, Any]]:
+    """The newest answers to each prompt, the first answer kept below them for comparison."""
+    by_prompt: dict[str, list[dict[str, Any]]] = {}
+    for sample in view.samples:
+        by_prompt.setdefault(sample["prompt"], []).append(sample)
+    found = []
+    for prompt, samples in list(by_prompt.items())[:SAMPLE_PROMPTS]:
+        newest = samples[-SAMPLE_ANSWERS:]
+        if samples[0] not in newest:
+            newest = [samples[0], *newest[1:]]
+        answers = [[sample["step"], shown(sample["completion"], 400)] for sample in reversed(newest)]
+        found.append({"prompt": shown(prompt, 300), "answers": answers})
+    return found
+
+
+def _receipt_row(entry: dict[str, Any]) -> list[str]:
+    return [
+        shown(entry["feature"], 80),
+        *(_cell(entry[key]) for key in ("requested", "effective", "count")),
+        shown(entry["detail"], 300),
+    ]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return shown(value if isinstance(value, str) else json.dumps(value), 120)
+
+
+def _last_checkpoint(view: RunView) -> str:
+    made = [each for each in view.checkpoints if each["state"] == "committed"]
+    if not made:
+        return "; there is none yet"
+    last = made[-1]
+    return f"; the last is of step {last['step']:,}" + (f", {size(last['bytes'])}" if last["bytes"] else "")
+
+
+def _config(folder: RunFolder) -> str:
+    try:
+        return visible(redact(folder.config.read_text(encoding="utf-8")[:40_000]), lines=True)
+    except (OSError, UnicodeDecodeError) as problem:
+        return f"config.yaml cannot be read: {problem}"
+
+
+class Monitor(Face):
+    """Watch one run: by its name, its folder, or a RunFolder. It may have been started anywhere on this machine."""
+
+    _esm = bundle("dom", "chart", "monitor", entry="monitorFace")
+    _css = style()
+
+    def __init__(self, run: str | Path | RunFolder, *, runs: str | Path | None = None, height: int = 480) -> None:
+        root = store.runs_dir(runs)
+        self.run = run if isinstance(run, RunFolder) else store.find(str(run), root)
+        super().__init__(MonitorPart(lambda: root, self.run), height=height)

@@ -1,0 +1,242 @@
+"""`Preview(draft)`: the batch as training will see it, asked of the inspector; raw rows stand there until it answers.
+
+A question is a ticket; the view asks for news. A newer question cancels the older one, so a slow search never blocks
+the next row.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from engine.client import Inspector, Ticket
+from engine.config.draft import Draft
+from engine.config.files import absolute, place_of
+from engine.config.schema import fields
+from engine.errors import WorkbenchError, visible
+from widgets.protocol import Face, Part, bundle, shown, style, verb
+
+MOST_TOKENS = 1500
+"""Tokens of one part that travel; the rest is told as a number."""
+
+Asked = Literal["index", "random", "worst", "search"]
+
+
+class PreviewPart(Part):
+    """Answers what a preview asks of one draft."""
+
+    def __init__(self, draft: Draft, inspector: Inspector) -> None:
+        self.draft = draft
+        self._inspector = inspector
+        self._number = 0
+        self._ticket: Ticket | None = None
+        self._raw: Future[list[dict[str, Any]]] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._progress = ""
+
+    @verb
+    def rows_ready(self) -> dict[str, Any]:
+        return {}
+
+    @verb
+    def rows(
+        self,
+        *,
+        kind: Asked,
+        row: Annotated[int, Field(ge=0)] = 0,
+        text: Annotated[str, Field(max_length=500)] = "",
+        by: Literal["longest", "masked", "truncated"] = "longest",
+        split: Literal["train", "eval"] = "train",
+        count: Annotated[int, Field(ge=1, le=20)] = 3,
+    ) -> dict[str, Any]:
+        """Ask for rows; the answer of this verb already tells how far it is."""
+        self._give_up()
+        config = self.draft.config
+        sources = config.data.train if split == "train" else config.data.eval
+        if not sources or not sources[0].path:
+            spec = fields.data.train if split == "train" else fields.data.eval
+            raise WorkbenchError(f"{spec.title}: there is none yet.", "Name a source in the step Data.")
+        base = self.draft.path.parent if self.draft.path is not None else Path.cwd()
+        mapping = absolute(self.draft.mapping, base)
+        more: dict[str, dict[str, Any]] = {
+            "index": {"index": row},
+            "random": {"seed": random.randrange(1 << 30)},
+            "worst": {"by": by},
+            "search": {"text": text, "start": row},
+        }
+        wanted = {"kind": kind, **more[kind]}
+        self._number += 1
+        self._progress = "tokenizing"
+        if kind == "index":
+            self._look_raw(sources[0], split, base, row, count)
+        number = self._number
+
+        def progress(state: dict[str, Any]) -> None:
+            total = state.get("total")
+            if number == self._number:
+                self._progress = f"{state.get('what')}: {state.get('done', 0):,}" + (f" of {total:,}" if total else "")
+
+        self._ticket = self._inspector.ask(
+            "preview", on_progress=progress, config=mapping, rows=wanted, count=count, split=split
+        )
+        return self._news()
+
+    @verb
+    def rows_news(self, *, ticket: int) -> dict[str, Any]:
+        if ticket != self._number or self._ticket is None:
+            return {"ticket": ticket, "done": True, "words": "", "rows": []}
+        return self._news()
+
+    @verb
+    def rows_cancel(self) -> dict[str, Any]:
+        self._give_up()
+        return {}
+
+    def _look_raw(self, source: Any, split: str, base: Path, row: int, count: int) -> None:
+        """Begin to read rows as they stand in the first source, without waiting for torch."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-rows")
+        seed = self.draft.config.run.seed
+        self._raw = self._pool.submit(raw_rows, place_of(source.path, base), source.split or split, seed, row, count)
+
+    def _give_up(self) -> None:
+        if self._ticket is not None:
+            self._ticket.cancel()
+        if self._raw is not None:
+            self._raw.cancel()
+        self._ticket = self._raw = None
+
+    def _news(self) -> dict[str, Any]:
+        assert self._ticket is not None
+        told: dict[str, Any] = {"ticket": self._number, "done": self._ticket.done, "words": self._progress}
+        if self._raw is not None and self._raw.done() and not self._ticket.done:
+            told["raw"] = [] if self._raw.exception() is not None else self._raw.result()
+            self._raw = None
+        if not self._ticket.done:
+            return told
+        problem = self._ticket.error
+        if problem is not None:
+            return {**told, "words": "", "rows": [], "error": shown(f"{problem.message} {problem.hint}".strip())}
+        found = self._ticket.result(0)
+        if not found["rows"]:
+            return {**told, "words": "", "rows": [], "error": "No row fits."}
+        return {
+            **told,
+            "words": _about(found),
+            "rows": [_row(row, found.get("total")) for row in found["rows"]],
+            "facts": self._facts(),
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        data = self.draft.facts.data
+        if data is None:
+            return {}
+        facts = {"lengths": list(data.lengths or ()), "truncated": data.truncated, "masked": data.masked}
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def close(self) -> None:
+        self._give_up()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+def _about(found: dict[str, Any]) -> str:
+    total = f"{found['total']:,} rows" if found.get("total") is not None else "rows still being counted"
+    template = f"template: {found['template']}" if found.get("template") else "no chat template"
+    return visible(f"{total}, {found['method']}, {template}")
+
+
+def raw_rows(path: str, split: str, seed: int, start: int, count: int) -> list[dict[str, Any]]:
+    """Rows as they stand in a text file or the built-in data; nothing for what only the inspector can read."""
+    if path == "builtin/dates":
+        from engine.builtin import dates
+
+        made = dates.rows("train" if split == "train" else "eval", seed, start + count)[start:]
+        return [_raw(start + at, json.dumps(row, ensure_ascii=False)) for at, row in enumerate(made)]
+    place = Path(path)
+    if not place.is_file() or {".parquet", ".arrow"} & set(place.suffixes):
+        return []
+    from engine.data.rows import open_rows
+
+    rows = open_rows(place)
+    found = []
+    try:
+        for index in range(start, start + count):
+            found.append(_raw(index, rows.text(index, 4096)))
+    except IndexError:
+        pass  # the file ends here
+    finally:
+        rows.close()
+    return found
+
+
+def _raw(index: int, text: str) -> dict[str, Any]:
+    return {"index": index, "text": shown(text, 1500)}
+
+
+def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
+    parts = [_part(name, tokens) for name, tokens in row["parts"].items()]
+    seen = {id(token): token for tokens in row["parts"].values() for token in tokens}.values()
+    trained = sum(token["trained"] for token in seen)
+    share = f" ({100 * trained / len(seen):.0f} %)" if seen else ""
+    words = f"{len(seen):,} tokens, {trained:,} trained{share}"
+    if row.get("documents"):
+        words += f", a pack of {len(row['documents'])} rows, {'kept apart' if row.get('separate') else 'one stream'}"
+    trouble = row.get("error") or (f"training leaves this row out: {row['left_out']}" if row.get("left_out") else "")
+    return {
+        "index": row["index"],
+        "words": words if row["parts"] else "",
+        "truncated": bool(row.get("truncated")),
+        "trouble": shown(trouble),
+        "clipped": shown(row.get("clipped") or "", 2000),
+        "parts": parts,
+        "marks": _marks(row),
+        "images": [shown(str(image), 200) for image in row.get("images") or []],
+        "of": total,
+    }
+
+
+def _part(name: str, tokens: list[dict[str, Any]]) -> dict[str, Any]:
+    sent = [[token["id"], visible(token["text"], lines=True), bool(token["trained"])] for token in tokens[:MOST_TOKENS]]
+    return {"name": visible(name), "tokens": sent, "left": max(0, len(tokens) - MOST_TOKENS)}
+
+
+def _marks(row: dict[str, Any]) -> list[list[Any]]:
+    """`[place, words]` where a turn or a packed document begins."""
+    marks = [[turn["start"], visible(str(turn["role"]))] for turn in row.get("turns") or []]
+    place = 0
+    for number, length in enumerate(row.get("documents") or []):
+        marks.append(
+            [place, f"row {row['source_rows'][number]}" if number < len(row.get("source_rows") or []) else "row"]
+        )
+        place += length
+    return marks
+
+
+class Preview(Face):
+    """The token preview alone, of a draft or a config file."""
+
+    _esm = bundle("dom", "tokens", entry="previewFace")
+    _css = style()
+
+    def __init__(self, draft: Draft | str | Path, *, height: int = 480) -> None:
+        self.draft = draft if isinstance(draft, Draft) else Draft.open(draft)
+        self._inspector = Inspector()
+        super().__init__(PreviewPart(self.draft, self._inspector), height=height)
+
+    def __repr__(self) -> str:
+        return f"Preview of {self.draft.path or self.draft.recipe or 'a new config'}; `workbench preview FILE` shows it in a terminal."
+
+    def retire(self, reason: str) -> None:
+        super().retire(reason)
+        self._inspector.close()
+
+    def close(self) -> None:
+        super().close()
+        self._inspector.close()

@@ -1,0 +1,125 @@
+/**
+ * The whole workbench in one cell: seven steps, preview, launch and the runs, over one draft and one channel. Preview and
+ * runs are tabs beside the steps; the run that was just started opens by itself.
+ */
+import { configForm, draftLink, formParts, watchDraft } from "./form.js";
+import { ago, button, fill, h, number, openWhenReady, say, timer } from "./dom.js";
+import { monitorView } from "./monitor.js";
+import { previewView } from "./tokens.js";
+
+const GLYPHS = { queued: "○", starting: "◔", running: "▶", stopping: "◧", finished: "✓", stopped: "■", failed: "✗", lost: "?" };
+
+export function workbenchFace(stage) {
+  const link = draftLink(stage);
+  let page = "";
+  const preview = previewView(stage);
+  const runs = runsView(stage, () => page === "runs");
+  const more = {
+    tabs: () => [
+      { id: "preview", title: "Preview", here: page === "preview", words: "the tokens that will be trained" },
+      { id: "runs", title: "Runs", here: page === "runs", words: "what is going and what has ended" },
+    ],
+    current: () => page,
+    open(id) {
+      show(id === "preview" || id === "runs" ? id : "");
+      return Boolean(page);
+    },
+    leave: () => show(""),
+  };
+  const parts = formParts(stage, link, more);
+  const launch = launchView(stage, link, (run) => {
+    show("runs");
+    runs.open(run);
+  });
+  parts.extra.append(launch.element);
+  const columns = h("div", { class: "ftw-columns" }, parts.main, parts.side.element);
+  const middle = h("div", { class: "ftw-middle" }, columns);
+  const show = (next) => {
+    const changed = next !== page;
+    page = next;
+    parts.findings.element.classList.toggle("ftw-away", Boolean(page));
+    const shown = { "": columns, preview: preview.element, runs: runs.element }[page];
+    if (middle.firstChild !== shown) fill(middle, shown);
+    if (link.state) parts.draw(link.state);
+    if (changed && page === "preview") preview.start();
+    if (page === "runs") runs.look();
+  };
+  fill(stage.body, parts.head, parts.steps.bar, middle, parts.findings.element);
+  link.onState((state) => {
+    parts.draw(state);
+    launch.draw(state);
+  });
+  openWhenReady(stage, () => link.send("state"));
+  stage.onEnd(watchDraft(stage, link));
+}
+
+/** One button; what stands in its way is said beside it. */
+function launchView(stage, link, started) {
+  const note = h("span", { class: "ftw-quiet", role: "status" });
+  const go = button("Start the run", async () => {
+    go.disabled = true;
+    say(note, "starting…");
+    let answer = await stage.ask("launch");
+    while (answer && !answer.data.done) {
+      await new Promise((resolve) => setTimeout(resolve, 250));
+      answer = await stage.ask("launched");
+    }
+    go.disabled = false;
+    say(note, answer?.data.error ?? "");
+    if (answer?.data.run) started(answer.data.run);
+  }, { class: "ftw-primary" });
+  const element = h("div", { class: "ftw-launch", hidden: true }, go, note);
+  return {
+    element,
+    draw(state) {
+      element.hidden = state.step !== "launch";
+      go.disabled = state.findings.some((finding) => finding.severity === "error");
+    },
+  };
+}
+
+/** The runs of the folder as a table, newest first; a click opens its monitor in the same place. */
+function runsView(stage, visible) {
+  const list = h("div", { class: "ftw-runs" });
+  const element = h("div", { class: "ftw-runsbox" }, list);
+  let [monitor, mark] = [null, 0];
+  const back = () => {
+    monitor?.close();
+    monitor = null;
+    fill(element, list);
+    look();
+  };
+  const open = (run) => {
+    monitor?.close();
+    monitor = monitorView(stage, run, back);
+    fill(element, monitor.element);
+  };
+  const row = (run) =>
+    h(
+      "tr",
+      {},
+      h("td", {}, button(run.id, () => open(run.id), { class: "ftw-plain ftw-run" })),
+      h("td", {}, h("span", { class: "ftw-state", dataset: { kind: run.kind } }, `${GLYPHS[run.state] ?? "?"} ${run.state}`)),
+      h("td", {}, run.method),
+      h("td", {}, run.model),
+      h("td", { class: "ftw-right" }, `${number(run.step)}${run.max_steps ? ` of ${number(run.max_steps)}` : ""}`),
+      h("td", { class: "ftw-right" }, run.loss === null ? "-" : number(run.loss)),
+      h("td", { class: "ftw-right" }, ago(run.started)),
+    );
+  const look = async () => {
+    if (monitor || !visible()) return;
+    const answer = await stage.ask("runs", { mark });
+    if (!answer || answer.data.mark === mark) return;
+    mark = answer.data.mark;
+    const { runs, folder } = answer.data;
+    if (!runs.length) return void fill(list, h("p", { class: "ftw-empty" }, `No runs in ${folder} yet. The step Launch starts one.`));
+    const head = ["run", "state", "method", "model", "step", "loss", "started"].map((title) => h("th", { scope: "col" }, title));
+    fill(list, h("table", { class: "ftw-table ftw-wide" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, runs.map(row))));
+  };
+  const clock = timer(stage.root, async () => (await look(), stage.retired ? null : 2000));
+  stage.onEnd(() => {
+    clock.stop();
+    monitor?.close();
+  });
+  return { element, open, look };
+}
