@@ -7,58 +7,40 @@ made anew from the draft (about two milliseconds), so no two parts of the screen
 
 from __future__ import annotations
 
-import copy
-import os
-import shlex
-import subprocess
-import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
 
-from engine.config.files import put
 from engine.config.findings import RANK, Finding
-from engine.config.meaning import Unmeant, meaning
-from engine.config.recipes import recipe_text
-from engine.config.schema import FieldSpec, effective, fields, read
+from engine.config.schema import effective, fields
 from engine.config.steps import GOALS, STEPS, step_of_path
-from engine.errors import WorkbenchError, redact, visible
+from engine.errors import redact, visible
 from engine.memory.estimate import estimate
 from workbench.actions import bindings
-from workbench.messages import EditWanted, FactsArrived, FieldChosen
+from workbench.messages import FactsArrived, FieldChosen
 from workbench.panels.bars import FindingLine, KeyLine, TitleBar
 from workbench.panels.consequences import Consequences
 from workbench.panels.explain import Explain
-from workbench.panels.fields import as_typed, findings_at, options_of, plain
-from workbench.panels.form import Form, FormPane, Row
+from workbench.panels.fields import findings_at
+from workbench.panels.form import Form, FormPane
 from workbench.panels.rail import Rail, Stop
 from workbench.screens.background import Background
-from workbench.screens.pages import LAUNCH, LEVELS, View, machine_words, page
-
-if TYPE_CHECKING:
-    from engine.config.draft import Draft
-    from workbench.app import WorkbenchApp
+from workbench.screens.editing import EditingScreen
+from workbench.screens.pages import LEVELS, View, machine_words, page
 
 WIDE = 110
-EDIT_KEYS = {
-    "text": [("enter", "keep"), ("esc", "leave as it was"), ("^u", "clear")],
-    "choice": [("↑↓", "move"), ("enter", "choose"), ("esc", "leave as it was")],
-}
 
 
-class BuildScreen(Screen[None]):
+class BuildScreen(EditingScreen):
     """The seven steps."""
 
     NAME = "build"
     BINDINGS: ClassVar[list[BindingType]] = bindings("build")
     AUTO_FOCUS = "#form"
-    app: WorkbenchApp
 
     def __init__(self, step: str = "goal") -> None:
         super().__init__()
@@ -69,17 +51,11 @@ class BuildScreen(Screen[None]):
         self._estimate: Any = None
         self._before: Any = None
         self._seen: tuple[int, Any] = (-1, None)
-        self._live: tuple[Finding, ...] | None = None
         self._activity = "idle"
         self._starting = False
         self._problem = ""
 
     # Frame
-
-    @property
-    def draft(self) -> Draft:
-        """The config being built."""
-        return self.app.draft
 
     @property
     def step(self) -> str:
@@ -130,12 +106,19 @@ class BuildScreen(Screen[None]):
             tokenizer=self.background.tokenizer,
             asking=self.background.asking,
             trouble=self.background.trouble,
-            runs_dir=self.app.runs_dir,
+            runs_dir=self._runs_dir(),
             logout=self.background.logout,
             machine=draft.facts.machine,
             problem=self._problem,
             starting=self._starting,
         )
+
+    def _runs_dir(self) -> Path:
+        """Where this config's run would go: what was said at the start, else what the config says."""
+        path = fields.run.output_dir.path
+        if self.app.explicit_runs_dir is None and path in self.draft.given:
+            return self.base / self.draft.config.run.output_dir
+        return self.app.runs_dir
 
     def draw(self, key: str | None = None, *, edited: bool = False) -> None:
         """Make everything from the draft; `edited` says that the person changed it just now."""
@@ -195,7 +178,7 @@ class BuildScreen(Screen[None]):
 
     def in_view(self) -> list[Finding]:
         """The findings nearest to where the person is: of the row, of the step, of all."""
-        findings = self._live if self._live is not None else self.draft.findings
+        findings = self.live if self.live is not None else self.draft.findings
         row = self.pane.form.row
         mine = findings_at(row.key, findings) if row is not None and row.key else []
         here = [finding for finding in findings if step_of_path(finding.path) == self.step]
@@ -211,7 +194,7 @@ class BuildScreen(Screen[None]):
         if event.what == "running":
             self._activity = event.facts
         self.draw()
-        self.background.look()
+        self.look()
 
     # Moving between steps
 
@@ -220,7 +203,7 @@ class BuildScreen(Screen[None]):
         if not 0 <= index < len(STEPS):
             return
         self.pane.close()
-        self._live = None
+        self.live = None
         self._visited |= {self._at, index}
         self._at = index
         self.pane.form.at = 0
@@ -229,6 +212,14 @@ class BuildScreen(Screen[None]):
         self.pane.form.focus()
         if key or self._focus.get(self.step):
             self.pane.form.go_to(key or self._focus[self.step])
+        self.look()
+
+    def forward(self) -> None:
+        """On to the next step."""
+        self.go(self._at + 1)
+
+    def look(self) -> None:
+        """Look again at what the draft names."""
         self.background.look()
 
     def action_next_step(self) -> None:
@@ -259,169 +250,6 @@ class BuildScreen(Screen[None]):
     def action_to_form(self) -> None:
         """From the rail or the explanation back to the form."""
         self.pane.form.focus()
-
-    # Editing
-
-    @on(EditWanted)
-    def _edit(self, event: EditWanted) -> None:
-        row: Row = event.row
-        if row.key == LAUNCH:
-            self.action_launch()
-        elif row.key.startswith("recipe:"):
-            self._take_recipe(row.key.removeprefix("recipe:"))
-        else:
-            spec = fields.get(row.key)
-            if spec is not None:
-                self._edit_setting(spec, row)
-
-    def action_edit(self) -> None:
-        """Edit the setting in focus."""
-        self.pane.form.action_enter()
-
-    def _edit_setting(self, spec: FieldSpec, row: Row) -> None:
-        draft = self.draft
-        entry = row.key.count(".") == 3
-        written = draft.value(row.key)
-        value = (written if written is not None else spec.default) if entry else spec.value(draft.config)
-        if row.key in draft.reading.invalid:
-            value = written
-        if spec.control == "bool":
-            self.change(row.key, not value)
-        elif spec.control == "choice":
-            self.keys.use(EDIT_KEYS["choice"])
-            self.pane.edit_choice(row, options_of(spec), value)
-        elif spec.control in ("sources", "prompts"):
-            self._edit_list(spec, row.key)
-        else:
-            suggester = None
-            if spec.control == "path" or spec is fields.model.name:
-                from workbench.screens.listing import PathSuggester
-
-                suggester = PathSuggester(self.base)
-            self.keys.use(EDIT_KEYS["text"])
-            self.pane.edit_text(row, as_typed(spec, value), suggester)
-
-    def _edit_list(self, spec: FieldSpec, path: str) -> None:
-        from workbench.screens.listing import ListScreen, PathSuggester
-
-        written = self.draft.value(path)
-        old = list(written) if isinstance(written, list) else [plain(each) for each in spec.value(self.draft.config)]
-        texts = [str(each.get("path", "")) if isinstance(each, dict) else str(each) for each in old]
-        sources = spec.control == "sources"
-
-        def keep(entries: list[tuple[int | None, str]] | None) -> None:
-            if entries is None:
-                return
-            made: list[Any] = []
-            for place, words in entries:
-                if not sources:
-                    made.append(words)
-                else:
-                    before = old[place] if place is not None and isinstance(old[place], dict) else {}
-                    made.append({**before, "path": words})
-            self.change(path, made) if made else self.change(path, None, unset=True)
-
-        what = "path of a file, or builtin/dates" if sources else "a prompt"
-        suggester = PathSuggester(self.base) if sources else None
-        self.app.push_screen(ListScreen(spec.title, texts, what=what, suggester=suggester), keep)
-
-    @property
-    def base(self) -> Path:
-        """The folder that relative paths of this config start from."""
-        return self.draft.path.parent if self.draft.path else Path.cwd()
-
-    @on(FormPane.Typed)
-    def _typed(self, event: FormPane.Typed) -> None:
-        """Every key press is read as if it were kept; the finding stands under the row at once."""
-        spec = fields.get(event.key)
-        if spec is None:
-            return
-        draft = self.draft
-        mapping = copy.deepcopy(draft.mapping)
-        if event.text.strip():
-            meant = meaning(spec, event.text)
-            put(mapping, event.key, event.text if isinstance(meant, Unmeant) else meant)
-            reading = read(mapping, draft.facts)
-            self._live = tuple(finding for finding in reading.findings if finding.path == event.key)
-        else:
-            self._live = ()
-        self.pane.note(
-            tuple(
-                (visible(finding.text), {"error": "bad", "warning": "warn"}.get(finding.severity, "hint"))
-                for finding in self._live
-            )
-        )
-        self.finding_line.show(replace(self._live[0], fix=None) if self._live else None)
-
-    @on(FormPane.Ended)
-    def _ended(self, event: FormPane.Ended) -> None:
-        self.pane.close()
-        self.keys.use(self.keys.usual)
-        self._live = None
-        if event.answer is None:
-            self.draw()
-            return
-        key, value = event.answer
-        unset = isinstance(value, str) and not value.strip()
-        spec = fields.get(key)
-        if spec is not None and value == as_typed(spec, self.draft.value(key)) and not unset:
-            self.draw()
-        else:
-            self.change(key, value, unset=unset)
-
-    def change(self, path: str, value: Any, *, unset: bool = False) -> None:
-        """Write one setting, or take it out."""
-        if unset:
-            self.draft.unset(path)
-        else:
-            self.draft.set(path, value)
-        self.draw(edited=True)
-        self.background.look()
-
-    def _take_recipe(self, name: str) -> None:
-        draft = self.draft
-        draft.replace_text(recipe_text(name))
-        draft.recipe = name
-        self.draw(edited=True)
-        self.background.look()
-        self.go(self._at + 1)
-
-    def action_default(self) -> None:
-        """Back to the default."""
-        row = self.pane.form.row
-        if row is not None and row.key in self.draft.given | self.draft.reading.invalid:
-            self.change(row.key, None, unset=True)
-
-    def action_fix(self) -> None:
-        """Apply the fix in view."""
-        found = next((finding for finding in self.in_view() if finding.fix is not None), None)
-        if found is None:
-            self.tell("Nothing here has a fix of its own.")
-        else:
-            self.apply(found)
-
-    def apply(self, finding: Finding) -> None:
-        """Apply a finding's fix."""
-        assert finding.fix is not None
-        self.draft.apply(finding.fix)
-        self.draw(edited=True)
-        self.background.look()
-
-    def action_undo(self) -> None:
-        """Take back."""
-        if self.draft.undo():
-            self.draw(edited=True)
-            self.background.look()
-        else:
-            self.tell("Nothing to take back.")
-
-    def action_redo(self) -> None:
-        """Do again."""
-        if self.draft.redo():
-            self.draw(edited=True)
-            self.background.look()
-        else:
-            self.tell("Nothing to do again.")
 
     # Looking
 
@@ -481,55 +309,9 @@ class BuildScreen(Screen[None]):
 
         self.app.push_screen(PreviewScreen(self.draft, self.app.inspector))
 
-    def tell(self, words: str, *, bad: bool = False) -> None:
-        """A sentence in the place of the finding, until the next key."""
-        self.finding_line.tell(visible(redact(words)), bad=bad)
-
     def on_key(self) -> None:
         """What was said in passing has been read."""
         self.finding_line.hush()
-
-    # The file
-
-    def action_yaml(self) -> None:
-        """The YAML in the person's editor; the same findings afterwards."""
-        editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-        handle, name = tempfile.mkstemp(suffix=".yaml", prefix="workbench-")
-        place = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.draft.text())
-            with self.app.suspend():
-                code = subprocess.run([*editor, name]).returncode
-            if code:
-                self.tell(f"{editor[0]} ended with {code}; the config is as it was.", bad=True)
-                return
-            self.draft.replace_text(place.read_text(encoding="utf-8"))
-        except (WorkbenchError, OSError, UnicodeDecodeError) as problem:
-            self.tell(f"The config is as it was: {problem}", bad=True)
-        finally:
-            place.unlink(missing_ok=True)
-        self.app.refresh()
-        self.draw(edited=True)
-        self.background.look()
-
-    def action_write(self) -> None:
-        """Save to a file, asking for its name."""
-        from workbench.screens.dialog import Ask
-        from workbench.screens.leave import suggested_name
-
-        def save(name: str | None) -> None:
-            if not name or not name.strip():
-                return
-            try:
-                place = self.draft.save(Path(name.strip()).expanduser())
-            except (WorkbenchError, OSError) as problem:
-                self.tell(str(problem), bad=True)
-                return
-            self.draw()
-            self.tell(f"Saved in {place}.")
-
-        self.app.push_screen(Ask("Save the config as", suggested_name(self.draft)), save)
 
     # The run
 
