@@ -12,10 +12,20 @@ from textual.widgets import Input
 
 from engine.config.draft import Draft
 from engine.hardware import Gpu, Machine
+from engine.memory.estimate import Estimate
 from workbench.app import WorkbenchApp
 from workbench.screens.background import Background
 
 Compare = Callable[..., bool]
+SOUND = """version: 1
+model: {name: builtin/tiny, dtype: float32}
+data:
+  train: [{path: builtin/dates}]
+  eval: [{path: builtin/dates, split: eval}]
+  max_length: 128
+optim: {learning_rate: 0.001, per_device_train_batch_size: 64, gradient_accumulation_steps: 1}
+run: {name: dates, save_steps: 100}
+"""
 BROKEN = """version: 1
 model: {name: builtin/tiny}
 method: {kind: dpo, beta: -3}
@@ -33,11 +43,26 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Gpu("NVIDIA H100 80GB HBM3", 79 * (1 << 30), (9, 0))
     machine = Machine((card,), 16, 128 << 30, 512 << 30, "box")
     monkeypatch.setattr(look, "this_machine", lambda folder=".": machine)
+    monkeypatch.setattr("workbench.screens.build.estimate", guess)
     monkeypatch.setattr(Background, "_ask", lambda self: None)  # no inspector: its answers come when they come
     monkeypatch.setattr(
         "workbench.screens.background._logout", lambda: (False, "This machine does not end your processes at logout.")
     )
     monkeypatch.setattr(Input, "cursor_blink", False)
+
+
+def guess(config: Any, facts: Any) -> Estimate:
+    """Numbers that follow the batch size and nothing else: the pictures are about the screen."""
+    batch = config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps
+    return Estimate(
+        effective_batch=batch,
+        steps=24_000 // batch,
+        trainable_parameters=200_000,
+        checkpoint_bytes=4 << 20,
+        checkpoints_bytes=12 << 20,
+        memory_total=batch << 24,
+        device_bytes=79 << 30,
+    )
 
 
 def steps(*keys: str) -> Callable[[Any], Any]:
@@ -59,7 +84,7 @@ def steps(*keys: str) -> Callable[[Any], Any]:
 
 
 def app_of(draft: Draft | None = None) -> WorkbenchApp:
-    return WorkbenchApp(draft, runs_dir="runs")
+    return WorkbenchApp(draft or Draft(SOUND, recipe="demo"), runs_dir="runs")
 
 
 def test_goal(snap_compare: Compare) -> None:
