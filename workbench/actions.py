@@ -7,7 +7,10 @@ nothing is being typed: a field in editing takes printable keys first.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from textual.binding import Binding, BindingType
 
@@ -72,15 +75,27 @@ ACTIONS: tuple[Action, ...] = (
     Action("step('review')", "6", "go to Review", "", ("build",)),
     Action("step('launch')", "7", "go to Launch", "", ("build",)),
     # Monitor
-    Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1 to 5", line="1-5 pages"),
+    Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1", line="1-5 pages"),
     Action("tab('samples')", "2", "samples", "Answers to the pinned prompts", ("monitor",), "2"),
     Action("tab('log')", "3", "log", "What the worker printed", ("monitor",), "3"),
     Action("tab('receipt')", "4", "receipt", "What was really done", ("monitor",), "4"),
     Action("tab('config')", "5", "config", "The config of this run", ("monitor",), "5"),
+    Action("tab('cause')", "6", "why it ended", "Why it failed, and the way on", ("monitor",), "6"),
     Action("next_curve", "v", "next curve", "Show the next curve in the large chart", ("monitor",), line="v curve"),
+    Action("next_curve(-1)", "V", "previous curve", "Show the previous curve", ("monitor",)),
     Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop"),
     Action("checkpoint", "c", "checkpoint", "Save a checkpoint and go on", ("monitor",), line="c checkpoint"),
     Action("resume", "R", "resume", "Go on from the newest whole checkpoint", ("monitor", "runs"), line="R resume"),
+    Action("chart('log')", "L", "log scale", "Log scale, or not", ("monitor",)),
+    Action("chart('smooth')", "m", "smooth", "Running mean, running median, or as it is", ("monitor",)),
+    Action(
+        "chart('in')", "plus,equals_sign", "zoom in", "Zoom to the cursor, or to the newest steps", ("monitor",), "+"
+    ),
+    Action("chart('out')", "minus", "zoom out", "Zoom out", ("monitor",), "-"),
+    Action("chart('whole')", "0", "whole run", "Show the whole curve again", ("monitor",)),
+    Action("batch", "enter", "batch", "The rows behind the point under the cursor", ("monitor",), "enter"),
+    Action("find", "slash", "find", "Find words in the log or the config", ("monitor",), "/"),
+    Action("back", "escape", "back", "Take the cursor away; then go back", ("monitor",), "esc", quiet=True),
     # Runs
     Action("open", "enter", "open", "Watch the run under the cursor", ("runs",), line="enter open"),
     Action("delete", "D", "delete", "Delete the run, after saying what would be lost", ("runs",), line="D delete"),
@@ -88,10 +103,12 @@ ACTIONS: tuple[Action, ...] = (
     Action("sort", "o", "order", "Order by time, state, name or loss", ("runs",), line="o order"),
     # Preview
     Action("row(1)", "n", "next row", "The next row", ("preview",), line="n next"),
-    Action("row(-1)", "N", "previous row", "The previous row", ("preview",), line="N previous"),
+    Action("row(-1)", "N", "previous row", "The previous row", ("preview",)),
     Action("random", "r", "random row", "A row at random", ("preview",), line="r random"),
-    Action("worst", "w", "worst rows", "The longest, the unlearned, the most cut row", ("preview",), line="w worst"),
-    Action("ids", "number_sign", "token ids", "Ids behind the tokens", ("preview",), "#", line="# ids"),
+    Action("worst", "w", "worst rows", "The longest, the untrained, the most cut row", ("preview",), line="w worst"),
+    Action("ids", "number_sign", "token ids", "Ids under the tokens", ("preview",), "#", line="# ids"),
+    Action("packs", "b", "packs", "Packs, or single rows", ("preview",), line="b packs"),
+    Action("raw", "v", "raw row", "The row as it stands in its file, or its tokens", ("preview",), line="v raw"),
     Action("search", "slash", "search", "The next row with a text", ("preview",), "/", line="/ search"),
     Action("cancel", "escape", "cancel", "Cancel the question, or go back", ("preview",), "esc", quiet=True),
 )
@@ -115,3 +132,19 @@ def key_line(screen: str) -> list[tuple[str, str]]:
     """What the key line shows: (key, word), the screen's own first."""
     lines = [action.line for action in (*actions(screen), *actions("everywhere")) if action.line]
     return [(line.rpartition(" ")[0], line.rpartition(" ")[2]) for line in lines]
+
+
+def keymap(file: Path) -> tuple[Mapping[str, str], str]:
+    """A person's own keys, `{"undo": "ctrl+y"}` by action, and what is wrong with the file in one sentence, if anything."""
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError) as problem:
+        return {}, f"{file}: cannot be read as keys: {problem}. The usual keys stand."
+    known = {action.id for action in ACTIONS if action.keys}
+    if not isinstance(said, dict):
+        return {}, f'{file}: must be settings of the form {{"undo": "ctrl+y"}}; the usual keys stand.'
+    odd = [str(name) for name, keys in said.items() if name not in known or not isinstance(keys, str)]
+    mine = {name: keys for name, keys in said.items() if name in known and isinstance(keys, str)}
+    return mine, f"{file}: knows no action {', '.join(odd[:3])}." if odd else ""

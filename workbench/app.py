@@ -27,7 +27,7 @@ from textual.theme import BUILTIN_THEMES, Theme
 from textual.widgets import Static
 
 from engine.errors import redact, visible
-from workbench.actions import bindings
+from workbench.actions import bindings, keymap
 from workbench.gate import StripControls, TolerantDriver
 from workbench.palette import ActionProvider
 from workbench.terminal import few_colours, settle_colour, wants_light
@@ -173,8 +173,19 @@ class WorkbenchApp(App[None]):
         """The first frame is painted: collect garbage again, but not in what was imported."""
         gc.freeze()
         gc.enable()
+        self._use_keys()
         if self._runs_first:
             self.action_runs()
+
+    def _use_keys(self) -> None:
+        """The person's own keys, from keys.json in the config folder."""
+        from platformdirs import user_config_path
+
+        mine, problem = keymap(user_config_path("workbench") / "keys.json")
+        if mine:
+            self.set_keymap(dict(mine))
+        if problem:
+            self.notify(visible(redact(problem)), severity="warning", markup=False)
 
     def on_resize(self, event: events.Resize) -> None:
         """Too little room: a sentence stands over whatever is open, and goes when there is room."""

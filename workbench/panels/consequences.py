@@ -97,15 +97,15 @@ class Consequences(Drawn):
                 fits = value <= room
                 text = of(value, room, narrow=width < NARROW)
             change = self._change(name, value, write)
-            style = "accent" if change else "value" if fits else "bad"
-            gap = width - cell_len(label) - cell_len(text)
-            if change and gap > len(change) + 2:
-                left = gap - len(change) - 1
-                made.append(
-                    [(label, "dim"), (" " * left, ""), (change + " ", "accent"), (text, style if fits else "bad")]
-                )
+            shown = text if fits else f"{text} !"
+            beside = f"({change}) " if change else ""
+            gap = width - cell_len(label) - cell_len(beside) - cell_len(shown)
+            style = "bad" if not fits else "accent" if change else "value"
+            if gap >= 1:
+                made.append([(label, "dim"), (" " * gap, ""), (beside, "accent"), (shown, style)])
             else:
-                made.append([(label, "dim"), (" " * max(1, gap), ""), (text, style if fits else "bad")])
+                gap = max(1, width - cell_len(label) - cell_len(shown))
+                made.append([(label, "dim"), (" " * gap, ""), (shown, style)])
                 if change:
                     made.append([(f"{change} by this edit".rjust(width), "accent")])
         return made or [[("not known yet", "dim")]]

@@ -109,9 +109,9 @@ def settings(step: str, view: View) -> Iterator[Row]:
             yield from _entries(spec, view, allowed)
     if hidden:
         following = LEVELS[min(LEVELS.index(view.level) + 1, 2)]
-        yield text((f"+ {hidden} more, press a for {following} settings", "faint"))
+        yield text((f"+ {hidden} more: a shows {following} ones", "faint"))
     elif view.level != "basic":
-        yield text(("all settings are shown, press a for the basic ones", "faint"))
+        yield text(("all are shown: a goes back to basic ones", "faint"))
 
 
 def _entries(spec: FieldSpec, view: View, allowed: tuple[str, ...]) -> Iterator[Row]:
@@ -123,11 +123,12 @@ def _entries(spec: FieldSpec, view: View, allowed: tuple[str, ...]) -> Iterator[
         if not isinstance(entry, dict):
             continue
         for item in spec.items:
-            if item.name == "path" or (item.level not in allowed and item.name not in entry):
+            look = view.looks.get(_key(entry))
+            unclear = item.name == "columns" and look is not None and bool(look.columns) and not look.format
+            if item.name == "path" or (item.level not in allowed and item.name not in entry and not unclear):
                 continue
             value = entry.get(item.name, item.default)
             path = f"{spec.path}.{number}.{item.name}"
-            look = view.looks.get(_key(entry))
             shown: tuple[tuple[str, str], ...]
             short = ""
             if item.name == "format" and value is None:

@@ -476,3 +476,48 @@ async def test_the_editor_stays_on_its_row_when_the_window_changes() -> None:
         pane = app.screen.query_one(FormPane)
         editor = app.screen.query_one("#editor", Input)
         assert editor.region.y == pane.form.region.y + pane.form.line_of(pane.form.at) - pane.form.top
+
+
+async def test_a_person_can_have_keys_of_their_own(tmp_path: Path) -> None:
+    place = tmp_path / "config" / "workbench" / "keys.json"
+    place.parent.mkdir(parents=True)
+    place.write_text('{"undo": "ctrl+y", "fly": "x"}')
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "knows no action fly" in " ".join(note.message for note in app._notifications))
+        await go_to(pilot, fields.data.packing.path)
+        await pilot.press("enter")
+        assert app.draft.config.data.packing is True
+        await pilot.press("u")
+        assert app.draft.config.data.packing is True
+        await pilot.press("ctrl+y")
+        assert app.draft.config.data.packing is False
+
+
+async def test_columns_are_offered_where_no_format_is_seen() -> None:
+    Path("odd.jsonl").write_text('{"frage": "q", "antwort": "a"}\n' * 5)
+    draft = Draft("version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: odd.jsonl}]}\n")
+    app = app_of(draft)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("3")
+        await until(pilot, lambda: "Columns that can be mapped: frage, antwort" in shown(app))
+        assert build(app).pane.form.go_to("data.train.0.columns")
+        await pilot.press("enter")
+        app.screen.query_one("#editor", Input).value = "prompt: frage, completion: antwort"
+        await pilot.press("enter")
+        assert draft.config.data.train[0].columns == {"prompt": "frage", "completion": "antwort"}
+        await until(pilot, lambda: "prompt from frage" in shown(app))
+
+
+@pytest.mark.slow
+async def test_the_inspector_counts_tokens_while_the_form_goes_on() -> None:
+    app = app_of(Draft("version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: builtin/dates}]}\n"))
+    async with app.run_test(size=(80, 40)) as pilot:
+        await pilot.press("3")
+        await until(pilot, lambda: "Counted over all rows" in shown(app), 120)
+        facts = app.draft.facts.data
+        assert facts is not None
+        assert facts.exact
+        assert facts.trained_tokens
+        await pilot.press("2")
+        await until(pilot, lambda: "<|im_end|>" in shown(app), 60)
