@@ -50,7 +50,9 @@ def entries(view: RunView) -> list[dict[str, Any]]:
     """The curves of a run, those that matter most first."""
     order = {name: place for place, name in enumerate(KNOWN)}
     method = order["grad_norm"] - 0.5
-    names = [name for name in view.series if (name in KNOWN or not UNDRAWN.fullmatch(name)) and not name.startswith("gpu")]
+    names = [
+        name for name in view.series if (name in KNOWN or not UNDRAWN.fullmatch(name)) and not name.startswith("gpu")
+    ]
     names.sort(key=lambda name: (order.get(name, method), name))
     found = []
     for name in names[:MOST]:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
-from engine.client import Inspector
 from engine.config.draft import Draft
 from engine.config.findings import Finding
 from engine.config.schema import Effective, FieldSpec, RunConfig, effective, fields, fields_of
@@ -21,6 +20,7 @@ from engine.errors import UsageError, visible
 from engine.memory.estimate import estimate
 from engine.run.from_config import runs_dir_of
 from widgets import pages
+from widgets.asking import Asker
 from widgets.learning import Learner
 from widgets.protocol import Face, Part, bundle, shown, style, verb
 from widgets.wire import as_typed, meant, shown_value, spec_data
@@ -33,10 +33,10 @@ MODULES = ("dom", "form")
 class FormPart(Part):
     """Answers what a form asks of one draft."""
 
-    def __init__(self, draft: Draft, inspector: Inspector, runs: str | Path | None = None) -> None:
+    def __init__(self, draft: Draft, asker: Asker, runs: str | Path | None = None) -> None:
         self.draft = draft
         self.explicit_runs = runs
-        self.learner = Learner(draft, inspector)
+        self.learner = Learner(draft, asker)
         self.current = STEPS[0].id
         self._specs: list[FieldSpec] = []
         self._numbers: dict[FieldSpec, int] = {}
@@ -283,13 +283,5 @@ class ConfigForm(Face):
 
     def __init__(self, draft: Draft | str | Path, *, height: int = 480) -> None:
         self.draft = draft if isinstance(draft, Draft) else Draft.open(draft)
-        self._inspector = Inspector()
-        super().__init__(FormPart(self.draft, self._inspector), height=height)
-
-    def retire(self, reason: str) -> None:
-        super().retire(reason)
-        self._inspector.close()
-
-    def close(self) -> None:
-        super().close()
-        self._inspector.close()
+        asker = Asker()
+        super().__init__(FormPart(self.draft, asker), height=height, ends=(asker.close,))

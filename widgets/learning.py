@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.client import Inspector, Ticket
+from engine.client import Ticket
 from engine.config.draft import Draft
 from engine.config.facts import DataFacts
 from engine.config.files import absolute
 from engine.config.schema import fields
 from engine.data.look import look_at, look_at_sources
 from engine.errors import Cancelled, WorkbenchError
+from widgets.asking import Asker
 
 QUIET_SECONDS = 0.3
 
@@ -29,11 +30,11 @@ QUIET_SECONDS = 0.3
 class Learner:
     """Finds out about one draft. `words` says what goes on, `trouble` what could not be found out."""
 
-    def __init__(self, draft: Draft, inspector: Inspector) -> None:
+    def __init__(self, draft: Draft, asker: Asker) -> None:
         self.draft = draft
         self.words = ""
         self.trouble: tuple[str, ...] = ()
-        self._inspector = inspector
+        self._asker = asker
         self._pool: ThreadPoolExecutor | None = None
         self._asked: dict[str, str] = {}
         self._looks: dict[str, Future[Any]] = {}
@@ -134,7 +135,7 @@ class Learner:
                 f" of {total:,}" if total else ""
             )
 
-        self._count = self._inspector.ask("data", on_progress=progress, config=mapping)
+        self._count = self._asker.ask("data", on_progress=progress, config=mapping)
 
     def close(self) -> None:
         self._closed = True

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from engine.client import Inspector, Ticket
+from engine.client import Ticket
 from engine.config.draft import Draft
 from engine.config.files import absolute, place_of
 from engine.config.schema import fields
 from engine.errors import WorkbenchError, visible
+from widgets.asking import Asker
 from widgets.protocol import Face, Part, bundle, shown, style, verb
 
 MOST_TOKENS = 1500
@@ -30,9 +32,9 @@ Asked = Literal["index", "random", "worst", "search"]
 class PreviewPart(Part):
     """Answers what a preview asks of one draft."""
 
-    def __init__(self, draft: Draft, inspector: Inspector) -> None:
+    def __init__(self, draft: Draft, asker: Asker) -> None:
         self.draft = draft
-        self._inspector = inspector
+        self._asker = asker
         self._number = 0
         self._ticket: Ticket | None = None
         self._raw: Future[list[dict[str, Any]]] | None = None
@@ -81,7 +83,7 @@ class PreviewPart(Part):
             if number == self._number:
                 self._progress = f"{state.get('what')}: {state.get('done', 0):,}" + (f" of {total:,}" if total else "")
 
-        self._ticket = self._inspector.ask(
+        self._ticket = self._asker.ask(
             "preview", on_progress=progress, config=mapping, rows=wanted, count=count, split=split
         )
         return self._news()
@@ -136,7 +138,12 @@ class PreviewPart(Part):
         data = self.draft.facts.data
         if data is None:
             return {}
-        facts = {"lengths": list(data.lengths or ()), "truncated": data.truncated, "masked": data.masked}
+        facts = {
+            "lengths": _bars(data.lengths or ()),
+            "longest": data.longest,
+            "truncated": data.truncated,
+            "masked": data.masked,
+        }
         return {name: value for name, value in facts.items() if value is not None}
 
     def close(self) -> None:
@@ -144,6 +151,18 @@ class PreviewPart(Part):
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+
+
+def _bars(quantiles: Sequence[int]) -> list[int]:
+    """How many quantiles of the lengths fall into each of up to 24 equal spans, from the shortest row to the longest."""
+    if not quantiles:
+        return []
+    low, high = min(quantiles), max(quantiles)
+    count = min(24, high - low + 1)
+    bars = [0] * count
+    for length in quantiles:
+        bars[min(count - 1, (length - low) * count // (high - low + 1))] += 1
+    return bars
 
 
 def _about(found: dict[str, Any]) -> str:
@@ -227,16 +246,8 @@ class Preview(Face):
 
     def __init__(self, draft: Draft | str | Path, *, height: int = 480) -> None:
         self.draft = draft if isinstance(draft, Draft) else Draft.open(draft)
-        self._inspector = Inspector()
-        super().__init__(PreviewPart(self.draft, self._inspector), height=height)
+        asker = Asker()
+        super().__init__(PreviewPart(self.draft, asker), height=height, ends=(asker.close,))
 
     def __repr__(self) -> str:
         return f"Preview of {self.draft.path or self.draft.recipe or 'a new config'}; `workbench preview FILE` shows it in a terminal."
-
-    def retire(self, reason: str) -> None:
-        super().retire(reason)
-        self._inspector.close()
-
-    def close(self) -> None:
-        super().close()
-        self._inspector.close()

@@ -80,8 +80,9 @@ class Part:
 class Dispatcher:
     """Routes one message to the part that knows its verb, and turns every trouble into a sentence."""
 
-    def __init__(self, *parts: Part) -> None:
+    def __init__(self, *parts: Part, ends: tuple[Callable[[], None], ...] = ()) -> None:
         self.parts = parts
+        self._ends = ends
         self.retired = ""
         self._lock = threading.RLock()
         self._verbs: dict[str, Callable[..., Any]] = {}
@@ -125,6 +126,8 @@ class Dispatcher:
     def close(self) -> None:
         for part in self.parts:
             part.close()
+        for end in self._ends:
+            end()
 
 
 def _refusal(name: str | None, error: str, *, hint: str = "", retired: bool = False) -> Answer:
@@ -144,9 +147,9 @@ class Face(anywidget.AnyWidget):
     _esm = ""
     height = traitlets.Int(480).tag(sync=True)
 
-    def __init__(self, *parts: Part, height: int = 480) -> None:
+    def __init__(self, *parts: Part, height: int = 480, ends: tuple[Callable[[], None], ...] = ()) -> None:
         super().__init__(height=max(320, min(int(height), 2000)))
-        self.dispatcher = Dispatcher(*parts)
+        self.dispatcher = Dispatcher(*parts, ends=ends)
         self.on_msg(self._receive)
         _OPEN.add(self)
         if self.comm is not None and hasattr(self.comm, "on_close"):
@@ -164,8 +167,10 @@ class Face(anywidget.AnyWidget):
         self.dispatcher.retire(reason)
 
     def close(self) -> None:
-        self.dispatcher.close()
-        _OPEN.discard(self)
+        """Ends threads and the view; also called for a face whose making failed half way."""
+        if "dispatcher" in vars(self):
+            self.dispatcher.close()
+            _OPEN.discard(self)
         super().close()
 
     def __repr__(self) -> str:

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-from engine.client import Inspector
 from engine.config.draft import Draft
 from engine.config.files import absolute
 from engine.config.schema import read
@@ -21,6 +20,7 @@ from engine.memory.estimate import estimate
 from engine.run.from_config import launch_config, runs_dir_of
 from engine.run.index import peek
 from engine.run.store import ENDED, RunFolder, runs_in
+from widgets.asking import Asker
 from widgets.form import FormPart
 from widgets.monitor import MonitorPart
 from widgets.preview import PreviewPart
@@ -169,15 +169,16 @@ class Workbench(Face):
             self.draft = config
         else:
             self.draft = Draft.open(config) if config else Draft.new("demo")
-        self._inspector = Inspector()
-        self.form = FormPart(self.draft, self._inspector, runs)
+        asker = Asker()
+        self.form = FormPart(self.draft, asker, runs)
         super().__init__(
             self.form,
-            PreviewPart(self.draft, self._inspector),
+            PreviewPart(self.draft, asker),
             LaunchPart(self.form),
             RunsPart(lambda: self.form.runs_dir),
             MonitorPart(lambda: self.form.runs_dir),
             height=height,
+            ends=(asker.close,),
         )
         if before is not None and taken:
             self.form.current = before.form.current
@@ -189,13 +190,8 @@ class Workbench(Face):
         going = [f"Going on: {visible(run.id)} ({run.state})" for run in runs]
         return "\n".join(["Workbench for fine-tuning", self.form.summary(), *going, "In a terminal: workbench"])
 
-    def retire(self, reason: str) -> None:
-        super().retire(reason)
-        self._inspector.close()
-
     def close(self) -> None:
         super().close()
-        self._inspector.close()
         for key, face in list(self._latest.items()):
             if face is self:
                 del self._latest[key]

@@ -23,10 +23,16 @@ from typing import Any
 
 import nbformat
 
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage"
-).split()
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
 IDLE = "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status==='idle'"
 
 
@@ -151,9 +157,11 @@ def opened(chromium: Any, lab: Lab, notebook: str, *, width: int = 1280, height:
     page = Page(tab)
     tab.on(
         "request",
-        lambda asked: page.outside.append(asked.url)
-        if asked.url.startswith(("http", "ws")) and f"//{lab.url.split('//')[1]}" not in asked.url
-        else None,
+        lambda asked: (
+            page.outside.append(asked.url)
+            if asked.url.startswith(("http", "ws")) and f"//{lab.url.split('//')[1]}" not in asked.url
+            else None
+        ),
     )
     tab.on("pageerror", lambda error: page.errors.append(str(error)))
     try:

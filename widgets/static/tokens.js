@@ -112,6 +112,7 @@ export function previewView(stage) {
     fill(
       foot,
       facts.lengths?.length ? bars(facts.lengths, "lengths") : null,
+      facts.longest ? h("span", {}, `longest ${number(facts.longest)} tokens`) : null,
       facts.truncated !== undefined ? h("span", {}, `${number(facts.truncated)} truncated`) : null,
       facts.masked !== undefined ? h("span", {}, `${number(facts.masked)} with nothing to learn`) : null,
       h("span", { class: "ftw-space" }),

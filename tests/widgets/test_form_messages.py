@@ -1,0 +1,200 @@
+"""The form over its messages: what a browser sends changes the draft, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config.draft import Draft
+from engine.config.schema import fields, fields_of
+from engine.config.steps import STEPS, step_fields
+from widgets import ConfigForm
+
+LEARNING_RATE = fields.optim.learning_rate.path
+TRAIN = fields.data.train.path
+
+
+class Asker:
+    """A view: sends messages, keeps the specs that it was told."""
+
+    def __init__(self, form: ConfigForm) -> None:
+        self.form = form
+        self.specs: dict[int, dict] = {}
+
+    def __call__(self, do: str, **params: object) -> dict:
+        data = self.form.answer({"id": "v.1", "do": do, **params}).data
+        json.dumps(data)
+        for number, spec in data.get("specs", ()):
+            self.specs[number] = spec
+        return data
+
+    def edit(self, do: str, **params: object) -> dict:
+        return self(do, specs=len(self.specs), **params)
+
+
+@pytest.fixture
+def draft() -> Draft:
+    return Draft.new("demo")
+
+
+@pytest.fixture
+def ask(draft: Draft) -> Iterator[Asker]:
+    form = ConfigForm(draft)
+    yield Asker(form)
+    form.close()
+
+
+def test_every_step_shows_the_settings_that_the_engine_names_for_it(ask: Asker, draft: Draft) -> None:
+    for step in STEPS:
+        state = ask.edit("step", step=step.id)
+        shown = [ask.specs[field["spec"]]["path"] for field in state["fields"]]
+        assert shown == [spec.path for spec in step_fields(step, draft.config)]
+
+
+def test_every_setting_of_every_method_can_be_shown_and_sent_back_unchanged(ask: Asker, draft: Draft) -> None:
+    for method in ("sft", "dpo", "pretrain"):
+        for adapter in ("lora", "none"):
+            ask.edit("set", path=fields.method.kind.path, value=method)
+            ask.edit("set", path=fields.adapter.kind.path, value=adapter)
+            before = draft.config
+            for step in STEPS:
+                for field in ask.edit("step", step=step.id)["fields"]:
+                    spec = ask.specs[field["spec"]]
+                    answer = ask.edit("set", path=spec["path"], value=field["value"])
+                    assert answer["ok"], answer
+            assert draft.config == before
+    assert len(ask.specs) >= len(fields_of(draft.config))
+
+
+def test_specs_travel_once(ask: Asker) -> None:
+    assert ask.edit("step", step="method")["specs"]
+    assert ask.edit("step", step="method")["specs"] == []
+
+
+def test_a_bad_value_is_a_finding_with_a_fix_that_one_message_applies(ask: Asker, draft: Draft) -> None:
+    state = ask.edit("set", path=LEARNING_RATE, value="-3")
+    finding = next(each for each in state["findings"] if each["path"] == LEARNING_RATE)
+    assert (finding["severity"], finding["step"]) == ("error", "method")
+    assert next(step for step in state["steps"] if step["id"] == "method")["mark"] == "✗"
+    state = ask.edit("fix", finding=finding["key"])
+    assert not [each for each in state["findings"] if each["path"] == LEARNING_RATE]
+    assert draft.value(LEARNING_RATE) in (None, "auto")
+
+
+def test_what_is_typed_stays_visible_while_it_is_wrong(ask: Asker) -> None:
+    ask.edit("step", step="method")
+    state = ask.edit("set", path=LEARNING_RATE, value="fast")
+    field = next(each for each in state["fields"] if ask.specs[each["spec"]]["path"] == LEARNING_RATE)
+    assert field["value"] == "fast"
+
+
+def test_typing_one_value_is_one_step_of_undo(ask: Asker, draft: Draft) -> None:
+    before = draft.text()
+    for typed in ("0", "0.", "0.0", "0.00", "0.001"):
+        ask.edit("set", path=LEARNING_RATE, value=typed, typing=True)
+    assert draft.value(LEARNING_RATE) == 0.001
+    ask.edit("undo")
+    assert draft.text() == before
+    ask.edit("redo")
+    assert draft.value(LEARNING_RATE) == 0.001
+
+
+def test_typing_again_after_undo_does_not_eat_the_step_before(ask: Asker, draft: Draft) -> None:
+    ask.edit("set", path=fields.run.name.path, value="first")
+    ask.edit("set", path=LEARNING_RATE, value="0.1", typing=True)
+    ask.edit("undo")
+    ask.edit("set", path=LEARNING_RATE, value="0.2", typing=True)
+    assert draft.value(fields.run.name.path) == "first"
+
+
+def test_an_emptied_field_goes_back_to_auto(ask: Asker, draft: Draft) -> None:
+    ask.edit("set", path=LEARNING_RATE, value="")
+    assert LEARNING_RATE not in draft.given
+
+
+def test_the_change_of_the_last_edit_is_told_beside_the_number(ask: Asker, draft: Draft) -> None:
+    batch = fields.optim.per_device_train_batch_size
+    state = ask.edit("set", path=batch.path, value=str(batch.value(draft.config) * 2))
+    told = next(each for each in state["consequences"] if each["label"] == "effective batch")
+    assert told["delta"] == "+64"
+
+
+def test_sources_keep_what_the_form_does_not_show(ask: Asker, draft: Draft) -> None:
+    draft.set(TRAIN, [{"path": "a.jsonl", "columns": {"prompt": "question"}, "rows": 5}])
+    ask.edit("step", step="data")
+    ask.edit("set", path=TRAIN, value=[{"path": "b.jsonl", "columns": "prompt: question", "rows": "7"}])
+    assert draft.value(TRAIN) == [{"path": "b.jsonl", "columns": {"prompt": "question"}, "rows": 7}]
+
+
+def test_edits_made_in_python_are_seen_by_the_next_question(ask: Asker, draft: Draft) -> None:
+    version = ask.edit("state")["version"]
+    assert ask.edit("state", version=version).get("same") or ask.edit("state", version=version)["working"]
+    draft.set(LEARNING_RATE, 0.5)
+    assert not ask.edit("state", version=version).get("same")
+
+
+def test_a_recipe_replaces_the_config_and_undo_brings_it_back(ask: Asker, draft: Draft) -> None:
+    before = draft.text()
+    ask.edit("recipe", name="dpo")
+    assert draft.config.method.kind == "dpo"
+    ask.edit("undo")
+    assert draft.text() == before
+
+
+def test_yaml_that_cannot_be_read_changes_nothing_and_says_where(ask: Asker, draft: Draft) -> None:
+    before = draft.text()
+    answer = ask.edit("replace", text="model:\n\tname: x\n")
+    assert not answer["ok"]
+    assert "2" in answer["error"]
+    assert draft.text() == before
+
+
+def test_saving_writes_the_file_that_the_person_named(ask: Asker, draft: Draft, tmp_path: Path) -> None:
+    assert not ask.edit("save")["ok"]
+    assert ask.edit("save", path=str(tmp_path / "mine.yaml"))["ok"]
+    assert (tmp_path / "mine.yaml").read_text() == draft.text()
+
+
+def test_settings_are_found_by_words_of_their_help(ask: Asker) -> None:
+    found = ask("find", text="learning rate")["found"]
+    assert found[0]["path"] == LEARNING_RATE
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        [],
+        "set",
+        {"do": "set"},
+        {"id": "1"},
+        {"id": 7, "do": "state"},
+        {"id": "1", "do": "__init__"},
+        {"id": "1", "do": "close"},
+        {"id": "1", "do": ["set"]},
+        {"id": "1", "do": "set"},
+        {"id": "1", "do": "set", "path": "optim.learning_rate"},
+        {"id": "1", "do": "set", "path": 3, "value": 1},
+        {"id": "1", "do": "set", "path": "optim.nonsense", "value": 1},
+        {"id": "1", "do": "set", "path": "optim.learning_rate", "value": {"a": 1}},
+        {"id": "1", "do": "set", "path": "optim.learning_rate", "value": 0.1, "and": "more"},
+        {"id": "1", "do": "set", "path": "data.train", "value": ["a.jsonl"]},
+        {"id": "1", "do": "set", "path": "run.prompts", "value": [1, 2]},
+        {"id": "1", "do": "state", "specs": "0"},
+        {"id": "1", "do": "state", "specs": -1},
+        {"id": "1", "do": "step", "step": "nowhere"},
+        {"id": "1", "do": "recipe", "name": "../../etc/passwd"},
+        {"id": "1", "do": "replace", "text": "x" * 2_000_000},
+    ],
+)
+def test_a_message_that_is_not_known_or_malformed_gets_a_sentence_and_changes_nothing(
+    ask: Asker, draft: Draft, message: object
+) -> None:
+    before = draft.text()
+    answer = ask.form.answer(message).data
+    assert answer["ok"] is False
+    assert len(answer["error"]) > 10
+    assert draft.text() == before

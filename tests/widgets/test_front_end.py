@@ -1,0 +1,51 @@
+"""The browser's side as text: genuine modules, no markup from strings, nothing fetched, no setting named."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import widgets
+from engine.config.schema import fields
+from widgets import ConfigForm, Monitor, Preview, Workbench
+
+HERE = Path(widgets.__file__).parent
+SCRIPTS = sorted((HERE / "static").glob("*.js"))
+SOURCES = sorted(HERE.glob("*.py"))
+
+
+@pytest.mark.parametrize("face", [Workbench, ConfigForm, Preview, Monitor])
+def test_a_face_is_one_module_that_parses(face: type, tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    module = tmp_path / "face.mjs"
+    module.write_text(str(face._esm), encoding="utf-8")  # type: ignore[attr-defined]
+    done = subprocess.run([node, "--check", str(module)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "import " not in re.sub(r"/\*.*?\*/|//.*", "", str(face._esm), flags=re.S)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_text_never_becomes_markup_and_nothing_is_fetched(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "fetch(",
+                 "XMLHttpRequest", "WebSocket", "http://", "https://", "srcdoc", "setHTML"):  # fmt: skip
+        assert word not in text, word
+
+
+def test_styles_fetch_nothing() -> None:
+    text = (HERE / "static" / "face.css").read_text(encoding="utf-8")
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+@pytest.mark.parametrize("source", [*SCRIPTS, *SOURCES], ids=lambda path: path.name)
+def test_no_setting_is_named_by_a_string(source: Path) -> None:
+    text = source.read_text(encoding="utf-8")
+    named = [spec.path for spec in fields if re.search(rf"[\"'`]{re.escape(spec.path)}[\"'`.]", text)]
+    assert named == []

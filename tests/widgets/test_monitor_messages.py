@@ -1,0 +1,225 @@
+"""The monitor over its messages: only what is new travels, and it adds up to the whole run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import RunNotFound
+from engine.run import control
+from widgets import Monitor
+from widgets.monitor import Reader
+from widgets.protocol import Answer
+
+
+class View:
+    """Holds a run as the browser does."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor, self.run = monitor, monitor.run.id
+        self.seq, self.epoch = -1, 0
+        self.parts: dict[str, Any] = {}
+        self.marks: dict[str, int] = {}
+        self.curves: dict[str, list[tuple[float, float, float]]] = {}
+        self.latest: list[float] = []
+        self.bytes = 0
+
+    @property
+    def names(self) -> list[str]:
+        return [entry["name"] for entry in self.parts.get("names", [])]
+
+    def look(self, page: str = "curves") -> Answer:
+        ends = {name: (self.curves.get(name) or [(None,)])[-1][0] for name in self.names}
+        held = {"seq": self.seq, "epoch": self.epoch, "marks": self.marks, "series": ends}
+        answer = self.monitor.answer({"id": "1", "do": "watch", "run": self.run, "page": page, **held})
+        data, buffers = answer.data, list(answer.buffers)
+        assert data["ok"], data
+        self.parts |= data.get("parts", {})
+        self.marks |= data.get("marks", {})
+        if "epoch" in data:
+            self.epoch, self.curves = data["epoch"], {}
+        self.seq = data.get("seq", self.seq)
+        if data.get("latest"):
+            self.latest = np.frombuffer(buffers.pop(0), "<f8").tolist()
+        for (number, count), buffer in zip(data.get("series", []), buffers, strict=True):
+            steps = np.frombuffer(buffer, "<f8", count)
+            low, high = np.frombuffer(buffer, "<f4", count, 8 * count), np.frombuffer(buffer, "<f4", count, 12 * count)
+            self.curves.setdefault(self.names[number], []).extend(zip(steps, low, high, strict=True))
+        self.bytes = sum(map(len, answer.buffers))
+        return answer
+
+
+@pytest.fixture
+def watched(written: Callable[..., Any]) -> Any:
+    run = written()
+    monitor = Monitor(run.folder)
+    yield run, monitor, View(monitor)
+    monitor.close()
+
+
+def test_points_arrive_once_and_in_order_and_are_the_runs_own(watched: Any) -> None:
+    run, _, view = watched
+    for _ in range(10):
+        run.steps(20)
+        view.look()
+    curve = view.curves["loss"]
+    assert [step for step, _, _ in curve] == list(range(1, 201))
+    assert all(low == high for _, low, high in curve)
+    assert curve[99][1] == pytest.approx(2 * math.exp(-1 / 3) + 0.05 * math.sin(100), rel=1e-6)
+    assert view.latest[view.names.index("learning_rate")] == 1e-3
+
+
+def test_nothing_new_costs_next_to_nothing(watched: Any) -> None:
+    run, _, view = watched
+    run.steps(300)
+    view.look()
+    view.look()
+    answer = view.look()
+    assert answer.buffers == []
+    assert set(answer.data) <= {"id", "ok", "loading", "series"}
+
+
+def test_a_long_run_comes_thinned_but_keeps_its_spikes(watched: Any) -> None:
+    run, _, view = watched
+    run.steps(3000)
+    run.step += 1
+    run.pen.write("metrics", step=run.step, loss=77.0)
+    run.steps(3000)
+    answer = view.look()
+    assert view.bytes < 40_000
+    assert 300 < len(view.curves["loss"]) <= 500
+    assert max(high for _, _, high in view.curves["loss"]) == 77.0
+    assert answer.data["loading"] == 1.0
+
+
+def test_a_burst_of_steps_cannot_fill_the_comm(watched: Any) -> None:
+    run, _, view = watched
+    run.steps(100)
+    view.look()
+    run.steps(5000, **{f"rewards/{name}": 1.0 for name in "abcdefgh"})
+    view.look()
+    run.steps(5000, **{f"rewards/{name}": 1.0 for name in "abcdefgh"})
+    view.look()
+    assert view.bytes < 4_000
+
+
+def test_a_zoom_brings_the_points_themselves(watched: Any) -> None:
+    run, monitor, view = watched
+    run.steps(6000)
+    view.look()
+    answer = monitor.answer({"id": "1", "do": "zoom", "run": view.run, "start": 1000, "stop": 1100})
+    number, count = answer.data["series"][0]
+    assert view.names[number] == "loss"
+    assert np.frombuffer(answer.buffers[0], "<f8", count).tolist() == list(range(1000, 1101))
+
+
+def test_a_resumed_run_replaces_the_points_it_took_back(watched: Any) -> None:
+    run, _, view = watched
+    run.steps(100)
+    view.look()
+    pen = type(run.pen)(run.folder)
+    pen.write("started", method="sft", model="m", max_steps=1000, epochs=1, resumed_from_step=60)
+    pen.write("metrics", step=61, loss=9.0)
+    view.look()
+    view.look()
+    steps = [step for step, _, _ in view.curves["loss"]]
+    assert steps == list(range(1, 62))
+    assert view.curves["loss"][-1][1] == 9.0
+
+
+def test_state_controls_and_cause_follow_the_run(watched: Any) -> None:
+    run, monitor, view = watched
+    run.steps(3)
+    view.look()
+    assert view.parts["head"]["state"] == "running"
+    assert [each["verb"] for each in view.parts["head"]["controls"]] == [
+        "save_stop",
+        "stop",
+        "checkpoint",
+        "end_of_epoch",
+    ]
+    assert monitor.answer({"id": "1", "do": "control", "run": view.run, "verb": "save_stop"}).data["ok"]
+    asked = [control.parse(path) for path in run.folder.control.iterdir() if not path.name.startswith(".")]
+    assert [each.do for each in asked] == ["save_stop"]
+    view.look()
+    assert "asked" in view.parts["now"][3]
+    run.pen.write("control", id=asked[0].id, do="save_stop", status="accepted", message="after this step")
+    view.look()
+    assert "accepted" in view.parts["now"][3]
+    run.pen.write("failed", cause="oom", message="The card ran out of memory.", lines=["CUDA out of memory"], step=3)
+    view.look()
+    head = view.parts["head"]
+    assert (head["state"], head["cause"], head["resumable"]) == ("failed", "The card ran out of memory.", True)
+    assert head["lines"] == ["CUDA out of memory"]
+
+
+def test_samples_receipt_log_and_config_travel_when_their_page_is_open(watched: Any) -> None:
+    run, _, view = watched
+    run.pen.write("sample", step=0, index=0, prompt="When?", completion="no idea")
+    run.pen.write("sample", step=50, index=0, prompt="When?", completion="2021-03-03")
+    run.pen.write(
+        "receipt", entries=[{"feature": "precision", "requested": "auto", "effective": "float32", "count": 3}]
+    )
+    run.folder.log.write_text("\x1b[31mred\x1b[0m line\n")
+    view.look()
+    assert "samples" not in view.parts
+    view.look("samples")
+    assert view.parts["samples"] == [{"prompt": "When?", "answers": [[50, "2021-03-03"], [0, "no idea"]]}]
+    view.look("receipt")
+    assert view.parts["receipt"] == [["precision", "auto", "float32", "3", ""]]
+    view.look("log")
+    assert "\x1b" not in view.parts["log"]
+    assert "red" in view.parts["log"]
+    view.look("config")
+    assert "builtin/tiny" in view.parts["config"]
+
+
+def test_two_monitors_of_one_run_share_one_reader_and_leave_none(watched: Any) -> None:
+    run, monitor, view = watched
+    other = Monitor(run.folder)
+    second = View(other)
+    run.steps(10)
+    view.look()
+    second.look()
+    assert second.curves == view.curves
+    assert Reader.of(run.folder).users == 3
+    assert len([reader for path, reader in Reader._open.items() if path == run.folder.path]) == 1
+    other.close()
+    monitor.close()
+    Reader.of(run.folder).leave()
+    Reader._open[run.folder.path].leave()
+    assert run.folder.path not in Reader._open
+
+
+@pytest.mark.parametrize("name", ["../runs/dates-0001", "/etc", "..", ".", "", "dates-0001/../dates-0001", "a" * 300])
+def test_no_path_comes_in_by_message(watched: Any, name: str) -> None:
+    _, monitor, _ = watched
+    answer = monitor.answer({"id": "1", "do": "watch", "run": name})
+    assert answer.data["ok"] is False
+
+
+def test_a_run_is_found_by_name_folder_or_path(written: Callable[..., Any], tmp_path: Any) -> None:
+    run = written()
+    for name in (run.folder.id, run.folder.path, str(run.folder.path), run.folder):
+        monitor = Monitor(name, runs=tmp_path / "runs")
+        assert monitor.run.path == run.folder.path
+        monitor.close()
+    with pytest.raises(RunNotFound, match="dates-9999"):
+        Monitor("dates-9999", runs=tmp_path / "runs")
+
+
+def test_hostile_names_are_made_visible(written: Callable[..., Any]) -> None:
+    run = written(model="evil\u202emodel\x1b]0;x\x07")
+    run.pen.write("metrics", step=1, **{"loss": 1.0, "a\u202eb": 2.0})
+    monitor = Monitor(run.folder)
+    view = View(monitor)
+    view.look()
+    text = str(view.parts)
+    assert "\x1b" not in text
+    assert "evil\\u202emodel" in view.parts["head"]["model"]
+    assert [entry["title"] for entry in view.parts["names"]][-1] == "a\\u202eb"
+    monitor.close()

@@ -1,0 +1,173 @@
+"""The workbench as an object of a kernel: re-run, closed, light, and readable without widgets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config.draft import Draft
+from engine.config.schema import fields
+from widgets import Preview, Workbench, asking
+
+
+@pytest.fixture
+def workbench(tmp_path: Path) -> Iterator[Workbench]:
+    face = Workbench(runs=tmp_path / "runs")
+    yield face
+    face.close()
+
+
+def ask(face: object, do: str, **params: object) -> dict:
+    return face.answer({"id": "1", "do": do, **params}).data  # type: ignore[attr-defined]
+
+
+def wait_for(face: object, do: str, seconds: float = 90, **params: object) -> dict:
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        answer = ask(face, do, **params)
+        if answer.get("done", True):
+            return answer
+        time.sleep(0.1)
+    raise TimeoutError(do)
+
+
+def test_the_kernel_imports_no_torch_and_no_data_library(tmp_path: Path) -> None:
+    script = f"""
+import sys, time
+from widgets import ConfigForm, Monitor, Preview, Workbench
+face = Workbench(runs={str(tmp_path)!r})
+for step in ("goal", "model", "data", "method", "memory", "review", "launch"):
+    assert face.answer({{"id": "1", "do": "step", "step": step}}).data["ok"]
+assert face.answer({{"id": "1", "do": "runs"}}).data["ok"]
+give_up = time.monotonic() + 30
+while face.draft.facts.model is None and time.monotonic() < give_up:
+    face.answer({{"id": "1", "do": "state"}})
+    time.sleep(0.05)
+assert face.draft.facts.model is not None
+repr(face)
+face.close()
+heavy = {{"torch", "transformers", "datasets", "trl", "pandas", "numpy", "pyarrow"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    script = "import sys, widgets; assert 'anywidget' not in sys.modules and 'pydantic' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_the_cell_run_again_takes_over_the_draft_and_retires_the_old_view(tmp_path: Path) -> None:
+    first = Workbench(runs=tmp_path)
+    first.draft.set(fields.run.name.path, "mine")
+    ask(first, "step", step="method")
+    second = Workbench(runs=tmp_path)
+    assert second.draft is first.draft
+    assert ask(second, "state")["step"] == "method"
+    told = ask(first, "state")
+    assert (told["ok"], told["retired"]) == (False, True)
+    third = Workbench(runs=tmp_path, fresh=True)
+    assert third.draft is not second.draft
+    for face in (first, second, third):
+        face.close()
+
+
+def test_closing_ends_threads_and_the_inspector(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    face = Workbench(runs=tmp_path)
+    ask(face, "state")
+    ask(face, "rows", kind="index")
+    inspector = asking._shared.pid if asking._shared is not None else None
+    assert inspector is not None
+    face.close()
+    face.close()
+    give_up = time.monotonic() + 10
+    while set(threading.enumerate()) - before and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert not set(threading.enumerate()) - before
+    assert not Path(f"/proc/{inspector}").exists()
+
+
+def test_faces_of_one_kernel_share_one_inspector(tmp_path: Path) -> None:
+    faces = [Workbench(runs=tmp_path), Preview(Draft.new("demo")), Preview(Draft.new("demo"))]
+    started = set()
+    for face in faces:
+        ask(face, "rows", kind="index")
+        started.add(asking._shared.pid if asking._shared is not None else None)
+    assert len(started) == 1
+    for face in faces[1:]:
+        face.close()
+    assert ask(faces[0], "rows", kind="index")["ok"]
+    faces[0].close()
+    assert asking._shared is None
+
+
+def test_without_widgets_a_notebook_shows_readable_text(workbench: Workbench) -> None:
+    workbench.draft.set(fields.optim.learning_rate.path, -1)
+    bundle = workbench._repr_mimebundle_()
+    assert bundle is not None
+    text = bundle[0]["text/plain"]
+    assert "application/vnd.jupyter.widget-view+json" in bundle[0]
+    assert "effective batch: 64" in text
+    assert "error: optim.learning_rate" in text
+    assert len(text.splitlines()) < 25
+
+
+def test_a_config_with_errors_is_not_launched(workbench: Workbench, tmp_path: Path) -> None:
+    workbench.draft.set(fields.optim.learning_rate.path, -1)
+    answer = ask(workbench, "launch")
+    assert answer["ok"] is False
+    assert "learning_rate" in answer["error"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_that_cannot_be_written_are_said_and_not_raised(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    face = Workbench(runs=tmp_path / "file")
+    assert ask(face, "launch")["ok"]
+    told = wait_for(face, "launched")
+    assert "cannot" in told["error"]
+    face.close()
+
+
+def test_preview_shows_raw_rows_at_once_and_then_the_tokens_of_the_collator(workbench: Workbench) -> None:
+    first = ask(workbench, "rows", kind="index", count=2)
+    assert first["ok"]
+    give_up = time.monotonic() + 5
+    news = first
+    while "raw" not in news and not news["done"] and time.monotonic() < give_up:
+        time.sleep(0.02)
+        news = ask(workbench, "rows_news", ticket=first["ticket"])
+    raw = news.get("raw")
+    found = wait_for(workbench, "rows_news", ticket=first["ticket"])
+    tokens = found["rows"][0]["parts"][0]["tokens"]
+    text = "".join(token[1] for token in tokens)
+    assert raw is None or all(word in raw[0]["text"] for word in text.split("user\n")[1].split("<|im_end|>")[0].split())
+    trained = "".join(token[1] for token in tokens if token[2])
+    assert trained.endswith("<|im_end|>")
+    assert [words for _, words in found["rows"][0]["marks"]] == ["user", "assistant"]
+    assert "trained" in found["rows"][0]["words"]
+
+
+def test_a_newer_question_cancels_the_older_one(tmp_path: Path) -> None:
+    preview = Preview(Draft.new("demo"))
+    first = ask(preview, "rows", kind="worst")
+    second = ask(preview, "rows", kind="index", row=5, count=1)
+    assert ask(preview, "rows_news", ticket=first["ticket"])["done"]
+    assert wait_for(preview, "rows_news", ticket=second["ticket"])["rows"][0]["index"] == 5
+    preview.close()
+
+
+def test_a_preview_without_data_says_what_to_do() -> None:
+    preview = Preview(Draft())
+    told = ask(preview, "rows", kind="index")
+    assert told["ok"] is False
+    assert "Data" in told["hint"]
+    preview.close()
