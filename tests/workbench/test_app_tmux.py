@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engine.config.draft import Draft
+from engine.run.store import RunFolder
 
 Tmux = Callable[..., Any]
 
@@ -47,3 +54,28 @@ def test_nothing_leaks_through_resizing_and_coming_back(tmux: Tmux) -> None:
     server.wait_for("What shall the model learn?", "effective batch")
     server.keys("q")
     server.wait_for("left with 0")
+
+
+@pytest.mark.slow
+def test_a_run_is_started_from_the_form_and_outlives_the_app(tmux: Tmux) -> None:
+    """Enter on Launch starts a real run; the app is killed without warning; the run finishes by itself."""
+    Path("quick.yaml").write_text(
+        "version: 1\nmodel: {name: builtin/tiny}\n"
+        "data: {train: [{path: builtin/dates, rows: 600}], max_length: 128}\n"
+        "optim: {max_steps: 12, per_device_train_batch_size: 8}\nrun: {name: quick, save_steps: 6}\n"
+    )
+    server = tmux(command("quick.yaml"))
+    server.wait_for("Launch", "Learning rate")
+    server.keys("7")
+    server.wait_for("Start the run")
+    server.keys("Enter")
+    server.wait_for("quick-0001")
+    app = server.run("list-panes", "-F", "#{pane_pid}").strip()
+    children = subprocess.run(["pgrep", "-P", app], capture_output=True, text=True).stdout.split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    folder = RunFolder(Path.cwd() / "runs" / "quick-0001")
+    end = time.monotonic() + 180
+    while folder.state not in ("finished", "failed", "lost", "stopped") and time.monotonic() < end:
+        time.sleep(0.5)
+    assert folder.state == "finished", folder.read_json()

@@ -300,9 +300,8 @@ def _review(view: View) -> Iterator[Row]:
     if changed:
         yield text("", ("Asked -> what it becomes", "bold"))
         for each in changed:
-            yield text(
-                f"{each.path}: {clean(each.requested)} -> {clean(each.effective)}", (f"  {clean(each.reason)}", "dim")
-            )
+            becomes = in_words(fields[each.path], each.effective)
+            yield text(f"{each.path}: {clean(each.requested)} -> {becomes}", (f"  {clean(each.reason)}", "dim"))
     yield text("", ("Estimate", "bold"))
     yield text(*_estimate(view), most=1)
     yield text("", (f"The file{', ' + clean(draft.path.name) if draft.path else ', not saved yet (w saves)'}", "bold"))
