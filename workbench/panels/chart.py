@@ -41,16 +41,15 @@ class Points(Protocol):
         self, start: int | None = None, stop: int | None = None, width: int | None = None
     ) -> tuple[Sequence[int], Sequence[float], Sequence[float]]: ...
 
-    def __len__(self) -> int: ...
-
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart; `stamp` changes whenever the series has changed."""
+    """One line of a chart; `stamp` changes whenever the series has changed, `label` stands in the legend."""
 
     name: str
     series: Points
     stamp: object = None
+    label: str = ""
 
 
 @dataclass
@@ -126,7 +125,7 @@ class Chart(Widget, can_focus=True):
     # Data in
 
     def show(self, lines: Sequence[Line], marks: Sequence[tuple[int, str]] = (), title: str | None = None) -> None:
-        """Shows these lines; does nothing when neither they nor their stamps changed. `marks` are (step, sign)."""
+        """Shows these lines; does nothing when neither they nor their stamps changed. `marks` are (step, sign of one cell), drawn on the axis."""
         new, marks = tuple(lines), tuple(marks)
         title = self.title if title is None else title
         if new == self._lines and marks == self._marks and title == self.title:
@@ -219,18 +218,22 @@ class Chart(Widget, can_focus=True):
         return self._window or self._extent()
 
     def values_at_cursor(self) -> tuple[int, int, list[tuple[str, float, float]]] | None:
-        """First and last step of the drawn point under the cursor, and each line's lowest and highest value there."""
+        """First and last step of the drawn point under the cursor, and each line's lowest and highest value there.
+
+        A drawn point may stand for many steps; it is named by its last one.
+        """
         if self.cursor is None:
             return None
         first, last, found = self.cursor, self.cursor, []
-        for column in self._fetch():
-            place = bisect_left(column.steps, self.cursor)
-            if place == len(column.steps) or (column.steps[place] != self.cursor and place > 0):
-                place -= 1
+        for index, column in enumerate(self._fetch()):
+            place = min(bisect_left(column.steps, self.cursor), len(column.steps) - 1)
             if place < 0:
                 continue
-            if column is self._fetched[0] and place + 1 < len(column.steps) and column.low[place] != column.high[place]:
-                last = max(first, column.steps[place + 1] - 1)
+            if index == 0:
+                behind = column.steps[place - 1] + 1 if place else None
+                inside = self._lines[0].series.points(behind, column.steps[place])[0]
+                if len(inside) > 1 and not self.smoothing:
+                    first, last = inside[0], column.steps[place]
             found.append((column.name, column.low[place], column.high[place]))
         return first, last, found
 
@@ -239,11 +242,12 @@ class Chart(Widget, can_focus=True):
         return fetched[0].steps if fetched else ()
 
     def _extent(self) -> tuple[int, int] | None:
+        """First and last step of all lines. A coarse point is named by its last step, so the first is looked at finely."""
         ends = []
         for line in self._lines:
-            steps, _, _ = line.series.points(width=2)
+            steps = line.series.points(width=64)[0]
             if len(steps):
-                ends.append((steps[0], steps[-1]))
+                ends.append((line.series.points(None, steps[0])[0][0], steps[-1]))
         return (min(a for a, _ in ends), max(b for _, b in ends)) if ends else None
 
     def _fetch(self) -> list[_Column]:
@@ -310,7 +314,7 @@ class Chart(Widget, can_focus=True):
 
     def _plot(self, fetched: list[_Column], columns: int, rows: int, place: Place) -> tuple[raster.Grid, Window]:
         grid = raster.Grid(max(1, columns), rows, plain=ascii_only())
-        first, last = self._window or (min(c.steps[0] for c in fetched), max(c.steps[-1] for c in fetched))
+        first, last = self.window or (fetched[0].steps[0], fetched[0].steps[-1])
         self._to_dot = _to_dot(first, last, grid.across)
         # The first line is drawn last, so that it lies on top.
         for index in reversed(range(len(fetched))):
@@ -391,7 +395,7 @@ class Chart(Widget, can_focus=True):
             if window[0] <= step <= window[1]:
                 cell = min(room - 1, self._to_dot(step) // per)
                 if cells[cell] == " ":
-                    cells[cell] = sign
+                    cells[cell] = sign[:1]
         if self.cursor is not None and window[0] <= self.cursor <= window[1]:
             label = count(self.cursor)
             start = min(max(0, self._to_dot(self.cursor) // per - len(label) // 2), max(0, room - len(label)))
@@ -417,11 +421,11 @@ class Chart(Widget, can_focus=True):
                 segments.append(Segment(words, bold))
         elif len(self._lines) > 1:
             signs = raster.STYLE_SIGNS_PLAIN if ascii_only() else raster.STYLE_SIGNS
-            for index, line in enumerate(self._lines):
-                look = base + self._line_style(index)
-                segments.append(Segment(f"{signs[index % len(signs)]} {visible(line.name)}  ", look))
             if self.title:
-                segments.insert(0, Segment(f"{visible(self.title)}  ", bold))
+                segments.append(Segment(f"{visible(self.title)}  ", bold))
+            for index, line in enumerate(self._lines):
+                segments.append(Segment(f"{signs[index % len(signs)]} ", base + self._line_style(index)))
+                segments.append(Segment(f"{visible(line.label or line.name)}  ", bold if index == 0 else faint))
         else:
             segments.append(Segment(visible(self.title), bold))
         flags = [

@@ -1,6 +1,6 @@
 """The drawn panels of the monitor: what a run's view says, as lines. They read a `RunView` and keep nothing.
 
-Colour is never alone: a state is a sign and a word, what is learned better or worse is said by numbers.
+Colour is never alone: a state is a sign and a word, what is better or worse is said by numbers.
 """
 
 from __future__ import annotations
@@ -12,55 +12,99 @@ from textual.content import Content
 from engine.run.view import RunView
 from workbench.panels.bars import Bar
 from workbench.panels.drawn import Drawn, Scrolled
-from workbench.panels.figures import brief, count, duration, number, percent, size, size_of
-from workbench.panels.glyphs import look, sign
+from workbench.panels.figures import brief, count, duration, number, percent, size
+from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, columns, cut, paragraph
 
-# What matters most, per method: the large chart's lines, then the two small charts.
-LEADING: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "sft": (("loss", "eval_loss"), "grad_norm", "learning_rate"),
-    "pretrain": (("loss", "eval_loss"), "grad_norm", "learning_rate"),
-    "dpo": (("rewards/margins",), "loss", "rewards/accuracies"),
-}
-USUAL = (("loss", "eval_loss"), "grad_norm", "learning_rate")
+# What matters most, per method: the large chart's lines, then the small charts, the most wanted first.
+_USUAL: tuple[tuple[str, ...], ...] = (
+    ("loss", "eval_loss"), ("grad_norm",), ("learning_rate",), ("tokens_per_second",), ("memory_allocated",),
+)  # fmt: skip
+_PREFERENCE: tuple[tuple[str, ...], ...] = (
+    ("rewards/margins", "eval_rewards/margins"), ("loss", "eval_loss"), ("rewards/accuracies",),
+    ("rewards/chosen", "rewards/rejected"), ("grad_norm",),
+)  # fmt: skip
+LEADING: dict[str, tuple[tuple[str, ...], ...]] = {"dpo": _PREFERENCE}
+# Metrics that are bytes, seconds or a share; the rest are plain numbers.
+_BYTES = ("memory_allocated", "memory_reserved", "memory_peak")
+_SECONDS = ("step_seconds", "data_seconds")
 
 
-def leading(method: str) -> tuple[tuple[str, ...], str, str]:
-    """The curves that come first for a method."""
-    return LEADING.get(method, USUAL)
+def leading(method: str) -> tuple[tuple[str, ...], ...]:
+    """The curves that come first for a method: the large chart's, then four small ones."""
+    return LEADING.get(method, _USUAL)
+
+
+def worded(name: str, value: float | None) -> str:
+    """A metric's value with its unit."""
+    if name in _BYTES:
+        return size(value)
+    return brief(value) if name in _SECONDS else number(value)
+
+
+def doing(view: RunView) -> str:
+    """What goes on beside the steps: the phase and how far it is."""
+    state = view.progress
+    if not state:
+        return clean(view.phase)
+    show = size if state.get("unit") in ("bytes", "B") else count
+    done, total = state.get("done"), state.get("total")
+    return f"{clean(state.get('what'))} {show(done)}" + (f" of {show(total)}" if total else "")
+
+
+def adapter_of(view: RunView) -> str:
+    """LoRA or the like, as the receipt has it; nothing for full weights."""
+    effective = next((str(entry["effective"]) for entry in view.receipt if entry["feature"] == "adapter"), "")
+    return clean(effective).split(" ")[0].replace("lora", "LoRA") if effective.lower() not in ("", "none") else ""
 
 
 class RunBar(Bar):
-    """Name, method, step of how many, time left; the state at the right."""
+    """Name, method, step of how many, time left; the state at the right; below it how much of the run is done."""
 
-    DEFAULT_CSS = "RunBar { height: 2; border-bottom: solid $wb-line; }"
+    DEFAULT_CSS = "RunBar { height: 2; }"
 
     def show(self, view: RunView, loading: float) -> None:
         """Draw this view."""
-        parts = [clean(view.id), view.method.upper() if len(view.method) < 6 else view.method]
+        width = self.size.width
+        state = look(view.state)
+        right = f"{sign(view.state)} {state.word}"
+        method = view.method.upper() if len(view.method) < 6 else view.method
+        parts = [clean(view.id), clean(f"{method} {adapter_of(view)}".strip()), *self._progress(view)]
+        if loading < 1:
+            parts.append(f"reading the curve {percent(loading)}")
+        left = cut("   ".join(part for part in parts if part), max(10, width - len(right) - 4))
+        space = max(1, width - Content(left).cell_length - len(right) - 2)
+        share = view.step / view.max_steps if view.max_steps else None
+        if view.state in ("queued", "starting"):
+            known = view.progress or {}
+            share = known["done"] / known["total"] if known.get("total") and known.get("done") is not None else None
+        done = round(width * min(1.0, share)) if share else 0
+        line, rest = ("=", "-") if ascii_only() else ("━", "─")
+        self.say(
+            Content.assemble(
+                (f" {left}", "bold"), " " * space, (right, f"bold {state.colour}"), "\n",
+                (line * done, state.colour), (rest * (width - done), "$wb-line"),
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def _progress(view: RunView) -> list[str]:
+        if view.state in ("queued", "starting"):
+            return [doing(view) or "waiting for its first word"]
+        parts = []
         if view.max_steps:
             parts += [f"step {count(view.step)} of {count(view.max_steps)}", percent(view.step / view.max_steps)]
         elif view.step:
             parts.append(f"step {count(view.step)}")
-        if view.eta_seconds is not None and not view.over:
+        if view.over and view.started and view.ended and view.ended >= view.started:
+            parts.append(f"took {duration(view.ended - view.started)}")
+        elif view.eta_seconds is not None and not view.over:
             parts.append(f"{duration(view.eta_seconds)} left")
-        if loading < 1:
-            parts.append(f"reading {percent(loading)}")
-        state = look(view.state)
-        left = "   ".join(part for part in parts if part)
-        right = f"{sign(view.state)} {state.word}"
-        room = max(1, self.size.width - len(left) - len(right) - 2)
-        self.say(
-            Content.assemble(
-                (" " + cut(left, max(10, self.size.width - len(right) - 3)), "bold"),
-                " " * room,
-                (right, f"bold {state.colour}"),
-            )
-        )
+        return parts
 
 
 class Numbers(Drawn):
-    """Newest values at the right edge, with units."""
+    """Newest values at the right edge, with units; what does not fit the height is left out, the least wanted first."""
 
     DEFAULT_CSS = "Numbers { width: 25; height: 100%; padding: 0 0 0 1; border-left: solid $wb-line; }"
     view: RunView | None = None
@@ -69,106 +113,147 @@ class Numbers(Drawn):
         """One value a line; what is not known is left out."""
         if self.view is None:
             return []
-        view, latest = self.view, self.view.latest
-        rows: list[tuple[str, str]] = []
-        main, small, other = leading(view.method)
-        for name in (*main, small, other):
-            if name in latest:
-                rows.append((name, number(latest[name])))
-        rows.append(("", ""))
-        rows += [
-            (label, text)
-            for label, key, text in (
-                ("tokens/s", "tokens_per_second", count(latest.get("tokens_per_second"))),
-                ("step", "step_seconds", brief(latest.get("step_seconds"))),
-                ("data wait", "data_seconds", brief(latest.get("data_seconds"))),
-                ("tokens", "tokens", count(latest.get("tokens"))),
-                ("MFU", "mfu", percent(latest.get("mfu"), 1)),
-                ("memory", "memory_allocated", size(latest.get("memory_allocated"))),
-                ("peak", "memory_peak", size(latest.get("memory_peak"))),
-            )
-            if key in latest
+        groups = [group for group in (self._speed(), self._device(), self._method(), self._other()) if group]
+        made: list[Line] = []
+        for group in groups:
+            gap = 1 if made else 0
+            room = self.size.height - len(made) - gap
+            if room < min(2, len(group)):
+                break
+            made += [[]] * gap
+            made += [columns(label, text, width, "value") for label, text in group[:room]]
+        return made or [[("no values yet", "faint")]]
+
+    def _speed(self) -> list[tuple[str, str]]:
+        assert self.view is not None
+        latest = self.view.latest
+        rows = [
+            ("tokens/s", "tokens_per_second", count),
+            ("step", "step_seconds", brief),
+            ("data wait", "data_seconds", brief),
+            ("MFU", "mfu", lambda share: percent(share, 1)),
         ]
-        for device in view.gpu[:4]:
-            rows.append(("", ""))
-            rows.append((f"GPU {device.get('index', '')}", f"{number(device.get('load'))} %"))
-            rows.append(("  memory", size_of(device.get("memory_used"), device.get("memory_total"))))
-            rows.append(("  heat", f"{number(device.get('temperature'))} C {number(device.get('power'))} W"))
+        return [(label, show(latest[key])) for label, key, show in rows if key in latest]
+
+    def _device(self) -> list[tuple[str, str]]:
+        assert self.view is not None
+        latest, gpus = self.view.latest, self.view.gpu
+        rows: list[tuple[str, str]] = []
+        if len(gpus) == 1:
+            card = gpus[0]
+            used = card.get("memory_used") or latest.get("memory_allocated")
+            rows.append(("memory", _of(used, card.get("memory_total"))))
+        elif "memory_allocated" in latest:
+            rows.append(("memory", size(latest["memory_allocated"])))
+        if "memory_peak" in latest:
+            rows.append(("peak", size(latest["memory_peak"])))
+        for card in gpus[:8]:
+            name = "GPU" if len(gpus) == 1 else f"GPU {card.get('index', '')}"
+            heat = f"{number(card.get('temperature'))} C" if card.get("temperature") is not None else ""
+            power = f"{number(card.get('power'))} W" if card.get("power") is not None else ""
+            load = percent((card.get("load") or 0) / 100)
+            rows.append((name, " ".join(part for part in (load, heat, power) if part)))
+        return rows
+
+    def _method(self) -> list[tuple[str, str]]:
+        assert self.view is not None
+        latest = self.view.latest
+        names = [name for group in leading(self.view.method) for name in group]
+        return [(name, worded(name, latest[name])) for name in names if name in latest and name not in _SHOWN]
+
+    def _other(self) -> list[tuple[str, str]]:
+        assert self.view is not None
+        view, rows = self.view, []
         if view.epoch is not None:
             rows.append(("epoch", f"{view.epoch:.2f} of {number(view.epochs)}" if view.epochs else f"{view.epoch:.2f}"))
-        return [columns(label, text, width, "value") if label else [] for label, text in rows]
+        rows += [(label, count(view.latest[key])) for label, key in _TOKENS if key in view.latest]
+        return rows
 
 
-class PinnedPrompt(Drawn):
-    """The newest answer to the first pinned prompt, beside the first one."""
+def _of(used: float | None, total: float | None) -> str:
+    """Used and whole memory of a card, in the least room: 19.4/79 GiB."""
+    return f"{used / 2**30:.1f}/{total / 2**30:.0f} GiB" if used and total else size(used)
 
-    DEFAULT_CSS = "PinnedPrompt { height: 3; border-top: solid $wb-line; padding: 0 1; }"
+
+_SHOWN = ("tokens_per_second", "memory_allocated")  # by other words in the groups above
+_TOKENS = (("tokens", "tokens"), ("trained", "trained_tokens"))
+
+
+class PinnedPrompts(Drawn):
+    """The newest answers to the pinned prompts, beside the one before and the first one: two lines a prompt."""
+
+    DEFAULT_CSS = "PinnedPrompts { height: 3; border-top: solid $wb-line; padding: 0 1; }"
     view: RunView | None = None
 
     def lines(self, width: int) -> list[Line]:
-        """Prompt, then newest and first answer."""
-        found = [sample for sample in self.view.samples if sample["index"] == 0] if self.view else []
-        if not found:
-            return [[("No sample prompts are set for this run (run.prompts).", "faint")]]
-        first, newest = found[0], found[-1]
-        answer = f"step {newest['step']}: {clean(newest['completion'])}"
-        lines: list[Line] = [[(clean(newest["prompt"]), "dim"), ("  ", ""), (answer, "given")]]
-        if len(found) > 1:
-            lines.append([(f"step {first['step']}: {clean(first['completion'])}", "faint")])
-        return lines
+        """Prompt and newest answer; first answer and the one before the newest."""
+        samples = self.view.samples if self.view else []
+        if not samples:
+            words = "no pinned prompts in this run: run.prompts sets them"
+            return [[(words if self.view and self.view.series else "", "faint")]]
+        made: list[Line] = []
+        for index in sorted({sample["index"] for sample in samples})[: max(1, self.size.height // 2)]:
+            answers = [sample for sample in samples if sample["index"] == index]
+            first, newest = answers[0], answers[-1]
+            made.append(self._pair(clean(newest["prompt"]), newest, width, "given"))
+            if len(answers) > 1:
+                words = f"{_when(first)}: {clean(first['completion'])}"
+                made.append(self._pair(words, answers[-2] if len(answers) > 2 else None, width, "faint"))
+            else:
+                made.append([])
+        return made
+
+    @staticmethod
+    def _pair(left: str, sample: dict[str, Any] | None, width: int, style: str) -> Line:
+        right = cut(f"{_when(sample)}: {clean(sample['completion'])}", width // 2) if sample else ""
+        return columns(left, right, width, style, "dim")
+
+
+def _when(sample: dict[str, Any]) -> str:
+    return f"step {count(sample['step'])}" if sample["step"] else "before"
+
+
+ASKED = {
+    "stop": "stop now",
+    "save_stop": "save, then stop",
+    "checkpoint": "checkpoint",
+    "end_of_epoch": "stop at the end of the epoch",
+}
 
 
 class StatusLine(Bar):
-    """What happens now: the phase, the last answer to a request, the last warning."""
+    """What happens now: the last answer to a person, a request on its way, a phase, the last warning."""
 
     DEFAULT_CSS = "StatusLine { height: 1; }"
 
-    def show(self, view: RunView, said: str = "") -> None:
-        """Draw the most recent of them."""
-        text, style = said, "$accent"
-        if not text and view.controls:
-            last = list(view.controls.values())[-1]
-            text, style = f"{last['do']}: {last['status']}. {last['message']}", "$accent"
-        if view.diverged:
-            text, style = f"! not finite since step {view.diverged[-1]['step']}: {view.diverged[-1]['what']}", "$error"
-        elif not text and view.progress:
-            total = view.progress.get("total")
-            text = f"{view.progress.get('what', '')}: {count(view.progress.get('done'))}"
-            text += f" of {count(total)}" if total else ""
-        elif not text and view.state == "starting":
-            text, style = view.phase, "$wb-dim"
-        elif not text and view.findings:
-            text, style = f"! {view.findings[-1]['message']}", "$warning"
+    def show(self, view: RunView, said: str = "", waiting: str = "") -> None:
+        """Draw the most pressing of them; `waiting` is a request that has no answer yet."""
+        text, style = self._choose(view, said, waiting)
         self.say(Content.styled(" " + cut(clean(text), max(10, self.size.width - 2)), style))
 
-
-class PostMortem(Drawn):
-    """Why the run ended, the lines that matter, and the way on; hidden while all is well."""
-
-    DEFAULT_CSS = (
-        "PostMortem { height: auto; max-height: 10; border-bottom: solid $wb-line; padding: 0 1; display: none; }"
-    )
-    view: RunView | None = None
-
-    def show(self, view: RunView) -> None:
-        """Draw the card if the run failed or was lost."""
-        self.view = view
-        self.display = view.state in ("failed", "lost")
-        if self.display:
-            self.styles.height = min(10, len(self.lines(max(20, self.app.size.width - 3))) + 1)
-            self.redraw()
-
-    def lines(self, width: int) -> list[Line]:
-        """Cause, log lines, what to do."""
-        view = self.view
-        if view is None:
-            return []
-        made: list[Line] = [*paragraph(f"✗ {clean(view.cause or 'The run ended without a word.')}", width, "bad")]
-        made += [[("  " + cut(clean(line), width - 2), "dim")] for line in view.cause_lines[-4:]]
-        kept = [entry["step"] for entry in view.checkpoints if entry.get("state") == "committed"]
-        way = f"R goes on from step {max(kept)}." if kept else "No checkpoint was kept; R starts again."
-        made.append([("  " + way + "  3 shows the whole log.", "accent")])
-        return made
+    @staticmethod
+    def _choose(view: RunView, said: str, waiting: str) -> tuple[str, str]:
+        last = list(view.controls.values())[-1] if view.controls else None
+        answer = f"{ASKED.get(last['do'], last['do'])}: {last['status']}. {last['message']}" if last else ""
+        if said:
+            return said, "$accent"
+        if waiting:
+            return waiting, "$accent"
+        if last and last["status"] == "accepted" and not view.over:
+            return answer, "$accent"
+        if view.progress and not view.over and view.state != "starting":
+            return doing(view), "$wb-dim"
+        if view.diverged:
+            return f"! not finite at step {view.diverged[-1]['step']}: {view.diverged[-1]['what']}", "$error"
+        if view.findings:
+            return f"! {view.findings[-1]['message']}", "$warning"
+        if last and last["status"] == "refused":
+            return answer, "$warning"
+        if view.bad_lines:
+            return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
+        if view.state in ("stopped", "finished") and view.cause:
+            return view.cause, "$wb-dim"
+        return answer, "$wb-dim"
 
 
 class Samples(Scrolled):
@@ -187,12 +272,11 @@ class Samples(Scrolled):
             if made:
                 made.append([])
             made += paragraph(clean(answers[0]["prompt"]), width, "accent")
-            for sample in reversed(answers):
-                head = f"  step {count(sample['step']):>8}  "
-                body = paragraph(clean(sample["completion"]), width - len(head), "value")
-                made += [
-                    [(head if place == 0 else " " * len(head), "dim"), *line] for place, line in enumerate(body or [[]])
-                ]
+            for place, sample in enumerate(reversed(answers)):
+                head = f"{_when(sample):>14}  "
+                style = "given" if place == 0 else "value"
+                body = paragraph(clean(sample["completion"]), width - len(head), style) or [[]]
+                made += [[(head if row == 0 else " " * len(head), "dim"), *line] for row, line in enumerate(body)]
         return made
 
 
@@ -200,20 +284,37 @@ class Lines(Scrolled):
     """Plain lines of text: the log, the config."""
 
     texts: tuple[str, ...] = ()
-    style_name = "value"
+    empty = "Nothing yet."
+    found = -1
 
     def show(self, texts: list[str]) -> None:
         """Draw these; a reader at the end stays at the end."""
         at_end = self.top >= len(self.made) - self.size.height if self.size else True
         if tuple(texts) != self.texts:
-            self.texts = tuple(texts)
+            self.texts, self.found = tuple(texts), -1
             self.redraw()
             if at_end:
                 self.scroll_lines(len(texts))
 
+    def find(self, words: str) -> bool:
+        """Goes to the next line that holds these words, round the end; False where none does."""
+        wanted, total = words.casefold(), len(self.texts)
+        start = self.found + 1 if self.found >= 0 else self.top
+        for place in (index % total for index in range(start, start + total)) if total else ():
+            if wanted in self.texts[place].casefold():
+                self.found = place
+                self.redraw()
+                self.show_lines(max(0, place - 2), 5)
+                return True
+        return False
+
+    def ground(self, y: int) -> str:
+        """The line that was found stands out."""
+        return "cursor" if y == self.found else ""
+
     def lines(self, width: int) -> list[Line]:
         """One line of text, one line; the empty log says so."""
-        return [[(cut(clean(text), width), self.style_name)] for text in self.texts] or [[("Nothing yet.", "faint")]]
+        return [[(cut(clean(text), width), "value")] for text in self.texts] or [[(self.empty, "faint")]]
 
 
 class Receipt(Scrolled):
@@ -228,14 +329,15 @@ class Receipt(Scrolled):
             return [[("The receipt is written before the first step.", "faint")]]
         made: list[Line] = []
         for entry in entries:
-            requested = "" if entry["requested"] is None else f"{clean(entry['requested'])} → "
-            number_of = "" if entry["count"] is None else f"  ({count(entry['count'])})"
+            changed = entry["requested"] is not None and clean(entry["requested"]) != clean(entry["effective"])
+            arrow = " -> " if ascii_only() else " → "
+            times = "" if entry["count"] is None else f"  ({count(entry['count'])})"
             made.append(
                 [
-                    (f"{clean(entry['feature']):22}", "dim"),
-                    (requested, "dim"),
+                    (f"{cut(clean(entry['feature']), 21):22}", "dim"),
+                    (f"{clean(entry['requested'])}{arrow}" if changed else "", "dim"),
                     (clean(entry["effective"]), "given"),
-                    (number_of, "value"),
+                    (times, "value"),
                 ]
             )
             if entry["detail"]:
@@ -243,26 +345,10 @@ class Receipt(Scrolled):
         return made
 
 
-def kept_text(view: RunView) -> str:
-    """What a run that dies now has kept, in words."""
-    kept = [entry["step"] for entry in view.checkpoints if entry.get("state") == "committed"]
-    if not kept:
-        return "Nothing is kept yet: there is no checkpoint."
-    lost = view.step - max(kept)
-    seconds = lost * view.step_seconds if view.step_seconds else None
-    behind = f"{count(lost)} steps" + (f", about {brief(seconds)}," if seconds else "") + " would be lost"
-    return f"The last checkpoint is step {count(max(kept))}; {behind if lost else 'nothing would be lost'}."
-
-
-__all__ = [
-    "Lines",
-    "Numbers",
-    "PinnedPrompt",
-    "PostMortem",
-    "Receipt",
-    "RunBar",
-    "Samples",
-    "StatusLine",
-    "kept_text",
-    "leading",
-]
+def committed(view: RunView) -> list[int]:
+    """Steps of the checkpoints that are whole and still there."""
+    return sorted(
+        entry["step"]
+        for entry in view.checkpoints
+        if entry.get("state") == "committed" and isinstance(entry.get("step"), int)
+    )

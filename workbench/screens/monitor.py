@@ -1,47 +1,66 @@
 """The monitor: one run, live, read from its folder. It owns nothing of the run; closing it stops nothing.
 
-It polls the folder twice a second (once over SSH) within a time budget, and draws only what changed.
+It polls the folder twice a second (once over SSH) within a time budget, and draws only what changed. What may take
+long (checking a checkpoint, starting a supervisor) runs in a thread and answers on the status line.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, ClassVar
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.content import Content
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from engine.errors import WorkbenchError
-from engine.run import control, launch
+from engine.errors import WorkbenchError, visible
+from engine.run import checkpoint, control, launch
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from workbench.actions import bindings
 from workbench.panels.bars import KeyLine
+from workbench.panels.cause import ENDS, PostMortem
 from workbench.panels.chart import Chart, Line
-from workbench.panels.figures import brief, number
+from workbench.panels.figures import brief
+from workbench.panels.glyphs import ascii_only
 from workbench.panels.watching import (
+    ASKED,
     Lines,
     Numbers,
-    PinnedPrompt,
-    PostMortem,
+    PinnedPrompts,
     Receipt,
     RunBar,
     Samples,
     StatusLine,
-    kept_text,
     leading,
+    worded,
 )
-from workbench.screens.dialog import Item, Pick
+from workbench.screens.batch import BatchScreen
+from workbench.screens.dialog import Ask
+from workbench.screens.stop import StopMenu
 
 if TYPE_CHECKING:
     from engine.run.view import RunView
 
-TABS = ("curves", "samples", "log", "receipt", "config")
-LOG_LINES = 400
+LOG_LINES = 1000
+SAID_SECONDS = 6.0
+SMALL = ("one", "two", "three", "four")
+TALL, WIDE = 34, 100
+FOCUS = {"curves": "#main", "cause": "PostMortem"}
+
+
+class Answered(Message):
+    """A thread is through: with words for the status line, or with what Enter on the card would do."""
+
+    def __init__(self, what: str, words: str, step: int | None = None) -> None:
+        super().__init__()
+        self.what, self.words, self.step = what, words, step
 
 
 class MonitorScreen(Screen[None]):
@@ -51,10 +70,20 @@ class MonitorScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings("monitor")
     DEFAULT_CSS = """
     MonitorScreen ContentSwitcher { height: 1fr; }
-    MonitorScreen #curves { height: 100%; }
-    MonitorScreen #small { height: 7; border-top: solid $wb-line; }
+    MonitorScreen #curves, MonitorScreen #cause { height: 100%; }
+    MonitorScreen #upper { height: 1fr; }
+    MonitorScreen .small { height: 7; border-top: solid $wb-line; }
+    MonitorScreen .tall { display: none; }
+    MonitorScreen.-tall .tall { display: block; }
+    MonitorScreen.-tall .small { height: 8; }
+    MonitorScreen.-tall PinnedPrompts { height: 5; }
+    MonitorScreen.-wide Numbers { width: 32; }
+    MonitorScreen .none { display: none; }
+    MonitorScreen Chart { padding: 0 1; }
+    MonitorScreen #last { border-top: solid $wb-line; }
     MonitorScreen #foot { height: auto; border-top: solid $wb-line; }
     MonitorScreen Scrolled { padding: 0 1; }
+    MonitorScreen PostMortem { padding: 1 1 0 1; }
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -63,6 +92,12 @@ class MonitorScreen(Screen[None]):
         self.watching: Watch | None = None
         self._curve: str | None = None
         self._said = ""
+        self._said_until = 0.0
+        self._asked: tuple[str, str, float] | None = None
+        self._log_stamp: tuple[int, int] = (-1, -1)
+        self._was_over = False
+        self._way_on = ""
+        self._words = ""
 
     @property
     def view(self) -> RunView:
@@ -71,22 +106,28 @@ class MonitorScreen(Screen[None]):
         return self.watching.view
 
     def compose(self) -> ComposeResult:
-        """Title, tabs, status, keys."""
+        """Title, pages, status, keys."""
         yield RunBar()
-        yield PostMortem()
         with ContentSwitcher(initial="curves"):
-            with Horizontal(id="curves"):
-                with Vertical():
-                    yield Chart(id="main")
-                    with Horizontal(id="small"):
-                        yield Chart(id="left")
-                        yield Chart(id="right")
-                    yield PinnedPrompt()
-                yield Numbers()
+            with Vertical(id="curves"):
+                with Horizontal(id="upper"):
+                    with Vertical():
+                        yield Chart(id="main")
+                        with Horizontal(classes="small"):
+                            yield Chart(id="one")
+                            yield Chart(id="two")
+                        with Horizontal(classes="small tall"):
+                            yield Chart(id="three")
+                            yield Chart(id="four")
+                    yield Numbers()
+                yield PinnedPrompts()
             yield Samples(id="samples")
             yield Lines(id="log")
             yield Receipt(id="receipt")
             yield Lines(id="config")
+            with Vertical(id="cause"):
+                yield PostMortem()
+                yield Chart(id="last")
         with Vertical(id="foot"):
             yield StatusLine()
             yield KeyLine("monitor")
@@ -94,64 +135,136 @@ class MonitorScreen(Screen[None]):
     def on_mount(self) -> None:
         """Open the run and look at it twice a second; once where the line may be slow."""
         self.watching = open_view(self.folder)
+        self._set_size()
         self.query_one("#main", Chart).focus()
+        self._follow_state()
         self._draw()
         self.set_interval(1.0 if os.environ.get("SSH_CONNECTION") else 0.5, self._look)
 
     def on_unmount(self) -> None:
-        """Leave a snapshot for the next opening."""
-        if self.watching is not None:
-            self.watching.close()
+        """Leave a snapshot for the next opening, and a word for a run that the list of runs does not hold."""
+        if self.watching is None:
+            return
+        known: Path = self.app.runs_dir  # type: ignore[attr-defined]
+        if not self.view.over and self.folder.path.parent != known:
+            path = visible(str(self.folder.path))
+            self.app.goodbye.append(  # type: ignore[attr-defined]
+                f"{self.folder.id} goes on without this window. `workbench {path}` shows it again."
+            )
+        self.watching.close()
 
     def on_resize(self) -> None:
-        """The one-line parts depend on the width."""
+        """More charts where there is room; the one-line parts depend on the width."""
         if self.watching is not None:
+            self._set_size()
             self.call_after_refresh(self._draw)
+
+    def _set_size(self) -> None:
+        self.set_class(self.app.size.height >= TALL, "-tall")
+        self.set_class(self.app.size.width >= WIDE, "-wide")
 
     # -- looking -------------------------------------------------------------------------------------------------------
     def _look(self) -> None:
-        if self.watching is not None and self.watching.poll():
+        if self.watching is None:
+            return
+        changed = self.watching.poll()
+        if self._said and time.monotonic() >= self._said_until:
+            self._said, changed = "", True
+        if self.is_current and self.page == "log":
+            self._draw_log()
+        if changed or self._waiting():
+            self._follow_state()
             self._draw()
 
-    def _draw(self) -> None:
-        view, tab = self.view, self.query_one(ContentSwitcher).current
-        self.query_one(RunBar).show(view, self.watching.loading if self.watching else 1.0)
-        self.query_one(PostMortem).show(view)
-        self.query_one(StatusLine).show(view, self._said)
-        if tab == "curves":
-            self._draw_curves(view)
-        elif tab == "samples":
-            self._show(Samples, view)
-        elif tab == "receipt":
-            self._show(Receipt, view)
-        elif tab == "log" and self.watching is not None:
-            self.query_one("#log", Lines).show(self.watching.log(LOG_LINES))
+    @property
+    def page(self) -> str:
+        """The page that is shown."""
+        return self.query_one(ContentSwitcher).current or "curves"
 
-    def _show(self, kind: type[Samples | Receipt | Numbers | PinnedPrompt], view: RunView) -> None:
+    def _follow_state(self) -> None:
+        """A run that fails opens on its card; one that goes on again leaves it."""
+        over = self.view.state in ENDS
+        if over and not self._was_over:
+            self._way_on = ""
+            self.run_worker(self._find_way_on, thread=True, exclusive=True, group="way on", exit_on_error=True)
+            if self.page == "curves":
+                self.action_tab("cause")
+        elif self._was_over and not over and self.page == "cause":
+            self.action_tab("curves")
+        self._was_over = over
+
+    def _draw(self) -> None:
+        view, page = self.view, self.page
+        self.query_one(RunBar).show(view, self.watching.loading if self.watching else 1.0)
+        self.query_one(StatusLine).show(view, self._said, self._waiting())
+        if page == "curves":
+            self._draw_curves(view)
+        elif page == "cause":
+            self.query_one(PostMortem).show(view, self._way_on)
+            self._draw_chart("last", leading(view.method)[0])
+        elif page in ("samples", "receipt"):
+            self._show({"samples": Samples, "receipt": Receipt}[page], view)
+
+    def _show(self, kind: type[Any], view: RunView) -> None:
         panel = self.query_one(kind)
         panel.view = view
         panel.redraw()
 
     def _draw_curves(self, view: RunView) -> None:
-        main, left, right = leading(view.method)
-        if self._curve is not None:
-            main = (self._curve,)
-        marks = [(view.resumed_from, "resumed")] if view.resumed_from else []
-        for place, names in (("main", main), ("left", (left,)), ("right", (right,))):
-            found = [
-                Line(name, view.series[name], (len(view.series[name]), view.segment, view.step))
-                for name in names
-                if name in view.series
-            ]
-            newest = view.latest.get(names[0])
-            title = names[0] + (f" {number(newest)}" if newest is not None else "")
-            self.query_one(f"#{place}", Chart).show(found, marks, title)
+        main, *small = leading(view.method)
+        self._draw_chart("main", (self._curve,) if self._curve else main)
+        for place, names in zip(SMALL, small, strict=False):
+            if place in ("one", "two") or self.has_class("-tall"):
+                self._draw_chart(place, names)
+        self.query_one(PinnedPrompts).set_class(not view.samples, "none")
         self._show(Numbers, view)
-        self._show(PinnedPrompt, view)
+        self._show(PinnedPrompts, view)
 
-    # -- actions -------------------------------------------------------------------------------------------------------
+    def _draw_chart(self, place: str, names: tuple[str, ...]) -> None:
+        view = self.view
+        found = [
+            Line(name, series, (len(series), view.segment), f"{name} {worded(name, view.latest.get(name))}")
+            for name in names
+            if (series := view.series.get(name)) is not None
+        ]
+        title = "" if len(found) > 1 else found[0].label if found else names[0]
+        self.query_one(f"#{place}", Chart).show(found, self._marks(view), title)
+
+    @staticmethod
+    def _marks(view: RunView) -> list[tuple[int, str]]:
+        """Where the run was taken up again, and where a number was not finite."""
+        again, wrong = ("r", "!") if ascii_only() else ("↻", "!")
+        marks = [(entry["above"], again) for entry in view.superseded[-20:]]
+        if view.resumed_from:
+            marks.append((view.resumed_from, again))
+        return marks + [(entry["step"], wrong) for entry in view.diverged[-20:] if entry["step"] is not None]
+
+    def _draw_log(self) -> None:
+        try:
+            found = os.stat(self.folder.log)
+            stamp = (found.st_mtime_ns, found.st_size)
+        except OSError:
+            stamp = (0, 0)
+        if stamp != self._log_stamp and self.watching is not None:
+            self._log_stamp = stamp
+            self.query_one("#log", Lines).show(self.watching.log(LOG_LINES))
+
+    def _waiting(self) -> str:
+        """A request that the run has not answered yet, in words."""
+        if self._asked is None:
+            return ""
+        name, do, since = self._asked
+        if control.answer(self.view, name) is not None or self.view.over:
+            self._asked = None
+            return ""
+        return f"{ASKED[do]}: asked {brief(time.monotonic() - since)} ago; the run answers between two steps"
+
+    # -- pages and curves ----------------------------------------------------------------------------------------------
     def action_tab(self, name: str) -> None:
         """Another page of the same run."""
+        if name == "cause" and self.view.state not in ENDS:
+            self._tell(f"This run is {self.view.state}; there is nothing to explain.")
+            return
         self.query_one(ContentSwitcher).current = name
         if name == "config":
             try:
@@ -160,33 +273,86 @@ class MonitorScreen(Screen[None]):
                 text = f"config.yaml cannot be read: {problem.strerror}"
             self.query_one("#config", Lines).show(text.splitlines())
             self.query_one("#config", Lines).to_top()
-        self.query_one("#main" if name == "curves" else f"#{name}").focus()
+        self.query_one(FOCUS.get(name, f"#{name}")).focus()
+        if name == "log":
+            self._log_stamp = (-1, -1)
+            self._draw_log()
         self._draw()
 
-    def action_next_curve(self) -> None:
-        """The large chart shows the next of all curves, then the method's own again."""
-        names = sorted(name for name in self.view.series if not name.startswith("gpu"))
-        at = names.index(self._curve) + 1 if self._curve in names else 0
-        self._curve = names[at] if at < len(names) else None
+    def action_next_curve(self, by: int = 1) -> None:
+        """The large chart shows another of all curves; after the last the method's own again."""
+        names = sorted(self.view.series)
+        choices: list[str | None] = [None, *names]
+        at = choices.index(self._curve) if self._curve in choices else 0
+        self._curve = choices[(at + by) % len(choices)]
+        self._tell(f"curve {at + by if 0 < at + by <= len(names) else 0} of {len(names)}" if self._curve else "")
         self._draw()
 
+    @property
+    def chart(self) -> Chart:
+        """The chart that keys act on: the one in focus, else the large one."""
+        return self.focused if isinstance(self.focused, Chart) else self.query_one("#main", Chart)
+
+    def action_chart(self, do: str) -> None:
+        """One of the chart's own actions, whichever part has the focus."""
+        chart = self.chart
+        {
+            "log": chart.action_log,
+            "smooth": chart.action_smooth,
+            "in": lambda: chart.action_zoom(0.5),
+            "out": lambda: chart.action_zoom(2),
+            "whole": chart.action_whole,
+        }[do]()
+
+    def action_batch(self) -> None:
+        """The rows behind the point under the cursor, or behind the newest step."""
+        if self.page == "cause":
+            self.action_resume()
+            return
+        self._open_batch(self.chart.cursor if self.chart.cursor is not None else self.view.step)
+
+    @on(Chart.Picked)
+    def _picked(self, event: Chart.Picked) -> None:
+        event.stop()
+        self._open_batch(event.step)
+
+    def _open_batch(self, step: int) -> None:
+        if not self.view.step:
+            self._tell("There is no step yet.")
+            return
+        self.app.push_screen(BatchScreen(self.folder, step))
+
+    def action_find(self) -> None:
+        """The next line of the log or the config with some words."""
+        if self.page not in ("log", "config"):
+            self._tell("Words can be found on the pages log and config.")
+            return
+        lines = self.query_one(f"#{self.page}", Lines)
+
+        def answered(words: str | None) -> None:
+            if words:
+                self._words = words
+                if not lines.find(words):
+                    self._tell(f"No line here holds {visible(words)[:40]}.")
+
+        self.app.push_screen(Ask("Find the next line with these words", self._words), answered)
+
+    def action_back(self) -> None:
+        """Takes the cursor away; then back to the curves; then out."""
+        if self.chart.clear_cursor():
+            return
+        if self.page not in ("curves", "cause"):
+            self.action_tab("cause" if self.view.state in ENDS else "curves")
+        else:
+            self.app.action_leave()  # type: ignore[attr-defined]
+
+    # -- asking the run ------------------------------------------------------------------------------------------------
     def action_stop(self) -> None:
         """Ways to stop, each with what it keeps."""
-        view = self.view
-        if view.over:
-            self._tell(f"This run is {view.state}; there is nothing to stop.")
-            return
-        size = next((entry["bytes"] for entry in reversed(view.checkpoints) if entry.get("bytes")), None)
-        seconds = next((entry["seconds"] for entry in reversed(view.checkpoints) if entry.get("seconds")), None)
-        cost = f" Writing it takes about {brief(seconds)}." if seconds else ""
-        cost += f" It has {size / 2**20:,.0f} MiB." if size else ""
-        items = [
-            Item("save_stop", Content("save, then stop"), Content(f"  Keeps every step; can go on later.{cost}")),
-            Item("checkpoint", Content("save and go on"), Content("  A checkpoint now; the run continues.")),
-            Item("end_of_epoch", Content("stop at the end of this epoch"), Content("  Saves there; can go on later.")),
-            Item("stop", Content("stop now"), Content(f"  Saves nothing. {kept_text(view)}")),
-        ]
-        self.app.push_screen(Pick("How should it stop?", items), self._ask)
+        if self.view.over:
+            self._tell(f"This run is {self.view.state}; there is nothing to stop.")
+        else:
+            self.app.push_screen(StopMenu(self.view), self._ask)
 
     def action_checkpoint(self) -> None:
         """A checkpoint, and on."""
@@ -196,28 +362,50 @@ class MonitorScreen(Screen[None]):
         if do is None:
             return
         try:
-            control.request(self.folder, do, by="the app")
-            self._tell(f"{do.replace('_', ' ')}: asked")
+            name = control.request(self.folder, do, by="the app")
         except WorkbenchError as problem:
-            self._tell(problem.message)
+            self._tell(f"{problem.message} {problem.hint}".strip())
+            return
+        self._asked = (name, do, time.monotonic())
+        self._draw()
 
     def action_resume(self) -> None:
         """Go on from the newest whole checkpoint."""
-        try:
-            newest, skipped = launch.resume(self.folder)
-        except WorkbenchError as problem:
-            self._tell(problem.message)
+        if not self.view.over:
+            self._tell(f"This run is {self.view.state}; it goes on as it is.")
             return
-        words = f"goes on from {newest.name}" if newest else "starts again from the beginning"
-        words += "".join(f"; {path.name} skipped: {reason}" for path, reason in skipped)
-        self._tell(words)
+        self._tell("looking for the newest whole checkpoint …", 600)
+        self.run_worker(self._resume, thread=True, exclusive=True, group="resume", exit_on_error=True)
 
-    def _tell(self, words: str) -> None:
-        self._said = words
-        self.query_one(StatusLine).show(self.view, words)
-        self.set_timer(6, self._forget)
+    def _resume(self) -> None:
+        self.post_message(Answered("said", resumed_words(self.folder)))
 
-    def _forget(self) -> None:
-        self._said = ""
-        if self.is_mounted:
-            self.query_one(StatusLine).show(self.view)
+    def _find_way_on(self) -> None:
+        """What resuming would start from, without reading every byte of it."""
+        newest, skipped = checkpoint.newest_valid(self.folder, hashes=False)
+        words = f"resume from {newest.name}" if newest else "start again from the beginning: no checkpoint is whole"
+        words += "".join(f"; {path.name} is passed over ({reason})" for path, reason in skipped[:2])
+        self.post_message(Answered("way on", words, checkpoint.step_of(newest) if newest else None))
+
+    @on(Answered)
+    def _answered(self, event: Answered) -> None:
+        if event.what == "way on":
+            self._way_on, self.query_one(PostMortem).kept_step = event.words, event.step
+            if self.page == "cause":
+                self._draw()
+        else:
+            self._tell(event.words)
+
+    def _tell(self, words: str, seconds: float = SAID_SECONDS) -> None:
+        self._said, self._said_until = words, time.monotonic() + seconds
+        self.query_one(StatusLine).show(self.view, words, self._waiting())
+
+
+def resumed_words(folder: RunFolder) -> str:
+    """Resume, and say from where, what was passed over and what is other than before; or why it cannot be."""
+    try:
+        newest, skipped = launch.resume(folder)
+    except WorkbenchError as problem:
+        return f"{problem.message} {problem.hint}".strip()
+    words = f"{folder.id} goes on from {newest.name}" if newest else f"{folder.id} starts again from the beginning"
+    return words + "".join(f"; {path.name} was passed over ({reason})" for path, reason in skipped[:3])

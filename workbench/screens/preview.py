@@ -1,16 +1,15 @@
-"""The preview: raw rows at once, then the very tokens of the collator's batch, with what is learned marked.
+"""The preview: a raw row at once, then the very tokens of the collator's batch, with what is trained marked.
 
-Learned tokens are coloured and underlined, so that colour is never the only sign; special tokens and control characters
-are visible. The inspector does the work in its own process; the screen only asks, shows and cancels.
+The inspector does the work in its own process; the screen only asks, shows progress and cancels. A row is shown as it
+stands in its file as soon as the file's index knows it, which needs no tokenizer.
 """
 
 from __future__ import annotations
 
-import json
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -19,128 +18,32 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.config.files import absolute
-from engine.errors import WorkbenchError
+from engine.errors import Cancelled
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine
-from workbench.panels.drawn import Scrolled
 from workbench.panels.figures import count, percent
-from workbench.panels.paint import Line, clean, cut, paragraph
+from workbench.panels.glyphs import ascii_only
+from workbench.panels.paint import clean, cut
+from workbench.panels.raw_rows import RawRows
+from workbench.panels.tokens import TokenView
 from workbench.screens.dialog import Ask
 
 if TYPE_CHECKING:
     from engine.client import Inspector, Ticket
     from engine.config.draft import Draft
 
-WORST = ("longest", "masked", "truncated")
-BARS = " ▁▂▃▄▅▆▇█"
-RAW_ROWS = 3
+WORST = {"longest": "the longest row", "masked": "a row with nothing trained", "truncated": "the row cut the most"}
+BARS, BARS_PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#%"
+BINS = 18
+LEARN_SECONDS = 1.0
 
 
 class Answered(Message):
-    """The inspector gave its batch, said how far it is, or said why not; or raw rows were read."""
+    """The inspector gave its batch, said how far it is, or said why not; or the files were opened."""
 
     def __init__(self, what: str, found: Any) -> None:
         super().__init__()
         self.what, self.found = what, found
-
-
-class TokenView(Scrolled):
-    """Rows as text with their learned tokens marked, or the raw rows while tokens are on their way."""
-
-    DEFAULT_CSS = "TokenView { height: 1fr; padding: 0 1; }"
-    rows: list[dict[str, Any]] | None = None
-    raw: tuple[str, ...] = ()
-    ids = False
-    problem = ""
-
-    def lines(self, width: int) -> list[Line]:
-        """Everything there is to show, wrapped by cells."""
-        if self.problem:
-            return [[("The tokens cannot be shown.", "bad")], *paragraph(clean(self.problem), width, "value")]
-        if self.rows is None:
-            made: list[Line] = [[("Raw rows; the tokens follow.", "dim")], []]
-            for text in self.raw:
-                made += [*paragraph(clean(text), width, "value"), []]
-            return made
-        if not self.rows:
-            return [[("No such row.", "dim")]]
-        made = []
-        for row in self.rows:
-            made += self._row(row, width)
-        return made
-
-    def _row(self, row: dict[str, Any], width: int) -> list[Line]:
-        made: list[Line] = []
-        if row.get("error"):
-            made += paragraph(clean(row["error"]), width, "bad")
-            made += paragraph(clean(row.get("clipped", "")), width, "dim")
-        if row.get("left_out"):
-            made += paragraph(f"Training leaves this row out: {clean(row['left_out'])}", width, "warn")
-        if row.get("documents"):
-            apart = "kept apart" if row.get("separate") else "one stream: tokens see the rows before"
-            made.append([(f"A pack of {len(row['documents'])} rows, {apart}.", "hint")])
-        parts = row.get("parts", {})
-        first = self._first_difference(parts)
-        for name, tokens in parts.items():
-            if len(parts) > 1:
-                made += [[], [(name, "accent")]]
-            starts = set(_starts(row.get("documents") or [])) if name == "input" else set()
-            made += self._tokens(tokens, width, first if name in ("chosen", "rejected") else None, starts)
-        if first is not None:
-            made += [[], [(f"The answers differ from token {first + 1} on.", "dim")]]
-        return made
-
-    @staticmethod
-    def _first_difference(parts: dict[str, list[dict[str, Any]]]) -> int | None:
-        if "chosen" not in parts or "rejected" not in parts:
-            return None
-        pairs = zip(parts["chosen"], parts["rejected"], strict=False)
-        return next((place for place, (one, other) in enumerate(pairs) if one["id"] != other["id"]), None)
-
-    def _tokens(self, tokens: list[dict[str, Any]], width: int, mark: int | None, starts: set[int]) -> list[Line]:
-        """Tokens flowed into lines; a newline in a token ends its line, an id stands behind its token when asked."""
-        made: list[Line] = []
-        line: list[tuple[str, str]] = []
-        used = 0
-        for place, token in enumerate(tokens):
-            style = "place" if token["trained"] else "dim"
-            if place in starts and place:
-                made += [line, [("─" * width, "faint")]]
-                line, used = [], 0
-            if place == mark:
-                line, used = [*line, ("▸", "accent")], used + 1
-            text = token["text"]
-            shown = clean(text) + (f"·{token['id']} " if self.ids else "")
-            for piece in _pieces(shown, width):
-                size = cell_len(piece)
-                if used + size > width:
-                    made.append(line)
-                    line, used = [], 0
-                line.append((piece, "learned" if token["trained"] else style))
-                used += size
-            if text.endswith("\n") and not self.ids:
-                made.append(line)
-                line, used = [], 0
-        return [*made, line] if line else made
-
-
-TokenView.COMPONENT_CLASSES = TokenView.COMPONENT_CLASSES | {"drawn--learned"}
-
-
-def _pieces(text: str, width: int) -> list[str]:
-    """`text` in pieces that each fit a line."""
-    if cell_len(text) <= width:
-        return [text]
-    step = max(1, width // 2)
-    return [text[place : place + step] for place in range(0, len(text), step)]
-
-
-def _starts(documents: list[Any]) -> list[int]:
-    starts, at = [], 0
-    for document in documents:
-        starts.append(at)
-        at += int(document["tokens"] if isinstance(document, dict) else document)
-    return starts
 
 
 class PreviewScreen(Screen[None]):
@@ -151,172 +54,263 @@ class PreviewScreen(Screen[None]):
     DEFAULT_CSS = """
     PreviewScreen #head { height: 2; border-bottom: solid $wb-line; }
     PreviewScreen #foot { height: auto; border-top: solid $wb-line; }
-    PreviewScreen .drawn--learned { color: $success; text-style: underline; }
     """
 
     def __init__(self, draft: Draft, inspector: Inspector, base: Path | None = None) -> None:
         super().__init__()
         self.draft, self.inspector = draft, inspector
         self.base = base or (Path(draft.path).absolute().parent if draft.path else Path.cwd())
+        self.found: dict[str, Any] = {}
         self._wanted: dict[str, Any] = {"kind": "index", "index": 0}
         self._at = 0
-        self._worst = 0
+        self._worst = -1
+        self._words = ""
+        self._packs = True
         self._ticket: Ticket | None = None
-        self.found: dict[str, Any] = {}
+        self._raw: RawRows | None = None
+        self._said = ""
+        self._gone = False
 
     def compose(self) -> ComposeResult:
-        """Head, tokens, histogram, keys."""
+        """Head, row, lengths, status, keys."""
         head = Bar()
         head.id = "head"
         yield head
         yield TokenView()
         with Vertical(id="foot"):
-            status = Bar()
-            status.id = "status"
-            yield status
+            for name in ("lengths", "status"):
+                bar = Bar()
+                bar.id = name
+                yield bar
             yield KeyLine("preview")
 
     def on_mount(self) -> None:
-        """Raw rows at once, tokens when the inspector has them."""
+        """The raw row at once, tokens when the inspector has them."""
         self.query_one(TokenView).focus()
-        self.run_worker(self._read_raw, thread=True, group="raw", exit_on_error=True)
-        self._ask()
+        self.run_worker(self._open_raw, thread=True, group="raw", exit_on_error=True)
+        self._head()
+        self._ask("starting the tokenizer")
+        self.set_interval(LEARN_SECONDS, self._spread)
 
     def on_unmount(self) -> None:
         """Nothing goes on for a screen that is gone."""
+        self._gone = True
         if self._ticket is not None:
             self._ticket.cancel()
+        if self._raw is not None:
+            self._raw.close()
 
-    def _read_raw(self) -> None:
-        from engine.data.rows import open_rows
+    def on_resize(self) -> None:
+        """The one-line parts depend on the width."""
+        self.call_after_refresh(self._say_all)
 
-        sources = absolute(self.draft.mapping, self.base).get("data", {}).get("train") or []
-        path = str(sources[0].get("path", "")) if sources and isinstance(sources[0], dict) else ""
-        if not path or path.startswith("builtin/"):
-            return
-        try:
-            rows = open_rows(path)
-            raw = tuple(json.dumps(row, ensure_ascii=False)[:2000] for row in rows.first(RAW_ROWS))
-            rows.close()
-        except (WorkbenchError, OSError) as problem:
-            raw = (str(problem),)
-        self.post_message(Answered("raw", raw))
+    # -- asking --------------------------------------------------------------------------------------------------------
+    def _open_raw(self) -> None:
+        mapping = self.draft.mapping
+        sources = (mapping.get("data") or {}).get("train") or []
+        raw = RawRows(list(sources), self.base, int(self.draft.config.run.seed or 0))
+        raw.wait(self._at, 2.0)
+        if self._gone:
+            raw.close()
+        else:
+            self.post_message(Answered("raw", raw))
 
-    def _ask(self) -> None:
+    def _mapping(self) -> dict[str, Any]:
+        mapping = absolute(self.draft.mapping, self.base)
+        if not self._packs and self.draft.config.data.packing:
+            mapping = {**mapping, "data": {**mapping["data"], "packing": False, "packing_cross_doc_attn_mask": False}}
+        return mapping
+
+    def _ask(self, words: str) -> None:
         if self._ticket is not None:
             self._ticket.cancel()
-        self._status("asking …")
+        self._status(f"{words} …   esc cancels")
 
         def progress(state: dict[str, Any]) -> None:
             total = state.get("total")
-            done = f"{count(state.get('done'))}" + (f" of {count(total)}" if total else "")
-            self.post_message(Answered("progress", f"{state.get('what', 'working')}: {done}"))
-
-        mapping = absolute(self.draft.mapping, self.base)
-        ticket = self.inspector.ask(
-            "preview", on_progress=progress, config=mapping, base=str(self.base), rows=self._wanted, count=1
-        )
-        self._ticket = ticket
+            done = count(state.get("done")) + (f" of {count(total)}" if total else "")
+            self.post_message(Answered("progress", f"{state.get('what', words)}: {done}   esc cancels"))
 
         def answered(done: Ticket) -> None:
-            if done is self._ticket:
+            if done is self._ticket and not isinstance(done.error, Cancelled):
                 problem = done.error
                 self.post_message(Answered("problem", problem) if problem else Answered("batch", done.result(0)))
 
-        ticket.add_done_callback(answered)
+        self._ticket = self.inspector.ask(
+            "preview", on_progress=progress, config=self._mapping(), base=str(self.base), rows=self._wanted, count=1
+        )
+        self._ticket.add_done_callback(answered)
+
+    def _go(self, number: int, words: str = "") -> None:
+        """Show this row: as it stands at once, its tokens when they come."""
+        self._at = number
+        view = self.query_one(TokenView)
+        view.raw = self._raw.row(number) if self._raw is not None else None
+        view.row, view.problem, view.note = None, "", "The row as it stands in its file; its tokens follow."
+        view.to_top()
+        view.redraw()
+        self._head()
+        self._wanted = {"kind": "index", "index": number}
+        self._ask(words or f"row {count(number)}")
 
     def on_answered(self, event: Answered) -> None:
         """Show what came."""
         view = self.query_one(TokenView)
         if event.what == "raw":
-            view.raw = event.found
+            self._raw = event.found
+            if view.raw is None:
+                view.raw = self._raw.row(self._at)
+                view.note = "The row as it stands in its file; its tokens follow."
+            if self._raw.problem and not view.problem:
+                view.problem = self._raw.problem
         elif event.what == "progress":
             self._status(event.found)
             return
         elif event.what == "problem":
-            problem = event.found
-            view.problem = f"{getattr(problem, 'message', problem)} {getattr(problem, 'hint', '')}".strip()
+            view.problem = f"{getattr(event.found, 'message', event.found)} {getattr(event.found, 'hint', '')}".strip()
             self._status("")
         else:
-            view.problem, view.rows, self.found = "", event.found.get("rows", []), event.found
-            if view.rows:
-                self._at = view.rows[0]["index"]
-            view.to_top()
-            self._status(self._spread())
+            self._take(event.found, view)
         self._head()
         view.redraw()
 
-    def _head(self) -> None:
-        rows = self.query_one(TokenView).rows
-        parts = [f"{self.draft.config.method.kind.upper()}"]
-        if rows:
-            tokens = [token for part in rows[0].get("parts", {}).values() for token in part]
-            learned = sum(token["trained"] for token in tokens)
-            total = self.found.get("total")
-            place = f"Row {count(rows[0]['index'])}" + (f" of {count(total)}" if total else "")
-            parts = [place, *parts, f"{count(len(tokens))} tokens", f"{count(learned)} learned"]
-            if tokens:
-                parts[-1] += f" ({percent(learned / len(tokens))})"
-            if template := self.found.get("template"):
-                parts.append(clean(template))
-            if rows[0].get("truncated"):
-                parts.append("cut to data.max_length")
-        text = "   ".join(parts)
-        self.query_one("#head", Bar).say(Content.styled(" " + cut(text, max(10, self.size.width - 2)), "bold"))
+    def _take(self, found: dict[str, Any], view: TokenView) -> None:
+        rows = found.get("rows") or []
+        if not rows:
+            self._status(self._nothing())
+            return
+        view.problem, view.row, self.found = "", rows[0], found
+        moved = rows[0]["index"] != self._at
+        self._at = rows[0]["index"]
+        if moved or view.raw is None:
+            view.raw = self._raw.row(self._at) if self._raw is not None else None
+            view.to_top()
+        warnings = found.get("warnings") or []
+        self._status(f"! {warnings[0]}" if warnings else self._why())
 
-    def _spread(self) -> str:
-        """The lengths of all rows as bars, and the rows that are cut or left out."""
-        facts = self.draft.facts.data
-        warnings = self.found.get("warnings") or []
-        parts = []
-        if facts is not None and facts.lengths:
-            longest = max(facts.lengths) or 1
-            bins = [0] * 16
-            for length in facts.lengths:
-                bins[min(15, 16 * length // (longest + 1))] += 1
-            high = max(bins)
-            bars = "".join(BARS[-(-8 * n // high)] for n in bins)
-            parts.append(f"lengths {bars} up to {count(longest)}, cut at {count(self.draft.config.data.max_length)}")
-        if warnings:
-            parts.append(f"! {clean(warnings[0])}")
-        return "   ".join(parts) or "learned tokens are underlined"
+    def _why(self) -> str:
+        """Why this row is shown, where it was not asked for by number."""
+        if self._wanted["kind"] == "worst":
+            return WORST[self._wanted["by"]]
+        return f"holds {self._words!r}; / again for the next" if self._wanted["kind"] == "search" else ""
+
+    def _nothing(self) -> str:
+        """What an empty answer means."""
+        if self._wanted["kind"] == "worst":
+            return f"there is none: {WORST[self._wanted['by']]}"
+        return f"no further row holds {self._words!r}" if self._wanted["kind"] == "search" else "there is no such row"
+
+    # -- the one-line parts --------------------------------------------------------------------------------------------
+    def _say_all(self) -> None:
+        self._head()
+        self._spread()
+        self._status(self._said)
+
+    def _head(self) -> None:
+        row = self.query_one(TokenView).row
+        total = self.found.get("total")
+        kind = "Pack" if row and row.get("documents") else "Row"
+        parts = [f"{kind} {count(self._at)}" + (f" of {count(total)}" if total else "")]
+        parts.append(self.draft.config.method.kind.upper())
+        if row:
+            tokens = [token for part in (row.get("parts") or {}).values() for token in part]
+            trained = sum(bool(token["trained"]) for token in tokens)
+            share = f" ({percent(trained / len(tokens))})" if tokens else ""
+            parts.append(f"{count(len(tokens))} tokens, {count(trained)} trained{share}")
+            if row.get("truncated"):
+                parts.append("cut at data.max_length")
+            if template := self.found.get("template"):
+                parts.append("its own template" if "tokenizer" in template else f"template {clean(template)}")
+        self.query_one("#head", Bar).say(
+            Content.styled(" " + cut("   ".join(parts), max(10, self.app.size.width - 2)), "bold")
+        )
+
+    def _spread(self) -> None:
+        """The lengths of all rows as bars with the cut, and the rows that are cut or have nothing trained."""
+        facts, room = self.draft.facts.data, max(10, self.app.size.width - 2)
+        if facts is None or not facts.lengths:
+            words = "trained tokens are underlined and stand between " + ("[ ]" if ascii_only() else "▌ ▐")
+            self.query_one("#lengths", Bar).say(Content.styled(" " + cut(words, room), "$wb-dim"))
+            return
+        limit = self.draft.config.data.max_length
+        bars, end = histogram(facts.lengths, limit if isinstance(limit, int) else 0)
+        parts = [f"lengths {bars} to {count(end)}", f"cut at {count(limit)}"]
+        parts += [f"{count(facts.truncated)} rows cut"] if facts.truncated else []
+        parts += [f"{count(facts.masked)} rows with nothing trained"] if facts.masked else []
+        self.query_one("#lengths", Bar).say(Content.styled(" " + cut("   ".join(parts), room), "$wb-dim"))
 
     def _status(self, text: str) -> None:
-        self.query_one("#status", Bar).say(Content.styled(" " + cut(text, max(10, self.size.width - 2)), "$wb-dim"))
+        self._said = text
+        style = "$warning" if text.startswith("!") else "$wb-dim"
+        self.query_one("#status", Bar).say(
+            Content.styled(" " + cut(clean(text), max(10, self.app.size.width - 2)), style)
+        )
 
     # -- actions -------------------------------------------------------------------------------------------------------
     def action_row(self, by: int) -> None:
         """The next or the previous row."""
         total = self.found.get("total")
-        self._at = max(0, self._at + by) if total is None else max(0, min(self._at + by, total - 1))
-        self._wanted = {"kind": "index", "index": self._at}
-        self._ask()
+        last = total - 1 if total else self._at + by
+        wanted = max(0, min(self._at + by, last))
+        if wanted == self._at and self.query_one(TokenView).row is not None:
+            self._status("this is the last row" if by > 0 else "this is the first row")
+        else:
+            self._go(wanted)
 
     def action_random(self) -> None:
-        """A row at random."""
-        self._wanted = {"kind": "random"}
-        self._ask()
+        """A row at random: among those that are known here, so that it shows at once."""
+        known = self._raw.known() if self._raw is not None and self.found.get("total") != 0 else 0
+        if known and not self._packing:
+            self._go(random.randrange(min(known, self.found.get("total") or known)), "a row at random")
+        else:
+            self._wanted = {"kind": "random"}
+            self._ask("a row at random")
 
     def action_worst(self) -> None:
-        """The longest row, then the ones without anything to learn, then the most cut ones."""
-        self._wanted = {"kind": "worst", "by": WORST[self._worst % len(WORST)]}
-        self._worst += 1
-        self._ask()
+        """The longest row, then one with nothing trained, then the one cut the most."""
+        self._worst = (self._worst + 1) % len(WORST)
+        by = list(WORST)[self._worst]
+        self._wanted = {"kind": "worst", "by": by}
+        self._ask(f"looking for {WORST[by]}")
 
     def action_search(self) -> None:
-        """Rows that hold a text."""
+        """The next row that holds a text; the same words again go on from here."""
 
         def answered(words: str | None) -> None:
             if words:
-                self._wanted = {"kind": "search", "text": words}
-                self._ask()
+                start = self._at + 1 if words == self._words else 0
+                self._words = words
+                self._wanted = {"kind": "search", "text": words, "start": start}
+                self._ask(f"looking for {words!r}")
 
-        self.app.push_screen(Ask("Show the next row with this text", ""), answered)
+        self.app.push_screen(Ask("Show the next row with this text", self._words), answered)
 
     def action_ids(self) -> None:
-        """Token ids behind their tokens, or not."""
+        """Token ids under their tokens, or not."""
         view = self.query_one(TokenView)
         view.ids = not view.ids
+        view.redraw()
+
+    @property
+    def _packing(self) -> bool:
+        return bool(self.draft.config.data.packing) and self._packs
+
+    def action_packs(self) -> None:
+        """Packs with the borders of their rows, or the rows one by one."""
+        if not self.draft.config.data.packing:
+            self._status("rows are not packed: data.packing is off")
+            return
+        self._packs = not self._packs
+        self._go(0, "packing all rows" if self._packs else "row 0")
+
+    def action_raw(self) -> None:
+        """The row as it stands in its file, or its tokens."""
+        view = self.query_one(TokenView)
+        if view.raw is None:
+            self._status("the row's file cannot be read from here; only its tokens are known")
+            return
+        view.raw_first = not view.raw_first
+        view.to_top()
         view.redraw()
 
     def action_cancel(self) -> None:
@@ -326,3 +320,18 @@ class PreviewScreen(Screen[None]):
             self._status("cancelled")
         else:
             self.app.pop_screen()
+
+
+def histogram(lengths: tuple[int, ...], limit: int) -> tuple[str, int]:
+    """Bars from 0 to the longest row, with a line where rows are cut; and the length at the right end."""
+    end = max(max(lengths), 1)
+    bins = [0] * BINS
+    for length in lengths:
+        bins[min(BINS - 1, BINS * length // (end + 1))] += 1
+    high = max(bins) or 1
+    signs = BARS_PLAIN if ascii_only() else BARS
+    text = "".join(signs[-(-8 * number // high)] for number in bins)
+    if 0 < limit <= end:
+        place = min(BINS, BINS * limit // (end + 1) + 1)
+        text = text[:place] + "|" + text[place:]
+    return text, end

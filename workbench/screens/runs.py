@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
 
-from engine.errors import WorkbenchError
-from engine.run import launch
+from engine.errors import WorkbenchError, redact
+from engine.run import launch, snapshot
 from engine.run.checkpoint import size_of
 from engine.run.delete import delete
 from engine.run.index import peek
@@ -23,16 +25,19 @@ from engine.run.store import RunFolder, runs_in
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine, TitleBar
 from workbench.panels.drawn import Drawn
-from workbench.panels.figures import brief, number, size
+from workbench.panels.figures import brief, count, duration, number, size
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, cut
+from workbench.panels.watching import committed
 from workbench.screens.dialog import Ask, Item, Pick
+from workbench.screens.monitor import MonitorScreen, resumed_words
 
 if TYPE_CHECKING:
     from engine.run.view import RunView
 
 LOOK_SECONDS = 2.0
-SORTS = ("newest", "state", "name", "loss")
+STALE_SECONDS = 20.0  # a live run's whole curve and disk are read again after this
+SORTS = ("newest", "state", "name", "loss", "disk")
 SPARK = "▁▂▃▄▅▆▇█"
 STYLE = {"running": "good", "finished": "good", "failed": "bad", "lost": "bad", "stopped": "warn", "stopping": "warn"}
 
@@ -45,6 +50,8 @@ class Row:
     view: RunView
     bytes: int
     curve: tuple[float, ...]
+    stamp: tuple[int, ...]
+    read: float
 
     @property
     def loss(self) -> float | None:
@@ -60,6 +67,14 @@ class Listed(Message):
         self.rows = rows
 
 
+class Told(Message):
+    """A thread finished something: the words for the person."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+
 class RunTable(Drawn, can_focus=True):
     """The rows, one a line, with a cursor."""
 
@@ -69,6 +84,10 @@ class RunTable(Drawn, can_focus=True):
         Binding("home,g", "move(-1000000)", show=False),
         Binding("end,G", "move(1000000)", show=False),
     ]
+
+    class Moved(Message):
+        """The cursor stands on another run."""
+
     rows: Sequence[Row] = ()
     at = 0
     empty = "Reading the runs …"
@@ -77,22 +96,24 @@ class RunTable(Drawn, can_focus=True):
         """The head, then a line a run."""
         if not self.rows:
             return [[], *[[(" " + text, "dim")] for text in self.empty.split("\n")]]
-        wide = width >= 100
-        head = f" {'state':10} {'run':15} {'method':8} {'step':>13}  {'loss':>8}  {'':8} {'age':>6}"
-        made: list[Line] = [[(cut(head + (f" {'disk':>9}  model" if wide else ""), width), "dim")]]
+        # Wider windows give the room to the name and show the model.
+        spare = max(0, width - 79)
+        name, model = 13 + min(12, spare), spare - 12 if spare > 24 else 0
+        head = f" {'state':10} {'run':{name}} {'method':7} {'step':>12} {'loss':>7} {'':8} {'age':>6} {'disk':>8}"
+        made: list[Line] = [[(cut(head + ("  model" if model else ""), width), "faint")]]
         now = time.time()
         for row in self.rows:
             view = row.view
-            step = f"{view.step:,}" + (f" of {view.max_steps:,}" if view.max_steps else "")
+            step = f"{view.step:,}" + (f"/{view.max_steps:,}" if view.max_steps else "")
             age = brief(now - view.started) if view.started else "-"
             made.append(
                 [
                     (f" {sign(view.state)} {look(view.state).word:8}", STYLE.get(view.state, "dim")),
-                    (f" {cut(clean(view.id or row.run.id), 15):15}", "given"),
-                    (f" {cut(clean(view.method), 8):8} {cut(step, 13):>13}  {number(row.loss):>8}  ", "value"),
+                    (f" {cut(clean(view.id or row.run.id), name):{name}}", "given"),
+                    (f" {cut(clean(view.method), 7):7} {cut(step, 12):>12} {number(row.loss):>7} ", "value"),
                     (f"{spark(row.curve):8}", "accent"),
-                    (f" {age:>6}", "dim"),
-                    (f" {size(row.bytes):>9}  {clean(view.model)}" if wide else "", "dim"),
+                    (f" {age:>6} {size(row.bytes):>8}", "dim"),
+                    (f"  {cut(clean(view.model), model - 2)}" if model else "", "dim"),
                 ]
             )
         return made
@@ -111,17 +132,48 @@ class RunTable(Drawn, can_focus=True):
         self.at = max(0, min(self.at + by, len(self.rows) - 1))
         self.redraw()
         self.show_lines(self.at + 1 if self.at else 0)
+        self.post_message(self.Moved())
 
 
 def spark(values: Sequence[float]) -> str:
     """A small curve of at most eight signs."""
-    kept = [value for value in values if value == value][-240:]
+    kept = [value for value in values if value == value]
     if len(kept) < 2 or ascii_only():
         return ""
     groups = [kept[len(kept) * i // 8 : len(kept) * (i + 1) // 8] for i in range(8)]
     means = [sum(group) / len(group) for group in groups if group]
     low, high = min(means), max(means)
     return "".join(SPARK[round(7 * (mean - low) / (high - low))] if high > low else SPARK[0] for mean in means)
+
+
+def read_row(run: RunFolder, before: Row | None) -> Row:
+    """The run as it stands; what was read before is kept while its files have not changed."""
+    stamp = _stamp(run)
+    if before is not None and before.stamp == stamp and (before.view.over or time.time() - before.read < STALE_SECONDS):
+        return before
+    view = peek(run).view
+    curve: tuple[float, ...] = ()
+    if before is not None and len(before.curve) > 8 and time.time() - before.read < STALE_SECONDS:
+        curve = before.curve
+    else:
+        # The whole curve lies in the snapshot that a watch has left; without one the newest stretch must do.
+        found = snapshot.load(run)
+        series = (found[0] if found is not None else view).series.get("loss") or view.series.get("loss")
+        if series:
+            curve = tuple((low + high) / 2 for low, high in zip(*series.points(width=64)[1:], strict=True))
+    return Row(run, view, size_of(run.path), curve, stamp, time.time())
+
+
+def _stamp(run: RunFolder) -> tuple[int, ...]:
+    """What changes when the run does."""
+    found: list[int] = []
+    for path in (run.events, run.json, run.checkpoints):
+        try:
+            state = os.stat(path)
+            found += [state.st_size, state.st_mtime_ns]
+        except OSError:
+            found += [0, 0]
+    return tuple(found)
 
 
 class RunsScreen(Screen[None]):
@@ -139,6 +191,7 @@ class RunsScreen(Screen[None]):
         self._all: list[Row] = []
         self._words = ""
         self._sort = 0
+        self._told, self._told_until = "", 0.0
 
     def compose(self) -> ComposeResult:
         """Title, table, a line for answers, keys."""
@@ -158,14 +211,15 @@ class RunsScreen(Screen[None]):
             self.run_worker(self._read, thread=True, exclusive=True, group="runs", exit_on_error=True)
 
     def _read(self) -> None:
+        known = {row.run.path: row for row in self._all}
         rows = []
         for run in runs_in(self.runs_dir):
-            if launch.unattended(run):
+            if launch.unattended(run) and os.access(run.path, os.W_OK):
                 launch.attend(run)
-            view = peek(run).view
-            series = view.series.get("loss")
-            curve = tuple(series.points(width=240)[1]) if series else ()
-            rows.append(Row(run, view, size_of(run.path), curve))
+            try:
+                rows.append(read_row(run, known.get(run.path)))
+            except OSError:
+                continue  # it was deleted while it was read
         self.post_message(Listed(rows))
 
     def on_listed(self, event: Listed) -> None:
@@ -182,6 +236,7 @@ class RunsScreen(Screen[None]):
             "newest": lambda row: -(row.view.started or 0),
             "state": lambda row: (row.view.state, row.run.id),
             "name": lambda row: row.run.id,
+            "disk": lambda row: -row.bytes,
             "loss": lambda row: row.loss if row.loss is not None else float("inf"),
         }
         rows.sort(key=keys[SORTS[self._sort]])
@@ -194,29 +249,43 @@ class RunsScreen(Screen[None]):
             else "No runs here yet.\nq goes back; `workbench demo` trains a tiny model in a minute or two."
         )
         table.redraw()
-        what = f"{len(rows)} of {len(self._all)} runs" if words else f"{len(rows)} runs"
-        self.query_one(TitleBar).show("runs", False, clean(str(self.runs_dir))[-40:], f"{what}, by {SORTS[self._sort]}")
+        what = f"{len(rows)} of {len(self._all)} runs" if words else f"{len(rows)} runs" if len(rows) != 1 else "1 run"
+        place = cut(clean(redact(str(self.runs_dir))), max(12, self.app.size.width - 46))
+        self.query_one(TitleBar).show("runs", False, place, f"{what}, by {SORTS[self._sort]}")
+        self._say()
+
+    def _say(self) -> None:
+        """The last answer, else more about the run under the cursor."""
+        words, style = self._told, "$accent"
+        if time.monotonic() > self._told_until:
+            row = self.query_one(RunTable).chosen
+            words, style = (about(row), "$wb-dim") if row else ("", "$wb-dim")
+        self.query_one(Said).say(Content.styled(" " + cut(clean(words), max(10, self.app.size.width - 2)), style))
+
+    @on(RunTable.Moved)
+    def _moved(self) -> None:
+        self._told_until = 0.0
+        self._say()
 
     # -- actions -------------------------------------------------------------------------------------------------------
     def action_open(self) -> None:
         """Watch the run under the cursor."""
-        from workbench.screens.monitor import MonitorScreen
-
         if (row := self.query_one(RunTable).chosen) is not None:
             self.app.push_screen(MonitorScreen(row.run))
 
     def action_resume(self) -> None:
-        """Go on with a run that ended early."""
-        row = self.query_one(RunTable).chosen
-        if row is None:
+        """Go on with a run that ended early. Checking its checkpoint may take a while, so a thread does it."""
+        if (row := self.query_one(RunTable).chosen) is None:
             return
-        try:
-            newest, skipped = launch.resume(row.run)
-        except WorkbenchError as problem:
-            self._tell(problem.message)
-            return
-        words = f"{row.run.id} goes on from {newest.name}" if newest else f"{row.run.id} starts again"
-        self._tell(words + "".join(f"; {path.name} skipped: {reason}" for path, reason in skipped))
+        self._tell(f"{row.run.id}: looking for its newest whole checkpoint …", 600)
+        run = row.run
+        self.run_worker(
+            lambda: self.post_message(Told(resumed_words(run))), thread=True, group="resume", exit_on_error=True
+        )
+
+    def on_told(self, event: Told) -> None:
+        """A thread is through."""
+        self._tell(event.words)
         self._look()
 
     def action_delete(self) -> None:
@@ -224,25 +293,28 @@ class RunsScreen(Screen[None]):
         row = self.query_one(RunTable).chosen
         if row is None:
             return
-        kept = [entry["step"] for entry in row.view.checkpoints if entry.get("state") == "committed"]
-        lost = f"{size(row.bytes)}, {len(kept)} checkpoints" + (f" (newest: step {max(kept)})" if kept else "")
+        if not row.view.over:
+            self._tell(f"{row.run.id} is {row.view.state}; stop it first, then it can be deleted.")
+            return
+        kept = committed(row.view)
+        lost = f"{size(row.bytes)}: {len(kept)} checkpoint{'s' if len(kept) != 1 else ''}"
+        lost += f" (the newest of step {count(kept[-1])})" if kept else ""
         items = [
             Item("keep", Content("keep it")),
             Item(
                 "delete",
                 Content(f"delete {clean(row.run.id)} for good"),
-                Content(f"  Lost: {lost}, its curves and log."),
+                Content(f"  Lost: {lost}, its curves, samples and log."),
             ),
         ]
 
         def answered(answer: str | None) -> None:
             if answer == "delete":
-                try:
-                    delete(row.run)
-                    self._tell(f"{row.run.id} is deleted.")
-                except WorkbenchError as problem:
-                    self._tell(problem.message)
-                self._look()
+                self._tell(f"deleting {row.run.id} …", 600)
+                self.run_worker(
+                    lambda: self.post_message(Told(deleted_words(row.run))),
+                    thread=True, group="delete", exit_on_error=True,
+                )  # fmt: skip
 
         self.app.push_screen(Pick(f"Delete {clean(row.run.id)}?", items), answered)
 
@@ -261,8 +333,31 @@ class RunsScreen(Screen[None]):
         self._sort = (self._sort + 1) % len(SORTS)
         self._draw()
 
-    def _tell(self, words: str) -> None:
-        self.query_one(Said).say(Content.styled(f" {clean(words)}", "$accent"))
+    def _tell(self, words: str, seconds: float = 6.0) -> None:
+        self._told, self._told_until = words, time.monotonic() + seconds
+        self._say()
+
+
+def about(row: Row) -> str:
+    """More than fits the table: model, cause, when it began."""
+    view = row.view
+    parts = [view.model]
+    if view.started:
+        parts.append(f"began {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.started))}")
+    if view.over and view.cause:
+        parts.append(view.cause)
+    elif view.eta_seconds is not None and not view.over:
+        parts.append(f"{duration(view.eta_seconds)} left")
+    return "   ".join(part for part in parts if part)
+
+
+def deleted_words(run: RunFolder) -> str:
+    """Delete the run and say so, or why not."""
+    try:
+        delete(run)
+    except WorkbenchError as problem:
+        return f"{problem.message} {problem.hint}".strip()
+    return f"{run.id} is deleted."
 
 
 def _words_of(row: Row) -> str:

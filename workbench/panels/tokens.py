@@ -1,0 +1,314 @@
+"""Tokens of one row as training sees them: trained ones coloured, underlined and bordered, special ones framed.
+
+It lays out what the engine's preview answered and knows nothing of templates or masks. A pair stands side by side with
+its first difference marked; of a very long part the head and the tail are laid out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+
+from engine.errors import visible
+from workbench.panels.drawn import STYLES, Drawn, Scrolled
+from workbench.panels.glyphs import ascii_only
+from workbench.panels.paint import Line, Part, clean, paragraph
+from workbench.panels.raw_rows import raw_lines
+
+HEAD, TAIL = 6000, 2000  # tokens laid out of one part
+GUTTER = 11
+KINDS = ("trained", "special", "trained-special", "edge", "differs", "band")
+Tokens = Sequence[Mapping[str, Any]]
+_SPECIAL = re.compile(r"<[^<>\s]{2,}>|\[[A-Z_]{2,}\]|</?s>|<\|.*\|>")
+
+
+class TokenView(Scrolled):
+    """One row: its tokens once they are there, the row as it stands in its file until then or when asked."""
+
+    COMPONENT_CLASSES = Drawn.COMPONENT_CLASSES | {f"drawn--{kind}" for kind in KINDS}
+    DEFAULT_CSS = """
+    TokenView { height: 1fr; padding: 0 1; }
+    TokenView .drawn--trained { color: $success; text-style: underline; }
+    TokenView .drawn--trained-special { color: $success; text-style: underline; }
+    TokenView .drawn--special { color: $wb-hint; }
+    TokenView .drawn--edge { color: $success; text-style: bold; }
+    TokenView .drawn--differs { color: $warning; text-style: bold reverse; }
+    TokenView .drawn--band { color: $accent; text-style: reverse; }
+    """
+    row: Mapping[str, Any] | None = None
+    raw: Any = None
+    raw_first = False
+    ids = False
+    problem = ""
+    note = ""
+
+    def lines(self, width: int) -> list[Line]:
+        """What there is, the most telling first."""
+        made: list[Line] = []
+        if self.problem:
+            made = [[("The tokens cannot be shown.", "bad")], *paragraph(clean(self.problem), width, "value"), []]
+        elif self.row is not None and not self.raw_first:
+            return lines_of_row(self.row, width, self.ids)
+        if self.raw is not None:
+            made.append([("The row as it stands in its file." if self.raw_first else self.note, "faint")])
+            made += [[], *raw_lines(self.raw, width)]
+        elif self.note and not self.problem:
+            made.append([(self.note, "faint")])
+        return made
+
+
+def lines_of_row(row: Mapping[str, Any], width: int, ids: bool = False) -> list[Line]:
+    """All lines of a row of the preview: why it is left out, then its parts."""
+    made: list[Line] = []
+    if row.get("error"):
+        made += paragraph(clean(row["error"]), width, "bad")
+        made += paragraph(clean(row.get("clipped", "")), width, "dim")
+    if row.get("left_out"):
+        made += paragraph(f"Training leaves this row out: {clean(row['left_out'])}", width, "warn")
+    if made:
+        made.append([])
+    documents = row.get("documents") or []
+    if documents:
+        apart = "no token sees another row" if row.get("separate") else "tokens see the rows before them"
+        made += [[(f"A pack of {len(documents)} rows; {apart}.", "dim")], []]
+    parts = row.get("parts") or {}
+    borders = _borders(documents, row.get("source_rows") or [], row.get("positions") or [])
+    pair = "chosen" in parts and "rejected" in parts
+    for name, tokens in parts.items():
+        if pair and name in ("chosen", "rejected"):
+            continue
+        label = "" if name == "input" else name
+        made += _part(label, tokens, row.get("turns") or [], width, ids, borders if name == "input" else {})
+    if pair:
+        made += [[], *side_by_side(parts["chosen"], parts["rejected"], width, ids)]
+    return made
+
+
+def _borders(documents: Sequence[Any], rows: Sequence[Any], positions: Sequence[int]) -> dict[int, str]:
+    """Where a document of a pack begins, and the words of its band."""
+    found, at = {}, 0
+    for number, length in enumerate(documents):
+        size = int(length["tokens"] if isinstance(length, Mapping) else length)
+        words = f"row {rows[number]:,}" if number < len(rows) else f"document {number + 1}"
+        where = f", position ids from {positions[at]}" if at < len(positions) else ""
+        found[at] = f"{words}: {size:,} tokens at {at:,}{where}"
+        at += size
+    return found
+
+
+def _part(
+    label: str, tokens: Tokens, turns: Sequence[Mapping[str, Any]], width: int, ids: bool, borders: dict[int, str]
+) -> list[Line]:
+    """A part with the role of each turn, or its own name, at the left."""
+    room = max(8, width - GUTTER)
+    spans = [(int(turn["start"]), int(turn["end"]), str(turn["role"])) for turn in turns] if not label else []
+    if not spans or borders or len(tokens) > HEAD + TAIL:
+        laid = lay_out(tokens, room if label else width, ids, borders=borders)
+        return _with_gutter(label, laid, ids) if label else laid
+    made: list[Line] = []
+    before = False
+    for start, end, role in _whole(spans, len(tokens)):
+        made += _with_gutter(role, lay_out(tokens[start:end], room, ids, trained_before=before), ids)
+        before = bool(end and tokens[end - 1].get("trained"))
+    return made
+
+
+def _whole(spans: list[tuple[int, int, str]], size: int) -> Iterator[tuple[int, int, str]]:
+    """The turns without gaps: what stands between two turns belongs to the one before."""
+    for place, (start, _, role) in enumerate(spans):
+        after = spans[place + 1][0] if place + 1 < len(spans) else size
+        first = 0 if place == 0 else start
+        if after > first:
+            yield first, after, role
+
+
+def _with_gutter(label: str, laid: list[Line], ids: bool) -> list[Line]:
+    head = f"{clean(label)[: GUTTER - 1]:{GUTTER}}"
+    return [[(head if place == 0 else " " * GUTTER, "dim"), *line] for place, line in enumerate(laid or [[]])]
+
+
+def side_by_side(chosen: Tokens, rejected: Tokens, width: int, ids: bool = False) -> list[Line]:
+    """Two answers in two columns; the first token in which they differ is marked in both."""
+    differs = first_difference(chosen, rejected)
+    half = max(8, (width - 3) // 2)
+    left, right = lay_out(chosen, half, ids, mark=differs), lay_out(rejected, half, ids, mark=differs)
+    bar = " | " if ascii_only() else " │ "
+    heads = f"chosen, {len(chosen):,} tokens", f"rejected, {len(rejected):,} tokens"
+    made: list[Line] = [[(f"{heads[0][:half]:{half}}", "good"), (bar, "faint"), (heads[1], "bad")]]
+    for place in range(max(len(left), len(right))):
+        one = list(left[place]) if place < len(left) else []
+        two = list(right[place]) if place < len(right) else []
+        used = sum(cell_len(text) for text, _ in one)
+        made.append([*one, (" " * (half - used), ""), (bar, "faint"), *two])
+    if differs is not None:
+        made += [[], [(f"They differ from token {differs + 1:,} on.", "dim")]]
+    return made
+
+
+def first_difference(one: Tokens, other: Tokens) -> int | None:
+    """The position of the first token in which two parts differ; None when they are equal."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a.get("id") != b.get("id"):
+            return index
+    return min(len(one), len(other)) if len(one) != len(other) else None
+
+
+def lay_out(
+    tokens: Tokens,
+    width: int,
+    ids: bool = False,
+    *,
+    mark: int | None = None,
+    borders: Mapping[int, str] | None = None,
+    trained_before: bool = False,
+) -> list[Line]:
+    """Tokens as lines of at most `width` cells. A line break in a token ends its line; `mark` is shown reversed."""
+    sheet = _Sheet(max(4, width), ids)
+    for index, token in _shown(tokens):
+        if token is None:
+            sheet.note(f"… {index:,} tokens not shown …")
+            continue
+        if borders and index in borders:
+            sheet.band(borders[index])
+        trained = bool(token.get("trained"))
+        if trained and not trained_before:
+            sheet.edge(0)
+        sheet.token(token, "differs" if index == mark else _kind(token))
+        after = tokens[index + 1] if index + 1 < len(tokens) else {}
+        if trained and not after.get("trained"):
+            sheet.edge(1)
+        trained_before = trained
+    return sheet.lines()
+
+
+def _shown(tokens: Tokens) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
+    """(position, token) of the head and the tail; (count, None) for what is left out between."""
+    if len(tokens) <= HEAD + TAIL:
+        yield from enumerate(tokens)
+        return
+    yield from enumerate(tokens[:HEAD])
+    yield len(tokens) - HEAD - TAIL, None
+    yield from enumerate(tokens[-TAIL:], len(tokens) - TAIL)
+
+
+def _kind(token: Mapping[str, Any]) -> str:
+    special = is_special(token)
+    if token.get("trained"):
+        return "trained-special" if special else "trained"
+    return "special" if special else "value"
+
+
+def is_special(token: Mapping[str, Any]) -> bool:
+    """As the engine says; where it does not say, the forms that tokenizers use: <|...|>, <...>, [...]."""
+    if "special" in token:
+        return bool(token["special"])
+    return _SPECIAL.fullmatch(str(token.get("text", ""))) is not None
+
+
+class _Sheet:
+    """Lines being filled with tokens; with ids every line is two. Under each piece stands its id, or nothing."""
+
+    def __init__(self, width: int, ids: bool) -> None:
+        self.width, self.ids = width, ids
+        self._lines: list[list[tuple[str, str, str]]] = [[]]
+        self._used = 0
+        plain = ascii_only()
+        self._break = "\\n" if plain else "⏎"
+        self._frame = ("<", ">") if plain else ("‹", "›")
+        self._edges = ("[", "]") if plain else ("▌", "▐")
+
+    def token(self, token: Mapping[str, Any], kind: str) -> None:
+        """One token: its text with what is invisible made visible."""
+        text = str(token.get("text", ""))
+        number = str(token.get("id", "")) if self.ids else ""
+        if is_special(token):
+            self._put(f"{self._frame[0]}{visible(text[1:-1])}{self._frame[1]}", kind, number)
+            return
+        *ended, last = text.split("\n")
+        for piece in ended:
+            self._put(visible(piece.replace("\t", "→")) + self._break, kind, number)
+            number = ""
+            self._new_line()
+        if last or number:
+            self._put(visible(last.replace("\t", "→")), kind, number)
+
+    def edge(self, side: int) -> None:
+        """Where a trained stretch begins or ends; it hangs on the token, never on a line of its own."""
+        if self.ids:
+            return
+        if side and not self._lines[-1] and len(self._lines) > 1:
+            # The stretch ended with a line break: the border stays at the end of that line.
+            self._lines[-2].append((self._edges[1], "edge", ""))
+            return
+        self._put(self._edges[side], "edge", "")
+
+    def note(self, words: str) -> None:
+        """A line about what is not shown."""
+        self._fresh_line()
+        self._lines[-1].append((words[: self.width], "faint", ""))
+        self._new_line()
+
+    def band(self, words: str) -> None:
+        """The border of a packed document, over the whole width."""
+        self._fresh_line()
+        self._lines[-1].append((f" {words} "[: self.width].ljust(self.width), "band", ""))
+        self._new_line()
+
+    def lines(self) -> list[Line]:
+        """What was filled, the ids under their tokens."""
+        filled = self._lines if self._lines[-1] or len(self._lines) == 1 else self._lines[:-1]
+        made: list[Line] = []
+        for line in filled:
+            made.append([(text, kind) for text, kind, _ in line])
+            if self.ids and any(under for _, _, under in line):
+                made.append([_under(text, under) for text, _, under in line])
+        return made
+
+    def _put(self, text: str, kind: str, under: str) -> None:
+        if self.ids:
+            text += " " * max(0, len(under) - cell_len(text))
+            if self._used and self._used + cell_len(text) + 1 > self.width:
+                self._new_line()
+        while text:
+            piece = _head(text, self.width - self._used)
+            if not piece:
+                self._new_line()
+                continue
+            self._lines[-1].append((piece, kind, under))
+            self._used += cell_len(piece)
+            text, under = text[len(piece) :], ""
+        if self.ids and self._used < self.width:
+            self._lines[-1].append((" ", "", ""))
+            self._used += 1
+
+    def _fresh_line(self) -> None:
+        if self._lines[-1]:
+            self._new_line()
+
+    def _new_line(self) -> None:
+        self._lines.append([])
+        self._used = 0
+
+
+def _under(text: str, under: str) -> Part:
+    return under + " " * max(0, cell_len(text) - len(under)), "faint"
+
+
+def _head(text: str, room: int) -> str:
+    """As many characters as fit into `room` cells."""
+    if room <= 0:
+        return ""
+    if cell_len(text) <= room:
+        return text
+    cells = 0
+    for index, character in enumerate(text):
+        cells += cell_len(character)
+        if cells > room:
+            return text[:index]
+    return text
+
+
+assert not set(KINDS) & set(STYLES)
