@@ -76,16 +76,19 @@ def main() -> int:
     given.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     options = given.parse_intermixed_args()
     with tempfile.TemporaryDirectory(prefix="demo-") as scratch:
-        outcomes = [one(seed, options.runs or Path(scratch), options.settings) for seed in options.seeds]
-    for outcome in outcomes:
-        print(outcome.sentence())
-        for question, answer, right in outcome.wrong[:5]:
-            print(f"    {question!r} -> {answer!r}, not {right!r}")
+        outcomes = [told(one(seed, options.runs or Path(scratch), options.settings)) for seed in options.seeds]
     good = [outcome for outcome in outcomes if outcome.accuracy >= WANTED and outcome.seconds <= SECONDS]
     print(f"{len(good)} of {len(outcomes)} seeds reach {WANTED:.0%} within {SECONDS} s")
     if options.results:
         record(options.results, options.commit, outcomes)
     return int(options.check and len(good) < len(outcomes))
+
+
+def told(outcome: Outcome) -> Outcome:
+    print(outcome.sentence(), flush=True)
+    for question, answer, right in outcome.wrong[:5]:
+        print(f"    {question!r} -> {answer!r}, not {right!r}", flush=True)
+    return outcome
 
 
 def one(seed: int, runs: Path, settings: list[str]) -> Outcome:

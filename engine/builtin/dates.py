@@ -26,7 +26,7 @@ PINNED = (
     ("What is 3 March 2021 in ISO form?", datetime.date(2021, 3, 3)),
     ("Write Saturday, July 20th, 1996 in ISO form.", datetime.date(1996, 7, 20)),
     ("What is the 29th of February '64 in ISO form?", datetime.date(1964, 2, 29)),
-    ("What is 10/11/2035 (month/day/year) in ISO form?", datetime.date(2035, 10, 11)),
+    ("What is 10/11/2035 (month first) in ISO form?", datetime.date(2035, 10, 11)),
 )
 PROMPTS = tuple(prompt for prompt, _ in PINNED)
 
@@ -48,13 +48,12 @@ QUESTIONS = (
 _NUMERIC = (
     "{d:02}.{m:02}.{y}",
     "{d}.{m}.{y}",
-    "{d}/{m}/{y} (day/month/year)",
-    "{d:02}/{m:02}/{y} (day/month/year)",
-    "{m}/{d}/{y} (month/day/year)",
-    "{m:02}/{d:02}/{y} (month/day/year)",
-    "{m:02}/{d:02}/{yy:02} (month/day/year)",
+    "{d}/{m}/{y} (day first)",
+    "{d:02}/{m:02}/{y} (day first)",
+    "{m}/{d}/{y} (month first)",
+    "{m:02}/{d:02}/{y} (month first)",
+    "{m:02}/{d:02}/{yy:02} (month first)",
     "{y}/{m:02}/{d:02}",
-    "{y}{m:02}{d:02}",
 )
 _WRITTEN = (
     "{day} {month} {year}",
@@ -107,19 +106,19 @@ def training_days() -> tuple[datetime.date, ...]:
 
 def spell(day: datetime.date, draw: random.Random) -> str:
     """One way of writing `day`, drawn at random from all that are known here."""
-    if draw.random() < 0.3:
+    if draw.random() < 0.4:
         return _pick(draw, _NUMERIC).format(d=day.day, m=day.month, y=day.year, yy=day.year % 100)
-    month = _pick(draw, (MONTHS, MONTHS, MONTHS_SHORT))[day.month - 1]
+    in_words = draw.random() < 0.15
     text = _pick(draw, _WRITTEN).format(
-        day=_pick(draw, _DAY_FORMS)(day.day),
-        nth=_pick(draw, (_ordinal, _ordinal, _in_words))(day.day),
-        month=month,
+        day=_in_words(day.day) if in_words else _pick(draw, _DAY_FORMS)(day.day),
+        nth=_in_words(day.day) if in_words else _ordinal(day.day),
+        month=_pick(draw, (MONTHS, MONTHS, MONTHS_SHORT))[day.month - 1],
         year=f"'{day.year % 100:02}" if draw.random() < 0.2 else str(day.year),
     )
     if draw.random() < 0.2:
         weekday = WEEKDAYS[day.weekday()]
         text = f"{weekday}, {text}" if draw.random() < 0.5 else f"{weekday[:3]} {text}"
-    return _pick(draw, _CASES)(text)
+    return text if in_words else _pick(draw, _CASES)(text)
 
 
 def _row(day: datetime.date, draw: random.Random) -> Row:
@@ -136,7 +135,7 @@ def _in_words(number: int) -> str:
     return DAYS_IN_WORDS[number - 1]
 
 
-_DAY_FORMS: tuple[Callable[[int], str], ...] = (str, str, _ordinal, _ordinal, "{:02}".format, _in_words)
+_DAY_FORMS: tuple[Callable[[int], str], ...] = (str, str, _ordinal, _ordinal, "{:02}".format)
 _CASES: tuple[Callable[[str], str], ...] = (*(str,) * 6, str.upper, str.lower)
 
 

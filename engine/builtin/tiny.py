@@ -38,13 +38,14 @@ SHAPE: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
-    # Narrow layers need larger first weights than the customary 0.02, and short texts a shorter rotary period than
-    # 10,000: together they halve the steps until attention finds the right number in a date.
+    # Narrow layers need larger first weights than the customary 0.02. Rotary periods of 6 to 190 tokens let attention
+    # tell the first number of a date from the second with few steps: with the customary base of 10,000 it takes twice
+    # as many until held-out days are right. Longer texts still train; places far apart look alike to it.
     "initializer_range": 0.1,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
 }
 SEED = 0
-VOCABULARY = 640
+VOCABULARY = 512
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -154,6 +155,8 @@ def _learned() -> Tokenizer:
 def _texts() -> Iterator[str]:
     for row in dates.rows("train", seed=SEED, count=4_000):
         yield row["messages"][0]["content"]
+    for number in range(100):
+        yield from [f"{number:02}"] * 100
     for role in ("system", "user", "assistant", "tool"):
         yield from [f"{role}\n"] * 400
 

@@ -21,7 +21,7 @@ Shape = Mapping[str, Any]
 _LARGEST_JSON = 64 * 1024 * 1024
 # The built-in model's shape; held equal to the one it is built from by a test.
 TINY: Shape = {
-    "model_type": "llama",
+    "model_type": "qwen3",
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 4,
@@ -30,7 +30,7 @@ TINY: Shape = {
     "head_dim": 16,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
-    "vocab_size": 640,
+    "vocab_size": 512,
 }
 # Shapes of the models that recipes name, as published, so that they can be judged before they are downloaded:
 # hidden, layers, heads, kv heads, MLP width, embeddings tied.

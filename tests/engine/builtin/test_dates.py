@@ -59,7 +59,7 @@ def test_each_day_has_many_spellings_and_the_weekday_is_right() -> None:
     day = datetime.date(2031, 5, 16)  # a Friday
     draw = random.Random(0)
     spelled = {dates.spell(day, draw) for _ in range(5000)}
-    assert len(spelled) > 300
+    assert len(spelled) > 200
     weekdays = {
         found
         for text in spelled
@@ -105,7 +105,7 @@ def read_day(text: str) -> datetime.date | None:
 
 
 THE_FIRST_THREE = [
-    "Convert 03/25/06 (month/day/year) to ISO form.",
-    "27.3.1954 in ISO form, please.",
-    "ISO form of Wednesday, December 4 2013?",
+    "Convert 03/25/2006 (month first) to ISO form.",
+    "27.03.1954 in ISO form, please.",
+    "ISO form of Wednesday, Dec 4 2013?",
 ]

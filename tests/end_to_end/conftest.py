@@ -1,0 +1,118 @@
+"""Real runs through the command line: `train(config)` is one `workbench train` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from engine.run import checkpoint
+from engine.run.store import RunFolder, runs_in
+
+WORKBENCH = [sys.executable, "-P", "-m", "workbench"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and what its events say, newest segment last."""
+
+    folder: RunFolder
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.folder.events.read_text("utf-8").splitlines()]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
+    def curve(self, name: str, segment: int | None = None) -> dict[int, float]:
+        return {
+            event["step"]: event[name]
+            for event in self.of("metrics")
+            if name in event and segment in (None, event["segment"])
+        }
+
+    @property
+    def held_out(self) -> float:
+        """The last loss on rows that were not trained on."""
+        return list(self.curve("eval_loss").values())[-1]
+
+    @property
+    def newest(self) -> Path:
+        path, skipped = checkpoint.newest_valid(self.folder)
+        assert path is not None
+        assert not skipped
+        return path
+
+    def receipt(self, feature: str) -> dict[str, Any]:
+        return next(entry for entry in self.of("receipt")[-1]["entries"] if entry["feature"] == feature)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """One folder of runs and the commands on it."""
+
+    root: Path
+
+    def config(self, settings: dict[str, Any]) -> Path:
+        """A config file of dotted settings."""
+        mapping: dict[str, Any] = {"version": 1}
+        for path, value in settings.items():
+            *sections, name = path.split(".")
+            place = mapping
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[name] = value
+        file = self.root / f"config-{len(list(self.root.glob('config-*')))}.yaml"
+        with file.open("w") as out:
+            YAML().dump(mapping, out)
+        return file
+
+    def workbench(self, *arguments: str | Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*WORKBENCH, *map(str, arguments)],
+            cwd=self.root,
+            env={**os.environ, "WORKBENCH_RUNS": str(self.root / "runs")},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+        )
+
+    def train(self, settings: dict[str, Any], *arguments: str) -> Run:
+        """A run from its config to its end."""
+        known = {run.path for run in runs_in(self.root / "runs")}
+        done = self.workbench("train", self.config(settings), *arguments)
+        assert done.returncode == 0, done.stderr
+        (path,) = {run.path for run in runs_in(self.root / "runs")} - known
+        return Run(RunFolder(path))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    return Desk(tmp_path_factory.mktemp("desk"))
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., None]:
+    def wait(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"after {seconds:.0f} s still not: {what}"
+            time.sleep(0.05)
+
+    return wait
