@@ -181,3 +181,10 @@ def test_the_app_imports_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [["chekc"], ["chekc", "my.yaml"]])
+def test_a_mistyped_command_is_not_taken_for_a_run(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "workbench", *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Did you mean the command `workbench check`?" in done.stderr

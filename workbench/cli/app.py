@@ -23,8 +23,9 @@ CONFIGS = (".yaml", ".yml")
 
 @click.command(short_help="Open the app.")
 @click.argument("run", required=False, metavar="[RUN | FILE]")
+@click.argument("more", nargs=-1, metavar="")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
-def command(run: str | None = None, runs: str | None = None) -> int:
+def command(run: str | None = None, more: tuple[str, ...] = (), runs: str | None = None) -> int:
     """Open the app: on a run, on a config file, or on the first step.
 
     \b
@@ -32,6 +33,10 @@ def command(run: str | None = None, runs: str | None = None) -> int:
     workbench my.yaml      open a config in the form
     workbench dates-0001   open a run
     """
+    if more:
+        close = _command_like(str(run))
+        hint = f"Did you mean the command `workbench {close}`?" if close else "`workbench --help` lists the commands."
+        raise UsageError(f"{visible(str(run))} is not a command, and the app opens one run or file.", hint)
     if run is not None and (Path(run).suffix.lower() in CONFIGS or Path(run).is_file()):
         return open_app(config=Path(run), runs_dir=runs)
     return open_app(run=run, runs_dir=runs)
@@ -79,17 +84,22 @@ def _find(run: str | RunFolder | None, runs_dir: str | Path | None) -> RunFolder
 
     try:
         return find(run, default_runs_dir(runs_dir))
-    except RunNotFound as missing:
+    except RunNotFound:
         if Path(run).suffix or "/" in run:
             raise
-        from engine.errors import nearest
-        from workbench.__main__ import COMMANDS
-
-        close = nearest(run, COMMANDS)
-        hint = f"Did you mean the command `workbench {close}`?" if close else missing.hint
+        close = _command_like(run)
         if close:
+            hint = f"Did you mean the command `workbench {close}`?"
             raise UsageError(f"{visible(run)} is neither a command nor a run here.", hint) from None
         raise
+
+
+def _command_like(word: str) -> str | None:
+    """The command that was probably meant."""
+    from engine.errors import nearest
+    from workbench.__main__ import COMMANDS
+
+    return nearest(word, COMMANDS)
 
 
 def _any_alive(runs_dir: str | Path | None) -> bool:

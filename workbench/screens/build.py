@@ -18,6 +18,7 @@ from textual.containers import Horizontal, Vertical
 from engine.config.findings import RANK, Finding
 from engine.config.schema import effective, fields
 from engine.config.steps import GOALS, STEPS, step_of_path
+from engine.config.terms import TERMS
 from engine.errors import redact, visible
 from engine.memory.estimate import estimate
 from workbench.actions import bindings
@@ -54,6 +55,8 @@ class BuildScreen(EditingScreen):
         self._activity = "idle"
         self._starting = False
         self._problem = ""
+        self._aside: str | None = None
+        """What was found by `/` and is no row here: explained until the cursor moves."""
 
     # Frame
 
@@ -166,7 +169,13 @@ class BuildScreen(EditingScreen):
         spec = fields.get(row.key) if row is not None else None
         if row is not None and row.key:
             self._focus[self.step] = row.key
-        if spec is not None:
+        if self._aside is not None:
+            term = self._aside.removeprefix("term:")
+            if term in TERMS:
+                self.explain.say(term, [TERMS[term]])
+            else:
+                self.explain.show(fields[self._aside], None)
+        elif spec is not None:
             self.explain.show(spec, view.effective.get(spec.path))
         elif row is not None and row.key.startswith("recipe:"):
             goal = next((goal for goal in GOALS if goal.recipe == row.key.removeprefix("recipe:")), None)
@@ -186,6 +195,7 @@ class BuildScreen(EditingScreen):
 
     @on(FieldChosen)
     def _chosen(self) -> None:
+        self._aside = None
         self._draw_focus(self.view())
 
     @on(FactsArrived)
@@ -203,7 +213,7 @@ class BuildScreen(EditingScreen):
         if not 0 <= index < len(STEPS):
             return
         self.pane.close()
-        self.live = None
+        self.live = self._aside = None
         self._visited |= {self._at, index}
         self._at = index
         self.pane.form.at = 0
@@ -280,10 +290,14 @@ class BuildScreen(EditingScreen):
         from workbench.screens.find import find_items
 
         def found(path: str | None) -> None:
-            if path is not None and fields[path].applies(self.draft.config):
+            if path is not None and path.startswith("term:"):
+                self._aside = path
+                self.draw()
+            elif path is not None and fields[path].applies(self.draft.config):
                 self.jump(path)
             elif path is not None:
-                self.explain.show(fields[path], None)
+                self._aside = path
+                self.draw()
 
         self.app.push_screen(Pick("Find a setting or a term", find_items(self.draft.config), filtered=True), found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from engine.config.schema import RunConfig, fields
+from engine.config.terms import TERMS
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Item
 
@@ -18,4 +19,8 @@ def find_items(config: RunConfig) -> list[Item]:
         first = spec.help.partition(". ")[0].replace("`", "").rstrip(".")
         words = f"{spec.title} {spec.path} {spec.help}".lower()
         items.append(Item(spec.path, title, Content.styled(clean(first), "$wb-dim"), words))
+    for term, text in TERMS.items():
+        title = Content.assemble((term, "bold"), ("  a term", "$wb-dim"))
+        first = text.partition(". ")[0].rstrip(".")
+        items.append(Item(f"term:{term}", title, Content.styled(clean(first), "$wb-dim"), f"{term} {text}".lower()))
     return items

@@ -15,6 +15,7 @@ from engine.config.draft import Draft
 from engine.config.facts import Facts
 from engine.config.schema import fields
 from engine.config.steps import STEPS
+from engine.config.terms import TERMS
 from workbench.actions import ACTIONS
 from workbench.app import WorkbenchApp
 from workbench.panels.form import FormPane
@@ -229,6 +230,21 @@ async def test_find_leads_to_a_setting_by_the_words_of_its_help() -> None:
         row = build(app).pane.form.row
         assert row is not None
         assert row.key == fields.optim.gradient_accumulation_steps.path
+
+
+async def test_find_explains_a_term() -> None:
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("slash")
+        await pilot.pause()
+        term, text = next(iter(TERMS.items()))
+        app.screen.query_one(Input).value = f"{term} a term"[: len(term)]
+        await pilot.pause()
+        view = app.screen.query_one(OptionList)
+        view.highlighted = view.get_option_index(f"term:{term}")
+        await pilot.press("enter")
+        await pilot.pause()
+        assert " ".join(text.split()[:4]) in " ".join(build(app).explain._text[1])
 
 
 async def test_levels_show_more_and_lose_nothing() -> None:
