@@ -1,0 +1,180 @@
+"""The list of runs: where each stands, and what opening, filtering, ordering and deleting do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.run import launch
+from workbench.app import WorkbenchApp
+from workbench.screens.monitor import MonitorScreen
+from workbench.screens.runs import RunsScreen, RunTable, read_row, spark
+
+Shown = Callable[[Any], str]
+
+
+def app_of(root: Path) -> WorkbenchApp:
+    app = WorkbenchApp(runs_dir=root)
+    app.get_default_screen = lambda: RunsScreen(root)  # type: ignore[method-assign]
+    return app
+
+
+async def listed(pilot: Any, count: int) -> RunTable:
+    """The table once it holds so many runs."""
+    for _ in range(200):
+        tables = pilot.app.screen.query(RunTable)
+        if tables and len(tables.first().rows) == count:
+            await pilot.pause(0.05)
+            return tables.first()
+        await pilot.pause(0.05)
+    raise AssertionError("the runs were not listed")
+
+
+async def test_a_line_tells_state_method_step_loss_and_disk(make_run: Any, shown: Shown) -> None:
+    run = make_run()
+    make_run("failed", name="other", method="dpo")
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await listed(pilot, 2)
+        text = shown(app)
+    line = next(line for line in text.splitlines() if "dates-0001" in line)
+    assert "▶ running" in line
+    assert "sft" in line
+    assert "60/100" in line
+    assert "0.2" in line
+    assert "█" in line
+    assert "MiB" in line
+    assert "✗ failed" in next(line for line in text.splitlines() if "other-0001" in line)
+
+
+async def test_the_line_below_tells_more_about_the_run_under_the_cursor(make_run: Any, shown: Shown) -> None:
+    run = make_run("failed", name="bad")
+    make_run("stopped", name="other")
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(100, 24)) as pilot:
+        table = await listed(pilot, 2)
+        for _ in range(2):
+            name = table.chosen.run.id
+            words = "stopped by anna" if name == "other-0001" else "The GPU ran out of memory"
+            assert words in shown(app)
+            await pilot.press("down")
+            await pilot.pause(0.1)
+        assert "\x1b" not in shown(app)
+
+
+async def test_enter_opens_the_run_and_q_comes_back(make_run: Any) -> None:
+    run = make_run()
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await listed(pilot, 1)
+        await pilot.press("enter")
+        await pilot.pause(0.2)
+        assert isinstance(app.screen, MonitorScreen)
+        assert app.screen.folder.path == run.path
+        await pilot.press("q")
+        await pilot.pause(0.1)
+        assert isinstance(app.screen, RunsScreen)
+
+
+async def test_words_narrow_the_list_and_order_changes_it(make_run: Any, shown: Shown) -> None:
+    root = make_run("finished", name="zebra").path.parent
+    make_run("failed", name="alpha")
+    app = app_of(root)
+    async with app.run_test(size=(80, 24)) as pilot:
+        table = await listed(pilot, 2)
+        await pilot.press("o", "o")
+        assert [row.run.id for row in table.rows] == ["alpha-0001", "zebra-0001"]
+        await pilot.press("slash", *"zeb", "enter")
+        await pilot.pause(0.1)
+        assert [row.run.id for row in table.rows] == ["zebra-0001"]
+        assert "1 of 2 runs" in shown(app)
+        await pilot.press("slash", *"xyz", "enter")
+        await pilot.pause(0.1)
+        assert "No run matches" in shown(app)
+
+
+async def test_a_run_is_deleted_only_when_confirmed_and_only_itself(
+    make_run: Any, shown: Shown, tmp_path: Path
+) -> None:
+    run = make_run("finished")
+    other = make_run("finished", name="other")
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    (run.samples / "link").symlink_to(outside)
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        table = await listed(pilot, 2)
+        while table.chosen.run.id != run.id:
+            await pilot.press("down")
+        await pilot.press("D")
+        await pilot.pause(0.1)
+        assert "3 checkpoints (the newest of step 60)" in shown(app)
+        await pilot.press("enter")
+        await pilot.pause(0.1)
+        assert run.path.is_dir()
+        await pilot.press("D", "down", "enter")
+        await listed(pilot, 1)
+    assert not run.path.exists()
+    assert other.path.is_dir()
+    assert (outside / "file").read_text() == "kept"
+
+
+async def test_a_living_run_is_not_deleted(make_run: Any, shown: Shown) -> None:
+    run = make_run()
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await listed(pilot, 1)
+        await pilot.press("D")
+        await pilot.pause(0.1)
+        assert "is running; stop it first" in shown(app)
+    assert run.path.is_dir()
+
+
+async def test_resume_says_what_came_of_it(make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run("stopped")
+    monkeypatch.setattr(launch, "resume", lambda folder: (folder.checkpoints / "checkpoint-60", []))
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await listed(pilot, 1)
+        await pilot.press("R")
+        for _ in range(100):
+            if "dates-0001 goes on from checkpoint-60" in shown(app):
+                return
+            await pilot.pause(0.05)
+    raise AssertionError("nothing was said")
+
+
+async def test_an_empty_list_says_how_to_begin(tmp_path: Path, shown: Shown) -> None:
+    app = app_of(tmp_path / "none")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.6)
+        assert "workbench demo" in shown(app)
+
+
+async def test_links_and_strange_folders_are_not_listed(make_run: Any, tmp_path: Path, shown: Shown) -> None:
+    run = make_run("finished")
+    (run.path.parent / "link-0001").symlink_to(run.path)
+    (run.path.parent / "notes").mkdir()
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        table = await listed(pilot, 1)
+        assert [row.run.id for row in table.rows] == [run.id]
+
+
+def test_an_ended_run_is_read_once(make_run: Any) -> None:
+    run = make_run("finished")
+    first = read_row(run, None)
+    assert read_row(run, first) is first
+    with open(run.events, "a", encoding="utf-8") as file:
+        file.write("\n")
+    assert read_row(run, first) is not first
+
+
+def test_a_small_curve_falls_as_the_loss_does() -> None:
+    assert spark([8, 7, 6, 5, 4, 3, 2, 1]) == "█▇▆▅▄▃▂▁"
+    assert spark([1.0]) == ""
+    assert len(spark(list(range(1000)))) == 8
