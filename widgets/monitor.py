@@ -30,7 +30,7 @@ from widgets.protocol import Answer, Face, Part, bundle, shown, style, verb
 FIRST_POINTS, SMALL_POINTS = 480, 200
 WHOLE_BYTES = 24_000
 """Whole curves that one answer may carry; the rest follows in the next."""
-DELTA_BYTES = 2_400
+DELTA_BYTES = 1_600
 """New points that one answer may carry, so that a fast run at 4 Hz stays far below 20 KiB/s."""
 POINT_BYTES = 16
 LOG_LINES, LOG_CHARACTERS = 80, 5_000

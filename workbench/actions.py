@@ -86,6 +86,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop"),
     Action("checkpoint", "c", "checkpoint", "Save a checkpoint and go on", ("monitor",), line="c checkpoint"),
     Action("resume", "R", "resume", "Go on from the newest whole checkpoint", ("monitor", "runs"), line="R resume"),
+    Action("chart('back')", "left", "cursor back", "A cursor on the curve, a point back", ("monitor",), "left"),
+    Action("chart('on')", "right", "cursor on", "A point on; Tab goes to the other charts", ("monitor",), "right"),
     Action("chart('log')", "L", "log scale", "Log scale, or not", ("monitor",)),
     Action("chart('smooth')", "m", "smooth", "Running mean, running median, or as it is", ("monitor",)),
     Action(

@@ -84,13 +84,20 @@ def serve(root: Path, **environment: str) -> Iterator[Lab]:
         _wait(f"{url}/api/status?token={token}", process)
         yield Lab(root, url, token, process)
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _stop(url, token, process)
         log.close()
+
+
+def _stop(url: str, token: str, process: subprocess.Popen[bytes]) -> None:
+    """Asked to, the server ends its kernels too; on SIGTERM it waits for them much longer."""
+    with contextlib.suppress(OSError):
+        asked = urllib.request.Request(f"{url}/api/shutdown?token={token}", method="POST", data=b"")
+        urllib.request.urlopen(asked, timeout=5).close()
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait(address: str, process: subprocess.Popen[bytes]) -> None:

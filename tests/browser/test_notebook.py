@@ -96,7 +96,7 @@ def test_a_run_is_launched_watched_to_its_end_and_found_again_after_reload_and_k
         page.tab.locator(".ftw-monitor").wait_for(timeout=WAIT)
         assert "heavy: [] end" in page.tab.locator(".jp-OutputArea-output pre").last.inner_text()
         # Reloaded while it trains: the same widget comes back from the kernel, on the step it was on.
-        page.tab.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        page.tab.evaluate("() => { window.jupyterapp.commands.execute('docmanager:save'); }")
         page.tab.wait_for_timeout(1000)
         page.tab.reload(wait_until="domcontentloaded")
         page.tab.locator(".ftw-launch button").wait_for(timeout=WAIT)
@@ -115,9 +115,10 @@ def test_a_run_is_launched_watched_to_its_end_and_found_again_after_reload_and_k
         page.tab.locator(".ftw-answers").first.wait_for(timeout=WAIT)
         page.tab.locator("[data-tab=receipt]").click()
         page.tab.get_by_text("precision", exact=False).first.wait_for(timeout=WAIT)
-        page.tab.evaluate("() => window.jupyterapp.commands.execute('notebook:restart-run-all', {})")
+        page.tab.evaluate("() => { document.querySelector('.ftw').dataset.before = 'restart'; }")
+        page.tab.evaluate("() => { window.jupyterapp.commands.execute('notebook:restart-run-all'); }")
         page.tab.locator(".jp-Dialog .jp-mod-accept, .jp-Dialog .jp-mod-warn").first.click()
-        page.tab.wait_for_function("document.querySelector('.ftw-state')?.textContent === '✓ finished'", timeout=WAIT)
+        page.tab.locator(".ftw:not([data-before]) .ftw-state", has_text="✓ finished").wait_for(timeout=WAIT)
         assert page.outside == []
         assert page.errors == []
 

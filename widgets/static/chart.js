@@ -224,7 +224,8 @@ export class Chart {
       pen.fillStyle = colour("--ftw-quiet");
       pen.fillText("no points yet", 8, height / 2);
       this.canvas.setAttribute("aria-label", `${this.options.title}: no points yet`);
-      this.value.textContent = "";
+      this.value.replaceChildren();
+      this.value.title = "";
       return;
     }
     this.plot(pen, colour, format, box, width, height);
@@ -320,17 +321,21 @@ export class Chart {
       pen.globalAlpha = 1;
     }
     const at = this.cursor === null ? curve.steps.length - 1 : curve.nearest(this.cursor);
-    const shown = this.lines
+    const parts = this.lines
       .filter((line) => line.curve.steps.length)
       .map((line) => {
         const index = line === this.lines[0] ? at : this.cursor === null ? line.curve.steps.length - 1 : line.curve.nearest(this.cursor);
         const [from, to] = [line.curve.low[index], line.curve.high[index]];
         const value = from === to ? format(from) : `${format(from)} to ${format(to)}`;
-        return this.lines.length > 1 ? `${line.name} ${value}` : value;
-      })
-      .join("  ");
-    this.value.textContent = this.cursor === null || at < 0 ? shown : `step ${number(curve.steps[at])}  ${shown}`;
-    this.canvas.setAttribute("aria-label", `${this.options.title}: ${this.value.textContent}, ${curve.steps.length} points, last step ${number(curve.last)}`);
+        return { text: this.lines.length > 1 && !this.options.small ? `${line.name} ${value}` : value, faint: line.faint };
+      });
+    if (this.cursor !== null && at >= 0) parts.unshift({ text: `step ${number(curve.steps[at])}` });
+    const text = parts.map((part) => part.text).join(", ");
+    if (this.value.title !== text) {
+      this.value.title = text;
+      this.value.replaceChildren(...parts.map((part) => h("span", { class: part.faint ? "ftw-beside" : "" }, part.text)));
+    }
+    this.canvas.setAttribute("aria-label", `${this.options.title}: ${text}, ${curve.steps.length} points, last step ${number(curve.last)}`);
     if (this.cursor === null || at < 0) return;
     const place = x(curve.steps[at]);
     pen.strokeStyle = colour("--ftw-quiet");

@@ -60,6 +60,13 @@ export function duration(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
+/** A short time in one unit: 208 ms, 4.1 s, 2:05. */
+export function brief(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "-";
+  if (seconds < 1) return `${(seconds * 1000).toLocaleString("en-US", { maximumFractionDigits: seconds < 0.01 ? 1 : 0 })} ms`;
+  return seconds < 60 ? `${seconds.toFixed(1)} s` : duration(seconds);
+}
+
 export function ago(started) {
   if (!started) return "-";
   const seconds = Math.max(0, Date.now() / 1000 - started);

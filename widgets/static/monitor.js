@@ -3,7 +3,7 @@
  * goes and names what it holds; only what is new travels, series as binary arrays, whole curves thinned once.
  */
 import { Chart, Curve, numbers } from "./chart.js";
-import { button, bytes, duration, fill, h, number, openWhenReady, say, tabs, timer } from "./dom.js";
+import { brief, button, bytes, duration, fill, h, number, openWhenReady, say, tabs, timer } from "./dom.js";
 
 const STATE = {
   queued: ["○", "waiting"],
@@ -23,7 +23,7 @@ const PAGES = [
   { id: "receipt", title: "Receipt" },
   { id: "config", title: "Config" },
 ];
-const FORMATS = { bytes, seconds: duration, share: (value) => `${number(value * 100)} %` };
+const FORMATS = { bytes, brief, share: (value) => `${number(value * 100)} %` };
 
 /** What the view holds of a run, and how an answer changes it. */
 class Held {
@@ -182,9 +182,10 @@ function headView(stage, run, held, leave, again) {
     if (head.max_steps) progress.value = Math.min(1, step / head.max_steps);
     else progress.removeAttribute("value");
     const time = kind === "going" && eta !== null ? `${duration(eta)} left` : head.took ? `took ${duration(head.took)}` : "";
-    say(share, [`step ${number(step)}${head.max_steps ? ` of ${number(head.max_steps)}` : ""}`, time].filter(Boolean).join("  ·  "));
+    const doing = RESTING.has(head.state) ? "" : words;
+    say(share, [doing, `step ${number(step)}${head.max_steps ? ` of ${number(head.max_steps)}` : ""}`, time].filter(Boolean).join("  ·  "));
     const loading = held.loading < 1 ? `reading the whole curve, ${Math.round(held.loading * 100)} %` : "";
-    say(phase, [RESTING.has(head.state) ? "" : words, loading, asked, ...head.warnings].filter(Boolean).join("  ·  "));
+    say(phase, [loading, asked, ...head.warnings].filter(Boolean).join("  ·  "));
     phase.hidden = !phase.textContent;
     if (head === drawn) return undefined;
     drawn = head;

@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
@@ -207,8 +208,9 @@ class Chart(Widget, can_focus=True):
         self._changed()
 
     def action_pick(self) -> None:
-        if self.cursor is not None:
-            self.post_message(self.Picked(self, self.cursor))
+        if self.cursor is None:
+            raise SkipAction  # the key may mean something to the screen
+        self.post_message(self.Picked(self, self.cursor))
 
     # What is shown
 

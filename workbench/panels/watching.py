@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from engine.run.view import RunView
@@ -272,12 +273,24 @@ class Samples(Scrolled):
             if made:
                 made.append([])
             made += paragraph(clean(answers[0]["prompt"]), width, "accent")
-            for place, sample in enumerate(reversed(answers)):
-                head = f"{_when(sample):>14}  "
+            for place, (first, last) in enumerate(reversed(_runs_of_equal(answers))):
+                when = _when(last) if first is last else f"{_when(first)} to {count(last['step'])}"
+                head = f"{when:>20}  "
                 style = "given" if place == 0 else "value"
-                body = paragraph(clean(sample["completion"]), width - len(head), style) or [[]]
+                body = paragraph(clean(last["completion"]), width - len(head), style) or [[]]
                 made += [[(head if row == 0 else " " * len(head), "dim"), *line] for row, line in enumerate(body)]
         return made
+
+
+def _runs_of_equal(answers: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(first, last) of each stretch of answers that are the same, oldest first; the one before training stands alone."""
+    found: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for sample in answers:
+        if found and found[-1][0]["step"] and found[-1][1]["completion"] == sample["completion"]:
+            found[-1] = (found[-1][0], sample)
+        else:
+            found.append((sample, sample))
+    return found
 
 
 class Lines(Scrolled):
@@ -328,21 +341,26 @@ class Receipt(Scrolled):
         if not entries:
             return [[("The receipt is written before the first step.", "faint")]]
         made: list[Line] = []
+        label = min(30, max(cell_len(clean(entry["feature"])) for entry in entries) + 2)
         for entry in entries:
             changed = entry["requested"] is not None and clean(entry["requested"]) != clean(entry["effective"])
             arrow = " -> " if ascii_only() else " → "
             times = "" if entry["count"] is None else f"  ({count(entry['count'])})"
             made.append(
                 [
-                    (f"{cut(clean(entry['feature']), 21):22}", "dim"),
+                    (f"{cut(clean(entry['feature']), label - 1):{label}}", "dim"),
                     (f"{clean(entry['requested'])}{arrow}" if changed else "", "dim"),
-                    (clean(entry["effective"]), "given"),
+                    (_effective(entry["effective"]), "given"),
                     (times, "value"),
                 ]
             )
             if entry["detail"]:
-                made += paragraph(clean(entry["detail"]), width, "faint", indent=" " * 22)
+                made += paragraph(clean(entry["detail"]), width, "faint", indent=" " * label)
         return made
+
+
+def _effective(value: object) -> str:
+    return count(value) if isinstance(value, int) and not isinstance(value, bool) else clean(value)
 
 
 def committed(view: RunView) -> list[int]:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from engine.run.view import RunView
 
 LOG_LINES = 1000
+LOOK_SECONDS, LOOK_SECONDS_SSH = 0.5, 1.0
 SAID_SECONDS = 6.0
 SMALL = ("one", "two", "three", "four")
 TALL, WIDE = 34, 100
@@ -139,7 +140,7 @@ class MonitorScreen(Screen[None]):
         self.query_one("#main", Chart).focus()
         self._follow_state()
         self._draw()
-        self.set_interval(1.0 if os.environ.get("SSH_CONNECTION") else 0.5, self._look)
+        self.set_interval(LOOK_SECONDS_SSH if os.environ.get("SSH_CONNECTION") else LOOK_SECONDS, self._look)
 
     def on_unmount(self) -> None:
         """Leave a snapshot for the next opening, and a word for a run that the list of runs does not hold."""
@@ -302,6 +303,8 @@ class MonitorScreen(Screen[None]):
             "in": lambda: chart.action_zoom(0.5),
             "out": lambda: chart.action_zoom(2),
             "whole": chart.action_whole,
+            "back": lambda: chart.action_cursor(-1),
+            "on": lambda: chart.action_cursor(1),
         }[do]()
 
     def action_batch(self) -> None:

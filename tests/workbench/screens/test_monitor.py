@@ -1,0 +1,372 @@
+"""The monitor: what a person sees of a run's folder, and what their keys do to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import WorkbenchError
+from engine.run import launch
+from workbench.app import WorkbenchApp
+from workbench.panels.cause import PostMortem
+from workbench.panels.chart import Chart
+from workbench.panels.glyphs import STATES
+from workbench.panels.watching import Samples
+from workbench.screens.batch import BatchScreen
+from workbench.screens.monitor import MonitorScreen
+from workbench.screens.stop import ways
+
+Shown = Callable[[Any], str]
+
+
+def app_of(run: Any) -> WorkbenchApp:
+    return WorkbenchApp(run=run, runs_dir=run.path.parent)
+
+
+async def until(pilot: Any, test: Callable[[], bool]) -> None:
+    """Wait for something to become true, ten seconds at most."""
+    for _ in range(200):
+        if test():
+            return
+        await pilot.pause(0.05)
+    raise AssertionError("it never came")
+
+
+def asked(run: Any) -> list[str]:
+    return [json.loads(path.read_text())["do"] for path in sorted(run.control.iterdir())]
+
+
+async def test_a_running_run_shows_step_pace_curves_numbers_and_answers(make_run: Any, shown: Shown) -> None:
+    app = app_of(make_run())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        text = shown(app)
+    for words in (
+        "dates-0001   SFT LoRA   step 60 of 100   60 %   0:08 left",
+        "▶ running",
+        "tokens/s         9,872",
+        "memory     20.0/79 GiB",
+        "97 % 61 C 640 W",
+        "MFU             34.1 %",
+        "step 60: 2021-03-03",
+        "before: 2031-30-03",
+        "step 40: 2021-03-02",
+        "grad_norm 0.69",
+        "s stop",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(
+    "state", ["starting", "running", "stopping", "finished", "stopped", "failed", "lost", "queued"]
+)
+async def test_each_state_has_its_own_sign_and_word(make_run: Any, shown: Shown, state: str) -> None:
+    app = app_of(make_run(state))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        assert f"{STATES[state].glyph} {STATES[state].word}" in shown(app)
+    assert len({look.word for look in STATES.values()}) == len({look.glyph for look in STATES.values()}) == 8
+
+
+async def test_a_starting_run_shows_what_it_does_and_how_far_it_is(make_run: Any, shown: Shown) -> None:
+    app = app_of(make_run("starting"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        assert "reading weights 2.0 GiB of 4.0 GiB" in shown(app)
+        assert "━" * 40 + "─" * 40 in shown(app)
+
+
+async def test_new_events_are_drawn_and_quiet_ones_are_not(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run()
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.3)
+        chart = app.screen.query_one("#main", Chart)
+        before = chart.draws
+        await pilot.pause(1.3)
+        assert chart.draws == before
+        writer(run).write("metrics", 13.2, step=61, epoch=1.22, loss=0.777, tokens_per_second=4321.0)
+        await until(pilot, lambda: "step 61 of 100" in shown(app))
+        assert "0.777" in shown(app)
+        assert "4,321" in shown(app)
+        assert chart.draws == before + 1
+
+
+async def test_the_cursor_names_the_step_and_enter_shows_the_rows_it_was_trained_on(
+    make_run: Any, shown: Shown, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"row text {number}"}) + "\n" for number in range(300)))
+    run = make_run(config=f"version: 1\ndata:\n  train:\n    - path: {rows}\n")
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("left", "left", "left")
+        chart = app.screen.query_one("#main", Chart)
+        assert chart.cursor == 58
+        await pilot.pause(0.1)
+        value = chart.values_at_cursor()[2][0][1]
+        assert f"step 58  loss {value:.3g}"[:18] in shown(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, BatchScreen) and "row text 231" in shown(app))
+        text = shown(app)
+        assert "step 58   the 4 rows" in text
+        assert all(f"row text {number}" in text for number in (228, 229, 230, 231))
+        assert "row text 232" not in text
+        await pilot.press("escape")
+        assert isinstance(app.screen, MonitorScreen)
+
+
+async def test_a_step_without_a_noted_batch_says_why(make_run: Any, shown: Shown) -> None:
+    run = make_run()
+    run.batches.unlink()
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("enter")
+        await until(pilot, lambda: "No batch was noted for step 60" in shown(app))
+
+
+@pytest.mark.parametrize(("key", "do"), [("s", "save_stop"), ("c", "checkpoint"), ("e", "end_of_epoch"), ("n", "stop")])
+async def test_each_way_to_stop_leaves_exactly_one_request(make_run: Any, key: str, do: str) -> None:
+    run = make_run()
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("s")
+        await pilot.pause(0.1)
+        assert asked(run) == []
+        await pilot.press(key)
+        await pilot.pause(0.1)
+        assert asked(run) == [do]
+        await pilot.press("escape")
+    assert asked(run) == [do]
+
+
+async def test_the_stop_menu_says_what_is_kept_how_long_it_takes_and_what_can_be_done_later(
+    make_run: Any, shown: Shown
+) -> None:
+    run = make_run(steps=67)
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("s")
+        await pilot.pause(0.2)
+        assert "Keeps all 67 steps (about 1.2 s, 40.0 MiB)." in shown(app)
+        text = "\n".join(" ".join(item.text.plain.split()) for item in ways(app.screen_stack[-2].view))
+        assert text.splitlines() == [
+            "Keeps all 67 steps (about 1.2 s, 40.0 MiB). It can be resumed and chatted with.",
+            "Keeps all steps so far (about 1.2 s, 40.0 MiB). The run continues.",
+            "Trains on, saves and stops about 6.6 s from now. It can be resumed and chatted with.",
+            "Keeps checkpoint-60; the 7 steps since then (1.4 s) are lost. It can be resumed and chatted with.",
+        ]
+        await pilot.press("escape")
+        await pilot.pause(0.1)
+    assert asked(run) == []
+
+
+async def test_a_run_without_a_checkpoint_says_that_stopping_now_keeps_nothing(make_run: Any) -> None:
+    app = app_of(make_run(steps=7))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        now = ways(app.screen.view)[-1]
+    assert now.text is not None
+    assert " ".join(now.text.plain.split()) == "Keeps nothing: there is no checkpoint yet. 7 steps are lost."
+
+
+async def test_a_request_and_its_answer_are_shown(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run()
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("c")
+        await until(pilot, lambda: "checkpoint: asked" in shown(app))
+        (request,) = run.control.iterdir()
+        writer(run).write("control", 14, id=request.stem, do="checkpoint", status="accepted", message="saving step 60")
+        await until(pilot, lambda: "checkpoint: accepted. saving step 60" in shown(app))
+
+
+async def test_a_run_that_ended_is_not_asked(make_run: Any, shown: Shown) -> None:
+    run = make_run("finished")
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("s")
+        await pilot.pause(0.1)
+        assert "This run is finished; there is nothing to stop." in shown(app)
+        await pilot.press("c")
+        await pilot.pause(0.1)
+        assert "there is nothing to ask of it" in shown(app)
+    assert asked(run) == []
+
+
+async def test_a_failed_run_opens_on_its_card_and_enter_resumes_it(
+    make_run: Any, shown: Shown, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("failed")
+    kept = run.checkpoints / "checkpoint-60"
+    resumed: list[Any] = []
+
+    def resume(folder: Any) -> Any:
+        resumed.append(folder.path)
+        return kept, [(run.checkpoints / "checkpoint-61", "it was never finished")]
+
+    monkeypatch.setattr(launch, "resume", resume)
+    monkeypatch.setattr("engine.run.checkpoint.newest_valid", lambda folder, hashes=True: (kept, []))
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "resume from checkpoint-60" in shown(app))
+        text = shown(app)
+        assert "The GPU ran out of memory at 79.2 GiB" in text
+        assert "OutOfMemoryError: tried 2.10 GiB" in text
+        assert "checkpoint-60; nothing is lost" in text
+        assert "step 60 of 100" in text
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(resumed))
+        assert resumed == [run.path]
+        await until(pilot, lambda: "goes on from checkpoint-60; checkpoint-61 was passed over" in shown(app))
+        again = writer(run)
+        again.segment = 1
+        again.write("started", 30, method="sft", model="m", max_steps=100, epochs=2, resumed_from_step=60)
+        for step in range(61, 75):
+            again.write("metrics", 30 + step, step=step, loss=0.1)
+        run.update_json(state="running")
+        await until(pilot, lambda: "▶ running" in shown(app))
+        await pilot.pause(0.1)
+        assert "tokens/s" in shown(app)
+        assert "↻" in shown(app)
+
+
+async def test_a_run_that_fails_while_it_is_watched_turns_to_its_card(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run()
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        assert app.screen.page == "curves"
+        writer(run).write("failed", 14, cause="nan", message="The loss is not a number.", lines=[])
+        await until(pilot, lambda: app.screen.page == "cause")
+        await pilot.pause(0.1)
+        assert "The loss is not a number." in shown(app)
+        assert isinstance(app.focused, PostMortem)
+
+
+async def test_a_resume_that_is_refused_says_why(make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Any) -> Any:
+        raise WorkbenchError("the disk is full", "Free some space.")
+
+    monkeypatch.setattr(launch, "resume", refuse)
+    app = app_of(make_run("stopped"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("R")
+        await until(pilot, lambda: "the disk is full Free some space." in shown(app))
+
+
+async def test_every_page_shows_its_part_and_hostile_text_stays_text(make_run: Any, shown: Shown, hostile: str) -> None:
+    app = app_of(make_run(hostile=hostile, config=f"version: 1\nname: '{'[/b]'}'\n"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        for key, words in (
+            ("2", "2021-03-03"),
+            ("3", "step 60 went well"),
+            ("4", "lora r=16"),
+            ("5", "name: '[/b]'"),
+            ("1", "tokens/s"),
+        ):
+            await pilot.press(key)
+            await pilot.pause(0.15)
+            text = shown(app)
+            assert words in text
+            assert "\x1b" not in text
+            assert "\u202e" not in text
+        await pilot.press("2")
+        await pilot.pause(0.15)
+        assert "␛]0;owned␇" in shown(app)
+
+
+async def test_equal_answers_in_a_row_are_one_line(make_run: Any, writer: Any) -> None:
+    run = make_run()
+    more = writer(run)
+    for step in (80, 100):
+        more.write("sample", 20 + step, step=step, index=0, prompt="p", completion="2021-03-03")
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("2")
+        await pilot.pause(0.2)
+        lines = ["".join(text for text, _ in line).strip() for line in app.screen.query_one(Samples).made]
+    assert lines[1:] == [
+        "step 60 to 100  2021-03-03",
+        "step 40  2021-03-02",
+        "step 20  2021-03-01",
+        "before  2031-30-03",
+    ]
+
+
+async def test_words_are_found_in_the_log(make_run: Any, shown: Shown) -> None:
+    app = app_of(make_run())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("3")
+        await pilot.pause(0.2)
+        assert "step 60 went well" in shown(app)
+        assert "step 7 went" not in shown(app)
+        await pilot.press("slash", *"step 7 ", "enter")
+        await pilot.pause(0.2)
+        assert "step 7 went well" in shown(app)
+        await pilot.press("slash", *"nowhere", "enter")
+        await pilot.pause(0.2)
+        assert "No line here holds step 7 nowhere" in shown(app)
+
+
+async def test_other_curves_come_into_the_large_chart_and_keys_act_on_it_from_anywhere(
+    make_run: Any, shown: Shown
+) -> None:
+    app = app_of(make_run(method="dpo"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        chart = app.screen.query_one("#main", Chart)
+        assert chart.title.startswith("rewards/margins")
+        assert "loss" in shown(app)
+        assert "rewards/accuracies" in shown(app)
+        await pilot.press("v")
+        assert chart.title.startswith("data_seconds 1.0 ms")
+        await pilot.press("V", "V")
+        assert chart.title.startswith("tokens_per_second")
+        app.set_focus(None)
+        await pilot.press("L", "m", "left")
+        assert (chart.log_scale, chart.smoothing, chart.cursor) == (True, "mean", 60)
+        await pilot.press("escape")
+        assert chart.cursor is None
+
+
+async def test_a_tall_window_shows_more_curves_and_a_small_one_stays_whole(make_run: Any, shown: Shown) -> None:
+    app = app_of(make_run())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.2)
+        assert "memory_allocated 19.0 GiB" in shown(app)
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause(0.3)
+        assert "memory_allocated" not in shown(app)
+        assert "tokens/s" in shown(app)
+
+
+async def test_a_number_that_is_not_finite_is_marked_and_said(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run()
+    writer(run).write("diverged", 14, step=30, what="grad_norm")
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        assert "! not finite at step 30: grad_norm" in shown(app)
+        axis = next(line for line in shown(app).splitlines() if line.split("│")[0].strip().startswith("1 "))
+        assert "!" in axis
+
+
+async def test_leaving_a_run_outside_the_known_folder_says_how_to_come_back(make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    app = WorkbenchApp(run=run, runs_dir=tmp_path / "elsewhere")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("q")
+    assert app.goodbye == [f"dates-0001 goes on without this window. `workbench {run.path}` shows it again."]

@@ -1,0 +1,308 @@
+"""The preview: a raw row before any tokenizer, then what the engine says of it; nothing waits and nothing escapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.draft import Draft
+from engine.config.facts import DataFacts
+from engine.errors import Cancelled, WorkbenchError
+from workbench.app import WorkbenchApp
+from workbench.panels.tokens import TokenView
+from workbench.screens.preview import PreviewScreen, histogram
+
+Shown = Callable[[Any], str]
+
+
+class Question:
+    """An open question to an inspector that answers when the test says so."""
+
+    def __init__(self, params: dict[str, Any], on_progress: Callable[[dict[str, Any]], None]) -> None:
+        self.params, self.on_progress = params, on_progress
+        self.done, self.error, self._callbacks = False, None, []
+        self._value: Any = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self._value
+
+    def add_done_callback(self, function: Callable[[Any], None]) -> None:
+        self._callbacks.append(function)
+
+    def cancel(self) -> None:
+        if not self.done:
+            self.finish(error=Cancelled("cancelled"))
+
+    def finish(self, value: Any = None, error: Any = None) -> None:
+        self.done, self._value, self.error = True, value, error
+        for function in self._callbacks:
+            function(self)
+
+
+class Slow:
+    """Stands for the inspector where a test must decide when the answer comes."""
+
+    def __init__(self) -> None:
+        self.asked: list[Question] = []
+
+    def ask(self, do: str, *, on_progress: Any = None, **params: Any) -> Question:
+        assert do == "preview"
+        self.asked.append(Question(params, on_progress))
+        return self.asked[-1]
+
+
+def batch(index: int, total: int = 40, **row: Any) -> dict[str, Any]:
+    tokens = [{"id": 5, "text": f"question {index}", "trained": False}, {"id": 6, "text": "answer", "trained": True}]
+    shown = {"index": index, "parts": {"input": tokens}, "truncated": False, "turns": [], **row}
+    return {"method": "sft", "rows": [shown], "total": total, "template": "chatml", "warnings": []}
+
+
+def draft_of(tmp_path: Path, rows: list[dict[str, Any]]) -> Draft:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    draft = Draft.new("demo")
+    draft.set("data.train", [{"path": str(path)}])
+    draft.unset("data.eval")
+    return draft
+
+
+def rows_of(count: int, text: str = "raw row") -> list[dict[str, Any]]:
+    return [{"text": f"{text} {number}"} for number in range(count)]
+
+
+def app_of(draft: Draft, inspector: Any) -> WorkbenchApp:
+    app = WorkbenchApp(draft=draft, runs_dir="runs")
+    app.get_default_screen = lambda: PreviewScreen(draft, inspector)  # type: ignore[method-assign]
+    return app
+
+
+async def until(pilot: Any, test: Callable[[], bool], seconds: float = 10) -> None:
+    for _ in range(int(seconds * 20)):
+        if test():
+            return
+        await pilot.pause(0.05)
+    raise AssertionError("it never came")
+
+
+async def test_raw_rows_show_while_the_tokenizer_is_not_there(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(40)), slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        assert "its tokens follow" in shown(app)
+        for _ in range(3):
+            await pilot.press("n")
+        await pilot.pause(0.1)
+        assert "raw row 3" in shown(app)
+        await pilot.press("N")
+        await pilot.pause(0.1)
+        assert "raw row 2" in shown(app)
+        assert slow.asked[-1].params["rows"] == {"kind": "index", "index": 2}
+        assert all(question.done for question in slow.asked[:-1])  # what is no longer wanted is cancelled
+
+
+async def test_tokens_take_the_place_of_the_raw_row_and_v_brings_it_back(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(40)), slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        slow.asked[-1].finish(batch(0))
+        await until(pilot, lambda: "question 0▌answer▐" in shown(app))
+        assert "Row 0 of 40   SFT   2 tokens, 1 trained (50 %)   template chatml" in shown(app)
+        assert "raw row 0" not in shown(app)
+        await pilot.press("v")
+        await pilot.pause(0.1)
+        assert "raw row 0" in shown(app)
+        await pilot.press("v", "number_sign")
+        await pilot.pause(0.1)
+        assert "5          6" in shown(app)
+
+
+async def test_a_random_row_is_shown_at_once_and_asked_for_by_its_number(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(40)), slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        slow.asked[-1].finish(batch(0))
+        await pilot.pause(0.1)
+        await pilot.press("r")
+        await pilot.pause(0.1)
+        index = slow.asked[-1].params["rows"]["index"]
+        assert f"raw row {index}" in shown(app)
+
+
+async def test_the_worst_rows_in_turn_and_that_there_is_none(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(40)), slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        slow.asked[-1].finish(batch(0))
+        await pilot.press("w")
+        assert slow.asked[-1].params["rows"] == {"kind": "worst", "by": "longest"}
+        slow.asked[-1].on_progress({"what": "looking for the worst rows", "done": 20, "total": 40})
+        await until(pilot, lambda: "looking for the worst rows: 20 of 40" in shown(app))
+        slow.asked[-1].finish(batch(17, truncated=True))
+        await until(pilot, lambda: "Row 17 of 40" in shown(app))
+        assert "the longest row" in shown(app)
+        assert "cut at data.max_length" in shown(app)
+        await pilot.press("w")
+        slow.asked[-1].finish({**batch(0), "rows": []})
+        await until(pilot, lambda: "there is none: a row with nothing trained" in shown(app))
+        assert "question 17" in shown(app)
+
+
+async def test_a_search_goes_on_from_the_row_it_found(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(40)), slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        await pilot.press("slash", *"row 1", "enter")
+        await pilot.pause(0.1)
+        assert slow.asked[-1].params["rows"] == {"kind": "search", "text": "row 1", "start": 0}
+        slow.asked[-1].finish(batch(10))
+        await until(pilot, lambda: "holds 'row 1'" in shown(app))
+        await pilot.press("slash", "enter")
+        await pilot.pause(0.1)
+        assert slow.asked[-1].params["rows"] == {"kind": "search", "text": "row 1", "start": 11}
+
+
+async def test_esc_cancels_the_question_first_and_then_goes_back(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    draft = draft_of(tmp_path, rows_of(40))
+    app = WorkbenchApp(draft=draft, runs_dir="runs")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.push_screen(PreviewScreen(draft, slow))
+        await pilot.pause(0.2)
+        await pilot.press("escape")
+        await until(pilot, lambda: "cancelled" in shown(app))
+        assert slow.asked[-1].done
+        assert isinstance(app.screen, PreviewScreen)
+        await pilot.press("escape")
+        await pilot.pause(0.1)
+        assert not isinstance(app.screen, PreviewScreen)
+
+
+async def test_leaving_cancels_what_is_open(tmp_path: Path) -> None:
+    slow = Slow()
+    draft = draft_of(tmp_path, rows_of(4))
+    app = WorkbenchApp(draft=draft, runs_dir="runs")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.push_screen(PreviewScreen(draft, slow))
+        await pilot.pause(0.2)
+        app.pop_screen()
+        await pilot.pause(0.1)
+    assert isinstance(slow.asked[-1].error, Cancelled)
+
+
+async def test_packs_are_shown_or_their_rows(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    draft = draft_of(tmp_path, rows_of(40))
+    app = app_of(draft, slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        await pilot.press("b")
+        await pilot.pause(0.1)
+        assert "data.packing is off" in shown(app)
+        draft.set("data.packing", True)
+        await pilot.press("b")
+        assert slow.asked[-1].params["config"]["data"]["packing"] is False
+        await pilot.press("b")
+        assert slow.asked[-1].params["config"]["data"]["packing"] is True
+        slow.asked[-1].finish(batch(0, documents=[1, 1], separate=True, source_rows=[3, 9], positions=[0, 0]))
+        await until(pilot, lambda: "A pack of 2 rows" in shown(app))
+        assert "row 9: 1 tokens at 1, position ids from 0" in shown(app)
+
+
+async def test_an_error_of_the_engine_leaves_the_raw_row_in_sight(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(4)), slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        slow.asked[-1].finish(error=WorkbenchError("no such model \x1b[2J[/b]", "Check model.name."))
+        await until(pilot, lambda: "no such model ␛[2J[/b] Check model.name." in shown(app))
+        assert "raw row 0" in shown(app)
+
+
+async def test_hostile_rows_stay_text(tmp_path: Path, shown: Shown, hostile: str) -> None:
+    slow = Slow()
+    rows = [{"messages": [{"role": f"user{hostile}", "content": hostile}], hostile: hostile}]
+    app = app_of(draft_of(tmp_path, rows), slow)
+    async with app.run_test(size=(100, 24)) as pilot:
+        await until(pilot, lambda: "␛]0;owned␇" in shown(app))
+        assert "\x1b" not in shown(app)
+        parts = {hostile: [{"id": 1, "text": hostile, "trained": True}]}
+        slow.asked[-1].finish({**batch(0, parts=parts), "template": hostile, "warnings": [hostile]})
+        await until(pilot, lambda: app.screen.query_one(TokenView).row is not None)
+        await pilot.pause(0.1)
+        assert "[/b][@click=app.quit]" in shown(app)
+        assert "\x1b" not in shown(app)
+        assert "\u202e" not in shown(app)
+
+
+async def test_a_missing_and_a_broken_file_say_so(tmp_path: Path, shown: Shown) -> None:
+    draft = draft_of(tmp_path, [])
+    (tmp_path / "rows.jsonl").write_text('{"text": "good"}\n{"text": bad}\n')
+    app = app_of(draft, Slow())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "good" in shown(app))
+        await pilot.press("n")
+        await until(pilot, lambda: "rows.jsonl:2" in shown(app))
+        assert "bad" in shown(app)
+
+
+async def test_lengths_of_all_rows_are_bars_with_the_cut(tmp_path: Path, shown: Shown) -> None:
+    draft = draft_of(tmp_path, rows_of(4))
+    app = app_of(draft, Slow())
+    async with app.run_test(size=(100, 24)) as pilot:
+        await pilot.pause(0.2)
+        assert "trained tokens are underlined" in shown(app)
+        lengths = tuple([40] * 50 + [100] * 10 + [400])
+        draft.learn(replace(draft.facts, data=DataFacts(rows=61, lengths=lengths, truncated=1, masked=3)))
+        await until(pilot, lambda: "1 rows cut" in shown(app))
+        assert "3 rows with nothing trained" in shown(app)
+
+
+def test_the_cut_stands_where_rows_are_cut() -> None:
+    bars, end = histogram((10, 20, 30, 1000), 500)
+    assert end == 1000
+    assert bars.index("|") == 9
+    assert histogram((10, 20), 500)[0].count("|") == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["gsm8k/train_1000.jsonl", "llama-factory/alpaca_zh_demo.json", "llama-factory/wiki_demo.txt"]
+)
+async def test_real_rows_show_without_torch(shared_data: Path, shown: Shown, name: str) -> None:
+    draft = Draft.new("demo")
+    draft.set("data.train", [{"path": str(shared_data / name)}])
+    draft.unset("data.eval")
+    app = app_of(draft, Slow())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "The row as it stands" in shown(app))
+        for key in ("n", "r", "N"):
+            await pilot.press(key)
+            await pilot.pause(0.1)
+            lines = shown(app).splitlines()
+            assert sum(bool(line.strip()) for line in lines[3:19]) >= 1
+
+
+async def test_the_real_inspector_marks_what_is_trained(tmp_path: Path, shown: Shown) -> None:
+    messages = [{"role": "user", "content": "Say \x1b[31mit"}, {"role": "assistant", "content": "2021-03-03"}]
+    draft = draft_of(tmp_path, [{"messages": messages}])
+    app = WorkbenchApp(draft=draft, runs_dir="runs")
+    app.get_default_screen = lambda: PreviewScreen(draft, app.inspector)  # type: ignore[method-assign]
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.screen.query_one(TokenView).row is not None, seconds=90)
+        await pilot.pause(0.1)
+        text = shown(app)
+        assert "▌2021-03-03‹|im_end|›▐" in text
+        assert "assistant  ‹|im_start|›assistant⏎" in text
+        assert "Say ␛[31mit" in text
+        view = app.screen.query_one(TokenView)
+        trained = "".join(text for line in view.made for text, style in line if style.startswith("trained"))
+        assert trained == "2021-03-03‹|im_end|›"
