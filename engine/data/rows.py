@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.data.compressed import COMPRESSIONS, Unpacked, unpacked_head
+from engine.data.lines import Lines
 from engine.errors import DataError, visible
 
 Row = dict[str, Any]
@@ -111,6 +112,7 @@ class FileRows(Rows):
         self._scanned, self._bytes = 0, 1
         self._changed = threading.Condition()
         self._map: mmap.mmap | bytes = b""
+        self._lines = Lines(self._map)
         if unpacked is None:
             self._open_map(Path(path).open("rb"))  # noqa: SIM115 - _open_map closes it
         self._thread = threading.Thread(target=self._run, name="row-index", daemon=True)
@@ -154,8 +156,8 @@ class FileRows(Rows):
         try:
             return self._parse(raw, 1, 1)
         except DataError:
-            # Lines are counted only for a row that is bad: counting costs a pass over all before it.
-            return self._parse(raw, *_line_and_column(self._map, start))
+            # Lines are counted only for a row that is bad: the first count costs a pass over all before it.
+            return self._parse(raw, *self._lines.place(start))
 
     def first(self, count: int) -> list[Row]:
         rows = []
@@ -176,7 +178,7 @@ class FileRows(Rows):
 
     def place(self, index: int) -> tuple[str, int | None]:
         start, _ = self._range(index)
-        return self.path, _line_and_column(self._map, start)[0]
+        return self.path, self._lines.place(start)[0]
 
     def close(self) -> None:
         self._closed = True
@@ -204,6 +206,7 @@ class FileRows(Rows):
         with file:
             self._bytes = max(os.fstat(file.fileno()).st_size, 1)
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+            self._lines = Lines(self._map)
 
     def _run(self) -> None:
         try:
@@ -288,7 +291,7 @@ class ArrayRows(FileRows):
             self._fail(position, "text follows after the end of the list")
 
     def _fail(self, offset: int, message: str) -> NoReturn:
-        line, column = _line_and_column(self._map, offset)
+        line, column = self._lines.place(offset)
         found = _sample(bytes(self._map[offset : offset + 400]))
         raise DataError(f"{message}: {found}", path=visible(self.path), line=line, column=column)
 
@@ -329,7 +332,7 @@ class TableRows(FileRows):
                 skip = False
             start = match.end()
         if quoted:
-            line, column = _line_and_column(data, start)
+            line, column = self._lines.place(start)
             raise DataError(
                 f"a quote opened in this row is never closed: {_sample(bytes(data[start : start + 400]))}",
                 path=visible(self.path),
@@ -496,17 +499,6 @@ def _decode(raw: bytes, path: str, line: int, column: int = 1) -> str:
         message = f"not UTF-8: byte 0x{bad:02x}; near {_quoted(spot)}"
         hint = "Convert the file, for example with iconv -t UTF-8."
         raise DataError(message, hint, path=visible(path), line=line, column=column + len(last)) from None
-
-
-def _line_and_column(data: mmap.mmap | bytes, offset: int) -> tuple[int, int]:
-    line = 1
-    begin = 0
-    for start in range(0, offset, 1 << 20):
-        block = bytes(data[start : min(start + (1 << 20), offset)])
-        line += block.count(b"\n")
-        if b"\n" in block:
-            begin = start + block.rindex(b"\n") + 1
-    return line, offset - begin + 1
 
 
 def _quoted(text: str) -> str:

@@ -9,6 +9,7 @@ import json
 import lzma
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.data.lines import BLOCK, Lines
 from engine.data.rows import open_rows
 from engine.errors import DataError
 
@@ -235,3 +237,16 @@ def test_reading_rows_imports_no_heavy_library(write: Write) -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code, str(write(GOOD))], check=True, timeout=60)
+
+
+def test_lines_of_places_far_into_a_large_file_are_exact_and_counted_once() -> None:
+    text = b"".join(b"x" * (number % 500) + b"\n" for number in range(20_000))
+    assert len(text) > 4 * BLOCK
+    lines = Lines(text)
+    for offset in (0, 1, len(text) - 1, BLOCK, BLOCK - 1, 3 * BLOCK + 7, 5, len(text)):
+        before = text[:offset]
+        assert lines.place(offset) == (before.count(b"\n") + 1, offset - (before.rfind(b"\n") + 1) + 1)
+    began = time.process_time()
+    for _ in range(2000):
+        lines.place(len(text) - 1)
+    assert time.process_time() - began < 2000 * 0.001, "a place costs a part of one block, not the file"
