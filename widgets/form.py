@@ -27,7 +27,6 @@ from widgets.wire import as_typed, meant, shown_value, spec_data
 
 Name = Annotated[str, Field(max_length=400)]
 Known = Annotated[int, Field(ge=0, le=10_000)]
-MODULES = ("dom", "form")
 
 
 class FormPart(Part):
@@ -278,7 +277,7 @@ def _key(finding: Finding) -> str:
 class ConfigForm(Face):
     """The form alone. `ConfigForm(draft)` edits a draft that you go on using; `ConfigForm("file.yaml")` opens one."""
 
-    _esm = bundle(*MODULES, entry="configForm")
+    _esm = bundle("form", entry="configForm")
     _css = style()
 
     def __init__(self, draft: Draft | str | Path, *, height: int = 480) -> None:

@@ -7,25 +7,27 @@ only when they changed, numbers as arrays, whole curves thinned once. One reader
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
+import time
 import zlib
 from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from engine.errors import RunNotFound, WorkbenchError, redact, visible
+from engine.errors import RunNotFound, WorkbenchError, visible
 from engine.run import control, launch, store
-from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder, is_run
 from engine.run.view import RunView
+from widgets import telling
 from widgets.curves import devices, entries
-from widgets.numbers import size
 from widgets.protocol import Answer, Face, Part, bundle, shown, style, verb
+from widgets.reader import Reader
 
 FIRST_POINTS, SMALL_POINTS = 480, 200
 WHOLE_BYTES = 24_000
@@ -34,60 +36,11 @@ DELTA_BYTES = 1_600
 """New points that one answer may carry, so that a fast run at 4 Hz stays far below 20 KiB/s."""
 POINT_BYTES = 16
 LOG_LINES, LOG_CHARACTERS = 80, 5_000
-SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
+PAUSE_SECONDS = 0.25
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
-TITLES = {
-    "save_stop": "Save, then stop",
-    "stop": "Stop now",
-    "checkpoint": "Checkpoint and go on",
-    "end_of_epoch": "Stop at the end of the epoch",
-}
 
 Run = Annotated[str, Field(max_length=400)]
-
-
-class Reader:
-    """The one reader of a run in this kernel, shared by all views and closed with the last of them."""
-
-    _open: ClassVar[dict[Path, Reader]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self.lock = threading.RLock()
-        self.users = 0
-        self.watch: Watch = open_view(folder)
-        self.epoch = 0
-        self._told = self._standing()
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> Reader:
-        with cls._lock:
-            reader = cls._open.get(folder.path)
-            if reader is None:
-                reader = cls._open[folder.path] = cls(folder)
-            reader.users += 1
-            return reader
-
-    def leave(self) -> None:
-        with self._lock:
-            self.users -= 1
-            if self.users == 0:
-                self._open.pop(self.folder.path, None)
-                self.watch.close()
-
-    def _standing(self) -> tuple[int, int]:
-        """What must stay the same for the points that a view holds to be true."""
-        view = self.watch.view
-        return id(view), len(view.superseded)
-
-    def poll(self) -> RunView:
-        self.watch.poll()
-        now = self._standing()
-        if now != self._told:
-            self.epoch += 1
-            self._told = now
-        return self.watch.view
+Told = TypeVar("Told")
 
 
 class MonitorPart(Part):
@@ -97,6 +50,7 @@ class MonitorPart(Part):
         self._runs_dir = runs_dir
         self._given = given
         self._readers: dict[str, Reader] = {}
+        self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._resuming: dict[str, Future[Any]] = {}
         self._said: dict[str, str] = {}
@@ -156,6 +110,12 @@ class MonitorPart(Part):
                 buffers.append(_packed(points))
             return Answer({"series": told}, buffers)
 
+    def seen(self, run: str, tell: Callable[[RunView], Told]) -> Told:
+        """What `tell` makes of a run as it stands now, while no other thread folds its events."""
+        reader = self._reader(run)
+        with reader.lock:
+            return tell(reader.poll())
+
     @verb
     def control(self, *, run: Run, verb: Literal["stop", "save_stop", "checkpoint", "end_of_epoch"]) -> dict[str, Any]:
         """Ask the run for something; its answer comes with the next news."""
@@ -184,26 +144,27 @@ class MonitorPart(Part):
         return RunFolder(self._runs_dir() / run)
 
     def _reader(self, run: str) -> Reader:
-        if run not in self._readers:
-            self._readers[run] = Reader.of(self._folder(run))
-        return self._readers[run]
+        with self._lock:
+            if run not in self._readers:
+                self._readers[run] = Reader.of(self._folder(run))
+            return self._readers[run]
 
     def _parts(self, run: str, reader: Reader, view: RunView, page: str) -> dict[str, Any]:
         """All that is said in words, each part travelling only when it changed."""
         parts = {
             "now": self._now(run, view),
-            "head": self._head(reader, view),
+            "head": telling.head(view),
             "names": entries(view),
             "gpu": devices(view),
         }
         if page == "samples":
-            parts["samples"] = _samples(view)
+            parts["samples"] = telling.samples(view)
         elif page == "receipt":
-            parts["receipt"] = [_receipt_row(entry) for entry in view.receipt[:200]]
+            parts["receipt"] = [telling.receipt_row(entry) for entry in view.receipt[:200]]
         elif page == "log":
             parts["log"] = "\n".join(reader.watch.log(LOG_LINES))[-LOG_CHARACTERS:]
         elif page == "config":
-            parts["config"] = _config(reader.folder)
+            parts["config"] = telling.config(reader.folder)
         return parts
 
     def _now(self, run: str, view: RunView) -> list[Any]:
@@ -235,38 +196,10 @@ class MonitorPart(Part):
             return "" if view.over else "asked; the run answers after its step"
         return shown(f"{answer['do'].replace('_', ' ')}: {answer['status']} {answer['message']}".strip(), 300)
 
-    def _head(self, reader: Reader, view: RunView) -> dict[str, Any]:
-        took = view.ended - view.started if view.ended and view.started else None
-        controls = []
-        if view.state in ("starting", "running"):
-            keeps = _last_checkpoint(view)
-            controls = [
-                {"verb": do, "title": TITLES[do], "keeps": control.WORDS[do] + (keeps if do == "stop" else "")}
-                for do in TITLES
-            ]
-        bad = view.state in ("failed", "lost")
-        return {
-            "state": view.state,
-            "name": visible(view.id),
-            "method": visible(view.method),
-            "model": shown(view.model, 120),
-            "max_steps": view.max_steps,
-            "took": took,
-            "by": shown(view.cause, 300) if view.state == "stopped" else "",
-            "cause": shown(view.cause or "it ended without a word", 600) if bad else "",
-            "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
-            "warnings": [shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]],
-            "controls": controls,
-            "resumable": view.state in ("stopped", "failed", "lost"),
-        }
-
     def summary(self) -> str:
         if self._given is None:
             return ""
-        reader = self._reader(self._given.id)
-        with reader.lock:
-            view = reader.poll()
-            return summary_of(view)
+        return self.seen(self._given.id, telling.summary_of)
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -275,18 +208,6 @@ class MonitorPart(Part):
         if self._pool is not None:
             self._pool.shutdown(wait=False)
             self._pool = None
-
-
-def summary_of(view: RunView) -> str:
-    """A run in three lines of text."""
-    steps = f"step {view.step:,}" + (f" of {view.max_steps:,}" if view.max_steps else "")
-    lines = [f"Run {visible(view.id)}: {view.state}, {visible(view.method)}, {steps}"]
-    if "loss" in view.latest:
-        lines.append(f"  loss {view.latest['loss']:.4g}")
-    if view.cause:
-        lines.append(f"  {visible(view.cause)}")
-    lines.append(f"  In a terminal: workbench watch {visible(view.id)}")
-    return "\n".join(lines)
 
 
 def _mark(part: Any) -> int:
@@ -328,61 +249,28 @@ def _series(
     return told, buffers
 
 
-def _samples(view: RunView) -> list[dict[str, Any]]:
-    """The newest answers to each prompt, the first answer kept below them for comparison."""
-    by_prompt: dict[str, list[dict[str, Any]]] = {}
-    for sample in view.samples:
-        by_prompt.setdefault(sample["prompt"], []).append(sample)
-    found = []
-    for prompt, samples in list(by_prompt.items())[:SAMPLE_PROMPTS]:
-        newest = samples[-SAMPLE_ANSWERS:]
-        if samples[0] not in newest:
-            newest = [samples[0], *newest[1:]]
-        answers = [[sample["step"], shown(sample["completion"], 400)] for sample in reversed(newest)]
-        found.append({"prompt": shown(prompt, 300), "answers": answers})
-    return found
-
-
-def _receipt_row(entry: dict[str, Any]) -> list[str]:
-    return [
-        shown(entry["feature"], 80),
-        *(_cell(entry[key]) for key in ("requested", "effective", "count")),
-        shown(entry["detail"], 300),
-    ]
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return shown(value if isinstance(value, str) else json.dumps(value), 120)
-
-
-def _last_checkpoint(view: RunView) -> str:
-    made = [each for each in view.checkpoints if each["state"] == "committed"]
-    if not made:
-        return "; there is none yet"
-    last = made[-1]
-    return f"; the last is of step {last['step']:,}" + (f", {size(last['bytes'])}" if last["bytes"] else "")
-
-
-def _config(folder: RunFolder) -> str:
-    try:
-        return visible(redact(folder.config.read_text(encoding="utf-8")[:40_000]), lines=True)
-    except (OSError, UnicodeDecodeError) as problem:
-        return f"config.yaml cannot be read: {problem}"
-
-
 class Monitor(Face):
     """Watch one run: by its name, its folder, or a RunFolder. It may have been started anywhere on this machine."""
 
-    _esm = bundle("dom", "chart", "monitor", entry="monitorFace")
+    _esm = bundle("monitor", entry="monitorFace")
     _css = style()
 
     def __init__(self, run: str | Path | RunFolder, *, runs: str | Path | None = None, height: int = 480) -> None:
         root = store.runs_dir(runs)
         self.run = run if isinstance(run, RunFolder) else store.find(str(run), root)
-        super().__init__(MonitorPart(lambda: root, self.run), height=height)
+        self._part = MonitorPart(lambda: root, self.run)
+        super().__init__(self._part, height=height)
+
+    @property
+    def view(self) -> RunView:
+        """All that the run's events say now: `state`, `step`, `latest`, `series`, `samples`, `receipt`, ... A copy."""
+        return self._part.seen(self.run.id, RunView.copy)
+
+    def wait(self, seconds: float | None = None) -> str:
+        """Returns the run's state once it has ended, or after so many seconds. Interrupting the cell leaves the run alone."""
+        give_up = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
+            state, over = self._part.seen(self.run.id, lambda view: (view.state, view.over))
+            if over or time.monotonic() >= give_up:
+                return state
+            time.sleep(PAUSE_SECONDS)

@@ -241,7 +241,7 @@ def _marks(row: dict[str, Any]) -> list[list[Any]]:
 class Preview(Face):
     """The token preview alone, of a draft or a config file."""
 
-    _esm = bundle("dom", "tokens", entry="previewFace")
+    _esm = bundle("tokens", entry="previewFace")
     _css = style()
 
     def __init__(self, draft: Draft | str | Path, *, height: int = 480) -> None:

@@ -27,15 +27,25 @@ from pydantic import ConfigDict, ValidationError, validate_call
 from engine.errors import WorkbenchError, redact, visible
 
 _STATIC = Path(__file__).parent / "static"
-_IMPORT = re.compile(r"^import [^;]*? from \"\./[a-z]+\.js\";\n", re.MULTILINE)
+_IMPORT = re.compile(r"^import [^;]*? from \"\./([a-z]+)\.js\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=function|class|const|async)", re.MULTILINE)
 
 
-def bundle(*names: str, entry: str) -> str:
-    """The named modules as one ES module, in order, with `entry` as its face: a widget's module can import no sibling."""
-    texts = [(_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in names]
-    body = "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
+def bundle(name: str, entry: str) -> str:
+    """A module with all that it imports as one ES module, `entry` being its face: a widget's module can import no sibling."""
+    texts: dict[str, str] = {}
+    _gather(name, texts)
+    body = "\n".join(texts.values())
     return f"{body}\nexport default {{ render({{ model, el }}) {{ return face(model, el, {entry}); }} }};\n"
+
+
+def _gather(name: str, texts: dict[str, str]) -> None:
+    """Adds a module behind the ones that it imports, each once."""
+    text = (_STATIC / f"{name}.js").read_text(encoding="utf-8")
+    for needed in _IMPORT.findall(text):
+        if needed not in texts:
+            _gather(needed, texts)
+    texts[name] = _EXPORT.sub("", _IMPORT.sub("", text))
 
 
 def style() -> str:

@@ -44,7 +44,7 @@ class LaunchPart(Part):
         if self._job is None:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-launch")
-            self._job = self._pool.submit(_prepared(self._form))
+            self._job = self._pool.submit(prepared(self._form))
         return {"done": False}
 
     @verb
@@ -68,7 +68,7 @@ class LaunchPart(Part):
             self._pool = None
 
 
-def _prepared(form: FormPart) -> Callable[[], RunFolder]:
+def prepared(form: FormPart) -> Callable[[], RunFolder]:
     """The start of the draft as it stands now; read once more with all that is known."""
     draft, base, explicit = form.draft, form.learner.base, form.explicit_runs
     reading = read(absolute(draft.mapping, base), draft.facts)
@@ -126,11 +126,9 @@ def _touched(run: RunFolder) -> int:
 
 def _summary(run: RunFolder) -> dict[str, Any]:
     view = peek(run).view
-    kinds = {"finished": "good", "stopped": "still", "failed": "bad", "lost": "bad"}
     return {
         "id": run.id,
         "state": view.state,
-        "kind": kinds.get(view.state, "going"),
         "method": visible(view.method),
         "model": shown(view.model, 60),
         "step": view.step,
@@ -147,7 +145,7 @@ class Workbench(Face):
     over what an earlier one was building.
     """
 
-    _esm = bundle("dom", "chart", "tokens", "form", "monitor", "workbench", entry="workbenchFace")
+    _esm = bundle("workbench", entry="workbenchFace")
     _css = style()
     _latest: ClassVar[dict[str, Workbench]] = {}
 
@@ -184,6 +182,13 @@ class Workbench(Face):
             self.form.current = before.form.current
             before.retire(MOVED)
         self._latest[key] = self
+
+    def start(self) -> RunFolder:
+        """What the button does: starts a run of the draft as it stands, in a process of its own, and returns its folder.
+
+        Raises WorkbenchError where the config has an error or the run cannot be started.
+        """
+        return prepared(self.form)()
 
     def __repr__(self) -> str:
         runs = [run for run in runs_in(self.form.runs_dir) if run.state not in ENDED]

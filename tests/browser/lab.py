@@ -1,6 +1,8 @@
 """A JupyterLab of its own and a Chromium to look at it: for the browser tests and for the pictures of the README.
 
-Everything lies in one temporary folder and on loopback; `Page.outside` lists every request that left it.
+Everything lies in one temporary folder and on loopback. Chromium can resolve no name at all, and `Page.outside` lists
+every request that tried to leave. No wait is longer than a minute, and one that is in vain says what was on the page.
+Nothing awaits a promise of the page: a command that opens a dialog would never settle.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,27 @@ FLAGS = [
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
+    "--no-pings",
     "--disable-background-networking",
+    "--disable-client-side-phishing-detection",
     "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-domain-reliability",
+    "--disable-extensions",
     "--disable-sync",
     "--disable-dev-shm-usage",
+    "--disable-features=MediaRouter,OptimizationHints,Translate",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
-IDLE = "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status==='idle'"
+SECONDS = 60
+READY = """() => {
+    const session = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session;
+    return session?.kernel?.connectionStatus === 'connected' && session.kernel.status === 'idle';
+}"""
+RAN = """() => {
+    const prompts = [...document.querySelectorAll('.jp-Notebook .jp-InputPrompt')].map((each) => each.textContent);
+    return prompts.length > 0 && prompts.every((text) => /\\[\\d+\\]/.test(text));
+}"""
 
 
 def missing() -> str:
@@ -81,7 +98,7 @@ def serve(root: Path, **environment: str) -> Iterator[Lab]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait(f"{url}/api/status?token={token}", process)
+        _wait(f"{url}/api/status?token={token}", process, root)
         yield Lab(root, url, token, process)
     finally:
         _stop(url, token, process)
@@ -100,16 +117,28 @@ def _stop(url: str, token: str, process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _wait(address: str, process: subprocess.Popen[bytes]) -> None:
-    give_up = time.monotonic() + 90
-    while time.monotonic() < give_up:
+def _wait(address: str, process: subprocess.Popen[bytes], root: Path) -> None:
+    def answers() -> bool:
         if process.poll() is not None:
-            raise RuntimeError(f"JupyterLab ended with {process.returncode}")
+            raise RuntimeError(f"JupyterLab ended with {process.returncode}: {_end_of(root / 'lab.log')}")
         with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=2) as answer:
-            if answer.status == 200:
-                return
-        time.sleep(0.2)
-    raise TimeoutError("JupyterLab did not start within 90 s")
+            return bool(answer.status == 200)
+        return False
+
+    until(answers, "JupyterLab answers", state=lambda: _end_of(root / "lab.log"))
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text("utf-8", "replace")[-1500:]
+
+
+def until(check: Callable[[], Any], what: str, seconds: float = SECONDS, state: Callable[[], str] = str) -> None:
+    """Waits for something outside the page. Raises AssertionError that says what did not come and how things stand."""
+    give_up = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > give_up:
+            raise AssertionError(f"waited {seconds:.0f} s in vain: {what}. {state()}".strip())
+        time.sleep(0.1)
 
 
 @dataclass
@@ -121,28 +150,61 @@ class Page:
     errors: list[str] = field(default_factory=list)
 
     def run_all(self) -> None:
-        """Run every cell; the menu's order is lost until the kernel is connected, so it is given again."""
-        self.tab.click(".jp-Notebook .jp-Cell >> nth=0")
-        for _ in range(20):
-            self.tab.get_by_role("menuitem", name="Run", exact=True).click()
-            self.tab.get_by_text("Run All Cells", exact=True).click()
-            with contextlib.suppress(Exception):
-                self.tab.wait_for_function(
-                    "document.querySelector('.jp-InputPrompt').textContent!=='[ ]:'", timeout=4_000
-                )
-                return
-        raise TimeoutError("the notebook did not run")
+        """Run every cell and wait until each has run; an order that came too early is given again."""
+        for _ in range(6):
+            self.command("notebook:run-all-cells")
+            with contextlib.suppress(AssertionError):
+                self.shows("() => !document.querySelector('.jp-InputPrompt').textContent.includes('[ ]')", "a run", 5)
+                break
+        self.shows(RAN, "every cell has run")
+
+    def command(self, name: str, **options: Any) -> None:
+        """Gives JupyterLab an order and returns at once."""
+        self.tab.evaluate(
+            "([name, options]) => { window.jupyterapp.commands.execute(name, options); }", [name, options]
+        )
+
+    def shows(self, script: str, what: str, seconds: float = SECONDS) -> None:
+        """Waits until a function of the page is true. Raises AssertionError with what is on the page instead."""
+        from playwright.sync_api import TimeoutError as InVain
+
+        try:
+            self.tab.wait_for_function(script, timeout=seconds * 1000)
+        except InVain:
+            raise AssertionError(f"waited {seconds:.0f} s in vain: {what}. {self.state()}") from None
+
+    def sees(self, selector: str, seconds: float = SECONDS, **options: Any) -> Any:
+        """The first element of a selector once it is on screen. Raises AssertionError with what is there instead."""
+        from playwright.sync_api import TimeoutError as InVain
+
+        found = self.tab.locator(selector, **options).first
+        try:
+            found.wait_for(timeout=seconds * 1000)
+        except InVain:
+            words = f" with {options['has_text']!r}" if "has_text" in options else ""
+            raise AssertionError(
+                f"waited {seconds:.0f} s in vain: {selector}{words} on screen. {self.state()}"
+            ) from None
+        return found
+
+    def state(self) -> str:
+        """What a person would see now, in a few lines: dialog, notices, the outputs' text."""
+        seen = self.tab.evaluate(
+            """() => ['.jp-Dialog', '.ftw-notice:not([hidden])', '.jp-OutputArea-output', '.jp-InputPrompt'].map((each) =>
+                `${each}: ${[...document.querySelectorAll(each)].map((one) => one.innerText.slice(0, 700)).join(' | ')}`)"""
+        )
+        return "\n".join([*seen, f"errors: {self.errors}", f"outside: {self.outside}"])
+
+    def save(self, file: Path, holds: str) -> None:
+        """Saves the notebook; done when its file holds a text."""
+        self.command("docmanager:save")
+        until(lambda: holds in file.read_text("utf-8"), f"the saved notebook holds {holds!r}", state=self.state)
 
     def theme(self, name: str) -> None:
         """`JupyterLab Dark` or `JupyterLab Light`."""
-        self.tab.evaluate(
-            """async (name) => {
-                const app = window.jupyterapp ?? window.jupyterlab;
-                if (app) await app.commands.execute('apputils:change-theme', {theme: name});
-            }""",
-            name,
-        )
-        self.tab.wait_for_timeout(800)
+        self.command("apputils:change-theme", theme=name)
+        self.shows(f"() => document.body.dataset.jpThemeName === '{name}'", f"the theme {name}")
+        self.tab.wait_for_timeout(500)
 
 
 @contextlib.contextmanager
@@ -159,21 +221,22 @@ def browser() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(chromium: Any, lab: Lab, notebook: str, *, width: int = 1280, height: int = 1000) -> Iterator[Page]:
-    """The notebook open with its kernel idle."""
+    """The notebook open, its kernel connected and idle."""
     tab = chromium.new_page(viewport={"width": width, "height": height})
+    tab.set_default_timeout(SECONDS * 1000)
     page = Page(tab)
-    tab.on(
-        "request",
-        lambda asked: (
+
+    def note(asked: Any) -> None:
+        if asked.url.startswith(("http", "ws")) and f"//{lab.url.split('//')[1]}/" not in asked.url:
             page.outside.append(asked.url)
-            if asked.url.startswith(("http", "ws")) and f"//{lab.url.split('//')[1]}" not in asked.url
-            else None
-        ),
-    )
+
+    tab.on("request", note)
+    tab.on("websocket", note)
     tab.on("pageerror", lambda error: page.errors.append(str(error)))
+    tab.on("dialog", lambda dialog: dialog.accept())
     try:
         tab.goto(f"{lab.url}/lab/tree/{notebook}?token={lab.token}&reset", wait_until="domcontentloaded")
-        tab.wait_for_function(IDLE, timeout=90_000)
+        page.shows(READY, "the kernel is connected and idle")
         yield page
     finally:
         tab.close()

@@ -12,8 +12,8 @@ import pytest
 from engine.errors import RunNotFound
 from engine.run import control
 from widgets import Monitor
-from widgets.monitor import Reader
 from widgets.protocol import Answer
+from widgets.reader import Reader
 
 
 class View:

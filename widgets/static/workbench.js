@@ -2,12 +2,12 @@
  * The whole workbench in one cell: seven steps, preview, launch and the runs, over one draft and one channel. Preview and
  * runs are tabs beside the steps; the run that was just started opens by itself.
  */
-import { configForm, draftLink, formParts, watchDraft } from "./form.js";
+import { draftLink, watchDraft } from "./draft.js";
+import { formParts } from "./form.js";
 import { ago, button, fill, h, number, openWhenReady, say, timer } from "./dom.js";
 import { monitorView } from "./monitor.js";
+import { STATE } from "./runhead.js";
 import { previewView } from "./tokens.js";
-
-const GLYPHS = { queued: "○", starting: "◔", running: "▶", stopping: "◧", finished: "✓", stopped: "■", failed: "✗", lost: "?" };
 
 export function workbenchFace(stage) {
   const link = draftLink(stage);
@@ -78,6 +78,11 @@ function launchView(stage, link, started) {
   };
 }
 
+function stateMark(state) {
+  const [glyph, kind] = STATE[state] ?? ["?", "bad"];
+  return h("span", { class: "ftw-state", dataset: { kind } }, `${glyph} ${state}`);
+}
+
 /** The runs of the folder as a table, newest first; a click opens its monitor in the same place. */
 function runsView(stage, visible) {
   const list = h("div", { class: "ftw-runs" });
@@ -99,7 +104,7 @@ function runsView(stage, visible) {
       "tr",
       {},
       h("td", {}, button(run.id, () => open(run.id), { class: "ftw-plain ftw-run" })),
-      h("td", {}, h("span", { class: "ftw-state", dataset: { kind: run.kind } }, `${GLYPHS[run.state] ?? "?"} ${run.state}`)),
+      h("td", {}, stateMark(run.state)),
       h("td", {}, run.method),
       h("td", {}, run.model),
       h("td", { class: "ftw-right" }, `${number(run.step)}${run.max_steps ? ` of ${number(run.max_steps)}` : ""}`),

@@ -1,0 +1,40 @@
+"""The form in a real JupyterLab: what is typed is judged, mended, saved and previewed, and every view of it agrees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lab as browsing
+
+LEARNING_RATE = "[data-path='optim.learning_rate']"
+
+
+def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_tokens(
+    lab: browsing.Lab, chromium: Any
+) -> None:
+    """Two views of one widget: what is edited in the first is seen in the second."""
+    cell = "from widgets import Workbench\nwb = Workbench(runs='runs')\ndisplay(wb)\ndisplay(wb)"
+    browsing.write_notebook(lab.root / "form.ipynb", [cell])
+    with browsing.opened(chromium, lab, "form.ipynb", height=1400) as page:
+        page.run_all()
+        page.sees(".ftw-goal")
+        first, second = page.tab.locator(".ftw").nth(0), page.tab.locator(".ftw").nth(1)
+        first.locator("[data-tab=method]").click()
+        field = first.locator(LEARNING_RATE)
+        field.locator("input").fill("-3")
+        page.sees(f"{LEARNING_RATE} .ftw-finding")
+        assert "above 0" in field.inner_text()
+        assert first.locator(".ftw-count").inner_text() == "✗ 1 error"
+        second.locator(LEARNING_RATE).locator(".ftw-finding").wait_for()
+        field.locator(".ftw-fix").click()
+        page.shows("() => !document.querySelector('.ftw-count').textContent.includes('error')", "no error is left")
+        assert "auto" in field.inner_text()
+        first.get_by_role("button", name="Save").click()
+        first.get_by_label("file to save to").fill(str(lab.root / "mine.yaml"))
+        first.get_by_role("button", name="Save").click()
+        browsing.until((lab.root / "mine.yaml").exists, "the config is saved", state=page.state)
+        assert "-3" not in (lab.root / "mine.yaml").read_text()
+        first.locator("[data-tab=preview]").click()
+        page.sees(".ftw-rows .ftw-trained")
+        assert "<|im_end|>" in first.locator(".ftw-tokens .ftw-trained").last.inner_text()
+        assert (page.outside, page.errors) == ([], [])

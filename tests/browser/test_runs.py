@@ -1,0 +1,107 @@
+"""Runs in a real JupyterLab: launched, reloaded, restarted, watched several at once, stopped from another window."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import lab as browsing
+
+from engine.run import store
+from engine.run.events import EventWriter
+from engine.run.store import RunFolder
+
+
+def ended(run: RunFolder, page: browsing.Page, *, state: str) -> None:
+    def log() -> str:
+        return (
+            f"{run.state}\n{run.log.read_text('utf-8', 'replace')[-800:] if run.log.exists() else ''}\n{page.state()}"
+        )
+
+    browsing.until(lambda: run.state == state, f"the run is {state}", seconds=100, state=log)
+
+
+def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
+    lab: browsing.Lab, chromium: Any
+) -> None:
+    small = {"optim.max_steps": 40, "optim.per_device_train_batch_size": 8, "run.save_steps": 20, "run.eval_steps": 40}
+    cells = [
+        f"from widgets import Workbench\nwb = Workbench(runs='launched', fresh=True)\n"
+        f"for path, value in {small!r}.items():\n    wb.draft.set(path, value)\nwb",
+        "import sys\nprint('heavy:', sorted({'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules)), 'end')",
+    ]
+    browsing.write_notebook(lab.root / "run.ipynb", cells)
+    with browsing.opened(chromium, lab, "run.ipynb") as page:
+        page.run_all()
+        page.sees(".ftw-goal")
+        page.tab.locator("[data-tab=launch]").click()
+        page.tab.get_by_role("button", name="Start the run").click()
+        page.sees(".ftw-monitor")
+        assert "heavy: [] end" in page.tab.locator(".jp-OutputArea-output pre").last.inner_text()
+        # Reloaded while it trains: the same widget comes back from the kernel, on the step it was on.
+        page.save(lab.root / "run.ipynb", "widget-view+json")
+        page.tab.reload(wait_until="domcontentloaded")
+        page.sees(".ftw-launch button")
+        page.tab.locator("[data-tab=runs]").click()
+        page.sees(".ftw-run", has_text="dates-0001").click()
+        run = store.find("dates-0001", lab.root / "launched")
+        ended(run, page, state="finished")
+        page.sees(".ftw-state", has_text="✓ finished")
+        page.shows("() => document.querySelector('.ftw-share').innerText.includes('step 40 of 40')", "the last step")
+        assert "last step 40" in (page.tab.locator(".ftw-canvas").first.get_attribute("aria-label") or "")
+        page.tab.locator("[data-tab=samples]").click()
+        page.sees(".ftw-answers")
+        page.tab.locator("[data-tab=receipt]").click()
+        page.sees(".ftw-page td", has_text="precision")
+        # The kernel restarted, the notebook run again: a new view over the same folder.
+        page.tab.evaluate("() => { document.querySelector('.ftw').dataset.before = 'restart'; }")
+        page.command("notebook:restart-run-all")
+        page.sees(".jp-Dialog .jp-mod-accept, .jp-Dialog .jp-mod-warn").click()
+        page.sees(".ftw:not([data-before]) .ftw-goal")
+        page.tab.locator("[data-tab=runs]").click()
+        page.sees(".ftw-runs .ftw-state", has_text="✓ finished")
+        assert (page.outside, page.errors) == ([], [])
+
+
+def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_here(
+    lab: browsing.Lab, chromium: Any
+) -> None:
+    """One run is trained by a terminal's command, the other is written while it is watched."""
+    root = lab.root / "elsewhere"
+    sizes = ["optim.max_steps=100000", "optim.per_device_train_batch_size=4"]
+    subprocess.run(
+        [sys.executable, "-m", "workbench", "demo", "--detach", "--runs", str(root), *sizes], check=True, timeout=100
+    )
+    trained = store.find("dates-0001", root)
+    written = store.create(root, "version: 1\n", {"name": "written", "host": "another-machine"})
+    written.update_json(state="running")
+    pen = EventWriter(written)
+    pen.write("started", method="sft", model="builtin/tiny", max_steps=50, epochs=1)
+    pen.write("metrics", step=1, loss=2.0)
+    cells = [
+        f"from widgets import Monitor\nfirst = Monitor('dates-0001', runs={str(root)!r})\nfirst",
+        f"second = Monitor('written-0001', runs={str(root)!r})\nsecond",
+        "second",
+    ]
+    browsing.write_notebook(lab.root / "watch.ipynb", cells)
+    with browsing.opened(chromium, lab, "watch.ipynb", height=1900) as page:
+        page.run_all()
+        for at, word in enumerate(("dates-0001", "written-0001", "written-0001")):
+            name = page.tab.locator(".ftw").nth(at).locator(".ftw-name", has_text=word)
+            name.wait_for()
+        page.shows(
+            "() => /step [1-9]/.test(document.querySelectorAll('.ftw-share')[0].innerText)", "steps of the first"
+        )
+        for step in range(2, 31):
+            pen.write("metrics", step=step, loss=2.0 / step)
+        page.shows(
+            "() => [1, 2].every((at) => document.querySelectorAll('.ftw-share')[at].innerText.includes('step 30 of 50'))",
+            "step 30 in both views",
+        )
+        page.tab.get_by_role("button", name="Stop or save…").first.click()
+        page.tab.locator(".ftw-menu").first.get_by_role("button", name="Save, then stop").click()
+        ended(trained, page, state="stopped")
+        page.sees(".ftw-state", has_text="■ stopped")
+        assert list(trained.checkpoints.glob("checkpoint-*"))
+        assert (page.outside, page.errors) == ([], [])

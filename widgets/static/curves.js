@@ -1,0 +1,77 @@
+/** The curves of a run: the main one large, the others small beside the newest values, smoothed and zoomed together. */
+import { Chart } from "./chart.js";
+import { brief, bytes, fill, h, number } from "./dom.js";
+
+const FORMATS = { bytes, brief, share: (value) => `${number(value * 100)} %` };
+
+/** The curves: the main one large, the others small, the newest values as a list. */
+export function chartsPage(zoomTo) {
+  const grid = h("div", { class: "ftw-charts" });
+  const values = h("dl", { class: "ftw-values" });
+  const smoothing = h("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: "0", "aria-label": "smoothing" });
+  const logScale = h("input", { type: "checkbox" });
+  const tools = h("div", { class: "ftw-tools" }, h("label", {}, "smoothing ", smoothing), h("label", {}, logScale, " log scale"), h("span", { class: "ftw-quiet" }, "drag to zoom, double click for all, arrow keys for values"));
+  const element = h("div", { class: "ftw-curves" }, h("div", { class: "ftw-curves-top" }, grid, values), tools);
+  const charts = new Map();
+  let shape = "";
+  const redraw = () => charts.forEach((chart) => chart.draw());
+  const apply = () => {
+    charts.forEach((chart) => {
+      chart.smooth = Number(smoothing.value);
+      chart.log = chart.options.small ? false : logScale.checked;
+      chart.draw();
+    });
+  };
+  smoothing.addEventListener("input", apply);
+  logScale.addEventListener("change", apply);
+
+  const groups = (held) => {
+    const out = [];
+    for (const entry of held.names) {
+      const host = entry.with && out.find((group) => group[0].name === entry.with);
+      if (host) host.push(entry);
+      else out.push([entry]);
+    }
+    return out;
+  };
+  const zoomAll = (range) => {
+    charts.forEach((chart) => (chart.range = range));
+    zoomTo(range);
+  };
+  const build = (held) => {
+    charts.forEach((chart) => chart.close());
+    charts.clear();
+    groups(held).forEach((group, at) => {
+      const chart = new Chart({ title: group[0].title, small: at > 0, format: FORMATS[group[0].unit] });
+      chart.onZoom = zoomAll;
+      charts.set(group[0].name, chart);
+    });
+    fill(grid, [...charts.values()].map((chart) => chart.element));
+    apply();
+  };
+  const list = (held) => {
+    const gpu = held.parts.gpu ?? [];
+    const entries = held.names.filter((entry) => entry.listed).map((entry) => [entry.title, (FORMATS[entry.unit] ?? number)(held.latest.get(entry.name)) + (entry.per ? ` ${entry.per}` : "")]);
+    const text = JSON.stringify([entries, gpu]);
+    if (values.dataset.text === text) return;
+    values.dataset.text = text;
+    fill(values, [...entries, ...gpu].map(([title, value]) => h("div", {}, h("dt", {}, title), h("dd", {}, value))));
+  };
+  return {
+    element,
+    redraw,
+    close: () => charts.forEach((chart) => chart.close()),
+    draw(held) {
+      const next = held.names.map((entry) => entry.name).join("\n");
+      if (next !== shape) {
+        shape = next;
+        build(held);
+      }
+      for (const group of groups(held))
+        charts.get(group[0].name)?.set(group.map((entry, at) => ({ curve: (held.zoomed ?? held.curves).get(entry.name) ?? held.curve(entry.name), name: entry.title, faint: at > 0 })));
+      list(held);
+      if (!held.names.length && !grid.childElementCount) fill(grid, h("p", { class: "ftw-empty" }, "Curves appear with the first step."));
+      else if (held.names.length) grid.querySelector(".ftw-empty")?.remove();
+    },
+  };
+}

@@ -1,0 +1,111 @@
+/** The settings of one step as rows of label, control and what is wrong; a loop over specs that names no setting. */
+import { control } from "./controls.js";
+import { button, fill, h, say } from "./dom.js";
+import { findingLine } from "./findings.js";
+
+/** The fields of one step. `focus` is told which field's explanation to show. */
+export function fieldsView(link, focus) {
+  const element = h("div", { class: "ftw-form" });
+  const rows = new Map();
+  let shape = "";
+  let advanced = false;
+  let hold = 0;
+
+  const edit = (path, value, typing = false) => {
+    clearTimeout(hold);
+    rows.get(path).waiting = null;
+    link.send("set", { path, value, typing });
+  };
+  const later = (path, read) => {
+    clearTimeout(hold);
+    rows.get(path).waiting = read;
+    hold = setTimeout(() => edit(path, read(), true), 180);
+  };
+
+  const make = (field) => {
+    const spec = link.specs[field.spec];
+    const made = control(spec, (value) => edit(spec.path, value), (read) => later(spec.path, read));
+    const auto = h("span", { class: "ftw-auto" });
+    const reset = button("↺", () => link.send("unset", { path: spec.path }), {
+      class: "ftw-plain ftw-reset",
+      title: "back to the recipe's value",
+      "aria-label": `${spec.title}: back to the recipe's value`,
+    });
+    const finding = h("div", { class: "ftw-under" });
+    const tall = ["prompts", "sources"].includes(spec.control);
+    const element = h(
+      "div",
+      { class: tall ? "ftw-field ftw-tall" : "ftw-field", dataset: { path: spec.path } },
+      h("label", { for: made.id, title: spec.path }, spec.title),
+      h("div", { class: "ftw-control" }, made.element, spec.unit ? h("span", { class: "ftw-unit" }, spec.unit) : null, auto, reset),
+      finding,
+    );
+    element.addEventListener("focusin", () => focus(spec.path));
+    return { element, spec, show: made.show, main: made.main, auto, reset, finding, waiting: null };
+  };
+
+  const update = (row, field, state) => {
+    const busy = row.waiting || (row.main.contains(document.activeElement) && row.main.type !== "checkbox" && row.main.tagName !== "SELECT");
+    if (!busy) row.show(field.value, advanced);
+    say(row.auto, field.auto ? `auto → ${field.auto}` : "");
+    row.reset.style.visibility = field.given ? "visible" : "hidden";
+    row.element.classList.toggle("ftw-given", field.given);
+    const mine = state.findings.filter((finding) => finding.path === row.spec.path).slice(0, 2);
+    row.element.dataset.severity = mine[0]?.severity ?? "";
+    const said = JSON.stringify(mine);
+    if (row.said === said) return;
+    row.said = said;
+    fill(row.finding, mine.map((finding) => findingLine(finding, link, null)));
+  };
+
+  const draw = (state) => {
+    const next = `${state.step}:${advanced}:${state.fields.map((field) => field.spec).join()}`;
+    const hidden = state.fields.filter((field) => !shownAt(link.specs[field.spec], field, advanced));
+    const visible = state.fields.filter((field) => !hidden.includes(field));
+    const signature = next + visible.length;
+    if (signature !== shape) {
+      shape = signature;
+      const focused = element.contains(document.activeElement) ? document.activeElement.closest("[data-path]")?.dataset.path : null;
+      const kept = new Map(rows);
+      rows.clear();
+      for (const field of visible) {
+        const path = link.specs[field.spec].path;
+        const old = kept.get(path);
+        rows.set(path, old && old.spec === link.specs[field.spec] ? old : make(field));
+      }
+      fill(element, [...rows.values()].map((row) => row.element), more(hidden.length));
+      if (focused) rows.get(focused)?.element.querySelector("input, select, textarea")?.focus();
+    }
+    visible.forEach((field) => update(rows.get(link.specs[field.spec].path), field, state));
+  };
+
+  const more = (count) => {
+    if (!count && !advanced) return null;
+    const label = advanced ? "− fewer settings" : `+ ${count} more settings (advanced)`;
+    const toggle = button(label, () => {
+      advanced = !advanced;
+      draw(link.state);
+    }, { class: "ftw-plain ftw-more", "aria-expanded": advanced ? "true" : "false" });
+    return toggle;
+  };
+
+  return {
+    element,
+    draw,
+    /** Sends what is typed but not sent yet. */
+    flush() {
+      for (const [path, row] of rows) if (row.waiting) edit(path, row.waiting());
+    },
+    jump(path) {
+      advanced = advanced || !rows.has(path);
+      draw(link.state);
+      const row = rows.get(path);
+      row?.element.scrollIntoView({ block: "nearest" });
+      (row?.element.querySelector("input, select, textarea, button") ?? element).focus({ preventScroll: true });
+    },
+  };
+}
+
+function shownAt(spec, field, advanced) {
+  return advanced || spec.level === "basic" || field.given || field.finding;
+}

@@ -1,0 +1,77 @@
+/** The head of a monitor: state, progress, what was asked and answered, the ways to stop, the cause of a bad end. */
+import { button, duration, fill, h, number, say } from "./dom.js";
+
+/** Glyph and kind of each state of a run. */
+export const STATE = {
+  queued: ["○", "waiting"],
+  starting: ["◔", "going"],
+  running: ["▶", "going"],
+  stopping: ["◧", "going"],
+  finished: ["✓", "good"],
+  stopped: ["■", "still"],
+  failed: ["✗", "bad"],
+  lost: ["?", "bad"],
+};
+export const RESTING = new Set(["finished", "stopped", "failed", "lost"]);
+
+/** `again` is called when something was asked of the run, so that its answer shows soon. */
+export function headView(stage, run, held, leave, again) {
+  const state = h("span", { class: "ftw-state", role: "status" });
+  const name = h("strong", { class: "ftw-name" });
+  const facts = h("span", { class: "ftw-quiet ftw-facts" });
+  const progress = h("progress", { max: 1, "aria-label": "progress of the run" });
+  const share = h("span", { class: "ftw-share" });
+  const phase = h("div", { class: "ftw-phase", role: "status" });
+  const menu = h("div", { class: "ftw-menu", hidden: true });
+  const cause = h("div", { class: "ftw-card", hidden: true });
+  const actions = h("span", { class: "ftw-actions" });
+  let drawn = null;
+
+  const control = async (verb) => {
+    const answer = await stage.ask("control", { run, verb });
+    menu.hidden = true;
+    if (answer) stage.notice("");
+    again();
+  };
+  const stop = button("Stop or save…", () => ((menu.hidden = !menu.hidden), stop.setAttribute("aria-expanded", String(!menu.hidden)), menu.querySelector("button")?.focus()), {
+    "aria-expanded": "false",
+  });
+  menu.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    menu.hidden = true;
+    stop.focus();
+  });
+  const resume = button("Resume", async () => {
+    if (await stage.ask("resume", { run })) again();
+  });
+
+  const draw = () => {
+    const head = held.parts.head;
+    if (!head) return say(phase, "Opening the run.");
+    const [step, eta, words, asked] = held.parts.now ?? [0, null, "", ""];
+    const [glyph, kind] = STATE[head.state] ?? ["?", "bad"];
+    say(state, `${glyph} ${head.state}`);
+    state.dataset.kind = kind;
+    say(name, head.name);
+    say(facts, [head.method, head.model, head.by].filter(Boolean).join("  ·  "));
+    if (head.max_steps) progress.value = Math.min(1, step / head.max_steps);
+    else progress.removeAttribute("value");
+    const time = kind === "going" && eta !== null ? `${duration(eta)} left` : head.took ? `took ${duration(head.took)}` : "";
+    const doing = RESTING.has(head.state) ? "" : words;
+    say(share, [doing, `step ${number(step)}${head.max_steps ? ` of ${number(head.max_steps)}` : ""}`, time].filter(Boolean).join("  ·  "));
+    const loading = held.loading < 1 ? `reading the whole curve, ${Math.round(held.loading * 100)} %` : "";
+    say(phase, [loading, asked, ...head.warnings].filter(Boolean).join("  ·  "));
+    phase.hidden = !phase.textContent;
+    if (head === drawn) return undefined;
+    drawn = head;
+    fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null);
+    fill(menu, head.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
+    if (!head.controls.length) menu.hidden = true;
+    cause.hidden = !head.cause;
+    fill(cause, head.cause ? [h("b", {}, head.cause), head.lines.length ? h("pre", {}, head.lines.join("\n")) : null] : []);
+    return undefined;
+  };
+  const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
+  const top = h("header", { class: "ftw-head" }, back, state, name, facts, h("span", { class: "ftw-space" }), actions);
+  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, menu, cause), draw };
+}

@@ -1,0 +1,44 @@
+/** The column at the right: what the focused setting means, and what the config costs with the last edit's change. */
+import { fill, h } from "./dom.js";
+
+/** The right column: the focused field in plain words, then the consequences with the change of the last edit. */
+export function sideView(link) {
+  const words = h("section", { class: "ftw-explain", "aria-live": "polite" });
+  const list = h("dl", { class: "ftw-consequences" });
+  const element = h("aside", { class: "ftw-side" }, words, h("section", {}, h("h4", {}, "What this costs"), list));
+  let path = null;
+  const explain = (state) => {
+    const spec = link.specs.find((known) => known?.path === path && state.fields.some((field) => link.specs[field.spec] === known));
+    const step = state.steps.find((known) => known.id === state.step);
+    if (!spec) return fill(words, h("h4", {}, step.title), h("p", {}, step.question));
+    const facts = [spec.limits, spec.default ? `default ${spec.default}` : null, spec.level === "basic" ? null : spec.level, spec.source];
+    return fill(
+      words,
+      h("h4", {}, spec.title),
+      h("p", {}, spec.help),
+      h("p", { class: "ftw-quiet" }, facts.filter(Boolean).join(" · ")),
+      h("p", { class: "ftw-quiet" }, h("code", {}, spec.path)),
+    );
+  };
+  return {
+    element,
+    focus(next) {
+      path = next;
+      if (link.state) explain(link.state);
+    },
+    draw(state) {
+      explain(state);
+      fill(
+        list,
+        state.consequences.map(({ label, text, delta, worse, over }) =>
+          h(
+            "div",
+            { class: "ftw-consequence" },
+            h("dt", {}, label),
+            h("dd", { dataset: { over: over ? "yes" : "no" } }, text, delta ? h("small", { dataset: { worse: worse ? "yes" : "no" } }, `${delta} with this edit`) : null),
+          ),
+        ),
+      );
+    },
+  };
+}

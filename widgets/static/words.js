@@ -1,0 +1,59 @@
+/** The pages of a monitor that are words: answers to the pinned prompts, the log, the receipt, the config. */
+import { fill, h, number } from "./dom.js";
+
+export function samplesPage() {
+  const element = h("div", { class: "ftw-samples" });
+  let before = null;
+  return {
+    element,
+    draw(held) {
+      const samples = held.parts.samples ?? [];
+      if (samples === before) return;
+      before = samples;
+      fill(
+        element,
+        samples.length ? null : h("p", { class: "ftw-empty" }, "Answers to the pinned prompts appear here while the run goes."),
+        samples.map((group) =>
+          h(
+            "article",
+            { class: "ftw-row" },
+            h("header", { class: "ftw-row-head ftw-raw" }, group.prompt),
+            h("dl", { class: "ftw-answers" }, group.answers.map(([step, text]) => h("div", {}, h("dt", {}, `step ${number(step)}`), h("dd", { class: "ftw-raw" }, text)))),
+          ),
+        ),
+      );
+    },
+  };
+}
+
+export function textPage(kind) {
+  const element = h("pre", { class: kind, tabindex: "0" });
+  return {
+    element,
+    draw(held) {
+      const text = held.parts[kind === "ftw-log" ? "log" : "config"] ?? "";
+      if (element.textContent === text) return;
+      const page = element.parentElement;
+      const atEnd = page ? page.scrollTop + page.clientHeight >= page.scrollHeight - 30 : true;
+      element.textContent = text;
+      if (page && atEnd && kind === "ftw-log") page.scrollTop = page.scrollHeight;
+    },
+  };
+}
+
+export function receiptPage() {
+  const element = h("div", {});
+  let before = null;
+  return {
+    element,
+    draw(held) {
+      const entries = held.parts.receipt ?? [];
+      if (entries === before) return;
+      before = entries;
+      if (!entries.length) return fill(element, h("p", { class: "ftw-empty" }, "What was really done with each setting stands here once the run has started."));
+      const head = h("tr", {}, ["feature", "asked", "done", "how many", ""].map((title) => h("th", { scope: "col" }, title)));
+      const rows = entries.map((entry) => h("tr", {}, entry.map((cell) => h("td", {}, cell))));
+      return fill(element, h("table", { class: "ftw-table" }, h("thead", {}, head), h("tbody", {}, rows)));
+    },
+  };
+}

@@ -1,0 +1,110 @@
+"""A run in words, part by part, as a monitor shows it: clipped, without secrets, hidden characters visible.
+
+Pure functions of a view. Each part is plain JSON, so that its mark tells whether it changed and it travels only then.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from engine.errors import redact, visible
+from engine.run import control
+from engine.run.store import RunFolder
+from engine.run.view import RunView
+from widgets.numbers import size
+from widgets.protocol import shown
+
+SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
+TITLES = {
+    "save_stop": "Save, then stop",
+    "stop": "Stop now",
+    "checkpoint": "Checkpoint and go on",
+    "end_of_epoch": "Stop at the end of the epoch",
+}
+
+
+def head(view: RunView) -> dict[str, Any]:
+    took = view.ended - view.started if view.ended and view.started else None
+    controls = []
+    if view.state in ("starting", "running"):
+        keeps = _last_checkpoint(view)
+        controls = [
+            {"verb": do, "title": TITLES[do], "keeps": control.WORDS[do] + (keeps if do == "stop" else "")}
+            for do in TITLES
+        ]
+    bad = view.state in ("failed", "lost")
+    return {
+        "state": view.state,
+        "name": visible(view.id),
+        "method": visible(view.method),
+        "model": shown(view.model, 120),
+        "max_steps": view.max_steps,
+        "took": took,
+        "by": shown(view.cause, 300) if view.state == "stopped" else "",
+        "cause": shown(view.cause or "it ended without a word", 600) if bad else "",
+        "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
+        "warnings": [shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]],
+        "controls": controls,
+        "resumable": view.state in ("stopped", "failed", "lost"),
+    }
+
+
+def summary_of(view: RunView) -> str:
+    """A run in three lines of text."""
+    steps = f"step {view.step:,}" + (f" of {view.max_steps:,}" if view.max_steps else "")
+    lines = [f"Run {visible(view.id)}: {view.state}, {visible(view.method)}, {steps}"]
+    if "loss" in view.latest:
+        lines.append(f"  loss {view.latest['loss']:.4g}")
+    if view.cause:
+        lines.append(f"  {visible(view.cause)}")
+    lines.append(f"  In a terminal: workbench watch {visible(view.id)}")
+    return "\n".join(lines)
+
+
+def samples(view: RunView) -> list[dict[str, Any]]:
+    """The newest answers to each prompt, the first answer kept below them for comparison."""
+    by_prompt: dict[str, list[dict[str, Any]]] = {}
+    for sample in view.samples:
+        by_prompt.setdefault(sample["prompt"], []).append(sample)
+    found = []
+    for prompt, samples in list(by_prompt.items())[:SAMPLE_PROMPTS]:
+        newest = samples[-SAMPLE_ANSWERS:]
+        if samples[0] not in newest:
+            newest = [samples[0], *newest[1:]]
+        answers = [[sample["step"], shown(sample["completion"], 400)] for sample in reversed(newest)]
+        found.append({"prompt": shown(prompt, 300), "answers": answers})
+    return found
+
+
+def receipt_row(entry: dict[str, Any]) -> list[str]:
+    return [
+        shown(entry["feature"], 80),
+        *(_cell(entry[key]) for key in ("requested", "effective", "count")),
+        shown(entry["detail"], 300),
+    ]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return shown(value if isinstance(value, str) else json.dumps(value), 120)
+
+
+def _last_checkpoint(view: RunView) -> str:
+    made = [each for each in view.checkpoints if each["state"] == "committed"]
+    if not made:
+        return "; there is none yet"
+    last = made[-1]
+    return f"; the last is of step {last['step']:,}" + (f", {size(last['bytes'])}" if last["bytes"] else "")
+
+
+def config(folder: RunFolder) -> str:
+    try:
+        return visible(redact(folder.config.read_text(encoding="utf-8")[:40_000]), lines=True)
+    except (OSError, UnicodeDecodeError) as problem:
+        return f"config.yaml cannot be read: {problem}"
