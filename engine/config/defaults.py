@@ -12,28 +12,27 @@ from typing import Any
 
 from engine.config import footprint
 from engine.config.facts import Facts
+from engine.config.method import METHODS
 from engine.config.tree import FieldSpec, RunConfig, fields
 
 Resolve = Callable[[RunConfig, Facts], tuple[Any, str]]
 
-# (method, adapter) -> learning rate. LoRA takes about ten times the rate of full weights (arXiv:2106.09685 and the
-# PEFT examples); preference losses move a trained model and want far less (arXiv:2305.18290 uses 1e-6).
+# (method, adapter) -> learning rate, from each kind's own class. LoRA takes about ten times the rate of full weights
+# (arXiv:2106.09685 and the PEFT examples); preference losses move a trained model and want far less (arXiv:2305.18290
+# uses 1e-6).
 LEARNING_RATES: dict[tuple[str, str], float] = {
-    ("sft", "lora"): 2e-4,
-    ("sft", "none"): 2e-5,
-    ("pretrain", "lora"): 1e-4,
-    ("pretrain", "none"): 5e-5,
-    ("dpo", "lora"): 1e-5,
-    ("dpo", "none"): 1e-6,
+    (kind, adapter): rate
+    for kind, section in METHODS.items()
+    for adapter, rate in (("lora", section.lora_rate), ("none", section.full_rate))
 }
-_NAMES = {"sft": "SFT", "pretrain": "pretraining", "dpo": "DPO", "lora": "LoRA", "none": "full weights"}
 FIT = 0.92
 """Share of a card that a run may plan to fill."""
 
 
 def _learning_rate(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     method, adapter = config.method.kind, config.adapter.kind
-    return LEARNING_RATES[method, adapter], f"the usual rate for {_NAMES[method]} with {_NAMES[adapter]}"
+    weights = "LoRA" if adapter == "lora" else "full weights"
+    return LEARNING_RATES[method, adapter], f"the usual rate for {METHODS[method].called} with {weights}"
 
 
 def _attention(config: RunConfig, facts: Facts) -> tuple[Any, str]:

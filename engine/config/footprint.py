@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from engine.config.facts import Facts, ModelFacts
+from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 
 MiB = 1024**2
@@ -170,7 +171,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool) -> dict[str, in
     whole = config.adapter.kind == "none"
     weights = _weights(config, model, counts)
     trained_bytes = counts.trained * trained_size(config)
-    pairs = 2 if config.method.kind == "dpo" else 1
+    pairs = METHODS[config.method.kind].sequences
     tokens = config.optim.per_device_train_batch_size * longest_row(config, facts) * pairs
     activations = _activations(config, model, tokens, checkpointing)
     scores = tokens * model.vocab_size * SCORE_BYTES

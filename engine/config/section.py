@@ -52,18 +52,19 @@ class Section(BaseModel):
 
 @cache
 def helps(model: type[Section]) -> dict[str, str]:
-    """The docstring under each field of a section, by the field's name."""
+    """The docstring under each field of a section, by the field's name; a base section's fields are its own too."""
     import ast
     import sys
     from pathlib import Path
 
+    base = model.__base__
+    found: dict[str, str] = dict(helps(base)) if base is not None and base is not Section else {}
     tree = ast.parse(Path(sys.modules[model.__module__].__file__ or "").read_text(encoding="utf-8"))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == model.__name__)
-    found: dict[str, str] = {}
     for field, below in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             text = below.value.value if isinstance(below.value, ast.Constant) else None
-            if isinstance(text, str):
+            if isinstance(text, str) and field.target.id in model.model_fields:
                 found[field.target.id] = " ".join(text.split())
     return found
 

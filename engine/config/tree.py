@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from engine.config.adapter import ADAPTERS, Adapter, NoAdapter
 from engine.config.data import Data, DataSource
 from engine.config.kernels import Kernels
+from engine.config.kinds import MethodSection
 from engine.config.memory import Memory
 from engine.config.method import METHODS, Method, Sft
 from engine.config.model import Model
@@ -228,14 +229,15 @@ def _section_specs(section: str) -> dict[str, FieldSpec]:
             kinds = tuple(kind for kind, other in models.items() if kind and name in other.model_fields)
             spec = _spec(section, model, name, kinds, f"{section}.{name}")
             if name == "kind":
-                spec = _replace_choices(spec, tuple(models))
+                spec = _kind_spec(spec, models)
             found[name] = spec
     return found
 
 
-def _replace_choices(spec: FieldSpec, choices: tuple[str, ...]) -> FieldSpec:
-    values = {name: getattr(spec, name) for name in FieldSpec.__dataclass_fields__}
-    return FieldSpec(**{**values, "choices": choices})
+def _kind_spec(spec: FieldSpec, models: dict[str, type[Section]]) -> FieldSpec:
+    """`kind` itself: its choices are the section's kinds, each in the words of its own class."""
+    words = {kind: model.words for kind, model in models.items() if issubclass(model, MethodSection)}
+    return replace(spec, choices=tuple(models), labels=words or spec.labels)
 
 
 class SectionFields:

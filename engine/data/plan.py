@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.config.method import METHODS
 from engine.data.detect import Detection, detect
 from engine.data.rows import Row, Rows, open_rows
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
 BUILTIN = "builtin/dates"
 TEMPLATES = Path(__file__).parent / "templates"
-PREFERENCE = frozenset({"dpo", "ipo", "simpo", "orpo", "reward"})
 
 
 def is_preference(kind: str) -> bool:
     """Whether a method learns from chosen and rejected answers."""
-    return kind in PREFERENCE
+    return METHODS[kind].rows == "pairs"
 
 
 @dataclass

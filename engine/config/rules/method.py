@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
+from engine.config.method import METHODS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 
@@ -102,19 +103,14 @@ def chat_template_needs_messages(config: RunConfig, facts: Facts) -> Iterator[Fi
 @rule(reads=(fields.method.kind, fields.data.train, fields.data.eval))
 def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Each source's format, as written or as detected, is one that the method learns from."""
-    fits = {
-        "sft": ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens"),
-        "pretrain": ("text", "tokens"),
-        "dpo": ("preference",),
-    }[config.method.kind]
-    other = {"preference": "dpo", "text": "pretrain"}
+    fits = METHODS[config.method.kind].formats
     for spec in (fields.data.train, fields.data.eval):
         for index, entry in enumerate(spec.value(config)):
             source = (facts.sources or {}).get(entry.path)
             found = entry.format or (source.format if source else None)
             if found is None or found in fits:
                 continue
-            kind = other.get(found, "sft")
+            kind = next(kind for kind, section in METHODS.items() if found in section.formats)
             todo = f"Rows of this kind are for {kind}: set method.kind, or name the format and its columns."
             fix = Fix(f"set method.kind to {kind}", {fields.method.kind.path: kind})
             yield must(

@@ -1,0 +1,41 @@
+"""What every kind of method says about itself: one class a kind, and nothing about it anywhere else.
+
+A kind's class docstring says when to use it and what data it needs; its class variables say in words what it is, which
+data formats it learns from, what a prepared row holds and which learning rates `auto` takes. Tables elsewhere (rules,
+rates, forms, the reference page) are made from these, so a new kind is a class and its line in `engine.config.method`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from engine.config.section import Section, Title
+
+Rows = Literal["language", "pairs", "rated", "steps", "texts", "distill", "prompts"]
+"""What a prepared row holds: ids and labels; a prompt with two answers; a prompt with an answer and a verdict; an answer
+in judged steps; texts to embed; ids with a teacher's log-probabilities; a prompt alone."""
+
+LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens")
+Kind = Title("Method")
+
+
+class MethodSection(Section):
+    """The base of every kind of method."""
+
+    kind: Annotated[str, Kind]
+    """How the model learns. Each kind needs its own sort of rows; the words beside it say which."""
+
+    called: ClassVar[str]
+    """Its name in a sentence: `DPO`."""
+    words: ClassVar[str]
+    """What it does, for a list of choices: `DPO: prefer one answer over another`."""
+    formats: ClassVar[tuple[str, ...]]
+    """The data formats it learns from."""
+    rows: ClassVar[Rows]
+    """What one of its prepared rows holds."""
+    sequences: ClassVar[int] = 1
+    """Sequences that one row becomes in a batch."""
+    lora_rate: ClassVar[float]
+    """The learning rate that `auto` takes with an adapter."""
+    full_rate: ClassVar[float]
+    """The learning rate that `auto` takes when every weight is trained."""

@@ -1,0 +1,48 @@
+"""Methods that learn from preferences: what people or rules said about answers, without a reward model."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from engine.config.kinds import Kind, MethodSection, Rows
+from engine.config.section import Advanced, Auto, Ge, Gt, Le, Lt, Source, Title, Words
+
+DpoLoss = Literal[
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
+    "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
+]  # fmt: skip
+
+_ReferenceTitle = Title("Reference")
+_ReferenceWords = Words(
+    adapter_off="the same model, adapter switched off",
+    copy="a frozen copy of the model",
+    precompute="its log-probabilities, computed once before training",
+)
+
+
+class Dpo(MethodSection):
+    """Direct preference optimization: the model learns to prefer the chosen answer over the rejected one. Needs rows
+    with a prompt, a chosen and a rejected answer; start from a model that already answers in the wanted form."""
+
+    kind: Annotated[Literal["dpo"], Kind] = "dpo"
+    called: ClassVar[str] = "DPO"
+    words: ClassVar[str] = "DPO: prefer one answer over another"
+    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    rows: ClassVar[Rows] = "pairs"
+    sequences: ClassVar[int] = 2
+    lora_rate: ClassVar[float] = 1e-5
+    full_rate: ClassVar[float] = 1e-6
+
+    beta: Annotated[float, Gt(0), Le(100), Source("arXiv:2305.18290")] = 0.1
+    """How strongly the model is held to the reference model. Small values let it move far, large ones keep it close."""
+
+    loss_type: Annotated[DpoLoss, Title("Loss"), Advanced, Source("TRL: DPOConfig.loss_type")] = "sigmoid"
+    """Which preference loss. `sigmoid` is the loss of the paper; `hinge`, `robust` and the others are its variants."""
+
+    label_smoothing: Annotated[float, Ge(0), Lt(0.5), Advanced, Source("TRL: DPOConfig.label_smoothing")] = 0.0
+    """How often the labels of a pair are assumed to be swapped. Above 0 the loss trusts noisy preferences less; used by
+    the losses `sigmoid`, `exo_pair` and `robust`."""
+
+    reference: Annotated[Literal["adapter_off", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords] = "auto"
+    """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
+    no memory, and otherwise keeps a frozen copy of the model."""
