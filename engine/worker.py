@@ -146,7 +146,7 @@ def _train(run: RunFolder, writer: EventWriter | None, controls: Controls | None
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint))
     if newest is not None:
-        trainer.restore_counts(newest)
+        trainer.restore(newest)
     _enable_checkpointing(trainer)
     entries = receipt(config, trainer, prepared)
     say.write("receipt", entries=entries)

@@ -2,7 +2,8 @@
 
 A save writes into `checkpoint-N.tmp` and is committed by `engine.run.checkpoint`, so a checkpoint is whole or absent;
 transformers' own rotation and its search for the last checkpoint are never used. Token counts are state: they are saved
-and come back with the checkpoint. Row ids leave the batch before the model sees it.
+and come back with the checkpoint, as does every part that a trainer registers (`engine.trainers.parts`). Row ids leave
+the batch before the model sees it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from engine.run import checkpoint
 from engine.run.store import RunFolder
+from engine.trainers.parts import Parts, Stateful
 
 TOKENS_STATE = "tokens_state.json"
 ROWS = "rows"
@@ -47,6 +49,13 @@ class RunTrainer:
         self.tokens, self.trained_tokens = 0, 0
         self.batch_rows: list[int] = []
         self._uncounted: list[torch.Tensor] = []
+
+    def register_state(self, name: str, part: Stateful) -> None:
+        """From now on the state of `part` goes into each checkpoint and comes back on resume; call it in `build`."""
+        self._registered().add(name, part)
+
+    def _registered(self) -> Parts:
+        return self.__dict__.setdefault("_parts", Parts())
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -109,14 +118,16 @@ class RunTrainer:
         self._save_optimizer_and_scheduler(str(tmp))  # type: ignore[attr-defined]
         self._save_scaler(str(tmp))  # type: ignore[attr-defined]
         self._save_rng_state(str(tmp))  # type: ignore[attr-defined]
+        self._registered().save(tmp, self.args.process_index)  # type: ignore[attr-defined]
         total, trained = self.token_counts()
         if self.args.should_save:  # type: ignore[attr-defined]
             self.state.save_to_json(str(tmp / "trainer_state.json"))  # type: ignore[attr-defined]
             counted = {"total": total, "trainable": trained, "trl_num_tokens": getattr(self, "_total_train_tokens", 0)}
             (tmp / TOKENS_STATE).write_text(json.dumps(counted), "utf-8")
 
-    def restore_counts(self, path: Path) -> None:
-        """Takes up the token counts of a checkpoint."""
+    def restore(self, path: Path) -> None:
+        """Takes up what transformers does not: token counts and registered parts of this rank. Before `train`."""
+        self._registered().load(path, self.args.process_index)  # type: ignore[attr-defined]
         found = path / TOKENS_STATE
         if found.is_file():
             counted = json.loads(found.read_text("utf-8"))
