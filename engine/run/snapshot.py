@@ -20,7 +20,7 @@ from engine.run.series import Series
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 
-VERSION = 1
+VERSION = 2
 NAME = "view.bin"
 _MAGIC = b"workbench view 1\n"
 _LOOK = 4096

@@ -19,6 +19,7 @@ Event = dict[str, Any]
 MAX_SERIES = 256
 MAX_SAMPLES = 600
 MAX_LIST = 1000
+MAX_ROLLOUTS = 400
 # Keys of a metrics event that are not curves.
 _FRAME = frozenset({"v", "seq", "t", "rank", "segment", "kind", "step", "epoch", "cut"})
 
@@ -50,6 +51,7 @@ class RunView:
     series: dict[str, Series] = field(default_factory=dict)
     receipt: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
+    rollouts: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     controls: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -141,6 +143,7 @@ def _supersede(view: RunView, step: int) -> None:
     view.series = {name: series for name, series in view.series.items() if len(series)}
     view.latest = {name: last[1] for name, series in view.series.items() if (last := series.last)}
     view.samples = [sample for sample in view.samples if sample["step"] <= step]
+    view.rollouts = [entry for entry in view.rollouts if entry["step"] <= step]
     view.diverged = [entry for entry in view.diverged if (entry["step"] or 0) <= step]
     view.step = step
 
@@ -249,6 +252,21 @@ def _sample(view: RunView, event: Event) -> None:
         view.samples = earliest + [sample for sample in view.samples[-MAX_SAMPLES // 2 :] if sample["step"] != first]
 
 
+def _rollout(view: RunView, event: Event) -> None:
+    """A group of completions; its texts are read from the samples with `engine.run.rollouts.read_group`."""
+    rewards = event.get("rewards")
+    view.rollouts.append(
+        {
+            **{key: _whole(event, key) or 0 for key in ("step", "group", "row", "count", "cut_off", "offset", "bytes")},
+            **{key: _number(event, key) for key in ("reward", "reward_std")},
+            "prompt": _text(event, "prompt"),
+            "rewards": {name: _number(rewards, name) for name in rewards} if isinstance(rewards, dict) else {},
+        }
+    )
+    if len(view.rollouts) > MAX_ROLLOUTS:
+        del view.rollouts[0]
+
+
 def _checkpoint(view: RunView, event: Event) -> None:
     path = _text(event, "path")
     entry = {
@@ -315,6 +333,7 @@ _MEANING: dict[str, Callable[[RunView, Event], None]] = {
     "receipt": _receipt,
     "gpu": _gpu,
     "sample": _sample,
+    "rollout": _rollout,
     "checkpoint": _checkpoint,
     "finding": _finding,
     "control": _control,

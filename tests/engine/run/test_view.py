@@ -19,6 +19,7 @@ KINDS = [
     "gpu",
     "batch",
     "sample",
+    "rollout",
     "checkpoint",
     "finding",
     "control",
