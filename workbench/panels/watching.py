@@ -346,14 +346,17 @@ class Receipt(Scrolled):
             changed = entry["requested"] is not None and clean(entry["requested"]) != clean(entry["effective"])
             arrow = " -> " if ascii_only() else " → "
             times = "" if entry["count"] is None else f"  ({count(entry['count'])})"
-            made.append(
-                [
-                    (f"{cut(clean(entry['feature']), label - 1):{label}}", "dim"),
-                    (f"{clean(entry['requested'])}{arrow}" if changed else "", "dim"),
-                    (_effective(entry["effective"]), "given"),
-                    (times, "value"),
-                ]
-            )
+            head = f"{cut(clean(entry['feature']), label - 1):{label}}"
+            parts: Line = [
+                (f"{clean(entry['requested'])}{arrow}" if changed else "", "dim"),
+                (_effective(entry["effective"]), "given"),
+                (times, "value"),
+            ]
+            if label + sum(cell_len(text) for text, _ in parts) <= width:
+                made.append([(head, "dim"), *parts])
+            else:
+                wrapped = paragraph("".join(text for text, _ in parts), width - label, "given")
+                made += [[(head if row == 0 else " " * label, "dim"), *line] for row, line in enumerate(wrapped)]
             if entry["detail"]:
                 made += paragraph(clean(entry["detail"]), width, "faint", indent=" " * label)
         return made
