@@ -147,7 +147,7 @@ class FormPart(Part):
         return runs_dir_of(self.draft.config, self.draft.given, self.explicit_runs)
 
     def _spec(self, path: str) -> FieldSpec:
-        spec = fields.get(path)
+        spec = fields.of(self.draft.config, path)
         if spec is None:
             raise UsageError(f"{visible(path)[:80]}: is no setting.")
         return spec

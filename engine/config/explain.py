@@ -81,6 +81,7 @@ def of_setting(spec: FieldSpec) -> Explanation:
     facts = [("takes", expectation(spec) + (f" ({spec.unit})" if spec.unit else ""))]
     facts += [("", f"{shown(choice)}: {spec.label(choice)}") for choice in spec.choices if str(choice) in spec.labels]
     facts.append(("default", shown(spec.default)))
+    facts += [(f"with {kind}", f"default {shown(other.default)}: {other.help}") for kind, other in spec.variants]
     if spec.name == "learning_rate":
         rates = ", ".join(
             f"{method} with {'LoRA' if kind == 'lora' else 'full weights'} {rate:g}"

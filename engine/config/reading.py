@@ -110,6 +110,8 @@ class _Reader:
                 self._unknown(name, key, value)
                 continue
             self.given.add(path)
+            if spec.variants:
+                spec = spec.for_kind(model.model_fields["kind"].default)
             if key not in model.model_fields:
                 if known_kind:
                     self._wrong_kind(spec, value, model)

@@ -74,6 +74,10 @@ def _setting(spec: FieldSpec) -> Iterator[str]:
     yield ""
     takes = expectation(spec) + (f" ({spec.unit})" if spec.unit else "")
     rows: list[tuple[str, Any]] = [("takes", takes), ("default", f"`{shown(spec.default)}`")]
+    for kind, other in spec.variants:
+        takes = expectation(other) + (f" ({other.unit})" if other.unit else "")
+        source = f" ({other.source})" if other.source else ""
+        rows.append((f"with `{kind}`", f"{takes}; default `{shown(other.default)}`. {other.help}{source}"))
     if spec.kinds and spec.name != "kind":
         rows.append(("only with", f"`{spec.section}.kind: {' or '.join(spec.kinds)}`"))
     if spec.later:

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from inspect import get_annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -114,6 +115,22 @@ class FieldSpec:
     """For `mapping`: whether its values must be texts."""
     owner: type[Section] = Section
     """The section's class that declares it."""
+    variants: tuple[tuple[str, FieldSpec], ...] = ()
+    """Where kinds declare it otherwise (another default, other bounds or choices, other words): `(kind, spec)`."""
+
+    def of(self, config: RunConfig) -> FieldSpec:
+        """The setting as the config's own kind of method or adapter declares it."""
+        return self.for_kind(getattr(config, self.section).kind) if self.variants else self
+
+    def for_kind(self, kind: str) -> FieldSpec:
+        """The setting as this kind declares it."""
+        return next((spec for name, spec in self.variants if name == kind), self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FieldSpec) and (self.path, self.section) == (other.path, other.section)
+
+    def __hash__(self) -> int:
+        return hash(self.path)
 
     @property
     def help(self) -> str:
@@ -229,9 +246,17 @@ def _section_specs(section: str) -> dict[str, FieldSpec]:
             kinds = tuple(kind for kind, other in models.items() if kind and name in other.model_fields)
             spec = _spec(section, model, name, kinds, f"{section}.{name}")
             if name == "kind":
-                spec = _kind_spec(spec, models)
-            found[name] = spec
+                found[name] = _kind_spec(spec, models)
+                continue
+            others = [kind for kind in kinds if _declarer(models[kind], name) is not _declarer(model, name)]
+            variants = tuple((kind, _spec(section, models[kind], name, kinds, spec.path)) for kind in others)
+            found[name] = replace(spec, variants=variants)
     return found
+
+
+def _declarer(model: type[Section], name: str) -> type:
+    """The class in whose body the field stands."""
+    return next(each for each in model.__mro__ if name in get_annotations(each))
 
 
 def _kind_spec(spec: FieldSpec, models: dict[str, type[Section]]) -> FieldSpec:
@@ -292,6 +317,11 @@ class Fields:
     def __contains__(self, path: object) -> bool:
         return path in self._paths
 
+    def of(self, config: RunConfig, path: str) -> FieldSpec | None:
+        """The setting at this path as the config's own method and adapter declare it."""
+        spec = self.get(path)
+        return spec.of(config) if spec is not None else None
+
     def get(self, path: str) -> FieldSpec | None:
         """The setting at this path, also inside an entry of a source (`data.train.0.format`)."""
         found = self._paths.get(path)
@@ -307,5 +337,5 @@ fields = Fields()
 
 
 def fields_of(config: RunConfig) -> tuple[FieldSpec, ...]:
-    """The settings that apply to the config's method and adapter, in the order of the file."""
-    return tuple(spec for spec in fields if spec.applies(config))
+    """The settings that apply to the config's method and adapter, as these declare them, in the order of the file."""
+    return tuple(spec.of(config) for spec in fields if spec.applies(config))

@@ -166,7 +166,7 @@ class BuildScreen(EditingScreen):
 
     def _draw_focus(self, view: View) -> None:
         row = self.pane.form.row
-        spec = fields.get(row.key) if row is not None else None
+        spec = fields.of(self.draft.config, row.key) if row is not None else None
         if row is not None and row.key:
             self._focus[self.step] = row.key
         if self._aside is not None:

@@ -95,7 +95,7 @@ class EditingScreen(Screen[None]):
         elif row.key.startswith("recipe:"):
             self._take_recipe(row.key.removeprefix("recipe:"))
         else:
-            spec = fields.get(row.key)
+            spec = fields.of(self.draft.config, row.key)
             if spec is not None:
                 self._edit_setting(spec, row)
 
@@ -153,7 +153,7 @@ class EditingScreen(Screen[None]):
     @on(FormPane.Typed)
     def _typed(self, event: FormPane.Typed) -> None:
         """Every key press is read as if it were kept; the finding stands under the row at once."""
-        spec = fields.get(event.key)
+        spec = fields.of(self.draft.config, event.key)
         if spec is None:
             return
         draft = self.draft
@@ -183,7 +183,7 @@ class EditingScreen(Screen[None]):
             return
         key, value = event.answer
         unset = isinstance(value, str) and not value.strip()
-        spec = fields.get(key)
+        spec = fields.of(self.draft.config, key)
         if spec is not None and value == as_typed(spec, self.draft.value(key)) and not unset:
             self.draw()
         else:
