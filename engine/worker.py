@@ -84,6 +84,7 @@ def _train(run: RunFolder, writer: EventWriter | None, controls: Controls | None
     from engine.generate import generate
     from engine.models.adapters import add_adapter
     from engine.models.load import load_model, load_processing_class
+    from engine.patches.plan import Patches
     from engine.trainers.receipt import receipt, unmet
     from engine.trainers.table import method
     from engine.trainers.watching import Watching
@@ -107,6 +108,8 @@ def _train(run: RunFolder, writer: EventWriter | None, controls: Controls | None
     say.phase("Loading the model")
     model = load_model(config)
     model = add_adapter(model, config)
+    patches = Patches(config, run.path)
+    patches.on_model(model)
     say.phase("Building the trainer")
     newest, skipped = checkpoint.newest_valid(run)
     for path, reason in skipped:
@@ -147,13 +150,17 @@ def _train(run: RunFolder, writer: EventWriter | None, controls: Controls | None
     trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint))
     if newest is not None:
         trainer.restore(newest)
+    patches.on_trainer(trainer)
     _enable_checkpointing(trainer)
-    entries = receipt(config, trainer, prepared)
+    entries = receipt(config, trainer, prepared) + patches.entries()
     say.write("receipt", entries=entries)
     if (sentence := unmet(config, entries)) is not None:
         raise WorkbenchError(sentence)
     say.phase("Training")
-    trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    finally:
+        patches.undo()
     return _end(trainer, watching, say, begun)
 
 

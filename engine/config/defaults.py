@@ -97,7 +97,7 @@ AUTO: dict[FieldSpec, Resolve] = {
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
-    fields.kernels.use_cut_ce: _off("this version has no such kernel yet"),
+    fields.kernels.use_cut_ce: _off("the trainer's own blocks serve; true takes smaller ones"),
     fields.kernels.fused_attn_kernel: _off("this version has no such kernel yet"),
     fields.kernels.torch_compile: _off("this version does not compile yet"),
     fields.run.devices: _devices,

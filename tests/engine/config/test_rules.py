@@ -212,7 +212,6 @@ CASES: dict[str, list[Case]] = {
     "layer-offloading-comes-later": [({"memory.layer_offloading": True}, Facts(), "memory.layer_offloading", "error")],
     "tiled-mlp-comes-later": [({"memory.tiled_mlp": True}, Facts(), "memory.tiled_mlp", "error")],
     "fp32-norms-need-fsdp2": [({"memory.fp32_norms": True}, Facts(), "memory.fp32_norms", "error")],
-    "cut-cross-entropy-comes-later": [({"kernels.use_cut_ce": True}, Facts(), "kernels.use_cut_ce", "error")],
     "fused-attention-kernel-comes-later": [
         ({"kernels.fused_attn_kernel": True}, Facts(), "kernels.fused_attn_kernel", "error")
     ],

@@ -13,6 +13,7 @@ import sys
 import torch
 
 from engine.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from engine.kernels.linear_logp import linear_logp, linear_logp_reference
 from engine.kernels.logp_entropy import logp_entropy, logp_entropy_reference
 from engine.kernels.norm_rope import norm_rope, norm_rope_reference
 
@@ -138,6 +139,47 @@ def linear_cross_entropy_cases() -> None:
             )
 
 
+def linear_logp_cases() -> None:
+    shapes = [(7, 8, 50), (40, 16, 700)] if INTERPRETED else [(7, 64, 500), (1000, 256, 5003), (3000, 1024, 32_001)]
+    settings = [{}, {"soft_cap": 5.0, "temperature": 0.7}, {"logit_scale": 0.5}]
+    for dtype, (rows, hidden, vocabulary), extra in itertools.product(DTYPES, shapes, settings):
+        for trained, biased, entropy in (
+            (True, True, True),
+            (True, False, False),
+            (False, True, True),
+            (False, False, False),
+        ):
+            h = torch.randn(rows, hidden, device=DEVICE).to(dtype).requires_grad_()
+            w = (torch.randn(vocabulary, hidden, device=DEVICE) * hidden**-0.5).to(dtype).requires_grad_(trained)
+            bias = [torch.randn(vocabulary, device=DEVICE).to(dtype).requires_grad_(trained)] if biased else []
+            targets = torch.randint(vocabulary, (rows,), device=DEVICE)
+
+            def call(function, h, w, *bias, targets=targets, extra=extra, entropy=entropy, **more):
+                scores = function(h, w, targets, bias=bias[0] if bias else None, **extra, **more)
+                return scores[:2] if entropy else scores[0]
+
+            name = f"linear_logp {dtype} {rows}x{hidden}x{vocabulary} trained={trained} bias={biased} {extra}"
+            room = 16 * vocabulary * h.element_size()
+            compare(
+                name,
+                lambda *x, room=room: call(linear_logp, *x, workspace_bytes=room),
+                lambda *x: call(linear_logp_reference, *x),
+                [h, w, *bias],
+                2 if entropy else 1,
+            )
+            with torch.no_grad():
+                rest = linear_logp(h, w, targets, bias=bias[0] if bias else None, workspace_bytes=room, **extra)
+                truth = linear_logp_reference(h, w, targets, bias=bias[0] if bias else None, **extra)
+                wide = [x.double() for x in (h, w, *bias)]
+                exact = linear_logp_reference(*wide[:2], targets, bias=wide[2] if bias else None, **extra)
+            for field in ("log_sum_sq_probs", "mean_logits"):
+                judge(f"{name} {field}", getattr(exact, field), getattr(truth, field), getattr(rest, field), dtype)
+            agree = float((rest.is_top1 == truth.is_top1).float().mean())
+            if agree < (1.0 if dtype == torch.float32 else 0.99):
+                print(f"FAIL {name} is_top1 agrees for {agree:.3f} of the rows")
+                FAILURES.append(name)
+
+
 def all_ignored() -> None:
     h = torch.randn(4, 8, device=DEVICE, requires_grad=True)
     w = torch.randn(50, 8, device=DEVICE, requires_grad=True)
@@ -153,7 +195,14 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(INTERPRETED)  # fills fresh memory with NaN, so an unwritten element shows
-    for check in (logp_entropy_cases, logp_entropy_in_place, norm_rope_cases, linear_cross_entropy_cases, all_ignored):
+    for check in (
+        logp_entropy_cases,
+        logp_entropy_in_place,
+        norm_rope_cases,
+        linear_cross_entropy_cases,
+        linear_logp_cases,
+        all_ignored,
+    ):
         check()
     print(f"{len(FAILURES)} failed")
     sys.exit(bool(FAILURES))

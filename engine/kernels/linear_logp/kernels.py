@@ -1,0 +1,125 @@
+"""Triton kernels over blocks of logits that a matrix product has just written.
+
+`row_scores_kernel` sees whole rows: it computes what is asked about their targets and can overwrite the logits with the
+gradient of the target's log-probability. `scores_gradient_kernel` sees any slice of the vocabulary and overwrites it with
+the gradient under given upstream gradients. Names: N rows, V vocabulary or slice.
+
+With z the logit after scale, cap and temperature, lse = log sum exp z and H = lse - sum p z:
+    d logp / dz_v = [v == target] - p_v          d H / dz_v = -p_v (z_v - lse + H)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scaled(x, logit_scale, soft_cap, inverse_temperature, HAS_CAP: tl.constexpr):
+    """z and dz/dx of raw logits x."""
+    z = x * logit_scale
+    if HAS_CAP:
+        # tanh(u) from exp, exact at both ends: exp overflows to inf and gives 1, underflows to 0 and gives -1.
+        t = 1.0 - 2.0 / (tl.exp(2.0 * z / soft_cap) + 1.0)
+        return soft_cap * t * inverse_temperature, logit_scale * (1.0 - t * t) * inverse_temperature
+    return z * inverse_temperature, tl.full(z.shape, 1.0, tl.float32) * logit_scale * inverse_temperature
+
+
+@triton.jit
+def row_scores_kernel(
+    logits_ptr, targets_ptr, bias_ptr, logp_ptr, lse_ptr, entropy_ptr, square_ptr, mean_ptr, top_ptr,
+    stride_n, V, logit_scale, soft_cap, inverse_temperature,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, WITH_ENTROPY: tl.constexpr, WITH_SQUARE: tl.constexpr,
+    WITH_MEAN: tl.constexpr, WITH_TOP: tl.constexpr, WITH_GRADIENT: tl.constexpr,
+    LANES: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
+    """One program a row; the second read, for the gradient, comes from the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets_ptr + row)
+    base = logits_ptr + row * stride_n
+    # Each lane folds its own runs of RUN words: maximum and sums meet across lanes once, after the loop.
+    place = tl.arange(0, LANES)[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    high = tl.full([LANES], float("-inf"), tl.float32)
+    before = tl.full([LANES], float("-inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    weighted = tl.zeros([LANES], tl.float32)
+    squared = tl.zeros([LANES], tl.float32)
+    summed = tl.zeros([LANES], tl.float32)
+    hit = tl.zeros([LANES], tl.float32)
+    for start in range(0, V, LANES * RUN):
+        words = start + place
+        inside = words < V
+        x = tl.load(base + words, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            x += tl.load(bias_ptr + words, mask=inside, other=0.0).to(tl.float32)
+        z, _ = _scaled(x, logit_scale, soft_cap, inverse_temperature, HAS_CAP)
+        hit += tl.sum(tl.where(words == target, z, 0.0), 1)
+        if WITH_MEAN:
+            summed += tl.sum(tl.where(inside, z, 0.0), 1)
+        z = tl.where(inside, z, float("-inf"))
+        if WITH_TOP:
+            before = tl.maximum(before, tl.max(tl.where(words < target, z, float("-inf")), 1))
+        new_high = tl.maximum(high, tl.max(z, 1))
+        # A lane may hold -inf only: nothing to rescale then, and (-inf) - (-inf) must not become NaN.
+        shift = tl.where(new_high == float("-inf"), 0.0, new_high)
+        e = tl.exp(z - shift[:, None])
+        rescale = tl.exp(high - shift)
+        total = total * rescale + tl.sum(e, 1)
+        if WITH_ENTROPY:
+            weighted = weighted * rescale + tl.sum(tl.where(e > 0, e * z, 0.0), 1)
+        if WITH_SQUARE:
+            squared = squared * rescale * rescale + tl.sum(e * e, 1)
+        high = new_high
+    top = tl.max(high, 0)
+    rescale = tl.exp(high - top)
+    whole = tl.sum(total * rescale, 0)
+    lse = top + tl.log(whole)
+    z_target = tl.sum(hit, 0)
+    tl.store(logp_ptr + row, z_target - lse)
+    tl.store(lse_ptr + row, lse)
+    if WITH_ENTROPY:
+        tl.store(entropy_ptr + row, lse - tl.sum(weighted * rescale, 0) / whole)
+    if WITH_SQUARE:
+        tl.store(square_ptr + row, tl.log(tl.sum(squared * rescale * rescale, 0)) - 2.0 * tl.log(whole))
+    if WITH_MEAN:
+        tl.store(mean_ptr + row, tl.sum(summed, 0) / V)
+    if WITH_TOP:
+        # A tie goes to the first word, as argmax has it.
+        tl.store(top_ptr + row, (z_target >= top) & (z_target > tl.max(before, 0)))
+    if WITH_GRADIENT:
+        for start in range(0, V, LANES * RUN):
+            words = start + place
+            inside = words < V
+            x = tl.load(base + words, mask=inside, other=0.0).to(tl.float32)
+            if HAS_BIAS:
+                x += tl.load(bias_ptr + words, mask=inside, other=0.0).to(tl.float32)
+            z, slope = _scaled(x, logit_scale, soft_cap, inverse_temperature, HAS_CAP)
+            gradient = (tl.where(words == target, 1.0, 0.0) - tl.exp(z - lse)) * slope
+            tl.store(base + words, gradient.to(logits_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scores_gradient_kernel(
+    logits_ptr, targets_ptr, bias_ptr, lse_ptr, entropy_ptr, d_logp_ptr, d_entropy_ptr,
+    stride_n, first_v, V, logit_scale, soft_cap, inverse_temperature,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, WITH_LOGP: tl.constexpr, WITH_ENTROPY: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """One program a row and block; the slice begins at word `first_v` of the vocabulary."""
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    inside = offsets < V
+    place = logits_ptr + row * stride_n + offsets
+    x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias_ptr + first_v + offsets, mask=inside, other=0.0).to(tl.float32)
+    z, slope = _scaled(x, logit_scale, soft_cap, inverse_temperature, HAS_CAP)
+    logp = z - tl.load(lse_ptr + row)
+    p = tl.exp(logp)
+    gradient = tl.zeros([BLOCK_V], tl.float32)
+    if WITH_LOGP:
+        chosen = tl.where(first_v + offsets == tl.load(targets_ptr + row), 1.0, 0.0)
+        gradient += tl.load(d_logp_ptr + row) * (chosen - p)
+    if WITH_ENTROPY:
+        gradient -= tl.where(p > 0, tl.load(d_entropy_ptr + row) * p * (logp + tl.load(entropy_ptr + row)), 0.0)
+    tl.store(place, (gradient * slope).to(logits_ptr.dtype.element_ty), mask=inside)

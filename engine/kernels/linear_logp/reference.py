@@ -1,0 +1,48 @@
+"""Scores of tokens from hidden states and the head, in plain torch with every logit in memory: the truth for the op."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+
+class TokenScores(NamedTuple):
+    """What a head says about each target, [N] each: log-probabilities always, the others where they were asked for."""
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor | None
+    log_sum_sq_probs: torch.Tensor | None
+    mean_logits: torch.Tensor | None
+    is_top1: torch.Tensor | None
+
+
+def linear_logp_reference(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    temperature: float = 1.0,
+    soft_cap: float | None = None,
+    logit_scale: float = 1.0,
+) -> TokenScores:
+    """All scores of `hidden` [N, H] under the head `weight` [V, H] for `targets` [N]; see the op.
+
+    float32 results, float64 for float64 input. The last three carry no gradient.
+    """
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    logits = F.linear(hidden, weight, bias).to(wide) * logit_scale
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    logits = logits / temperature
+    logp_NV = F.log_softmax(logits, dim=-1)
+    flat = logp_NV.detach()
+    return TokenScores(
+        logp_NV.gather(-1, targets.unsqueeze(-1)).squeeze(-1),
+        -(logp_NV.exp() * logp_NV).sum(-1),
+        (2 * flat).logsumexp(-1),
+        logits.detach().mean(-1),
+        logits.detach().argmax(-1) == targets,
+    )

@@ -1,0 +1,63 @@
+"""Which features change the built model and trainer of a run, in which order, and what each of them really did.
+
+Every feature is a function that looks at the config and the instances, changes instances alone, and returns `Applied`:
+what was asked for, what is in force, on how many modules, and how to take it back. Library modules and globals stay as
+they are, so two runs in one process do not meet. A feature that was asked for and touched nothing raises before the first
+step; a feature that has nothing to act on in this method says so in words.
+
+Order: `on_model` before the trainer is built (what wraps layers), `on_trainer` after it (TRL has given the model its head
+by then).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One feature, as the receipt tells it. `undo` takes it back from the instances."""
+
+    feature: str
+    requested: Any
+    effective: Any
+    count: int | None
+    detail: str
+    undo: Callable[[], None] = lambda: None
+
+    def entry(self) -> dict[str, Any]:
+        """The receipt's entry."""
+        return {name: getattr(self, name) for name in ("feature", "requested", "effective", "count", "detail")}
+
+
+class Patches:
+    """The features of one run, applied in order and taken back in the reverse order."""
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self.applied: list[Applied] = []
+
+    def on_model(self, model: Any) -> None:
+        """Features of the model itself. Raises ModelError for one that was asked for and cannot act on this model."""
+
+    def on_trainer(self, trainer: Any) -> None:
+        """Features that need the trainer. Raises ModelError as above."""
+        from engine.patches import head
+
+        self._add(head.cut_cross_entropy(self.config, trainer))
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Entries for the receipt."""
+        return [each.entry() for each in self.applied]
+
+    def undo(self) -> None:
+        """Takes everything back."""
+        while self.applied:
+            self.applied.pop().undo()
+
+    def _add(self, applied: Applied | None) -> None:
+        if applied is not None:
+            self.applied.append(applied)

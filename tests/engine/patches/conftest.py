@@ -1,0 +1,57 @@
+"""A tiny model and a meter of live memory for the features that change models."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+
+class Meter(TorchDispatchMode):
+    """Bytes of tensors made inside, at their highest; storages count once and until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = self.largest = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(value, torch.Tensor):
+                self._add(value.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.live += size
+        self.peak, self.largest = max(self.peak, self.live), max(self.largest, size)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+
+@pytest.fixture
+def meter() -> Callable[[], Meter]:
+    return Meter
+
+
+def tiny_model(vocab: int = 128, layers: int = 2, **changes: Any) -> Any:
+    """A Qwen3 of hidden 32 with random weights, the same each time."""
+    torch.manual_seed(0)
+    shape = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": vocab, "tie_word_embeddings": False,
+        "max_position_embeddings": 512,
+    }  # fmt: skip
+    return Qwen3ForCausalLM(Qwen3Config(**{**shape, **changes}))

@@ -1,0 +1,129 @@
+"""The cut head gives TRL's numbers with less memory, in every field of its output, and says what it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trl.trainer.utils import add_fused_lm_head
+
+from engine.errors import ModelError
+from engine.patches import head
+from tests.engine.patches.conftest import Meter, tiny_model
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines, source, train  # noqa: F401
+
+OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+
+
+def config(value=True):
+    return SimpleNamespace(kernels=SimpleNamespace(use_cut_ce=value))
+
+
+def batch(vocab=128, rows=3, length=24):
+    ids = torch.randint(vocab, (rows, length))
+    labels = ids.masked_fill(torch.rand(rows, length) < 0.6, -100)
+    return {"input_ids": ids, "labels": labels}
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7}])
+def test_every_output_and_gradient_is_that_of_the_plain_model(trained, changes):
+    model = tiny_model().double()
+    model.lm_head.requires_grad_(trained)
+    inputs = batch()
+    logits = model(input_ids=inputs["input_ids"]).logits[:, :-1] / changes.get("temperature", 1.0)
+    targets = inputs["labels"][:, 1:]
+    mask = targets != -100
+    logp = torch.log_softmax(logits, -1)
+    chosen = logp.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1) * mask
+    weights = torch.randn_like(chosen)
+    entropy = -(logp.exp() * logp).sum(-1) * mask
+    (chosen * weights + 0.1 * entropy * weights.flip(0)).sum().backward()
+    truth = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+
+    add_fused_lm_head(model, outputs=OUTPUTS, **changes)
+    done = head.cut_cross_entropy(config(), SimpleNamespace(model=model))
+    out = model(**inputs, fused_lm_head=True)
+    torch.testing.assert_close(out.log_probs, chosen, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(out.entropy, entropy, rtol=1e-10, atol=1e-10)
+    assert torch.equal(out.is_top1.bool(), (logits.argmax(-1) == targets) & mask)
+    torch.testing.assert_close(out.mean_logits, logits.mean(-1) * mask, rtol=1e-10, atol=1e-10)
+    (out.log_probs * weights + 0.1 * out.entropy * weights.flip(0)).sum().backward()
+    for name, gradient in truth.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-9, atol=1e-10)
+    done.undo()
+
+
+def test_its_memory_stays_far_below_the_logits_and_below_trls():
+    vocab, peaks, losses = 20_000, {}, {}
+    inputs = batch(vocab, rows=4, length=257)
+    for name in ("trl", "ours"):
+        model = tiny_model(vocab)
+        model.lm_head.requires_grad_(False)
+        add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+        if name == "ours":
+            head.cut_cross_entropy(config(), SimpleNamespace(model=model))
+        with Meter() as meter:
+            loss = -model(**inputs, fused_lm_head=True).log_probs.sum()
+            loss.backward()
+        peaks[name], losses[name] = meter.peak, loss.item()
+    assert losses["ours"] == pytest.approx(losses["trl"], rel=1e-6)
+    assert peaks["ours"] < 0.4 * peaks["trl"]
+    assert peaks["ours"] < 4 * 256 * vocab * 4  # float32 logits of all tokens, which a plain loss holds
+
+
+def test_a_batch_without_a_label_gives_a_differentiable_zero():
+    model = tiny_model()
+    add_fused_lm_head(model)
+    head.cut_cross_entropy(config(), SimpleNamespace(model=model))
+    inputs = batch()
+    loss = model(input_ids=inputs["input_ids"], labels=torch.full_like(inputs["labels"], -100), fused_lm_head=True).loss
+    loss.backward()
+    assert loss.item() == 0
+
+
+def test_undo_gives_trls_head_back_and_leaves_its_module_alone():
+    import trl.trainer.utils as theirs
+
+    model = tiny_model()
+    add_fused_lm_head(model)
+    before, op = model.forward, theirs._ChunkedLogProbFunction
+    done = head.cut_cross_entropy(config(), SimpleNamespace(model=model))
+    assert model.forward is not before
+    assert theirs._ChunkedLogProbFunction is op
+    done.undo()
+    assert model.forward == before
+
+
+def test_the_names_that_are_replaced_stand_in_trls_head():
+    model = tiny_model()
+    add_fused_lm_head(model)
+    code = model.forward.__func__.__code__
+    assert {head.OP, head.COMPACT} <= set(code.co_names)
+    assert set(code.co_freevars) >= {"outputs", "temperature", "original_forward"}
+
+
+def test_a_model_without_a_head_is_said_in_words_and_an_adapter_on_the_head_is_refused():
+    from peft import LoraConfig, get_peft_model
+
+    said = head.cut_cross_entropy(config(), SimpleNamespace(model=tiny_model()))
+    assert "no vocabulary head" in said.detail
+    model = get_peft_model(tiny_model(), LoraConfig(target_modules=["lm_head"], r=2))
+    add_fused_lm_head(model.get_base_model())
+    with pytest.raises(ModelError, match="adapter of its own"):
+        head.cut_cross_entropy(config(), SimpleNamespace(model=model))
+
+
+@pytest.mark.parametrize(
+    ("method", "adapter", "rows"), [("sft", "lora", CONVERSATIONS), ("dpo", "none", PAIRS), ("dpo", "lora", PAIRS)]
+)
+def test_runs_give_the_same_losses_with_it(train, source, method, adapter, rows):  # noqa: F811
+    settings = {"method.kind": method, "adapter.kind": adapter, "data.train": [{"path": source(rows)}]}
+    runs = [train({**settings, "optim.max_steps": 4, "kernels.use_cut_ce": value}) for value in (False, True)]
+    losses = [[event["loss"] for event in lines(run, "metrics")] for run in runs]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-6)
+    said = {entry["feature"]: entry for entry in lines(runs[1], "receipt")[0]["entries"]}[head.FEATURE]
+    assert said["count"] == (2 if (method, adapter) == ("dpo", "none") else 1)
+    assert ("frozen head" in said["detail"]) == (adapter == "lora")
