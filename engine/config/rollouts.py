@@ -1,0 +1,125 @@
+"""Methods that learn from rewards: the model answers, rules or models score the answers, better ones become likelier.
+
+Prompts are the rows; the row's answer and its other columns go to the rewards. The settings that all of them share stand
+in one base; the names are those of TRL's GRPOConfig where it has the setting.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
+from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Lt, Required, Source, Title, Unit, Words
+
+PROMPT_FORMATS = ("prompts", *(name for name in LANGUAGE_FORMATS if name != "tokens"))
+
+
+class Rollouts(MethodSection):
+    """What all methods with rewards share: the rewards, how answers are sampled, and the clipped policy loss."""
+
+    formats: ClassVar[tuple[str, ...]] = PROMPT_FORMATS
+    rows: ClassVar[Rows] = "prompts"
+    lora_rate: ClassVar[float] = 1e-5
+    full_rate: ClassVar[float] = 1e-6
+
+    reward_funcs: Annotated[list[str], Title("Rewards"), Control("prompts"), Required()] = []
+    """What scores an answer, one text each: `exact_match`, `gsm8k`, `regex:PATTERN`, `format:<think>{}</think>{}`,
+    `length:TOKENS`, `json_schema:FILE`, a Python function as `rewards.py:score`, or a reward model as `model:NAME`. A
+    weight may stand before it: `0.2 * length:64`."""
+
+    reward_timeout: Annotated[float, Gt(0), Le(86_400), Title("Time for a reward"), Unit("seconds"), Advanced] = 60.0
+    """How long one call of a reward function may take for a batch of answers. Past it the run ends and names it."""
+
+    max_completion_length: Annotated[int, Ge(1), Le(1_048_576), Title("Longest answer"), Unit("tokens")] = 256
+    """The most tokens of an answer. Longer ones are cut off; how many were is a curve. Prompts keep to
+    `data.max_length`."""
+
+    temperature: Annotated[float, Gt(0), Le(10), Advanced, Source("TRL: GRPOConfig.temperature")] = 1.0
+    """How freely answers are sampled. Low values give like answers, from which little can be learned."""
+
+    top_p: Annotated[float, Gt(0), Le(1), Expert, Source("TRL: GRPOConfig.top_p")] = 1.0
+    """Sample only among the likeliest tokens that together have this probability."""
+
+    top_k: Annotated[int, Ge(0), Le(1_000_000), Expert, Source("TRL: GRPOConfig.top_k")] = 0
+    """Sample only among so many of the likeliest tokens. 0 means all."""
+
+    repetition_penalty: Annotated[float, Gt(0), Le(10), Expert, Source("TRL: GRPOConfig.repetition_penalty")] = 1.0
+    """Above 1 tokens that were used already become less likely."""
+
+    num_iterations: Annotated[int, Ge(1), Le(100), Title("Uses of an answer"), Advanced] = 1
+    """How often each answer is trained on before new ones are sampled."""
+
+    steps_per_generation: Annotated[int | None, Ge(1), Le(10_000), Title("Batches sampled together"), Advanced] = None
+    """How many batches of answers are sampled at once. Empty means those of one optimizer step, so that every answer is
+    the present model's own; more sample faster and learn from slightly older answers."""
+
+    epsilon: Annotated[float, Gt(0), Lt(1), Title("Clipping"), Advanced, Source("arXiv:1707.06347")] = 0.2
+    """How far the probability of a token may move from the one it was sampled with before it teaches no more."""
+
+    epsilon_high: Annotated[
+        float | None, Gt(0), Le(10), Title("Clipping above"), Expert, Source("arXiv:2503.14476")
+    ] = None
+    """The same bound upward. Empty means the same as downward; 0.28 lets unlikely tokens grow."""
+
+    beta: Annotated[float, Ge(0), Le(100), Title("Hold to the reference"), Source("arXiv:2402.03300")] = 0.0
+    """How strongly the model is held to where it started, by the KL divergence. 0 needs no reference at all."""
+
+    reference: Annotated[
+        Literal["adapter_off", "copy"] | Auto,
+        Title("Reference"),
+        Words(adapter_off="the same model, adapter switched off", copy="a frozen copy of the model"),
+    ] = "auto"
+    """Where the reference log-probabilities come from when `beta` is above 0. `auto` switches the adapter off when there
+    is one, which costs no memory, and otherwise keeps a frozen copy of the model."""
+
+    rollout_groups: Annotated[int, Ge(0), Le(256), Title("Groups kept to look at"), Advanced] = 4
+    """How many prompts of each sampling are kept in the run folder with all their answers, rewards and advantages."""
+
+
+class Grpo(Rollouts):
+    """Group relative policy optimization: several answers to each prompt are scored, and those better than their group's
+    mean become likelier. Needs prompts and something that scores answers: a rule, a Python function or a reward model.
+    Start from a model that sometimes gets it right: a group without any difference teaches nothing."""
+
+    kind: Annotated[Literal["grpo"], Kind] = "grpo"
+    called: ClassVar[str] = "GRPO"
+    words: ClassVar[str] = "GRPO: learn from rewards, answers compared in groups"
+
+    num_generations: Annotated[int, Ge(1), Le(1024), Title("Answers a prompt"), Source("arXiv:2402.03300")] = 8
+    """How many answers are sampled for each prompt and compared with each other."""
+
+    loss_type: Annotated[
+        Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo"],
+        Title("Loss"),
+        Words(
+            grpo="mean over answers of their mean over tokens",
+            dapo="mean over all tokens of the step",
+            dr_grpo="sum over tokens by the longest length",
+            bnpo="mean over the tokens of a batch",
+            cispo="clipped weights, no token falls out",
+            sapo="soft gate in place of the clip",
+        ),
+        Advanced,
+        Source("TRL: GRPOConfig.loss_type"),
+    ] = "dapo"
+    """How the tokens' losses become one number, and what clips them. `dapo` weighs every token alike (arXiv:2503.14476),
+    `grpo` every answer alike (arXiv:2402.03300), `dr_grpo` takes out the bias to length (arXiv:2503.20783)."""
+
+    importance_sampling_level: Annotated[
+        Literal["token", "sequence"], Expert, Source("arXiv:2507.18071"), Title("Ratio taken")
+    ] = "token"
+    """Whether the ratio of new to old probability is taken for each token or for the whole answer (GSPO)."""
+
+    mask_truncated_completions: Annotated[
+        bool, Title("Leave out cut answers"), Advanced, Source("arXiv:2503.14476")
+    ] = False
+    """Do not learn from answers that were cut off at the longest length."""
+
+    scale_rewards: Annotated[
+        Literal["group", "batch", "none"],
+        Title("Scale by spread of"),
+        Words(group="each group", batch="the whole batch", none="nothing"),
+        Advanced,
+        Source("TRL: GRPOConfig.scale_rewards"),
+    ] = "group"
+    """By which spread a reward's distance from its group's mean is divided."""
