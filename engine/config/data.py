@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from engine.config.section import Advanced, Control, Expert, Ge, Gt, Later, Le, Required, Section, Title, Unit, Words
 
-Format = Literal["messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "tokens"]
+Format = Literal["messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "prompts", "tokens"]
 FORMATS_LATER = (
-    "multimodal_pretrain", "synthetic", "kto", "reward", "embedding", "prompts",
+    "multimodal_pretrain", "synthetic", "kto", "reward", "embedding",
 )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from engine.config.method import METHODS
+
 IGNORED = -100
 
 Rows = Sequence[dict[str, Any]]
@@ -75,11 +77,20 @@ class PreferenceCollator:
         return batch
 
 
-def collator_for(config: Any, processing_class: Any) -> LanguageCollator | PreferenceCollator:
+class PromptCollator:
+    """The rows as they are: answers are sampled first, and the trainer pads them with their prompts."""
+
+    def __call__(self, rows: Rows) -> Rows:
+        return list(rows)
+
+
+def collator_for(config: Any, processing_class: Any) -> LanguageCollator | PreferenceCollator | PromptCollator:
     """The collator of this config's method; hand it to the trainer as `data_collator`."""
     from engine.data.plan import is_preference
     from engine.data.vision import batch_images
 
+    if METHODS[config.method.kind].rows == "prompts":
+        return PromptCollator()
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     pad = tokenizer.pad_token_id
     if pad is None:

@@ -46,6 +46,7 @@ class Example:
     rejected: str | list[Message] = ""
     input_ids: list[int] = field(default_factory=list)
     labels: list[int] | None = None
+    label: bool | None = None
     images: list[Any] = field(default_factory=list)
 
 
@@ -290,6 +291,17 @@ def _read_tokens(row: Row, columns: Mapping[str, str]) -> Example:
     return Example("tokens", input_ids=list(ids or ()), labels=labels)
 
 
+def _read_prompt(row: Row, columns: Mapping[str, str]) -> Example:
+    prompt, answer = (row.get(columns.get(part, part)) for part in ("prompt", "answer"))
+    asked = messages_of(prompt, columns, "prompt") if isinstance(prompt, (list, Mapping)) else None
+    return Example(
+        "prompt",
+        prompt=asked if asked is not None else _text(row, columns, "prompt"),
+        chosen="" if answer is None else answer if isinstance(answer, str) else json.dumps(answer),
+        tools=_tools(row, columns),
+    )
+
+
 def _read_preference(row: Row, columns: Mapping[str, str]) -> Example:
     chosen, rejected = (_answer(row, columns, part) for part in ("chosen", "rejected"))
     given = row.get(columns.get("prompt", "prompt"))
@@ -384,6 +396,16 @@ FORMATS: dict[str, Format] = {
                 **_EXTRA,
             },
             _read_pair,
+        ),
+        Format(
+            "prompts",
+            "prompts",
+            {
+                "prompt": ("prompt", "question", "query", "problem", "instruction"),
+                "answer?": ("answer", "solution", "reference", "ground_truth"),
+                "tools?": ("tools",),
+            },
+            _read_prompt,
         ),
         Format("text", "plain text", {"text": ("text", "content", "document"), "images?": ("images",)}, _read_text),
     )

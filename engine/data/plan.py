@@ -26,6 +26,11 @@ def is_preference(kind: str) -> bool:
     return METHODS[kind].rows == "pairs"
 
 
+def is_prompts(kind: str) -> bool:
+    """Whether a method makes its own answers to prompts."""
+    return METHODS[kind].rows == "prompts"
+
+
 @dataclass
 class Source:
     """One entry under data.train or data.eval, opened."""
@@ -105,7 +110,7 @@ def plan_of(config: Any, processing_class: Any, split: str, *, open_all: bool = 
         max_length=data.max_length,
         excess_length=data.excess_length,
         truncation_side=data.truncation_side,
-        packing=data.packing and not is_preference(method),
+        packing=data.packing and METHODS[method].rows == "language",
         separate=data.packing_cross_doc_attn_mask,
         on_bad_row=data.on_bad_row,
         seed=config.run.seed,
@@ -225,6 +230,12 @@ def _check_fit(source: Source, method: str) -> None:
     if preference and not is_preference(method):
         message = f"holds preference pairs, which method {method} does not learn from"
         raise DataError(message, "Choose method.kind dpo, or other data.", path=visible(source.path))
+    if is_prompts(method) and source.detection.format not in METHODS[method].formats:
+        raise DataError(
+            f"method {method} needs prompts, or conversations to take them from; found {source.detection.why}",
+            "Name the column of the prompt under columns, or choose another method.",
+            path=visible(source.path),
+        )
     if not preference and is_preference(method):
         raise DataError(
             f"method {method} needs preference pairs (chosen and rejected); found {source.detection.why}",

@@ -10,23 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.config.facts import DataFacts
 from engine.data.cache import Store, key_of
-from engine.data.collate import IGNORED
 from engine.data.formats import read_example
 from engine.data.packing import best_fit
-from engine.data.plan import Plan, is_preference, plan_of, use_template
+from engine.data.plan import Plan, plan_of, use_template
+from engine.data.shapes import SHAPES, Shape, shape_of
 from engine.data.tokens import Piece, Tokens
 from engine.errors import DataError, WorkbenchError
 
 BATCH = 256
 FIXED_ROWS = 16
 QUANTILES = 1000
+LANGUAGE = SHAPES["language"]
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -50,6 +51,7 @@ class Counts:
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
+    classes: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
@@ -106,6 +108,7 @@ def token_rows(plan: Plan, tokens: Tokens, order: Sequence[tuple[int, int]], cou
 
 
 def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
+    shape = shape_of(plan.method)
     bases = {number: plan.base(number) for number in {number for number, _ in part}}
     pieces: list[Piece] = []
     at: list[tuple[int, int]] = []
@@ -114,9 +117,10 @@ def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: 
         source = plan.sources[number]
         counts.read += 1
         try:
-            example = read_example(source.rows[index], source.detection.format or "", source.detection.columns)
-            if is_preference(plan.method):
-                made.append(tokens.preference(example))
+            given = source.rows[index]
+            example = read_example(given, source.detection.format or "", source.detection.columns)
+            if shape is not LANGUAGE:
+                made.append(shape.make(tokens, example, given))
             else:
                 piece = tokens.piece(example)
                 if piece.images:
@@ -149,9 +153,8 @@ def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:
 # -- length and what is left to learn ----------------------------------------------------------------------------------
 def fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
     """What remains of a row by the policies on length and on nothing to learn: none, one, or several windows."""
-    preference = "prompt_ids" in row
-    length = _length(row)
-    row["length"] = length
+    shape = shape_of(plan.method)
+    length = row["length"] = shape.length(row)
     counts.longest = max(counts.longest, length)
     cut = False
     if length > plan.max_length:
@@ -166,65 +169,33 @@ def fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
         piece = row.get("piece")
         if plan.excess_length == "split" and piece is not None and piece.special:
             counts.split += 1
-            yield from _windows(row, plan.max_length, counts)
+            yield from _windows(row, plan.max_length, shape, counts)
             return
-        (_cut_preference if preference else _cut)(row, plan.max_length, plan.truncation_side)
+        shape.cut(row, plan.max_length, plan.truncation_side)
         counts.truncated, cut = counts.truncated + 1, True
         row["side"] = plan.truncation_side
     row["cut"] = cut
-    if preference:
-        if not row["chosen_ids"] or not row["rejected_ids"]:
-            counts.masked += 1
-        elif row["chosen_ids"] == row["rejected_ids"]:
-            counts.identical += 1
-        else:
-            yield _counted(row, counts)
-    elif all(label == IGNORED for label in row["labels"][1:]):
-        # The first token is never predicted, so a label on it alone teaches nothing.
-        counts.masked += 1
+    if flaw := shape.flaw(row):
+        setattr(counts, flaw, getattr(counts, flaw) + 1)
     else:
-        yield _counted(row, counts)
+        yield _counted(row, shape, counts)
 
 
-def _length(row: Row) -> int:
-    if "prompt_ids" in row:
-        return len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
-    return len(row["input_ids"])
-
-
-def _cut(row: Row, limit: int, side: str) -> None:
-    part = slice(None, limit) if side == "right" else slice(-limit, None)
-    row["input_ids"], row["labels"] = row["input_ids"][part], row["labels"][part]
-
-
-def _cut_preference(row: Row, limit: int, side: str) -> None:
-    """Right: the answers lose their ends. Left: the prompt loses its beginning, then the answers theirs."""
-    if side == "left":
-        room = limit - max(len(row["chosen_ids"]), len(row["rejected_ids"]))
-        row["prompt_ids"] = row["prompt_ids"][-room:] if room > 0 else []
-        for part in ("chosen_ids", "rejected_ids"):
-            row[part] = row[part][-limit:]
-        return
-    room = max(limit - len(row["prompt_ids"]), 0)
-    for part in ("chosen_ids", "rejected_ids"):
-        row[part] = row[part][:room]
-
-
-def _windows(row: Row, limit: int, counts: Counts) -> Iterator[Row]:
+def _windows(row: Row, limit: int, shape: Shape, counts: Counts) -> Iterator[Row]:
     for start in range(0, len(row["input_ids"]), limit):
         part = slice(start, start + limit)
         window = {**row, "input_ids": row["input_ids"][part], "labels": row["labels"][part], "cut": True}
-        if any(label != IGNORED for label in window["labels"][1:]):
-            yield _counted(window, counts)
+        if not shape.flaw(window):
+            yield _counted(window, shape, counts)
 
 
-def _counted(row: Row, counts: Counts) -> Row:
+def _counted(row: Row, shape: Shape, counts: Counts) -> Row:
     counts.kept += 1
-    counts.tokens += _length(row)
-    if "prompt_ids" in row:
-        counts.trained_tokens += len(row["chosen_ids"]) + len(row["rejected_ids"])
-    else:
-        counts.trained_tokens += sum(label != IGNORED for label in row["labels"])
+    counts.tokens += shape.length(row)
+    counts.trained_tokens += shape.trained(row)
+    if "label" in row:
+        name = str(row["label"]).lower()
+        counts.classes[name] = counts.classes.get(name, 0) + 1
     return row
 
 
@@ -235,9 +206,10 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
     lengths = array("I")
     fixed: list[Row] = []
     too_long: list[int] = []
-    columns = ("prompt_ids", "chosen_ids", "rejected_ids") if is_preference(plan.method) else ("input_ids", "labels")
+    shape = shape_of(plan.method)
+    columns = shape.columns
     packed = plan.packing
-    with ArrowFile(folder / ("rows.arrow" if packed else "data.arrow")) as file:
+    with ArrowFile(folder / ("rows.arrow" if packed else "data.arrow"), shape.types) as file:
         for row in token_rows(plan, tokens, order, counts):
             lengths.append(row["length"])
             if row.get("rejected_for"):
@@ -277,6 +249,8 @@ def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
     if not counts.kept:
         reasons = "; ".join(counts.sentences()) or "no rows were read"
         raise DataError(f"data.{plan.split}: nothing is left to train on: {reasons}", path="")
+    if plan.split == "train" and (lack := shape_of(plan.method).lacking(counts.classes)):
+        raise DataError(f"data.{plan.split}: {lack}", "Add rows of the other sort, or choose another method.", path="")
 
 
 def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
@@ -338,8 +312,9 @@ def fingerprint(fixed: Sequence[Row]) -> str:
 class ArrowFile:
     """Rows appended to an Arrow stream that `datasets` maps without copying. Types are fixed by our own columns."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, types: Mapping[str, str] | None = None) -> None:
+        """`types` names the Arrow types of columns that are not lists of token ids."""
+        self._path, self._types = path, types or {}
         self._rows: list[Row] = []
         self._writer: Any = None
         self._schema: Any = None
@@ -369,6 +344,7 @@ class ArrowFile:
             return
         if self._writer is None:
             kinds = {"row": arrow.int64(), "images": arrow.list_(arrow.string()), "rows": arrow.list_(arrow.int64())}
+            kinds |= {name: getattr(arrow, kind)() for name, kind in self._types.items()}
             names = list(dict.fromkeys(name for row in self._rows for name in row))
             self._schema = arrow.schema([(name, kinds.get(name, arrow.list_(arrow.int32()))) for name in names])
             self._writer = arrow.ipc.new_stream(self._file, self._schema)

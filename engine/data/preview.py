@@ -14,9 +14,10 @@ from typing import Any
 from engine.data.collate import IGNORED, collator_for
 from engine.data.detect import CAREFUL
 from engine.data.formats import read_example
-from engine.data.plan import Plan, Source, is_preference, plan_of, use_template
+from engine.data.plan import Plan, Source, plan_of, use_template
 from engine.data.prepare import FIXED_ROWS, Counts, Prepared, Progress, fingerprint, prepare, token_rows
 from engine.data.prepare import fit as fit_row
+from engine.data.shapes import SHAPES, shape_of
 from engine.data.tokens import Piece, Tokens
 from engine.errors import DataError, WorkbenchError
 
@@ -186,7 +187,7 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
     shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": row.get("images") or []}
     if row["left_out"]:
         shown["left_out"] = row["left_out"]
-    if not row.get("input_ids") and not row.get("prompt_ids"):
+    if not shape_of(plan.method).length(row):
         return shown
     batch = collate([row])
     shown["parts"] = _parts(tokens.tokenizer, batch, row)
@@ -198,11 +199,13 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     """The row after all that training does to it; `left_out` says why training would not use it."""
     source = plan.sources[which]
     try:
-        example = read_example(source.rows[index], source.detection.format or "", source.detection.columns)
-        if is_preference(plan.method):
-            row = tokens.preference(example)
-        else:
+        given = source.rows[index]
+        example = read_example(given, source.detection.format or "", source.detection.columns)
+        shape = shape_of(plan.method)
+        if shape is SHAPES["language"]:
             row = tokens.rows([tokens.piece(example)])[0]
+        else:
+            row = shape.make(tokens, example, given)
     except WorkbenchError as problem:
         if isinstance(problem, DataError) and problem.path:
             raise
@@ -215,17 +218,15 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
         row["left_out"] = f"{row['length']} tokens are more than data.max_length {plan.max_length}"
     elif not kept:
         row["left_out"] = counts.sentences()[-1].split(" rows ", 1)[-1]
-    row["trained"] = _trained(row)
+    row["trained"] = 0 if shape.flaw(row) else shape.trained(row)
     return row
 
 
-def _trained(row: Row) -> int:
-    if "prompt_ids" in row:
-        return len(row["chosen_ids"]) + len(row["rejected_ids"])
-    return sum(label != IGNORED for label in row["labels"][1:])
-
-
 def _parts(tokenizer: Any, batch: Any, row: Row) -> dict[str, list[dict[str, Any]]]:
+    if isinstance(batch, list):
+        ids = batch[0]["prompt_ids"]
+        texts = token_texts(tokenizer, ids)
+        return {"prompt": [{"id": each, "text": text, "trained": False} for each, text in zip(ids, texts, strict=True)]}
     if "completion_mask" in batch:
         return _preference_parts(tokenizer, batch)
     ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
@@ -342,7 +343,7 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
 # -- the rest ----------------------------------------------------------------------------------------------------------
 def _fixed(plan: Plan, tokens: Tokens) -> list[Row]:
     """The rows whose hash is the fingerprint: the same ones that `prepare` takes."""
-    names = ("prompt_ids", "chosen_ids", "rejected_ids", "input_ids", "labels", "row")
+    names = (*shape_of(plan.method).columns, "row")
     fixed: list[Row] = []
     counts = Counts()
     pending: list[tuple[int, int]] = []

@@ -18,7 +18,6 @@ from engine.data.plan import Plan
 from engine.data.vision import expand
 from engine.errors import WorkbenchError
 
-
 @dataclass
 class Piece:
     """Text to tokenize with what is trained in it; `ready` is its row where it is tokenized already."""
@@ -92,29 +91,28 @@ class Tokens:
             return {"input_ids": ids, "labels": labels, "images": [str(image) for image in piece.images]}
         return {"input_ids": ids, "labels": labels}
 
-    # -- preference ----------------------------------------------------------------------------------------------------
-    def preference(self, example: Example) -> dict[str, Any]:
-        prompt, chosen, rejected = example.prompt, example.chosen, example.rejected
+    # -- a prompt and its answers --------------------------------------------------------------------------------------
+    def answers(
+        self, prompt: str | list[Message], answers: Sequence[str | list[Message]], tools: Any
+    ) -> tuple[list[int], list[list[int]]]:
+        """Ids of the prompt and of each answer, cut where the prompt and all answers first differ."""
         if isinstance(prompt, str) and self.chat is not None:
             prompt = [{"role": "user", "content": prompt}]
-            chosen, rejected = ([{"role": "assistant", "content": str(answer)}] for answer in (chosen, rejected))
+            answers = [[{"role": "assistant", "content": str(answer)}] for answer in answers]
         if isinstance(prompt, str):
-            texts = [prompt, *(prompt + self._closed(str(answer)) for answer in (chosen, rejected))]
+            texts = [prompt, *(prompt + self._closed(str(answer)) for answer in answers)]
             start, special = len(prompt), True
         else:
             chat, special = self._chat(), False
-            answers = [[*prompt, *answer] for answer in (chosen, rejected)]
-            texts = [
-                chat.render(prompt, example.tools, prompt=True),
-                *(chat.render(answer, example.tools) for answer in answers),
-            ]
+            whole = [[*prompt, *answer] for answer in answers]
+            texts = [chat.render(prompt, tools, prompt=True), *(chat.render(answer, tools) for answer in whole)]
             start = min(
-                self._answer_start(answer, example.tools, len(prompt), text)
-                for answer, text in zip(answers, texts[1:], strict=True)
+                self._answer_start(answer, tools, len(prompt), text)
+                for answer, text in zip(whole, texts[1:], strict=True)
             )
         encoded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
         ids = encoded["input_ids"]
-        shared = min(_common(ids[0], ids[1]), _common(ids[0], ids[2]))
+        shared = min(_common(ids[0], each) for each in ids[1:])
         reached = encoded["offset_mapping"][1][shared - 1][1] if shared else 0
         if not isinstance(prompt, str) and reached < start:
             raise MaskError(
@@ -122,12 +120,26 @@ class Tokens:
                 "begins cannot be told",
                 "Choose another template with model.chat_template.",
             )
-        return {"prompt_ids": ids[0][:shared], "chosen_ids": ids[1][shared:], "rejected_ids": ids[2][shared:]}
+        return ids[0][:shared], [each[shared:] for each in ids[1:]]
 
     def _answer_start(self, messages: list[Message], tools: Any, first: int, text: str) -> int:
         """Where the first answering message begins in the text; everything before it must be in the prompt."""
         turns = self._chat().turns(messages, tools, text)
         return next((turn.start for turn in turns if turn.index == first), 0)
+
+    # -- a prompt alone ------------------------------------------------------------------------------------------------
+    def turns_of(self, prompt: str | list[Message]) -> str | list[Message]:
+        """The prompt as it is asked: with a chat template a text is the user's turn."""
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and self.chat is not None else prompt
+
+    def prompt(self, prompt: str | list[Message], tools: Any) -> list[int]:
+        """Ids that an answer follows, the generation prompt of the template included."""
+        asked = self.turns_of(prompt)
+        if not isinstance(asked, str):
+            text = self._chat().render(asked, tools, prompt=True)
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = list(self.tokenizer(asked)["input_ids"])
+        return ids[:-1] if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id else ids
 
     # -- shared --------------------------------------------------------------------------------------------------------
     def _chat(self) -> Chat:

@@ -1,0 +1,165 @@
+"""What a prepared row of each kind of method holds: how it is made, measured, cut, judged and counted.
+
+A method's section names its shape (`engine.config.kinds.Rows`); everything that handles rows asks the shape and never the
+method. `flaw` is the name of the count under which a row is left out. Language rows are tokenized many at a time, so
+`make` is for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.config.method import METHODS
+from engine.data.collate import IGNORED
+from engine.data.prompts import prompt_row
+
+if TYPE_CHECKING:
+    from engine.data.formats import Example
+    from engine.data.tokens import Tokens
+
+Row = dict[str, Any]
+
+
+class Shape:
+    """The parts of a row, by column. Every part is a list of token ids unless `types` says otherwise."""
+
+    columns: tuple[str, ...]
+    types: Mapping[str, str] = {}
+    """Columns that hold something else, by the name of their Arrow type."""
+
+    def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
+        """The row of one example; `source` is the row that it was read from."""
+        raise NotImplementedError
+
+    def length(self, row: Row) -> int:
+        """Tokens of its longest sequence."""
+        raise NotImplementedError
+
+    def cut(self, row: Row, limit: int, side: str) -> None:
+        """Shorten it in place to at most `limit` tokens; right keeps the start, left keeps the end."""
+        raise NotImplementedError
+
+    def flaw(self, row: Row) -> str:
+        """The name of the count under which it is left out; empty when it is of use."""
+        raise NotImplementedError
+
+    def trained(self, row: Row) -> int:
+        """Tokens that are learned from."""
+        raise NotImplementedError
+
+    def lacking(self, rows: Mapping[str, int]) -> str | None:
+        """What is wrong with all rows together, by the number of rows of each class; None when nothing is."""
+        return None
+
+
+class Language(Shape):
+    """`input_ids` and `labels`, which repeat the learned ids."""
+
+    columns = ("input_ids", "labels")
+
+    def length(self, row: Row) -> int:
+        return len(row["input_ids"])
+
+    def cut(self, row: Row, limit: int, side: str) -> None:
+        part = slice(None, limit) if side == "right" else slice(-limit, None)
+        row["input_ids"], row["labels"] = row["input_ids"][part], row["labels"][part]
+
+    def flaw(self, row: Row) -> str:
+        # The first token is never predicted, so a label on it alone teaches nothing.
+        return "masked" if all(label == IGNORED for label in row["labels"][1:]) else ""
+
+    def trained(self, row: Row) -> int:
+        return sum(label != IGNORED for label in row["labels"])
+
+
+class Answers(Shape):
+    """`prompt_ids` with answers that follow it."""
+
+    answers: tuple[str, ...]
+
+    def length(self, row: Row) -> int:
+        return len(row["prompt_ids"]) + max(len(row[part]) for part in self.answers)
+
+    def cut(self, row: Row, limit: int, side: str) -> None:
+        """Right: the answers lose their ends. Left: the prompt loses its beginning, then the answers theirs."""
+        if side == "left":
+            room = limit - max(len(row[part]) for part in self.answers)
+            row["prompt_ids"] = row["prompt_ids"][-room:] if room > 0 else []
+            for part in self.answers:
+                row[part] = row[part][-limit:]
+            return
+        room = max(limit - len(row["prompt_ids"]), 0)
+        for part in self.answers:
+            row[part] = row[part][:room]
+
+    def flaw(self, row: Row) -> str:
+        return "" if all(row[part] for part in self.answers) else "masked"
+
+    def trained(self, row: Row) -> int:
+        return sum(len(row[part]) for part in self.answers)
+
+
+class Pairs(Answers):
+    """A prompt with a chosen and a rejected answer."""
+
+    columns = ("prompt_ids", "chosen_ids", "rejected_ids")
+    answers = ("chosen_ids", "rejected_ids")
+
+    def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
+        chosen, rejected = example.chosen, example.rejected
+        prompt, answers = tokens.answers(example.prompt, [chosen, rejected], example.tools)
+        return {"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1]}
+
+    def flaw(self, row: Row) -> str:
+        return super().flaw(row) or ("identical" if row["chosen_ids"] == row["rejected_ids"] else "")
+
+
+class Rated(Answers):
+    """A prompt with one answer and whether it is good."""
+
+    columns = ("prompt_ids", "completion_ids", "label")
+    answers = ("completion_ids",)
+    types = {"label": "bool_"}
+
+    def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
+        prompt, answers = tokens.answers(example.prompt, [example.chosen], example.tools)
+        return {"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label}
+
+    def lacking(self, rows: Mapping[str, int]) -> str | None:
+        for name, other in (("true", "false"), ("false", "true")):
+            if not rows.get(name):
+                return (
+                    f"every row is labelled {other}, and good answers are only told from bad ones where both are there"
+                )
+        return None
+
+
+class Prompts(Shape):
+    """A prompt alone; `prompt` and `columns` are JSON texts for the rewards. Nothing of it is learned."""
+
+    columns = ("prompt_ids", "prompt", "columns")
+    types = {"prompt": "string", "columns": "string"}
+
+    def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
+        return prompt_row(tokens, example, source)
+
+    def length(self, row: Row) -> int:
+        return len(row["prompt_ids"])
+
+    def cut(self, row: Row, limit: int, side: str) -> None:
+        row["prompt_ids"] = row["prompt_ids"][:limit] if side == "right" else row["prompt_ids"][-limit:]
+
+    def flaw(self, row: Row) -> str:
+        return "" if row["prompt_ids"] else "masked"
+
+    def trained(self, row: Row) -> int:
+        return 0
+
+
+SHAPES: dict[str, Shape] = {"language": Language(), "pairs": Pairs(), "rated": Rated(), "prompts": Prompts()}
+
+
+def shape_of(method: str) -> Shape:
+    """The shape of the rows that this kind of method learns from."""
+    return SHAPES[METHODS[method].rows]
