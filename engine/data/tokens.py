@@ -18,6 +18,7 @@ from engine.data.plan import Plan
 from engine.data.vision import expand
 from engine.errors import WorkbenchError
 
+
 @dataclass
 class Piece:
     """Text to tokenize with what is trained in it; `ready` is its row where it is tokenized already."""
