@@ -22,6 +22,7 @@ from pydantic import Field
 
 from engine.errors import RunNotFound, WorkbenchError, visible
 from engine.run import control, launch, store
+from engine.run.rollouts import read_group
 from engine.run.store import RunFolder, is_run
 from engine.run.view import RunView
 from widgets import telling
@@ -36,7 +37,7 @@ DELTA_BYTES = 1_600
 """New points that one answer may carry, so that a fast run at 4 Hz stays far below 20 KiB/s."""
 POINT_BYTES = 16
 LOG_LINES, LOG_CHARACTERS = 80, 5_000
-PAUSE_SECONDS = 0.25
+PAUSE_SECONDS, GROUPS_SECONDS = 0.25, 2.0
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 Run = Annotated[str, Field(max_length=400)]
@@ -54,6 +55,7 @@ class MonitorPart(Part):
         self._pool: ThreadPoolExecutor | None = None
         self._resuming: dict[str, Future[Any]] = {}
         self._said: dict[str, str] = {}
+        self._told: dict[str, tuple[float, list[dict[str, Any]]]] = {}
 
     @verb
     def monitored(self) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class MonitorPart(Part):
         epoch: int = 0,
         marks: dict[str, int] | None = None,
         series: dict[str, int | float | None] | None = None,
-        page: Literal["curves", "samples", "log", "receipt", "config"] = "curves",
+        page: Literal["curves", "samples", "rollouts", "log", "receipt", "config"] = "curves",
     ) -> Answer:
         """What is new of a run since what the view holds."""
         reader = self._reader(run)
@@ -117,6 +119,17 @@ class MonitorPart(Part):
             return tell(reader.poll())
 
     @verb
+    def group(self, *, run: Run, offset: Annotated[int, Field(ge=0)]) -> dict[str, Any]:
+        """One group of completions, whole. Named by its place in the file, which the list of groups tells."""
+        reader = self._reader(run)
+        with reader.lock:
+            entries = [entry for entry in reader.poll().rollouts if entry["offset"] == offset]
+        found = read_group(reader.folder, entries[-1]) if entries else None
+        if found is None:
+            raise WorkbenchError("This group is not kept any more; the list shows those that are.")
+        return telling.group(found)
+
+    @verb
     def control(self, *, run: Run, verb: Literal["stop", "save_stop", "checkpoint", "end_of_epoch"]) -> dict[str, Any]:
         """Ask the run for something; its answer comes with the next news."""
         folder = self._folder(run)
@@ -159,6 +172,8 @@ class MonitorPart(Part):
         }
         if page == "samples":
             parts["samples"] = telling.samples(view)
+        elif page == "rollouts":
+            parts["rollouts"] = self._groups(run, view)
         elif page == "receipt":
             parts["receipt"] = [telling.receipt_row(entry) for entry in view.receipt[:200]]
         elif page == "log":
@@ -166,6 +181,14 @@ class MonitorPart(Part):
         elif page == "config":
             parts["config"] = telling.config(reader.folder)
         return parts
+
+    def _groups(self, run: str, view: RunView) -> list[dict[str, Any]]:
+        """The newest groups: each step may bring many, so they are told anew only now and then."""
+        told, groups = self._told.get(run, (-math.inf, []))
+        if view.over or time.monotonic() - told > GROUPS_SECONDS:
+            groups = telling.rollouts(view)
+            self._told[run] = (time.monotonic(), groups)
+        return groups
 
     def _now(self, run: str, view: RunView) -> list[Any]:
         """`[step, seconds left, phase, what was asked]`: what changes with every look."""

@@ -223,7 +223,7 @@ def _launch(view: View) -> Iterator[Block]:
     yield title("When this notebook closes")
     yield say(
         "The run goes on: it is a process of its own. Closing the page, restarting the kernel or stopping Jupyter does not "
-        "touch it. Come back with Monitor and the run's name, or with `workbench` in a terminal."
+        "touch it. Come back with Monitor and the run's name, or with the command workbench in a terminal."
     )
 
 

@@ -6,6 +6,7 @@ Pure functions of a view. Each part is plain JSON, so that its mark tells whethe
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import redact, visible
@@ -16,6 +17,8 @@ from widgets.numbers import size
 from widgets.protocol import shown
 
 SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
+GROUPS, GROUP_COMPLETIONS = 40, 16
+COMPLETION_CHARACTERS = 1200
 TITLES = {
     "save_stop": "Save, then stop",
     "stop": "Stop now",
@@ -47,6 +50,7 @@ def head(view: RunView) -> dict[str, Any]:
         "warnings": [shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]],
         "controls": controls,
         "resumable": view.state in ("stopped", "failed", "lost"),
+        "rollouts": bool(view.rollouts),
     }
 
 
@@ -75,6 +79,49 @@ def samples(view: RunView) -> list[dict[str, Any]]:
         answers = [[sample["step"], shown(sample["completion"], 400)] for sample in reversed(newest)]
         found.append({"prompt": shown(prompt, 300), "answers": answers})
     return found
+
+
+def rollouts(view: RunView) -> list[dict[str, Any]]:
+    """The newest groups of completions, newest first; `offset` is the name by which the whole of one is asked for."""
+    return [
+        {
+            "offset": entry["offset"],
+            "step": entry["step"],
+            "prompt": shown(entry["prompt"], 80),
+            "count": entry["count"],
+            "reward": entry["reward"],
+            "spread": entry["reward_std"],
+            "cut": entry["cut_off"],
+        }
+        for entry in reversed(view.rollouts[-GROUPS:])
+    ]
+
+
+def group(found: Mapping[str, Any]) -> dict[str, Any]:
+    """One prompt with its completions: each with the reward of each function, their sum and its advantage."""
+    completions = [each for each in found["completions"] if isinstance(each, dict)]
+    names = list(dict.fromkeys(name for each in completions for name in each.get("rewards") or ()))[:12]
+    return {
+        "step": found.get("step"),
+        "row": found.get("row"),
+        "prompt": shown(found.get("prompt") or "", 2 * COMPLETION_CHARACTERS),
+        "answer": None if found.get("answer") is None else shown(found["answer"], COMPLETION_CHARACTERS),
+        "functions": [shown(name, 60) for name in names],
+        "left": max(0, len(completions) - GROUP_COMPLETIONS),
+        "completions": [_completion(each, names) for each in completions[:GROUP_COMPLETIONS]],
+    }
+
+
+def _completion(each: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    rewards = each.get("rewards") or {}
+    return {
+        "text": shown(each.get("text") or "", COMPLETION_CHARACTERS),
+        "tokens": each.get("tokens"),
+        "rewards": [rewards.get(name) for name in names],
+        "reward": each.get("reward"),
+        "advantage": each.get("advantage"),
+        "cut": bool(each.get("cut_off")),
+    }
 
 
 def receipt_row(entry: dict[str, Any]) -> list[str]:

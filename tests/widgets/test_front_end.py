@@ -30,6 +30,30 @@ def test_a_face_is_one_module_that_parses(face: type, tmp_path: Path) -> None:
     assert "import " not in re.sub(r"/\*.*?\*/|//.*", "", str(face._esm), flags=re.S)  # type: ignore[attr-defined]
 
 
+def test_a_module_imports_what_it_uses_and_nothing_else() -> None:
+    """Bundled, all modules share one scope, so a forgotten import would show only in the face that lacks the module."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in SCRIPTS}
+    homes = {
+        name: stem
+        for stem, text in texts.items()
+        for name in re.findall(r"^export (?:async )?(?:function|class|const) (\w+)", text, re.M)
+    }
+    for stem, text in texts.items():
+        imports = re.findall(r"^import \{ ([^}]*) \} from \"\./([a-z]+)\.js\";", text, re.M)
+        taken = {name: home for names, home in imports for name in names.split(", ")}
+        body = _code(text)
+        used = {name: home for name, home in homes.items() if home != stem and re.search(rf"(?<![.\w]){name}\b", body)}
+        called = {
+            name: home for name, home in used.items() if re.search(rf"(?<![.\w]){name}(\(|\.| \()|new {name}\b", body)
+        }
+        assert called.items() <= taken.items(), stem
+        assert taken.items() <= used.items(), stem
+
+
+def _code(text: str) -> str:
+    return re.sub(r"/\*.*?\*/", "", re.sub(r"^(import .*|\s*//.*)$", "", text, flags=re.M), flags=re.S)
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_text_never_becomes_markup_and_nothing_is_fetched(script: Path) -> None:
     text = script.read_text(encoding="utf-8")

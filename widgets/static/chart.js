@@ -5,6 +5,7 @@
 import { h, number } from "./dom.js";
 
 const MOST_POINTS = 4096;
+const TONES = ["--ftw-accent", "--ftw-second", "--ftw-third", "--ftw-fourth"];
 
 /** A binary buffer of the channel as numbers, copied because its offset may not be aligned. */
 export function numbers(view, Kind) {
@@ -129,7 +130,7 @@ export class Chart {
     this.resizer.disconnect();
   }
 
-  /** `[{curve, name, faint}]`, the first one being the one whose value is shown. */
+  /** `[{curve, name, tone, newest}]`, the first one being the one whose value is shown; `newest` stands there without a cursor. */
   set(lines) {
     this.lines = lines;
     this.draw();
@@ -191,11 +192,11 @@ export class Chart {
       last = Math.max(last, curve.last);
     }
     if (this.range) [first, last] = this.range;
-    for (const { curve, faint } of this.lines) {
+    for (const { curve, tone } of this.lines) {
       const middles = this.smooth ? curve.middles(this.smooth) : null;
       for (let at = 0; at < curve.steps.length; at += 1) {
         if (curve.steps[at] < first || curve.steps[at] > last) continue;
-        const [down, up] = faint || !middles ? [curve.low[at], curve.high[at]] : [middles[at], middles[at]];
+        const [down, up] = tone || !middles ? [curve.low[at], curve.high[at]] : [middles[at], middles[at]];
         if (this.log && !(down > 0)) continue;
         if (down < low) low = down;
         if (up > high) high = up;
@@ -270,8 +271,8 @@ export class Chart {
     this.pointer(pen, colour, format, x, y, top, bottom);
   }
 
-  line(pen, { curve, faint }, colour, x, y) {
-    const ink = colour(faint ? "--ftw-second" : "--ftw-accent");
+  line(pen, { curve, tone }, colour, x, y) {
+    const ink = colour(TONES[tone % TONES.length]);
     const ok = (value) => !Number.isNaN(value) && (!this.log || value > 0);
     pen.strokeStyle = ink;
     pen.fillStyle = ink;
@@ -284,10 +285,10 @@ export class Chart {
     if (this.smooth) this.path(pen, curve.steps, curve.middles(0), ok, x, y, 1);
     pen.globalAlpha = 1;
     this.path(pen, curve.steps, curve.middles(this.smooth), ok, x, y, 1.75);
-    if (faint || curve.steps.length === 1) {
+    if ((tone && curve.steps.length <= 200) || curve.steps.length === 1) {
       for (let at = 0; at < curve.steps.length; at += 1) {
         const middle = (curve.low[at] + curve.high[at]) / 2;
-        if (!ok(middle) || curve.steps.length > 200) continue;
+        if (!ok(middle)) continue;
         pen.beginPath();
         pen.arc(x(curve.steps[at]), y(middle), 2.5, 0, 7);
         pen.fill();
@@ -326,14 +327,15 @@ export class Chart {
       .map((line) => {
         const index = line === this.lines[0] ? at : this.cursor === null ? line.curve.steps.length - 1 : line.curve.nearest(this.cursor);
         const [from, to] = [line.curve.low[index], line.curve.high[index]];
-        const value = from === to ? format(from) : `${format(from)} to ${format(to)}`;
-        return { text: this.lines.length > 1 && !this.options.small ? `${line.name} ${value}` : value, faint: line.faint };
+        const whole = this.cursor === null && Number.isFinite(line.newest) ? [line.newest, line.newest] : [from, to];
+        const value = whole[0] === whole[1] ? format(whole[0]) : `${format(whole[0])} to ${format(whole[1])}`;
+        return { text: this.lines.length > 1 && !this.options.small ? `${line.name} ${value}` : value, tone: line.tone };
       });
     if (this.cursor !== null && at >= 0) parts.unshift({ text: `step ${number(curve.steps[at])}` });
     const text = parts.map((part) => part.text).join(", ");
     if (this.value.title !== text) {
       this.value.title = text;
-      this.value.replaceChildren(...parts.map((part) => h("span", { class: part.faint ? "ftw-beside" : "" }, part.text)));
+      this.value.replaceChildren(...parts.map((part) => h("span", { class: part.tone ? `ftw-tone${part.tone % TONES.length}` : "" }, part.text)));
     }
     this.canvas.setAttribute("aria-label", `${this.options.title}: ${text}, ${curve.steps.length} points, last step ${number(curve.last)}`);
     if (this.cursor === null || at < 0) return;

@@ -5,7 +5,7 @@
 import { button, fill, h } from "./dom.js";
 
 /** One control per `spec.control`; `set` receives the raw value, `get` tells what it shows. */
-export function control(spec, change, later) {
+export function controlFor(spec, change, later) {
   const id = `ftw-${Math.random().toString(36).slice(2, 9)}`;
   const text = (props = {}) => {
     const input = h("input", { id, type: "text", spellcheck: "false", autocomplete: "off", ...props });

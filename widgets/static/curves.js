@@ -51,7 +51,7 @@ export function chartsPage(zoomTo) {
   };
   const list = (held) => {
     const gpu = held.parts.gpu ?? [];
-    const entries = held.names.filter((entry) => entry.listed).map((entry) => [entry.title, (FORMATS[entry.unit] ?? number)(held.latest.get(entry.name)) + (entry.per ? ` ${entry.per}` : "")]);
+    const entries = held.names.map((entry) => [entry.title, (FORMATS[entry.unit] ?? number)(held.latest.get(entry.name))]);
     const text = JSON.stringify([entries, gpu]);
     if (values.dataset.text === text) return;
     values.dataset.text = text;
@@ -68,7 +68,7 @@ export function chartsPage(zoomTo) {
         build(held);
       }
       for (const group of groups(held))
-        charts.get(group[0].name)?.set(group.map((entry, at) => ({ curve: (held.zoomed ?? held.curves).get(entry.name) ?? held.curve(entry.name), name: entry.title, faint: at > 0 })));
+        charts.get(group[0].name)?.set(group.map((entry, at) => ({ curve: (held.zoomed ?? held.curves).get(entry.name) ?? held.curve(entry.name), name: entry.title, tone: at, newest: held.latest.get(entry.name) })));
       list(held);
       if (!held.names.length && !grid.childElementCount) fill(grid, h("p", { class: "ftw-empty" }, "Curves appear with the first step."));
       else if (held.names.length) grid.querySelector(".ftw-empty")?.remove();

@@ -1,5 +1,5 @@
 /** The settings of one step as rows of label, control and what is wrong; a loop over specs that names no setting. */
-import { control } from "./controls.js";
+import { controlFor } from "./controls.js";
 import { button, fill, h, say } from "./dom.js";
 import { findingLine } from "./findings.js";
 
@@ -24,7 +24,7 @@ export function fieldsView(link, focus) {
 
   const make = (field) => {
     const spec = link.specs[field.spec];
-    const made = control(spec, (value) => edit(spec.path, value), (read) => later(spec.path, read));
+    const made = controlFor(spec, (value) => edit(spec.path, value), (read) => later(spec.path, read));
     const auto = h("span", { class: "ftw-auto" });
     const reset = button("↺", () => link.send("unset", { path: spec.path }), {
       class: "ftw-plain ftw-reset",

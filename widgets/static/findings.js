@@ -2,6 +2,7 @@
 import { button, fill, h } from "./dom.js";
 
 const GLYPH = { error: "✗", warning: "!", hint: "?" };
+const SHOWN = 2;
 
 /** A finding in words with the buttons that help: its fix, and the way to its field. */
 export function findingLine(finding, link, jump) {
@@ -15,10 +16,16 @@ export function findingLine(finding, link, jump) {
   );
 }
 
-/** All findings, worst first. */
+/** All findings, worst first: two of them in view, the others a press away. */
 export function findingsView(link, jump) {
   const list = h("div", { class: "ftw-findings", role: "log", "aria-label": "findings" });
-  let before = "";
+  let [before, all] = ["", false];
+  const draw = (findings) => {
+    const rest = findings.length - SHOWN;
+    const words = all ? "fewer" : `and ${rest} more`;
+    const more = button(words, () => ((all = !all), draw(findings)), { class: "ftw-plain", "aria-expanded": String(all) });
+    fill(list, (all ? findings : findings.slice(0, SHOWN)).map((finding) => findingLine(finding, link, jump)), rest > 0 ? more : null);
+  };
   return {
     element: list,
     draw(state) {
@@ -26,7 +33,7 @@ export function findingsView(link, jump) {
       if (now === before) return;
       before = now;
       list.hidden = state.findings.length === 0;
-      fill(list, state.findings.map((finding) => findingLine(finding, link, jump)));
+      draw(state.findings);
     },
   };
 }

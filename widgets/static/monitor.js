@@ -5,12 +5,14 @@
 import { chartsPage } from "./curves.js";
 import { fill, h, openWhenReady, tabs, timer } from "./dom.js";
 import { Held } from "./held.js";
+import { rolloutsPage } from "./rollouts.js";
 import { RESTING, headView } from "./runhead.js";
 import { receiptPage, samplesPage, textPage } from "./words.js";
 
 const PAGES = [
   { id: "curves", title: "Curves" },
   { id: "samples", title: "Samples" },
+  { id: "rollouts", title: "Rollouts" },
   { id: "log", title: "Log" },
   { id: "receipt", title: "Receipt" },
   { id: "config", title: "Config" },
@@ -29,7 +31,7 @@ export function monitorView(stage, run, leave) {
     }
     draw();
   });
-  const pages = { curves: charts, samples: samplesPage(), log: textPage("ftw-log"), receipt: receiptPage(), config: textPage("ftw-code") };
+  const pages = { curves: charts, samples: samplesPage(), rollouts: rolloutsPage((offset) => stage.ask("group", { run, offset })), log: textPage("ftw-log"), receipt: receiptPage(), config: textPage("ftw-code") };
   const holder = h("div", { class: "ftw-page", tabindex: "-1" });
   const head = headView(stage, run, held, leave, () => clock.kick());
   const bar = tabs("what to watch", (id) => {
@@ -39,7 +41,8 @@ export function monitorView(stage, run, leave) {
     clock.kick();
   });
   const draw = () => {
-    bar.set(PAGES.map((entry) => ({ ...entry, here: entry.id === page })));
+    const known = PAGES.filter((entry) => entry.id !== "rollouts" || held.parts.head?.rollouts);
+    bar.set(known.map((entry) => ({ ...entry, here: entry.id === page })));
     if (holder.firstChild !== pages[page].element) fill(holder, pages[page].element);
     head.draw();
     pages[page].draw(held);

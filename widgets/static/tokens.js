@@ -78,7 +78,7 @@ export function previewView(stage) {
   const rows = h("div", { class: "ftw-rows", tabindex: "0" });
   const status = h("span", { class: "ftw-quiet", role: "status" });
   const foot = h("footer", { class: "ftw-foot" });
-  const find = h("input", { type: "search", placeholder: "find in rows, or a row number", "aria-label": "find in rows, or a row number", class: "ftw-find" });
+  const find = h("input", { type: "search", placeholder: "text or row number", "aria-label": "find in rows, or a row number", class: "ftw-find" });
   let [ids, at, newest, shown, over] = [false, 0, 0, null, false];
 
   const show = async (kind, params = {}) => {

@@ -118,7 +118,7 @@ function runsView(stage, visible) {
     mark = answer.data.mark;
     const { runs, folder } = answer.data;
     if (!runs.length) return void fill(list, h("p", { class: "ftw-empty" }, `No runs in ${folder} yet. The step Launch starts one.`));
-    const head = ["run", "state", "method", "model", "step", "loss", "started"].map((title) => h("th", { scope: "col" }, title));
+    const head = ["run", "state", "method", "model", "step", "loss", "started"].map((title, at) => h("th", { scope: "col", class: at > 3 ? "ftw-right" : "" }, title));
     fill(list, h("table", { class: "ftw-table ftw-wide" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, runs.map(row))));
   };
   const clock = timer(stage.root, async () => (await look(), stage.retired ? null : 2000));
