@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from engine.run.curves import leading
 from engine.run.view import RunView
 from workbench.panels.drawn import Scrolled
 from workbench.panels.figures import count, duration
 from workbench.panels.paint import Line, clean, cut, paragraph
-from workbench.panels.watching import committed, leading, worded
+from workbench.panels.units import titled, worded
+from workbench.panels.watching import committed
 
 LABEL = 13
 ENDS = ("failed", "lost")
@@ -52,8 +54,8 @@ class PostMortem(Scrolled):
     @staticmethod
     def _values(view: RunView) -> str:
         parts = [f"step {count(view.step)}" + (f" of {count(view.max_steps)}" if view.max_steps else "")]
-        names = [name for group in leading(view.method) for name in group]
-        parts += [f"{name} {worded(name, view.latest[name])}" for name in names if name in view.latest][:5]
+        names = [name for group in leading(view.method, view.latest) for name in group]
+        parts += [f"{titled(name)} {worded(name, view.latest[name])}" for name in names if name in view.latest][:5]
         if view.started and view.updated and view.updated > view.started:
             parts.append(f"after {duration(view.updated - view.started)}")
         return "   ".join(parts)

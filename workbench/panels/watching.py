@@ -10,37 +10,14 @@ from typing import Any
 from rich.cells import cell_len
 from textual.content import Content
 
+from engine.run.curves import leading, watch_for
 from engine.run.view import RunView
 from workbench.panels.bars import Bar
 from workbench.panels.drawn import Drawn, Scrolled
 from workbench.panels.figures import brief, count, duration, number, percent, size
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, columns, cut, paragraph
-
-# What matters most, per method: the large chart's lines, then the small charts, the most wanted first.
-_USUAL: tuple[tuple[str, ...], ...] = (
-    ("loss", "eval_loss"), ("grad_norm",), ("learning_rate",), ("tokens_per_second",), ("memory_allocated",),
-)  # fmt: skip
-_PREFERENCE: tuple[tuple[str, ...], ...] = (
-    ("rewards/margins", "eval_rewards/margins"), ("loss", "eval_loss"), ("rewards/accuracies",),
-    ("rewards/chosen", "rewards/rejected"), ("grad_norm",),
-)  # fmt: skip
-LEADING: dict[str, tuple[tuple[str, ...], ...]] = {"dpo": _PREFERENCE}
-# Metrics that are bytes, seconds or a share; the rest are plain numbers.
-_BYTES = ("memory_allocated", "memory_reserved", "memory_peak")
-_SECONDS = ("step_seconds", "data_seconds")
-
-
-def leading(method: str) -> tuple[tuple[str, ...], ...]:
-    """The curves that come first for a method: the large chart's, then four small ones."""
-    return LEADING.get(method, _USUAL)
-
-
-def worded(name: str, value: float | None) -> str:
-    """A metric's value with its unit."""
-    if name in _BYTES:
-        return size(value)
-    return brief(value) if name in _SECONDS else number(value)
+from workbench.panels.units import titled, worded
 
 
 def doing(view: RunView) -> str:
@@ -159,8 +136,8 @@ class Numbers(Drawn):
     def _method(self) -> list[tuple[str, str]]:
         assert self.view is not None
         latest = self.view.latest
-        names = [name for group in leading(self.view.method) for name in group]
-        return [(name, worded(name, latest[name])) for name in names if name in latest and name not in _SHOWN]
+        names = [name for group in leading(self.view.method, latest) for name in group]
+        return [(titled(name), worded(name, latest[name])) for name in names if name in latest and name not in _SHOWN]
 
     def _other(self) -> list[tuple[str, str]]:
         assert self.view is not None
@@ -176,7 +153,7 @@ def _of(used: float | None, total: float | None) -> str:
     return f"{used / 2**30:.1f}/{total / 2**30:.0f} GiB" if used and total else size(used)
 
 
-_SHOWN = ("tokens_per_second", "memory_allocated")  # by other words in the groups above
+_SHOWN = ("tokens_per_second", "memory_allocated", "memory_peak")  # by other words in the groups above
 _TOKENS = (("tokens", "tokens"), ("trained", "trained_tokens"))
 
 
@@ -254,7 +231,7 @@ class StatusLine(Bar):
             return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
         if view.state in ("stopped", "finished") and view.cause:
             return view.cause, "$wb-dim"
-        return answer, "$wb-dim"
+        return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"
 
 
 class Samples(Scrolled):

@@ -21,6 +21,7 @@ from textual.widgets import ContentSwitcher
 
 from engine.errors import WorkbenchError, visible
 from engine.run import checkpoint, control, launch
+from engine.run.curves import leading, ordered
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from workbench.actions import bindings
@@ -29,6 +30,7 @@ from workbench.panels.cause import ENDS, PostMortem
 from workbench.panels.chart import Chart, Line
 from workbench.panels.figures import brief
 from workbench.panels.glyphs import ascii_only
+from workbench.panels.units import in_unit, titled, worded
 from workbench.panels.watching import (
     ASKED,
     Lines,
@@ -38,8 +40,6 @@ from workbench.panels.watching import (
     RunBar,
     Samples,
     StatusLine,
-    leading,
-    worded,
 )
 from workbench.screens.batch import BatchScreen
 from workbench.screens.dialog import Ask
@@ -202,7 +202,7 @@ class MonitorScreen(Screen[None]):
             self._draw_curves(view)
         elif page == "cause":
             self.query_one(PostMortem).show(view, self._way_on)
-            self._draw_chart("last", leading(view.method)[0])
+            self._draw_chart("last", leading(view.method, view.series)[0])
         elif page in ("samples", "receipt"):
             self._show({"samples": Samples, "receipt": Receipt}[page], view)
 
@@ -212,11 +212,11 @@ class MonitorScreen(Screen[None]):
         panel.redraw()
 
     def _draw_curves(self, view: RunView) -> None:
-        main, *small = leading(view.method)
+        main, *small = leading(view.method, view.series)
         self._draw_chart("main", (self._curve,) if self._curve else main)
-        for place, names in zip(SMALL, small, strict=False):
+        for index, place in enumerate(SMALL):
             if place in ("one", "two") or self.has_class("-tall"):
-                self._draw_chart(place, names)
+                self._draw_chart(place, small[index] if index < len(small) else ())
         self.query_one(PinnedPrompts).set_class(not view.samples, "none")
         self._show(Numbers, view)
         self._show(PinnedPrompts, view)
@@ -224,11 +224,18 @@ class MonitorScreen(Screen[None]):
     def _draw_chart(self, place: str, names: tuple[str, ...]) -> None:
         view = self.view
         found = [
-            Line(name, series, (len(series), view.segment), f"{name} {worded(name, view.latest.get(name))}")
+            Line(
+                name,
+                in_unit(name, series),
+                (len(series), view.segment),
+                f"{titled(name)} {worded(name, view.latest.get(name))}",
+            )
             for name in names
             if (series := view.series.get(name)) is not None
         ]
-        title = "" if len(found) > 1 else found[0].label if found else names[0]
+        title = "" if len(found) > 1 else found[0].label if found else titled(names[0]) if names else ""
+        if found and self._curve and place == "main" and titled(self._curve) != self._curve:
+            title += f"   {visible(self._curve)}"  # the name that the trainer's own documentation has
         self.query_one(f"#{place}", Chart).show(found, self._marks(view), title)
 
     @staticmethod
@@ -282,7 +289,7 @@ class MonitorScreen(Screen[None]):
 
     def action_next_curve(self, by: int = 1) -> None:
         """The large chart shows another of all curves; after the last the method's own again."""
-        names = sorted(self.view.series)
+        names = ordered(self.view.method, self.view.series)
         choices: list[str | None] = [None, *names]
         at = choices.index(self._curve) if self._curve in choices else 0
         self._curve = choices[(at + by) % len(choices)]

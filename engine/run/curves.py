@@ -1,0 +1,173 @@
+"""Which curves of a run matter most, per method, and what each is called: one table for every window.
+
+The names are those that the trainers log, as TRL has them. Each method has groups of curves that belong on one chart,
+the three that tell most about it first; `*` in a name stands for what only the run knows, such as the name of a reward
+function. One decision worth knowing: a group of which the run has no curve is left out, so the next one moves up and
+no window shows an empty chart. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+Groups = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a metric is shown. `unit` is share, bytes, seconds or nothing."""
+
+    title: str
+    unit: str = ""
+
+
+# At most 20 cells where it can be said in them: the list beside the curves is that narrow.
+KNOWN: dict[str, Words] = {
+    "loss": Words("loss"),
+    "eval_loss": Words("held-out loss"),
+    "nll_loss": Words("loss of chosen"),
+    "aux_loss": Words("router loss"),
+    "log_odds_ratio": Words("log odds ratio"),
+    "log_odds_chosen": Words("log odds of chosen"),
+    "mean_token_accuracy": Words("token accuracy", "share"),
+    "entropy": Words("entropy"),
+    "kl": Words("KL to the reference"),
+    "rewards/margins": Words("reward margin"),
+    "rewards/accuracies": Words("pairs judged right", "share"),
+    "rewards/chosen": Words("reward of chosen"),
+    "rewards/rejected": Words("reward of rejected"),
+    "logps/chosen": Words("log-prob of chosen"),
+    "logps/rejected": Words("log-prob of rejected"),
+    "logits/chosen": Words("logits of chosen"),
+    "logits/rejected": Words("logits of rejected"),
+    "reward": Words("reward"),
+    "reward_std": Words("reward spread"),
+    "frac_reward_zero_std": Words("equal-reward groups", "share"),
+    "completions/mean_length": Words("completion length"),
+    "completions/min_length": Words("shortest completion"),
+    "completions/max_length": Words("longest completion"),
+    "completions/clipped_ratio": Words("completions cut off", "share"),
+    "completions/mean_terminated_length": Words("length when ended"),
+    "clip_ratio/region_mean": Words("clipped", "share"),
+    "objective/rlhf_reward": Words("reward less KL"),
+    "objective/scores": Words("score"),
+    "objective/kl": Words("KL to the reference"),
+    "objective/entropy": Words("entropy"),
+    "objective/non_score_reward": Words("KL penalty"),
+    "loss/policy_avg": Words("policy loss"),
+    "loss/value_avg": Words("value loss"),
+    "policy/clipfrac_avg": Words("clipped", "share"),
+    "val/clipfrac_avg": Words("value clipped", "share"),
+    "accuracy": Words("judged right", "share"),
+    "margin": Words("margin"),
+    "mean_reward": Words("mean score"),
+    "min_reward": Words("lowest score"),
+    "max_reward": Words("highest score"),
+    "grad_norm": Words("gradient norm"),
+    "learning_rate": Words("learning rate"),
+    "tokens_per_second": Words("tokens per second"),
+    "step_seconds": Words("one step", "seconds"),
+    "data_seconds": Words("waiting for data", "seconds"),
+    "mfu": Words("of the card's peak", "share"),
+    "memory_peak": Words("peak memory", "bytes"),
+    "memory_allocated": Words("memory", "bytes"),
+    "memory_reserved": Words("memory reserved", "bytes"),
+}
+
+_LOSS = ("loss", "eval_loss")
+_ALWAYS: Groups = (("grad_norm",), ("learning_rate",), ("tokens_per_second",), ("memory_allocated",))
+_TEXT: Groups = (_LOSS, ("mean_token_accuracy", "eval_mean_token_accuracy"), ("entropy",))
+_PAIRS: Groups = (
+    ("rewards/margins", "eval_rewards/margins"), ("rewards/accuracies", "eval_rewards/accuracies"), _LOSS,
+    ("rewards/chosen", "rewards/rejected"),
+)  # fmt: skip
+_GROUPS: Groups = (
+    ("reward", "eval_reward"), ("completions/mean_length", "completions/max_length"), ("kl",),
+    ("rewards/*/mean",), ("frac_reward_zero_std", "completions/clipped_ratio"), ("entropy",), _LOSS,
+)  # fmt: skip
+_SCORES: Groups = (
+    ("accuracy", "eval_accuracy"), ("margin", "eval_margin"), _LOSS, ("mean_reward", "min_reward", "max_reward"),
+)  # fmt: skip
+LEADING: dict[str, Groups] = {
+    "sft": _TEXT,
+    "pretrain": _TEXT,
+    "dpo": _PAIRS,
+    "ipo": _PAIRS,
+    "simpo": (*_PAIRS, ("nll_loss",)),
+    "orpo": (*_PAIRS, ("nll_loss",), ("log_odds_ratio",)),
+    "kto": (_PAIRS[0], _PAIRS[3], _LOSS, ("kl",)),
+    "grpo": _GROUPS,
+    "gdpo": (_GROUPS[0], ("rewards/*/mean",), *(group for group in _GROUPS[1:] if group != ("rewards/*/mean",))),
+    "ppo": (
+        ("objective/rlhf_reward", "objective/scores", "reward"),
+        ("objective/kl", "kl"),
+        ("loss/value_avg", "value_loss"),
+        ("completions/mean_length", "completions/max_length"),
+        ("loss/policy_avg", "policy_loss"),
+        ("objective/entropy", "entropy"),
+        _LOSS,
+    ),
+    "reward": _SCORES,
+    "prm": _SCORES,
+    "embedding": (_LOSS, ("accuracy", "eval_accuracy"), ("margin", "eval_margin")),
+    "distill": (_LOSS, ("mean_token_accuracy", "eval_mean_token_accuracy"), ("kl",), ("entropy",)),
+}
+# At most 76 cells: it stands on the status line.
+WATCH_FOR: dict[str, str] = {
+    "sft": "Going well: loss and held-out loss fall together.",
+    "pretrain": "Going well: loss and held-out loss fall, slowly, together.",
+    "dpo": "Going well: the margin grows, and more than half of the pairs come out right.",
+    "kto": "Going well: the reward of good answers rises above that of bad ones.",
+    "grpo": "Going well: the reward rises, lengths stay, the KL stays small.",
+    "ppo": "Going well: the reward rises, the KL stays small, the value loss falls.",
+    "reward": "Going well: the share judged right rises, on held-out rows too.",
+    "embedding": "Going well: the loss falls, on held-out rows too.",
+    "distill": "Going well: the loss falls, on held-out rows too.",
+}
+_LIKE = {"ipo": "dpo", "simpo": "dpo", "orpo": "dpo", "gdpo": "grpo", "prm": "reward"}
+
+
+def watch_for(method: str) -> str:
+    """What a good run of this method looks like, in a sentence; nothing for a method without one."""
+    return WATCH_FOR.get(_LIKE.get(method, method), "")
+
+
+def leading(method: str, names: Collection[str] = ()) -> Groups:
+    """Groups of curves, the most telling first. With `names`, the curves of a run, only those
+    that it has; all of them while it has none."""
+    own = LEADING.get(method, (_LOSS,))
+    groups = (*own, *(group for group in _ALWAYS if group not in own))
+    found = tuple(group for each in groups if (group := _present(each, names)))
+    bare = (tuple(name for name in group if "*" not in name) for group in groups)
+    return found or tuple(group for group in bare if group)
+
+
+def _present(group: tuple[str, ...], names: Collection[str]) -> tuple[str, ...]:
+    made: list[str] = []
+    for wanted in group:
+        made += sorted(name for name in names if fnmatchcase(name, wanted)) if "*" in wanted else [wanted]
+    return tuple(name for name in made if name in names)
+
+
+def ordered(method: str, names: Collection[str]) -> list[str]:
+    """All of these curves, the leading ones first in their order, the others by name."""
+    first = [name for group in leading(method, names) for name in group if name in names]
+    return [*first, *sorted(set(names) - set(first))]
+
+
+_OF_FUNCTION = re.compile(r"rewards/(?P<name>.+)/(?P<what>mean|std)")
+
+
+def words(name: str) -> Words:
+    """What a metric is called; one that nobody knows goes by its own name, and the caller makes it safe to draw."""
+    if name in KNOWN:
+        return KNOWN[name]
+    if match := _OF_FUNCTION.fullmatch(name):
+        return Words(f"{'spread of ' if match['what'] == 'std' else ''}{match['name']}")
+    if name.startswith("eval_"):
+        twin = words(name.removeprefix("eval_"))
+        return Words(f"held-out {twin.title}", twin.unit)
+    return Words(name.replace("_", " "))

@@ -1,0 +1,48 @@
+"""The table of leading curves: every method of the schema has its own, and no chart stays empty."""
+
+from __future__ import annotations
+
+from engine.config.tree import SECTIONS
+from engine.run.curves import LEADING, Words, leading, ordered, watch_for, words
+
+
+def test_every_method_of_the_schema_says_which_curves_matter_and_what_to_look_for() -> None:
+    for method in SECTIONS["method"]:
+        assert method in LEADING
+        assert len(leading(method)) >= 4
+        assert 0 < len(watch_for(method)) <= 77
+
+
+def test_the_three_that_matter_come_first() -> None:
+    names = {"loss", "entropy", "mean_token_accuracy", "grad_norm", "learning_rate", "eval_loss", "odd"}
+    assert leading("sft", names)[:3] == (("loss", "eval_loss"), ("mean_token_accuracy",), ("entropy",))
+    names = {"loss", "reward", "completions/mean_length", "kl", "rewards/exact/mean", "rewards/short/mean", "grad_norm"}
+    assert leading("grpo", names)[:4] == (
+        ("reward",), ("completions/mean_length",), ("kl",), ("rewards/exact/mean", "rewards/short/mean"),
+    )  # fmt: skip
+
+
+def test_a_group_that_the_run_does_not_have_gives_its_place_to_the_next() -> None:
+    assert leading("dpo", {"loss", "grad_norm"}) == (("loss",), ("grad_norm",))
+    assert leading("unheard of", {"loss"}) == (("loss",),)
+    assert leading("sft", {"odd"}) == leading("sft")
+
+
+def test_before_the_first_number_no_name_has_a_star() -> None:
+    for method in LEADING:
+        assert not [name for group in leading(method) for name in group if "*" in name]
+        assert all(leading(method))
+
+
+def test_every_curve_has_its_place_once() -> None:
+    names = {"loss", "zeta", "alpha", "grad_norm", "kl"}
+    assert ordered("grpo", names) == ["kl", "loss", "grad_norm", "alpha", "zeta"]
+    assert ordered("grpo", set()) == []
+
+
+def test_words_for_names_that_only_the_run_knows() -> None:
+    assert words("rewards/exact/mean").title == "exact"
+    assert words("rewards/exact/std").title == "spread of exact"
+    assert words("eval_loss").title == "held-out loss"
+    assert words("eval_accuracy") == Words("held-out judged right", "share")
+    assert words("my_own").title == "my own"
