@@ -54,7 +54,9 @@ class ModelError(WorkbenchError):
 
 
 class RunNotFound(WorkbenchError):
-    """No run has this name."""
+    """No run has this name: the call names something that is not there."""
+
+    exit_code = 2
 
 
 class RunBusy(WorkbenchError):

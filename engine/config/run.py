@@ -27,7 +27,7 @@ class Run(Section):
     seed: Annotated[int, Ge(0), Le(4_294_967_295), Advanced] = 42
     """Where randomness starts. The same seed, data and machine give the same run."""
 
-    logging_steps: Annotated[int, Ge(1), Le(1_000_000), Unit("steps"), Advanced] = 1
+    logging_steps: Annotated[int, Ge(1), Le(1_000_000), Title("Log every"), Unit("steps"), Advanced] = 1
     """Write the loss every so many steps."""
 
     save_steps: Annotated[int, Ge(1), Le(1_000_000_000), Title("Checkpoint every"), Unit("steps")] = 200

@@ -153,6 +153,19 @@ class FieldSpec:
         return self.labels.get(str(value), text or str(value))
 
 
+# Names that people write with capitals.
+_SPELLINGS = {
+    "lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA", "qlora": "QLoRA", "kl": "KL", "gpu": "GPU", "cpu": "CPU", "mlp": "MLP",
+    "fp32": "float32", "tf32": "TF32", "bf16": "bfloat16", "ce": "cross-entropy", "dpo": "DPO", "vllm": "vLLM",
+}  # fmt: skip
+
+
+def in_plain_words(name: str) -> str:
+    """A key as a person writes it: `lora_dropout` as LoRA dropout."""
+    words = " ".join(_SPELLINGS.get(word, word) for word in name.split("_"))
+    return words[:1].upper() + words[1:] if words[:1].islower() and name.split("_")[0] not in _SPELLINGS else words
+
+
 def _flatten(annotation: Any) -> Iterator[Any]:
     """The members of a union, `Annotated` and nested unions taken apart; metadata come as they are."""
     origin = typing.get_origin(annotation)
@@ -194,7 +207,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
         path=path,
         section=section,
         name=name,
-        title=by_kind[Title].text if Title in by_kind else name.replace("_", " ").capitalize(),
+        title=by_kind[Title].text if Title in by_kind else in_plain_words(name),
         control=control,
         choices=tuple(choices),
         labels=dict(words.words) if words else {},

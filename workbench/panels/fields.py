@@ -75,8 +75,13 @@ def value_parts(spec: FieldSpec, value: Any, effective: Effective | None, given:
         return (("missing", "warn"),) if spec.required else (("none", "faint"),)
     parts: list[Part] = [(in_words(spec, value), style)]
     if spec.unit:
-        parts.append((f" {spec.unit}", "dim"))
+        parts.append((f" {unit_of(spec, value)}", "dim"))
     return tuple(parts)
+
+
+def unit_of(spec: FieldSpec, value: Any) -> str:
+    """The unit after this value: 1 step, 2 steps."""
+    return spec.unit.removesuffix("s") if value == 1 and not isinstance(value, bool) else spec.unit
 
 
 def in_words(spec: FieldSpec, value: Any) -> str:

@@ -17,7 +17,7 @@ from engine.config.recipes import recipes
 from engine.config.schema import Effective, FieldSpec, fields
 from engine.config.steps import GOALS, STEPS, step_fields
 from workbench.panels.consequences import ROWS, size
-from workbench.panels.fields import entry_words, in_words, row_of, short_path
+from workbench.panels.fields import entry_words, in_words, row_of, short_path, unit_of
 from workbench.panels.form import Row
 from workbench.panels.paint import clean
 
@@ -138,7 +138,10 @@ def _entries(spec: FieldSpec, view: View, allowed: tuple[str, ...]) -> Iterator[
             elif value in (None, {}, []):
                 shown = (("none", "faint"),)
             else:
-                shown = ((in_words(item, value), "given"), *(((f" {item.unit}", "dim"),) if item.unit else ()))
+                shown = (
+                    (in_words(item, value), "given"),
+                    *(((f" {unit_of(item, value)}", "dim"),) if item.unit else ()),
+                )
             base = setting_of_entry(path, view)
             label = f"  {item.title}" if len(raw) == 1 else f"  {number + 1} {item.title}"
             yield Row(

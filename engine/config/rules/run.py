@@ -88,7 +88,7 @@ def a_checkpoint_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[F
             config.run.save_steps,
             todo,
             severity="warning" if severity == "warning" else "hint",
-            fix=Fix(f"every {every} steps", {path: every}),
+            fix=Fix("every step" if every == 1 else f"every {every} steps", {path: every}),
         )
 
 

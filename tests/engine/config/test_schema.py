@@ -21,6 +21,7 @@ from engine.config.renames import CHANGES, NAMES
 from engine.config.schema import SECTIONS, effective, fields, fields_of, read, resolved
 from engine.config.steps import GOALS, STEPS, step_fields, step_of_path
 from engine.config.terms import TERMS
+from engine.config.tree import in_plain_words
 from engine.errors import UsageError
 from engine.hardware import parse_machine
 
@@ -41,6 +42,12 @@ def test_every_setting_explains_itself(spec: Any) -> None:
     assert isinstance(explained, Explanation)
     assert spec.help in explained.text
     assert explained.as_text().startswith(spec.path)
+
+
+def test_names_that_people_write_with_capitals_are_written_so() -> None:
+    assert fields.adapter.lora_dropout.title == "LoRA dropout"
+    assert in_plain_words("kl_coef") == "KL coef"
+    assert in_plain_words("max_length") == "Max length"
 
 
 @pytest.mark.parametrize("spec", list(fields), ids=lambda spec: spec.path)

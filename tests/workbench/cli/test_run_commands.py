@@ -242,7 +242,7 @@ def test_a_list_tells_the_truth_about_a_run_that_nobody_watched(place, monkeypat
 
 def test_names_with_escapes_and_unknown_runs_are_one_sentence(place):
     done = workbench(place, "watch", "\x1b]0;title\x07nope")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "\x1b" not in done.stderr
     assert "no run is called" in done.stderr
     assert workbench(place, "runs").returncode == 0
