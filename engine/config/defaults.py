@@ -68,7 +68,12 @@ def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     need = sum(plain.values())
     if need <= FIT * room:
         return False, f"{_gib(need)} without it fit into {_gib(room)}"
-    return True, f"without it {_gib(need)} would be needed and there are {_gib(room)}"
+    without = f"without it {_gib(need)} would be needed and there are {_gib(room)}"
+    for tier in ("selective", "medium"):
+        classes = footprint.memory(config, facts, checkpointing=tier) or {}
+        if sum(classes.values()) <= FIT * room:
+            return tier, f"{without}; {tier} needs {_gib(sum(classes.values()))}"
+    return True, without
 
 
 def _off(what: str) -> Resolve:

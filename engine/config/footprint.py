@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from engine.config.facts import Facts, ModelFacts
+from engine.config.kinds import reference_of
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 
@@ -163,8 +164,11 @@ def longest_row(config: RunConfig, facts: Facts) -> int:
     return limit
 
 
-def memory(config: RunConfig, facts: Facts, checkpointing: bool) -> dict[str, int] | None:
-    """Bytes by class at the peak of one step on one device; nothing while the model's shape is unknown."""
+def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[str, int] | None:
+    """Bytes by class at the peak of one step on one device; nothing while the model's shape is unknown.
+
+    `checkpointing` is a value of `memory.gradient_checkpointing` other than `auto`.
+    """
     model, counts = known_model(config, facts), parameters(config, facts)
     if model is None or counts is None or not model.hidden_size or not model.layers or not model.vocab_size:
         return None
@@ -201,10 +205,8 @@ def trained_size(config: RunConfig) -> float:
 
 
 def _holds_copy(config: RunConfig) -> bool:
-    method = config.method
-    if method.kind != "dpo":
-        return False
-    return method.reference == "copy" or (method.reference == "auto" and config.adapter.kind == "none")
+    reference = reference_of(config.method)
+    return reference == "copy" or (reference == "auto" and config.adapter.kind == "none")
 
 
 def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
@@ -215,8 +217,9 @@ def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
     return linear * QUANTIZED[config.model.quantization] + max(0, counts.base - linear) * kept
 
 
-def _activations(config: RunConfig, model: ModelFacts, tokens: int, checkpointing: bool) -> float:
-    """What the forward pass keeps for the backward pass: a sum over layers; with checkpointing the inputs and one layer."""
+def _activations(config: RunConfig, model: ModelFacts, tokens: int, checkpointing: bool | str) -> float:
+    """What the forward pass keeps for the backward pass: a sum over layers; with checkpointing what its tier keeps of
+    each layer, and one layer whole."""
     hidden, layers = model.hidden_size or 0, model.layers or 0
     wide, head = model.intermediate_size or 4 * hidden, model.head_dim or 0
     attention = head * ((model.heads or 0) + 2 * (model.kv_heads or 0))
@@ -228,7 +231,21 @@ def _activations(config: RunConfig, model: ModelFacts, tokens: int, checkpointin
     if config.model.attention == "eager":
         length = longest_row(config, Facts(model=model))
         layer += tokens * length * (model.heads or 1) * (size + 4)
-    return tokens * hidden * size * layers + layer if checkpointing else layer * layers
+    if not checkpointing:
+        return layer * layers
+    return tokens * _tier_width(model, hidden, wide, checkpointing) * size * layers + layer
+
+
+def _tier_width(model: ModelFacts, hidden: int, wide: int, tier: bool | str) -> int:
+    """Elements a token that a layer keeps: its input, attention's output, and the products of its tier
+    (`engine.memory.tiers`)."""
+    head, heads, kv = model.head_dim or 0, model.heads or 0, model.kv_heads or 0
+    if tier not in ("selective", "medium"):
+        return hidden
+    products = [(hidden, head * heads), (hidden, head * kv), (hidden, head * kv), (head * heads, hidden)]
+    products += [(hidden, wide), (hidden, wide), (wide, hidden)]
+    kept = sum(width for inner, width in products if tier == "selective" or width <= inner)
+    return hidden + head * heads + kept
 
 
 def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:

@@ -16,11 +16,11 @@ class Memory(Section):
         Words(
             selective="selective, about 5 % slower", medium="medium, about 15 % slower", full="full, about 30 % slower"
         ),
-        Later("selective", "medium"),
         Source("arXiv:1604.06174"),
     ] = "auto"
     """Forget intermediate results and compute them again in the backward pass: much less memory, about 30 % slower.
-    `auto` turns it on when the estimate says that the run would not fit otherwise."""
+    `auto` takes the cheapest that the estimate says will fit: none, `selective`, which computes only element-wise work
+    again, `medium`, which also repeats the widest products, or `full`, which keeps the input of each layer alone."""
 
     activation_offloading: Annotated[Literal["cpu", "disk"] | None, Later("cpu", "disk"), Expert] = None
     """Move intermediate results to the host's memory or to disk until they are needed."""

@@ -12,11 +12,14 @@ from typing import Any
 from engine.config import footprint
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
+from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
 
 # Share of peak 16-bit throughput that a plain run reaches, and what a CPU core does, for a first guess at the time.
 _MFU = 0.30
 _CPU_FLOPS_PER_CORE = 2.0e10
+# FLOP a parameter and token that checkpointing computes again: all of the forward pass, or a share of it.
+_AGAIN: dict[Any, float] = {False: 0.0, "selective": 0.0, "medium": 1.0}
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
 _PEAK = {
     (7, 0): 1.1e14, (7, 5): 6.5e13, (8, 0): 3.1e14, (8, 6): 1.2e14, (8, 9): 1.8e14, (9, 0): 9.0e14, (10, 0): 2.0e15,
@@ -65,7 +68,7 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
     whole = resolved(config, facts)
     data = facts.data
     counts = footprint.parameters(whole, facts)
-    memory = footprint.memory(whole, facts, checkpointing=bool(whole.memory.gradient_checkpointing)) or {}
+    memory = footprint.memory(whole, facts, checkpointing=whole.memory.gradient_checkpointing) or {}
     each = footprint.checkpoint_bytes(whole, facts)
     steps = footprint.total_steps(whole, facts)
     batches = footprint.batches_per_epoch(whole, facts)
@@ -106,8 +109,8 @@ def _seconds(
     if counts is None or steps is None or not per_epoch or machine is None or data is None or not data.tokens:
         return None
     frozen = config.adapter.kind == "lora"
-    flops = (4.0 if frozen else 6.0) + (2.0 if config.memory.gradient_checkpointing else 0.0)
-    if config.method.kind == "dpo":
+    flops = (4.0 if frozen else 6.0) + _AGAIN.get(config.memory.gradient_checkpointing, 2.0)
+    if reference_of(config.method) is not None:
         flops += 2.0
     work = flops * counts.base * data.tokens * steps / per_epoch
     if not machine.gpus:

@@ -39,9 +39,15 @@ class Patches:
     def __init__(self, config: Any, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.applied: list[Applied] = []
+        self._undo: list[Callable[[], None]] = []
 
     def on_model(self, model: Any) -> None:
         """Features of the model itself. Raises ModelError for one that was asked for and cannot act on this model."""
+        from engine.memory.tiers import POLICIES, use_tier
+
+        base = model.get_base_model() if hasattr(model, "peft_config") else model
+        if (tier := self.config.memory.gradient_checkpointing) in POLICIES:
+            self._undo.append(use_tier(base, tier))
 
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
@@ -55,9 +61,10 @@ class Patches:
 
     def undo(self) -> None:
         """Takes everything back."""
-        while self.applied:
-            self.applied.pop().undo()
+        while self._undo:
+            self._undo.pop()()
 
     def _add(self, applied: Applied | None) -> None:
         if applied is not None:
             self.applied.append(applied)
+            self._undo.append(applied.undo)

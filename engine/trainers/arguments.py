@@ -59,4 +59,4 @@ def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
 
 def checkpointing(config: Any) -> bool:
     """Whether layers are computed again in the backward pass."""
-    return config.memory.gradient_checkpointing in (True, "full")
+    return config.memory.gradient_checkpointing in (True, "selective", "medium", "full")

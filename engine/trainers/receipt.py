@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from engine.memory.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN
 
 
@@ -67,7 +68,7 @@ def unmet(config: Any, entries: list[dict[str, Any]]) -> str | None:
     by_name = {entry["feature"]: entry for entry in entries}
     for feature, asked in (
         ("adapter", config.adapter.kind != "none"),
-        ("gradient checkpointing", config.memory.gradient_checkpointing in (True, "full")),
+        ("gradient checkpointing", config.memory.gradient_checkpointing in (True, "selective", "medium", "full")),
         ("quantization", config.model.quantization != "none"),
         ("packing", config.data.packing),
     ):
@@ -115,14 +116,13 @@ def _attention(config: Any, model: Any) -> dict[str, Any]:
 
 
 def _checkpointing(config: Any, model: Any) -> dict[str, Any]:
-    layers = sum(bool(getattr(module, "gradient_checkpointing", False)) for module in model.modules())
-    requested = config.memory.gradient_checkpointing
+    tiers = Counter(tier for module in model.modules() if (tier := tier_of(module)) is not None)
     return _entry(
         "gradient checkpointing",
-        requested,
-        "full" if layers else "off",
-        layers,
-        "layers computed again" if layers else "",
+        config.memory.gradient_checkpointing,
+        next(iter(tiers), "off"),
+        sum(tiers.values()),
+        TIERS[next(iter(tiers))] if tiers else "",
     )
 
 
@@ -141,12 +141,16 @@ def _quantization(config: Any, model: Any) -> dict[str, Any]:
 
 
 def _loss(config: Any, trainer: Any) -> dict[str, Any]:
+    """The loss as asked for, the library's trainer that computes it, and what our trainer tells of it."""
+    library = next((each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")), type(trainer))
+    told = getattr(trainer, "told", None)
     detail = "TRL's fused head: logits are formed in chunks, never all at once"
-    effective = type(trainer).__mro__[2].__name__
-    if config.method.kind == "dpo":
-        reference = "precomputed" if trainer.precompute_ref_logps else "copy" if trainer.ref_model else "adapter off"
-        return _entry("loss", config.method.loss_type, effective, detail=f"{detail}; reference: {reference}")
-    return _entry("loss", "cross-entropy", effective, detail=detail)
+    return _entry(
+        "loss",
+        getattr(config.method, "loss_type", "cross-entropy"),
+        library.__name__,
+        detail="; ".join((detail, told())) if told is not None else detail,
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

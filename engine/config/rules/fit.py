@@ -50,7 +50,7 @@ def needed(config: RunConfig, facts: Facts) -> int | None:
     checkpointing = config.memory.gradient_checkpointing
     if checkpointing == "auto":
         checkpointing = resolved(config, facts).memory.gradient_checkpointing
-    classes = footprint.memory(config, facts, checkpointing=bool(checkpointing))
+    classes = footprint.memory(config, facts, checkpointing=checkpointing)
     return None if classes is None else sum(classes.values())
 
 
@@ -66,7 +66,7 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[tuple[int, int
             fields.optim.gradient_accumulation_steps.path: twice,
         }
         yield from _way(1, changed, facts, need, f"batches of {half}", changes)
-    if not config.memory.gradient_checkpointing:
+    if config.memory.gradient_checkpointing not in (True, "full", "auto"):
         changed = config.model_copy(
             update={"memory": config.memory.model_copy(update={"gradient_checkpointing": True})}
         )

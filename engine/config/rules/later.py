@@ -28,13 +28,6 @@ def _refuse(spec: FieldSpec, config: RunConfig, rule_text: str, todo: str, chang
         yield must(spec.path, f"{rule_text} in this version", value, todo, fix=fix)
 
 
-@rule(reads=(fields.memory.gradient_checkpointing,))
-def checkpointing_tiers_come_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    spec = fields.memory.gradient_checkpointing
-    todo = "The cheaper tiers come in a later version; full checkpointing does the most for memory."
-    yield from _refuse(spec, config, "false, true, full or auto", todo, True)
-
-
 @rule(reads=(fields.memory.activation_offloading,))
 def activation_offloading_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "Offloading activations comes in a later version; checkpointing saves memory now."

@@ -201,10 +201,6 @@ CASES: dict[str, list[Case]] = {
         ({"optim.tf32": True}, Facts(machine=CPU), "optim.tf32", "error"),
         ({"optim.tf32": True, "model.dtype": "float32"}, Facts(machine=OLD), "optim.tf32", "error"),
     ],
-    "checkpointing-tiers-come-later": [
-        ({"memory.gradient_checkpointing": tier}, Facts(), "memory.gradient_checkpointing", "error")
-        for tier in ("selective", "medium")
-    ],
     "activation-offloading-comes-later": [
         ({"memory.activation_offloading": where}, Facts(), "memory.activation_offloading", "error")
         for where in ("cpu", "disk")

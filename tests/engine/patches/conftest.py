@@ -9,18 +9,24 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
 class Meter(TorchDispatchMode):
-    """Bytes of tensors made inside, at their highest; storages count once and until they are freed."""
+    """Bytes of tensors made inside, now and at their highest; storages count once and until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = self.largest = 0
         self._known: set[int] = set()
+        self._old: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # What came in and was not made inside (weights, ids) is not counted, nor are views of it.
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata not in self._known:
+                self._old.add(value.untyped_storage()._cdata)
         out = func(*args, **(kwargs or {}))
         for value in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(value, torch.Tensor):
@@ -29,7 +35,7 @@ class Meter(TorchDispatchMode):
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
+        if key in self._known or key in self._old:
             return
         self._known.add(key)
         self.live += size

@@ -1,0 +1,99 @@
+"""Each tier keeps less than the one before it, changes no gradient, and keeps what the estimate says."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from engine.config.defaults import resolved
+from engine.config.facts import Facts, ModelFacts
+from engine.config.footprint import _tier_width
+from engine.config.schema import read
+from engine.hardware import GiB, Gpu, Machine
+from engine.memory.tiers import tier_of, use_tier
+from tests.engine.patches.conftest import Meter, tiny_model
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines, source, train  # noqa: F401
+
+TIERS = (False, "selective", "medium", "full")
+SHAPE = {"layers": 4, "hidden_size": 64, "intermediate_size": 192, "head_dim": 16}
+
+
+def kept(tier):
+    """Bytes that live between forward and backward, the loss, and the gradients."""
+    model = tiny_model(**SHAPE)
+    if tier in ("selective", "medium"):
+        use_tier(model, tier)
+    if tier:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    ids = torch.arange(2 * 96).reshape(2, 96) % 128
+    with Meter() as meter:
+        states = model.model(ids).last_hidden_state
+        gc.collect()
+        live = meter.live
+    loss = states.square().mean()
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return live, loss.item(), gradients, [tier_of(layer) for layer in model.model.layers]
+
+
+def test_each_tier_keeps_less_and_the_gradients_stay():
+    found = {tier: kept(tier) for tier in TIERS}
+    bytes_kept = [found[tier][0] for tier in TIERS]
+    assert bytes_kept == sorted(bytes_kept, reverse=True)
+    assert bytes_kept[1] < 0.75 * bytes_kept[0]
+    assert bytes_kept[2] < 0.6 * bytes_kept[1]
+    assert bytes_kept[3] < 0.6 * bytes_kept[2]
+    for tier in TIERS[1:]:
+        assert found[tier][1] == found[False][1]
+        assert found[tier][3] == [tier] * 4
+        for name, gradient in found[False][2].items():
+            torch.testing.assert_close(found[tier][2][name], gradient, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("tier", ["selective", "medium", "full"])
+def test_what_a_layer_keeps_is_what_the_estimate_counts(tier):
+    model = ModelFacts("m", hidden_size=64, intermediate_size=192, head_dim=16, heads=4, kv_heads=2)
+    per_layer = _tier_width(model, 64, 192, tier) * 4 * 2 * 96
+    grown = kept_by_layers(tier, 4) - kept_by_layers(tier, 2)
+    assert grown / 2 == pytest.approx(per_layer, rel=0.1)
+
+
+def kept_by_layers(tier, layers):
+    model = tiny_model(**{**SHAPE, "layers": layers})
+    if tier != "full":
+        use_tier(model, tier)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with Meter() as meter:
+        states = model.model(torch.arange(2 * 96).reshape(2, 96) % 128).last_hidden_state
+        gc.collect()
+        assert states.requires_grad
+        return meter.live
+
+
+def test_auto_takes_the_cheapest_tier_that_fits():
+    config = read({"model": {"name": "m"}, "adapter": {"kind": "lora"}, "data": {"max_length": 2048}}).config
+    model = ModelFacts(
+        "m", parameters=600_000_000, hidden_size=1024, layers=28, heads=16, kv_heads=8, head_dim=128,
+        intermediate_size=3072, vocab_size=32_000, linears=(("q_proj", 1024, 2048, 28),),
+    )  # fmt: skip
+    chosen = []
+    for gib in (80, 24, 18, 13, 6):
+        machine = Machine(gpus=(Gpu("card", gib * GiB, (9, 0)),), memory_bytes=64 * GiB)
+        chosen.append(resolved(config, Facts(machine=machine, model=model)).memory.gradient_checkpointing)
+    assert chosen == sorted(chosen, key=(False, "selective", "medium", True).index)
+    assert set(chosen) == {False, "selective", "medium", True}
+
+
+@pytest.mark.parametrize(("method", "adapter", "rows"), [("sft", "lora", CONVERSATIONS), ("dpo", "lora", PAIRS)])
+def test_a_run_says_its_tier_and_learns_the_same(train, source, method, adapter, rows):  # noqa: F811
+    settings = {"method.kind": method, "adapter.kind": adapter, "data.train": [{"path": source(rows)}]}
+    losses = {}
+    for tier in (False, "selective", "medium"):
+        run = train({**settings, "optim.max_steps": 3, "memory.gradient_checkpointing": tier})
+        losses[tier] = [event["loss"] for event in lines(run, "metrics")]
+        said = {e["feature"]: e for e in lines(run, "receipt")[0]["entries"]}["gradient checkpointing"]
+        assert (said["effective"], bool(said["count"])) == (tier or "off", bool(tier))
+    assert losses["selective"] == pytest.approx(losses[False], rel=1e-6)
+    assert losses["medium"] == pytest.approx(losses[False], rel=1e-6)
