@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import psutil
+from _device import processor
 
 from engine.config.facts import Facts
 from engine.config.files import overrides
@@ -180,10 +181,8 @@ def record(file: Path, commit: str, outcomes: list[Outcome]) -> None:
             steps = outcome.step_seconds
             figures = [round(1000 * steps[int(share * (len(steps) - 1))], 2) for share in (0.5, 0.1, 0.9)]
             shape = f"seed={outcome.seed} steps={len(steps)} seconds={outcome.seconds:.1f} exact={outcome.accuracy:.3f}"
-            device = f"cpu x{os.cpu_count()}"
-            rows.writerow(
-                [datetime.date.today(), commit, device, version("torch"), "", "demo", shape, "ours", *figures, "", ""]
-            )
+            row = [datetime.date.today(), commit, processor(), version("torch"), "", "demo", shape, "ours", *figures]
+            rows.writerow([*row, "", ""])
 
 
 if __name__ == "__main__":

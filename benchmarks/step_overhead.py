@@ -4,7 +4,9 @@
 
 Both train the same prepared rows with the same settings and no saving, in one process, in turn (A B A B ...). A run's time
 is from the end of its third step to the end of its last. Printed: the median ratio ours / plain with the 95% interval of
-the median (bootstrap over pairs), and our own Python a step, timed around our hooks.
+the median (bootstrap over pairs), the same by CPU time (all threads; what a busy machine still measures), and our own
+Python a step, timed around our hooks, by the clock and by the CPU time of the training's thread. What the writer's thread
+does beside the step counts in the CPU ratio.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
+from _device import processor
+from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
 from transformers.utils import logging
 from trl import SFTTrainer
 
@@ -33,43 +36,45 @@ from engine.config.schema import read, resolved
 from engine.data.collate import LanguageCollator
 from engine.models.adapters import add_adapter
 from engine.run.control import Controls
-from engine.run.events import EventWriter
+from engine.run.late import LateWriter
 from engine.run.store import create
 from engine.trainers import sft
 from engine.trainers.receipt import receipt
 from engine.trainers.watching import Watching
 
 WARM_STEPS = 3
+Pace = tuple[float, float]
 
 
 class Clock(TrainerCallback):
     """Notes when each step ended, after the device has done it."""
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.ends: list[tuple[float, float]] = []
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
+        self.ends.append((time.perf_counter(), time.process_time()))
 
 
 class Timed:
     """Adds up the time spent inside the wrapped methods."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
 
     def wrap(self, owner: Any, *names: str) -> None:
         for name in names:
             inner = getattr(owner, name)
 
             def outer(*args: Any, inner: Any = inner, **kwargs: Any) -> Any:
-                begun = time.perf_counter()
+                begun, computed = time.perf_counter(), time.thread_time()
                 try:
                     return inner(*args, **kwargs)
                 finally:
                     self.seconds += time.perf_counter() - begun
+                    self.cpu_seconds += time.thread_time() - computed
 
             setattr(owner, name, outer)
 
@@ -115,8 +120,8 @@ def make_rows(count: int, length: int, vocabulary: int) -> Any:
     return Dataset.from_list(rows)
 
 
-def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, folder: Path, timed: Timed) -> float:
-    """Trains once; seconds a step after the warm-up."""
+def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, folder: Path, timed: Timed) -> Pace:
+    """Trains once; seconds and CPU seconds a step after the warm-up."""
     settings, batch, length, dtype = shapes(options.shape)
     config = make_config(options, dtype, batch, length)
     set_seed(1)
@@ -130,37 +135,48 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
             model=model, args=arguments, data_collator=collator, train_dataset=rows, processing_class=tokenizer,
             callbacks=[clock],
         )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
         return pace(clock)
     run = create(folder, as_yaml({"version": 1}), {})
-    with EventWriter(run) as writer:
+    with LateWriter(run) as writer:
         watching = Watching(
             run, writer, Controls(run, writer), {"method": "sft", "model": "bench", "devices": []}, 1, [], 1, list
         )
         trainer = sft.build(config, run.path, model, tokenizer, collator, rows, None, [watching, clock])
         trainer.args.save_strategy = "no"
         watching.trainer = trainer
+        trainer.remove_callback(PrinterCallback)
         trainer.attach(run, writer, 2, {})
         prepared = argparse.Namespace(counts={"kept": len(rows), "packs": 0}, warnings=(), fingerprint="", dataset=rows)
         writer.write("receipt", entries=receipt(config, trainer, prepared))
         timed.wrap(watching, "on_step_begin", "on_step_end", "on_log")
         timed.wrap(trainer, "_count")
-        timed.wrap(trainer.data_collator, "__call__")
-        before = timed.seconds
+        before = timed.seconds, timed.cpu_seconds
         trainer.train()
-        options.own.append((timed.seconds - before) / options.steps)
-        assert run.events.read_text().count('"metrics"') == options.steps
+        spent = timed.seconds - before[0], timed.cpu_seconds - before[1]
+        options.own.append((spent[0] / options.steps, spent[1] / options.steps))
+    assert run.events.read_text().count('"metrics"') == options.steps
     return pace(clock)
 
 
-def pace(clock: Clock) -> float:
-    return (clock.ends[-1] - clock.ends[WARM_STEPS - 1]) / (len(clock.ends) - WARM_STEPS)
+def pace(clock: Clock) -> Pace:
+    begun, ended, steps = clock.ends[WARM_STEPS - 1], clock.ends[-1], len(clock.ends) - WARM_STEPS
+    return (ended[0] - begun[0]) / steps, (ended[1] - begun[1]) / steps
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(4000))
     return medians[100], medians[-101]
+
+
+def milliseconds(seconds: list[float]) -> float:
+    return round(statistics.median(seconds) * 1e3, 3)
+
+
+def rounded(bounds: tuple[float, float]) -> list[float]:
+    return [round(bound, 4) for bound in bounds]
 
 
 def main() -> None:
@@ -180,7 +196,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
     settings, batch, length, _ = shapes(options.shape)
     rows = make_rows(batch * 8, length, settings["vocab_size"])
-    times: dict[bool, list[float]] = {True: [], False: []}
+    times: dict[bool, list[Pace]] = {True: [], False: []}
     timed = Timed()
     with tempfile.TemporaryDirectory() as folder:
         for ours in (True, False):
@@ -189,26 +205,28 @@ def main() -> None:
         for _ in range(options.pairs):
             for ours in (True, False):
                 times[ours].append(build(options, ours, rows, tokenizer, Path(folder), timed))
-    ratios = [a / b for a, b in zip(times[True], times[False], strict=True)]
-    low, high = interval(ratios)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    own = statistics.median(options.own) * 1e3
+    clocks = {ours: [clock for clock, _ in found] for ours, found in times.items()}
+    ratios, cpu_ratios = (
+        [ours[which] / plain[which] for ours, plain in zip(times[True], times[False], strict=True)] for which in (0, 1)
+    )
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
     peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0
     print(
         json.dumps(
             {
-                "device": device, "shape": options.shape, "pairs": options.pairs,
-                "ours_ms": round(statistics.median(times[True]) * 1e3, 3),
-                "plain_ms": round(statistics.median(times[False]) * 1e3, 3),
-                "ratio": round(statistics.median(ratios), 4), "interval": [round(low, 4), round(high, 4)],
-                "own_python_ms": round(own, 4),
-                "tokens_per_second": round(batch * length / statistics.median(times[True])),
+                "device": device, "threads": torch.get_num_threads(), "shape": options.shape, "pairs": options.pairs,
+                "ours_ms": milliseconds(clocks[True]), "plain_ms": milliseconds(clocks[False]),
+                "ratio": round(statistics.median(ratios), 4), "interval": rounded(interval(ratios)),
+                "cpu_ratio": round(statistics.median(cpu_ratios), 4), "cpu_interval": rounded(interval(cpu_ratios)),
+                "own_python_ms": milliseconds([clock for clock, _ in options.own]),
+                "own_python_cpu_ms": milliseconds([cpu for _, cpu in options.own]),
+                "tokens_per_second": round(batch * length / statistics.median(clocks[True])),
             },
             indent=1,
         )
     )  # fmt: skip
     if options.results:
-        record(options, device, times, peak)
+        record(options, device, clocks, peak)
 
 
 def record(options: argparse.Namespace, device: str, times: dict[bool, list[float]], peak: float) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from engine.errors import WorkbenchError, redact, visible
 from engine.run import checkpoint
 from engine.run.control import Controls
-from engine.run.events import EventWriter
+from engine.run.late import LateWriter
 from engine.run.launch import versions
 from engine.run.lock import RunLock
 from engine.run.store import RunFolder
@@ -34,14 +34,14 @@ def main(folder: str) -> int:
     run = RunFolder(folder)
     if int(os.environ.get("RANK", "0")) > 0:
         return _guarded(run, None, None)
-    with RunLock(run), EventWriter(run) as writer:
+    with RunLock(run), LateWriter(run) as writer:
         checkpoint.collect(run)
         controls = Controls(run, writer)
         controls.on_signals()
         return _guarded(run, writer, controls)
 
 
-def _guarded(run: RunFolder, writer: EventWriter | None, controls: Controls | None) -> int:
+def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | None) -> int:
     """The process boundary: whatever goes wrong becomes one `failed` event, with the details in the log."""
     begun = time.monotonic()
     try:
@@ -72,7 +72,7 @@ def _cause(problem: Exception) -> tuple[str, str]:
     return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
 
 
-def _train(run: RunFolder, writer: EventWriter | None, controls: Controls | None, begun: float) -> int:
+def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None, begun: float) -> int:
     say = _Speaker(writer)
     say.phase("Reading the config")
     config = _config(run)
@@ -221,7 +221,7 @@ def _devices() -> list[str]:
 class _Speaker:
     """Events before training begins; says nothing on other ranks than the first."""
 
-    def __init__(self, writer: EventWriter | None) -> None:
+    def __init__(self, writer: LateWriter | None) -> None:
         self._writer = writer
         self._next = 0.0
 

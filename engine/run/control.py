@@ -124,6 +124,7 @@ class Controls:
         self.folder = folder
         self.writer = writer
         self.every = every
+        self._place = str(folder.control)
         self._known: set[str] = set()
         self._next_look = 0.0
         self._signals: list[Request] = []
@@ -135,7 +136,7 @@ class Controls:
         if now < self._next_look:
             return fresh
         self._next_look = now + self.every
-        for name in sorted(os.listdir(self.folder.control)):
+        for name in sorted(os.listdir(self._place)):
             if name in self._known or name.startswith("."):
                 continue
             self._known.add(name)

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from engine.errors import WorkbenchError
 from engine.run.store import RunFolder, open_inside
@@ -120,7 +120,9 @@ class EventWriter:
 
     def write(self, kind: str, **payload: Any) -> int:
         """Append one event; returns its seq."""
-        now = time.monotonic()
+        return self._write_at(time.monotonic(), kind, payload)
+
+    def _write_at(self, now: float, kind: str, payload: dict[str, Any]) -> int:
         seq = self.seq + 1
         event = {
             "v": 1,
@@ -144,7 +146,7 @@ class EventWriter:
         if kind not in _FREQUENT or now - self._synced >= SYNC_SECONDS:
             self.sync()
         if kind == "metrics" and (not_finite or self._not_finite):
-            self._say_diverged(payload, not_finite)
+            self._say_diverged(now, payload, not_finite)
         return seq
 
     def sync(self) -> None:
@@ -157,7 +159,7 @@ class EventWriter:
             os.close(self._handle)
             self._handle = -1
 
-    def __enter__(self) -> EventWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -191,12 +193,12 @@ class EventWriter:
             os.ftruncate(self._handle, before)
             raise OSError(errno.ENOSPC, "the line could only be written in part")
 
-    def _say_diverged(self, payload: dict[str, Any], not_finite: list[str]) -> None:
+    def _say_diverged(self, now: float, payload: dict[str, Any], not_finite: list[str]) -> None:
         """Once when a number stops being finite; again only after it was finite in between."""
         new = [name for name in not_finite if name not in self._not_finite]
         self._not_finite = (self._not_finite - payload.keys()) | set(not_finite)
         if new:
-            self.write("diverged", step=payload.get("step"), what=", ".join(new))
+            self._write_at(now, "diverged", {"step": payload.get("step"), "what": ", ".join(new)})
 
 
 def disk_full(folder: RunFolder, needed: int, problem: OSError) -> WorkbenchError:

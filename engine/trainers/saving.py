@@ -48,7 +48,9 @@ class RunTrainer:
         self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
         self.tokens, self.trained_tokens = 0, 0
         self.batch_rows: list[int] = []
-        self._uncounted: list[torch.Tensor] = []
+        self._uncounted: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # Asked once: accelerate looks its state up anew each time.
+        self._ranks: int = self.accelerator.num_processes  # type: ignore[attr-defined]
 
     def register_state(self, name: str, part: Stateful) -> None:
         """From now on the state of `part` goes into each checkpoint and comes back on resume; call it in `build`."""
@@ -73,19 +75,27 @@ class RunTrainer:
         mask = inputs.get("attention_mask")
         total = mask.sum() if mask is not None else torch.tensor(inputs["input_ids"].numel())
         trained = inputs["labels"].ne(-100).sum() if "labels" in inputs else inputs["completion_mask"].sum()
-        self._uncounted.append(torch.stack([total.to(trained.device), trained]))
+        self._uncounted.append((total, trained))
 
     def token_counts(self) -> tuple[int, int]:
         """Tokens seen and tokens trained so far, on all ranks together."""
         if self._uncounted:
-            fresh = torch.stack(self._uncounted).sum(0)
-            if self.args.world_size > 1:  # type: ignore[attr-defined]
-                fresh = self.accelerator.reduce(fresh.to(self.accelerator.device))  # type: ignore[attr-defined]
-            total, trained = fresh.tolist()
-            self.tokens += int(total)
-            self.trained_tokens += int(trained)
+            total, trained = self._read_counts()
+            self.tokens += total
+            self.trained_tokens += trained
             self._uncounted.clear()
         return self.tokens, self.trained_tokens
+
+    def _read_counts(self) -> tuple[int, int]:
+        """The sums of what is not counted yet; from a device in one copy, on the CPU without another kernel."""
+        if self._ranks == 1 and self._uncounted[0][1].device.type == "cpu":
+            return sum(int(total) for total, _ in self._uncounted), sum(int(trained) for _, trained in self._uncounted)
+        device = self.accelerator.device  # type: ignore[attr-defined]
+        fresh = torch.stack([count.to(device) for pair in self._uncounted for count in pair]).view(-1, 2).sum(0)
+        if self._ranks > 1:
+            fresh = self.accelerator.reduce(fresh)  # type: ignore[attr-defined]
+        total, trained = fresh.tolist()
+        return int(total), int(trained)
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

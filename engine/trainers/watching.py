@@ -1,8 +1,8 @@
 """The callback that makes a training visible and steerable: metrics, batches, samples, GPU readings, requests.
 
 It runs on every rank, and speaks on rank 0 alone. It never touches the model but to sample, and costs a few dictionary
-lookups a step: counts stay on the device until they are logged, the control folder is looked at ten times a second at
-most, GPUs are read once a second.
+lookups a step: counts stay on the device until they are logged, numbers, row ids and readings of the machine are made and
+written by the writer's own thread, the control folder is looked at ten times a second at most, GPUs are read once a second.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import os
 import time
 from array import array
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from transformers import TrainerCallback
 
 from engine.run.control import Controls, Request
-from engine.run.events import EventWriter, Thinning
+from engine.run.events import Thinning
+from engine.run.late import LateWriter
 from engine.run.store import RunFolder, open_inside
 
 BATCHES_CAP = 64 << 20
@@ -38,7 +40,7 @@ class Watching(TrainerCallback):
     def __init__(
         self,
         run: RunFolder,
-        writer: EventWriter | None,
+        writer: LateWriter | None,
         controls: Controls | None,
         opening: dict[str, Any],
         logging_steps: int,
@@ -57,6 +59,7 @@ class Watching(TrainerCallback):
         self._tokens_logged = 0
         self._step_seconds = self._data_seconds = 0.0
         self._sampled = -1
+        self._ranks = 1
         self._memory: dict[str, int] = {}
         self._memory_next = 0.0
         self._gpu = _GpuReader() if writer is not None and torch.cuda.is_available() else None
@@ -72,13 +75,14 @@ class Watching(TrainerCallback):
         # 2 forward and 2 for the input's gradient a parameter; 2 more only for weights that are trained.
         self._flop_per_token = 4.0 * total + 2.0 * sum(p.numel() for p in parameters if p.requires_grad)
         self.thinning = Thinning(self.logging_steps, state.max_steps)
+        self._ranks = args.world_size
         if self.writer is not None:
             self.writer.write(
                 "started",
                 **self.opening,
                 max_steps=state.max_steps,
                 epochs=state.num_train_epochs,
-                world_size=args.world_size,
+                world_size=self._ranks,
                 **self.thinning.started(),
             )
         self._samples(state.global_step)
@@ -91,13 +95,11 @@ class Watching(TrainerCallback):
         now = time.monotonic()
         self._step_seconds = now - self._step_began
         rows, self.trainer.batch_rows = self.trainer.batch_rows, []
-        if self._batches is not None and rows and self.thinning.wants(state.global_step):
-            place = self._batches.add(rows)
-            if place is not None and self.writer is not None:
-                self.writer.write("batch", step=state.global_step, offset=place, count=len(rows))
+        if self._batches is not None and self.writer is not None and rows and self.thinning.wants(state.global_step):
+            self.writer.later("batch", partial(self._batches.add, state.global_step, rows))
         self._hear(control, state)
         if self._gpu is not None and self.writer is not None and self._gpu.due(now):
-            self.writer.write("gpu", devices=self._gpu.read())
+            self.writer.later("gpu", self._gpu.read)
         if self.prompts and state.global_step % self.prompts_steps == 0 and state.global_step < state.max_steps:
             self._samples(state.global_step)
         self._step_ended = time.monotonic()
@@ -114,15 +116,15 @@ class Watching(TrainerCallback):
             if logs and "loss" in logs:
                 self.trainer.token_counts()
             return
-        values = {name: value for name, value in logs.items() if name != "epoch" and isinstance(value, (int, float))}
-        if any(name in values for name in _SUMMARY):
+        if any(name in logs for name in _SUMMARY):
             return
-        if "loss" in values:
+        pace = None
+        if "loss" in logs:
             if not self.thinning.wants(state.global_step):
                 self.trainer.token_counts()
                 return
-            values |= self._pace()
-        self.writer.write("metrics", step=state.global_step, epoch=state.epoch, **values)
+            pace = self._pace()
+        self.writer.later("metrics", partial(self._metrics, state.global_step, state.epoch, dict(logs), pace))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         for request in self._saving:
@@ -133,24 +135,33 @@ class Watching(TrainerCallback):
         self._samples(state.global_step)
 
     # -- what they do --------------------------------------------------------------------------------------------------
-    def _pace(self) -> dict[str, float]:
-        """Tokens per second since the last line, the last step's own seconds, memory, and MFU where it is known."""
+    def _pace(self) -> _Pace:
+        """What only this moment knows: tokens so far and since the last line, seconds, the last step's own seconds."""
         now = time.monotonic()
         tokens, trained = self.trainer.token_counts()
         rate = (tokens - self._tokens_logged) / max(now - self._logged, 1e-9)
         self._logged, self._tokens_logged = now, tokens
-        pace = {
-            "tokens": tokens,
-            "trained_tokens": trained,
-            "tokens_per_second": round(rate, 1),
-            "step_seconds": round(self._step_seconds, 6),
-            "data_seconds": round(self._data_seconds, 6),
+        return _Pace(tokens, trained, rate, self._step_seconds, self._data_seconds)
+
+    def _metrics(self, step: int, epoch: float, logs: dict[str, Any], pace: _Pace | None) -> dict[str, Any]:
+        """The payload of a line of numbers; runs on the writer's thread, memory is read there."""
+        values = {name: value for name, value in logs.items() if name != "epoch" and isinstance(value, (int, float))}
+        payload = {"step": step, "epoch": epoch, **values}
+        if pace is None:
+            return payload
+        payload |= {
+            "tokens": pace.tokens,
+            "trained_tokens": pace.trained_tokens,
+            "tokens_per_second": round(pace.rate, 1),
+            "step_seconds": round(pace.step_seconds, 6),
+            "data_seconds": round(pace.data_seconds, 6),
         }
         if self._gpu is not None and self._gpu.peak_flops and self._flop_per_token:
-            pace["mfu"] = round(rate * self._flop_per_token / self._gpu.peak_flops, 4)
+            payload["mfu"] = round(pace.rate * self._flop_per_token / self._gpu.peak_flops, 4)
+        now = time.monotonic()
         if now >= self._memory_next:
             self._memory, self._memory_next = _memory(), now + MEMORY_SECONDS
-        return pace | self._memory
+        return payload | self._memory
 
     def _hear(self, control: Any, state: Any) -> None:
         """What people ask for; with several ranks the first one's hearing is everybody's."""
@@ -176,7 +187,7 @@ class Watching(TrainerCallback):
             self._at_epoch_end.append(Request(id="", do="end_of_epoch", by="rank 0", t=time.time()))
 
     def _agreed(self, wish: int) -> int:
-        if self.trainer.args.world_size == 1:
+        if self._ranks == 1:
             return wish
         shared = torch.tensor([wish], device=self.trainer.accelerator.device)
         torch.distributed.broadcast(shared, src=0)
@@ -202,21 +213,29 @@ _PROMISES = {
 }
 
 
+class _Pace(NamedTuple):
+    tokens: int
+    trained_tokens: int
+    rate: float
+    step_seconds: float
+    data_seconds: float
+
+
 class _BatchFile:
-    """Row ids of batches as little-endian int64, up to a cap; `add` gives the offset in ids, or None past the cap."""
+    """Row ids of batches as little-endian int64, up to a cap; `add` gives the payload of the event, None past the cap."""
 
     def __init__(self, run: RunFolder) -> None:
         self._handle = open_inside(run.batches, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(self._handle).st_size // 8 * 8
         os.ftruncate(self._handle, self._size)
 
-    def add(self, rows: list[int]) -> int | None:
+    def add(self, step: int, rows: list[int]) -> dict[str, int] | None:
         if self._size + 8 * len(rows) > BATCHES_CAP:
             return None
         place = self._size // 8
         os.write(self._handle, array("q", rows).tobytes())
         self._size += 8 * len(rows)
-        return place
+        return {"step": step, "offset": place, "count": len(rows)}
 
 
 class _GpuReader:
@@ -242,7 +261,7 @@ class _GpuReader:
         self._next = now + GPU_SECONDS
         return True
 
-    def read(self) -> list[dict[str, float]]:
+    def read(self) -> dict[str, Any]:
         nvml, found = self._nvml, []
         for index, card in enumerate(self._cards):
             reading: dict[str, float] = {"index": index}
@@ -258,7 +277,7 @@ class _GpuReader:
                 except nvml.NVMLError:
                     continue
             found.append(reading)
-        return found
+        return {"devices": found}
 
 
 def _visible_cards() -> list[str]:
