@@ -1,14 +1,16 @@
-"""Renders the README's picture of the notebook from the real widget in a real JupyterLab: part of `make pictures`.
+"""Renders the README's picture of the notebook from the real widgets in a real JupyterLab: part of `make pictures`.
 
-    python docs/pictures_notebook.py [FILE.png] [--dark] [--show preview|method|monitor|...]
+    python docs/pictures_notebook.py [FILE.png] [--dark] [--width PIXELS]
 
-It trains the built-in demo for a few hundred steps from the widget itself and photographs the cell. Needs chromium.
+It trains the built-in demo in a process of its own and photographs two cells while that goes on: the form on one of its
+steps, and the monitor of the run. Needs chromium.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,10 +18,20 @@ from types import ModuleType
 from typing import Any
 
 DOCS = Path(__file__).parent
-CELL = "from widgets import Workbench\n\nWorkbench()"
+CELLS = [
+    "from widgets import Monitor, Workbench\n\nWorkbench(height=410)",
+    'Monitor("dates-0001", height=472)',
+]
+PHOTOGRAPHED_AT = 260
+# The widgets as wide as asked for, and nothing of the notebook that belongs to whoever works in it.
+STYLE = ".ftw { width: %dpx; } .jp-Collapser, .jp-cell-toolbar { visibility: hidden; }"
+COUNTED = "() => document.querySelector('.ftw-consequences').innerText.includes('tokens per epoch')"
+SHOWN = (
+    """() => Number(document.querySelectorAll('.ftw-share')[0]?.textContent.match(/step ([\\d,]+)/)?.[1] ?? 0) > %d"""
+)
 
 
-def _browsing() -> ModuleType:
+def browsing() -> ModuleType:
     """The JupyterLab and Chromium of the browser tests."""
     place = DOCS.parent / "tests" / "browser" / "lab.py"
     spec = importlib.util.spec_from_file_location("lab", place)
@@ -31,51 +43,57 @@ def _browsing() -> ModuleType:
     return module
 
 
-def picture(target: Path, *, dark: bool = False, show: str = "monitor", cell: str = CELL) -> None:
-    """One picture of the workbench's cell. Raises RuntimeError where this machine cannot make it."""
-    browsing = _browsing()
-    if browsing.missing():
-        raise RuntimeError(browsing.missing())
+def picture(target: Path, *, dark: bool = False, width: int = 900) -> None:
+    """Two cells with their widgets, each `width` wide. Raises RuntimeError where this machine cannot make it."""
+    tools = browsing()
+    if tools.missing():
+        raise RuntimeError(tools.missing())
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        browsing.write_notebook(root / "workbench.ipynb", [cell])
-        with (
-            browsing.serve(root, WORKBENCH_RUNS=str(root / "runs")) as lab,
-            browsing.browser() as chromium,
-            browsing.opened(chromium, lab, "workbench.ipynb", width=1200, height=900) as page,
-        ):
-            if dark:
-                page.theme("JupyterLab Dark")
-            page.tab.evaluate("() => { window.jupyterapp.commands.execute('application:toggle-left-area'); }")
-            page.run_all()
-            page.tab.wait_for_selector(".ftw-goal", timeout=60_000)
-            _show(page.tab, show)
-            page.tab.mouse.move(5, 5)
-            page.tab.wait_for_timeout(600)
-            page.tab.locator(".jp-Notebook .jp-Cell").first.screenshot(path=str(target))
-
-
-def _show(tab: Any, show: str) -> None:
-    if show == "monitor":
-        tab.click("[data-tab=launch]")
-        tab.click(".ftw-launch button")
-        tab.wait_for_function(
-            "document.querySelector('.ftw-share')?.textContent.match(/step (\\d+)/)?.[1] > 200", timeout=240_000
+        tools.write_notebook(root / "workbench.ipynb", CELLS)
+        subprocess.run(
+            [sys.executable, "-m", "workbench", "demo", "--detach", "--runs", str(root / "runs")], check=True
         )
-        return
-    tab.click(f"[data-tab={show}]")
-    tab.wait_for_timeout(4000)
-    if show == "preview":
-        tab.wait_for_selector(".ftw-rows .ftw-trained", timeout=90_000)
+        with (
+            tools.serve(root, WORKBENCH_RUNS=str(root / "runs")) as lab,
+            tools.browser() as chromium,
+            tools.opened(chromium, lab, "workbench.ipynb", width=width + 320, height=1400) as page,
+        ):
+            page.theme("JupyterLab Dark" if dark else "JupyterLab Light")
+            page.command("application:toggle-left-area")
+            page.run_all()
+            page.sees(".ftw-goal")
+            page.tab.click("[data-tab=method]")
+            page.tab.add_style_tag(content=STYLE % width)
+            page.shows(SHOWN % PHOTOGRAPHED_AT, f"step {PHOTOGRAPHED_AT}", seconds=240)
+            page.shows(COUNTED, "the tokens are counted", seconds=120)
+            photograph(page.tab, width, target)
+
+
+def photograph(tab: Any, width: int, target: Path) -> None:
+    """From the top of the first cell to the end of the second one's widget."""
+    tab.mouse.move(5, 5)
+    tab.evaluate("() => document.activeElement?.blur()")
+    tab.wait_for_timeout(700)
+    first = tab.locator(".jp-Notebook .jp-Cell").first.bounding_box()
+    last = tab.locator(".ftw").last.bounding_box()
+    edge = last["x"] + width + 14
+    clip = {
+        "x": first["x"],
+        "y": first["y"],
+        "width": edge - first["x"],
+        "height": last["y"] + last["height"] + 12 - first["y"],
+    }
+    tab.screenshot(path=str(target), clip=clip)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("target", nargs="?", type=Path, default=DOCS / "notebook.png")
+    parser.add_argument("target", nargs="?", type=Path, default=DOCS / "widget.png")
     parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--show", default="monitor")
+    parser.add_argument("--width", type=int, default=900)
     options = parser.parse_args()
-    picture(options.target, dark=options.dark, show=options.show)
+    picture(options.target, dark=options.dark, width=options.width)
 
 
 if __name__ == "__main__":

@@ -46,5 +46,5 @@ def devices(view: RunView) -> list[list[str]]:
             parts.append(f"{device['temperature']:.0f} °C")
         if isinstance(device.get("power"), int | float):
             parts.append(f"{device['power']:.0f} W")
-        found.append([f"GPU {device.get('index', '')}", "  ".join(parts)])
+        found.append([f"GPU {device.get('index', '')}", "  ·  ".join(parts)])
     return found

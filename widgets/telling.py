@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.errors import redact, visible
 from engine.run import control
+from engine.run.curves import watch_for
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from widgets.numbers import size
@@ -51,6 +52,7 @@ def head(view: RunView) -> dict[str, Any]:
         "controls": controls,
         "resumable": view.state in ("stopped", "failed", "lost"),
         "rollouts": bool(view.rollouts),
+        "watch_for": watch_for(view.method) if view.state in ("starting", "running") else "",
     }
 
 

@@ -9,6 +9,7 @@ import lab as browsing
 
 from engine.run import store
 from engine.run.events import EventWriter
+from engine.run.rollouts import Completion, Group, RolloutFile
 
 CANARY = '<img src=x onerror="window.fired=1"><script>window.fired=2</script>'
 
@@ -22,6 +23,11 @@ def hostile_run(lab: browsing.Lab) -> store.RunFolder:
     pen.write("sample", step=1, index=0, prompt=CANARY, completion=CANARY)
     entry = dict.fromkeys(("feature", "requested", "effective", "detail"), CANARY)
     pen.write("receipt", entries=[{**entry, "count": 1}])
+    rewards = {CANARY: 1.0}
+    texts = RolloutFile(run)
+    group = texts.add(Group(3, 0, 0, CANARY, CANARY, [Completion(CANARY, 9, rewards, 1.0, 0.5, True)]))
+    texts.close()
+    pen.write("rollout", **(group or {}))
     pen.write("failed", step=3, cause="unknown", message=CANARY, lines=[CANARY])
     run.log.write_text(CANARY + "\x1b]0;x\x07\n")
     run.update_json(state="failed", message=CANARY, name=CANARY)
@@ -44,11 +50,13 @@ def test_hostile_text_in_names_rows_logs_and_metrics_stays_text(lab: browsing.La
         page.sees(".ftw-card b")
         monitor, workbench = page.tab.locator(".ftw").nth(0), page.tab.locator(".ftw").nth(2)
         assert monitor.locator(".ftw-card b").inner_text() == CANARY
-        for tab in ("samples", "log", "receipt", "config", "curves"):
+        for tab in ("samples", "rollouts", "log", "receipt", "config", "curves"):
             monitor.locator(f"[data-tab={tab}]").click()
             browsing.until(
                 lambda: "onerror" in monitor.locator(".ftw-page").inner_text(), f"the page {tab}", state=page.state
             )
+        monitor.locator("[data-tab=rollouts]").click()
+        page.sees(".ftw-completion .ftw-raw", has_text="onerror")
         page.sees(".ftw-rows .ftw-trained")
         assert "onerror" in "".join(page.tab.locator(".ftw-tokens").first.all_inner_texts()).replace("\n", "")
         for tab in ("model", "data", "review", "launch", "runs"):

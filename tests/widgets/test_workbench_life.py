@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,3 +174,48 @@ def test_a_preview_without_data_says_what_to_do() -> None:
     assert told["ok"] is False
     assert "Data" in told["hint"]
     preview.close()
+
+
+def test_a_kernel_that_ends_takes_its_inspector_and_threads_with_it_and_a_new_one_begins_anew(tmp_path: Path) -> None:
+    """In a kernel as Jupyter starts one: asked for rows, then restarted without a word to the widgets."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(cwd=str(tmp_path), env={**os.environ, "IPYTHONDIR": str(tmp_path / ".ipython")})
+    try:
+        begin = (
+            "from widgets import Workbench, asking\nwb = Workbench(runs='runs')\n"
+            "wb.answer({'id': '1', 'do': 'rows', 'kind': 'index'})\nprint('inspector', asking._shared.pid)"
+        )
+        first = _printed(client, begin, "inspector")
+        assert Path(f"/proc/{first}").exists()
+        manager.restart_kernel()
+        client.wait_for_ready(timeout=60)
+        assert _gone(first)
+        second = _printed(client, begin, "inspector")
+        assert second != first
+        closed = "wb.close()\nimport threading\nprint('threads', sum(t.name.startswith('workbench') for t in threading.enumerate()))"
+        assert _printed(client, closed, "threads") == "0"
+        assert _gone(second)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def _printed(client: Any, code: str, word: str) -> str:
+    """What a cell prints behind a word."""
+    said: list[str] = []
+    client.execute_interactive(
+        code,
+        timeout=60,
+        output_hook=lambda message: said.append(str(message["content"].get("text", message["content"]))),
+    )
+    found = re.search(rf"{word} (\d+)", "".join(said))
+    assert found is not None, said
+    return found[1]
+
+
+def _gone(pid: str, seconds: float = 15) -> bool:
+    give_up = time.monotonic() + seconds
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return not Path(f"/proc/{pid}").exists()

@@ -322,7 +322,9 @@ export class Chart {
       pen.globalAlpha = 1;
     }
     const at = this.cursor === null ? curve.steps.length - 1 : curve.nearest(this.cursor);
-    const parts = this.lines
+    // A small chart has room for one value; the list beside the charts has them all.
+    const named = this.options.small && this.cursor === null ? this.lines.slice(0, 1) : this.lines;
+    const parts = named
       .filter((line) => line.curve.steps.length)
       .map((line) => {
         const index = line === this.lines[0] ? at : this.cursor === null ? line.curve.steps.length - 1 : line.curve.nearest(this.cursor);

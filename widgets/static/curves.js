@@ -1,6 +1,6 @@
 /** The curves of a run: the main one large, the others small beside the newest values, smoothed and zoomed together. */
 import { Chart } from "./chart.js";
-import { brief, bytes, fill, h, number } from "./dom.js";
+import { brief, bytes, fill, h, number, say } from "./dom.js";
 
 const FORMATS = { bytes, brief, share: (value) => `${number(value * 100)} %` };
 
@@ -8,10 +8,11 @@ const FORMATS = { bytes, brief, share: (value) => `${number(value * 100)} %` };
 export function chartsPage(zoomTo) {
   const grid = h("div", { class: "ftw-charts" });
   const values = h("dl", { class: "ftw-values" });
+  const good = h("p", { class: "ftw-quiet ftw-good" });
   const smoothing = h("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: "0", "aria-label": "smoothing" });
   const logScale = h("input", { type: "checkbox" });
   const tools = h("div", { class: "ftw-tools" }, h("label", {}, "smoothing ", smoothing), h("label", {}, logScale, " log scale"), h("span", { class: "ftw-quiet" }, "drag to zoom, double click for all, arrow keys for values"));
-  const element = h("div", { class: "ftw-curves" }, h("div", { class: "ftw-curves-top" }, grid, values), tools);
+  const element = h("div", { class: "ftw-curves" }, h("div", { class: "ftw-curves-top" }, grid, h("div", {}, values, good)), tools);
   const charts = new Map();
   let shape = "";
   const redraw = () => charts.forEach((chart) => chart.draw());
@@ -51,6 +52,7 @@ export function chartsPage(zoomTo) {
   };
   const list = (held) => {
     const gpu = held.parts.gpu ?? [];
+    say(good, held.parts.head?.watch_for ?? "");
     const entries = held.names.map((entry) => [entry.title, (FORMATS[entry.unit] ?? number)(held.latest.get(entry.name))]);
     const text = JSON.stringify([entries, gpu]);
     if (values.dataset.text === text) return;
