@@ -57,7 +57,7 @@ class Learner:
         self._harvest()
         if self._closed:
             return
-        content = hash(self.draft.text())
+        content = hash(json.dumps(self.draft.mapping, default=str))
         if content != self._seen[0]:
             self._seen = (content, time.monotonic())
         if not self._asked or time.monotonic() - self._seen[1] > QUIET_SECONDS:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.draft import Draft
+from engine.config.method import METHODS
 from engine.config.schema import fields, fields_of
 from engine.config.steps import STEPS, step_fields
 from widgets import ConfigForm
@@ -55,7 +56,7 @@ def test_every_step_shows_the_settings_that_the_engine_names_for_it(ask: Asker, 
 
 
 def test_every_setting_of_every_method_can_be_shown_and_sent_back_unchanged(ask: Asker, draft: Draft) -> None:
-    for method in ("sft", "dpo", "pretrain"):
+    for method in METHODS:
         for adapter in ("lora", "none"):
             ask.edit("set", path=fields.method.kind.path, value=method)
             ask.edit("set", path=fields.adapter.kind.path, value=adapter)
