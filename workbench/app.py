@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from engine.client import Inspector
     from engine.config.draft import Draft
     from engine.run.store import RunFolder
+    from workbench.unsaved import Unsaved
 
 DARK = {
     "wb-dim": "#8b949e", "wb-faint": "#6a737e", "wb-line": "#2d333b", "wb-cursor": "#26313f", "wb-field": "#1c222b",
@@ -127,6 +128,15 @@ class WorkbenchApp(App[None]):
         from engine.config.draft import Draft
 
         return self._draft if self._draft is not None else Draft.new("demo")
+
+    @cached_property
+    def unsaved(self) -> Unsaved:
+        """What is kept of a draft that no file holds, for the case that this window is ended from outside."""
+        from platformdirs import user_cache_path
+
+        from workbench.unsaved import Unsaved
+
+        return Unsaved(user_cache_path("workbench"), _state_folder())
 
     @property
     def inspector(self) -> Inspector:
@@ -237,14 +247,14 @@ class WorkbenchApp(App[None]):
         self._close_messages_no_wait()
 
     def _keep_draft(self) -> str:
-        """Write an unsaved draft beside the app's log; the sentence says where."""
+        """Write an unsaved draft beside the app's log, to be offered at the next start; the sentence says where."""
         draft = self.__dict__.get("draft")
         if draft is None or not draft.dirty:
             return ""
-        place = _state_folder() / f"unsaved-{time.strftime('%Y%m%d-%H%M%S')}.yaml"
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(draft.text(), encoding="utf-8")
+            entry = self.unsaved.entry(draft)
+            place = self.unsaved.as_file(draft.text())
+            self.unsaved.write(entry, file=place)
         except OSError as problem:
             return f"The unsaved config could not be kept: {problem.strerror}."
         sentence = f"The unsaved config is in {place}; `workbench {place}` opens it."
@@ -312,6 +322,7 @@ class WorkbenchApp(App[None]):
         from workbench.screens.leave import what_goes_on
 
         self.left = True
+        self.unsaved.give_up()
         self.goodbye += what_goes_on(self.runs_dir)
         self.exit()
 

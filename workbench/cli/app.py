@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from engine.errors import UsageError, visible
+from workbench.guard import guarded_terminal
 from workbench.terminal import require_terminal
 
 if TYPE_CHECKING:
@@ -65,10 +66,12 @@ def open_app(
         from engine.config.draft import Draft
 
         draft = Draft.open(config) if config is not None else Draft.new(recipe)
-    from workbench.app import WorkbenchApp
+    with guarded_terminal():
+        from workbench.app import WorkbenchApp
 
-    app = WorkbenchApp(draft, folder, runs_dir, runs_first=draft is None and folder is None and _any_alive(runs_dir))
-    app.run()
+        first = draft is None and folder is None and _any_alive(runs_dir)
+        app = WorkbenchApp(draft, folder, runs_dir, runs_first=first)
+        app.run()
     for line in app.goodbye:
         click.echo(visible(line))
     # Whatever ended it otherwise was an error, also where the library counts it as none.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WAIT = 0.3  # seconds of quiet after an edit before rows and models are looked at
 RUNS_EVERY = 5.0
+KEEP_AFTER = 0.7  # seconds after an edit until what is unsaved is written
 
 
 class Background:
@@ -45,11 +46,14 @@ class Background:
         self.trouble: tuple[str, ...] = ()
         self.logout = ""
         self._started = False
+        self._keeping: Timer | None = None
 
     def start(self) -> None:
         """Begin, once the first frame is painted."""
         self._started = True
         self._thread("logout", _logout)
+        path = self._screen.draft.path
+        self._thread("left", lambda: self._screen.app.unsaved.left(path))
         self._count_runs()
         self._screen.set_interval(RUNS_EVERY, self._count_runs)
         self.look()
@@ -81,6 +85,19 @@ class Background:
             screen.post_message(FactsArrived(what, found))
 
         screen.run_worker(work, thread=True, group=what, exit_on_error=True)
+
+    # Keeping
+
+    def keep(self) -> None:
+        """Keep the unsaved draft, a moment after an edit."""
+        if self._keeping is None:
+            self._keeping = self._screen.set_timer(KEEP_AFTER, self._keep_now)
+
+    def _keep_now(self) -> None:
+        self._keeping = None
+        unsaved = self._screen.app.unsaved
+        entry = unsaved.entry(self._screen.draft)
+        self._thread("kept", lambda: unsaved.write(entry))
 
     # Looking again
 

@@ -57,6 +57,7 @@ class BuildScreen(EditingScreen):
         self._problem = ""
         self._aside: str | None = None
         """What was found by `/` and is no row here: explained until the cursor moves."""
+        self.left = []
 
     # Frame
 
@@ -114,6 +115,7 @@ class BuildScreen(EditingScreen):
             machine=draft.facts.machine,
             problem=self._problem,
             starting=self._starting,
+            left=tuple(self.left),
         )
 
     def _runs_dir(self) -> Path:
@@ -177,6 +179,10 @@ class BuildScreen(EditingScreen):
                 self.explain.show(fields[self._aside], None)
         elif spec is not None:
             self.explain.show(spec, view.effective.get(spec.path))
+        elif row is not None and row.key.startswith("unsaved:") and int(row.key[8:]) < len(self.left):
+            kept = self.left[int(row.key[8:])]
+            words = f"Its window was ended before it was saved. Until then it lies in {redact(str(kept.place))}."
+            self.explain.say(row.label, [words, "", "Enter goes on with it; u takes that back."])
         elif row is not None and row.key.startswith("recipe:"):
             goal = next((goal for goal in GOALS if goal.recipe == row.key.removeprefix("recipe:")), None)
             self.explain.say(row.label, [goal.note if goal else "", "", "Enter takes this recipe; u takes it back."])
@@ -201,7 +207,11 @@ class BuildScreen(EditingScreen):
     @on(FactsArrived)
     def _learned(self, event: FactsArrived) -> None:
         self.background.take(event)
-        if event.what == "running":
+        if event.what == "left" and not isinstance(event.facts, Exception):
+            self.left = event.facts
+        elif event.what == "kept" and isinstance(event.facts, Exception):
+            self.tell(f"What is not saved cannot be kept aside here ({event.facts}); w saves it to a file.", bad=True)
+        elif event.what == "running":
             self._activity = event.facts
         self.draw()
         self.look()
@@ -231,6 +241,10 @@ class BuildScreen(EditingScreen):
     def look(self) -> None:
         """Look again at what the draft names."""
         self.background.look()
+
+    def keep(self) -> None:
+        """Keep what no file holds, soon."""
+        self.background.keep()
 
     def action_next_step(self) -> None:
         """Next step."""

@@ -33,6 +33,7 @@ from workbench.screens.pages import LAUNCH
 if TYPE_CHECKING:
     from engine.config.draft import Draft
     from workbench.app import WorkbenchApp
+    from workbench.unsaved import Kept
 
 EDIT_KEYS = {
     "text": [("enter", "keep"), ("esc", "leave as it was"), ("^u", "clear")],
@@ -49,6 +50,8 @@ class EditingScreen(Screen[None]):
     keys: KeyLine
     live: tuple[Finding, ...] | None = None
     """The findings of what is being typed."""
+    left: list[Kept]
+    """Configs that earlier windows left unsaved."""
 
     @property
     def draft(self) -> Draft:
@@ -84,6 +87,11 @@ class EditingScreen(Screen[None]):
         """The person changed the draft: draw it, and look again."""
         self.draw(edited=True)
         self.look()
+        self.keep()
+
+    def keep(self) -> None:
+        """Keep what no file holds, soon: many edits in a row are one write."""
+        raise NotImplementedError
 
     # One row
 
@@ -92,6 +100,8 @@ class EditingScreen(Screen[None]):
         row: Row = event.row
         if row.key == LAUNCH:
             self.action_launch()
+        elif row.key.startswith("unsaved:"):
+            self._take_unsaved(int(row.key.removeprefix("unsaved:")))
         elif row.key.startswith("recipe:"):
             self._take_recipe(row.key.removeprefix("recipe:"))
         else:
@@ -204,6 +214,21 @@ class EditingScreen(Screen[None]):
         self.changed()
         self.forward()
 
+    def _take_unsaved(self, number: int) -> None:
+        """Go on with a config that an earlier window left unsaved; undo takes it back."""
+        kept = self.left.pop(number)
+        draft = self.draft
+        try:
+            draft.replace_text(kept.text)
+        except WorkbenchError as problem:
+            self.tell(f"It cannot be read: {problem.message} It lies in {kept.place}.", bad=True)
+            return
+        draft.recipe = kept.recipe
+        if kept.path is not None and kept.path.exists():
+            draft.path = kept.path
+        self.changed()
+        self.tell("The unsaved config is back; w saves it.")
+
     def action_default(self) -> None:
         """Back to the default."""
         row = self.pane.form.row
@@ -275,6 +300,7 @@ class EditingScreen(Screen[None]):
                 self.tell(str(problem), bad=True)
                 return
             self.draw()
+            self.keep()
             self.tell(f"Saved in {place}.")
 
         self.app.push_screen(Ask("Save the config as", suggested_name(self.draft)), save)

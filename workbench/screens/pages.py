@@ -24,6 +24,7 @@ from workbench.panels.paint import clean
 if TYPE_CHECKING:
     from engine.hardware import Machine
     from workbench.screens.learn import Look
+    from workbench.unsaved import Kept
 
 LEVELS = ("basic", "advanced", "expert")
 LAUNCH = "launch!"
@@ -56,6 +57,8 @@ class View:
     """Why the run could not be started."""
     starting: bool = False
     machine: Machine | None = None
+    left: tuple[Kept, ...] = ()
+    """Configs that earlier windows left unsaved."""
 
 
 def page(step: str, view: View) -> list[Row]:
@@ -171,6 +174,11 @@ def _key(entry: Any) -> str:
 
 def _goal(view: View) -> Iterator[Row]:
     draft = view.draft
+    for number, kept in enumerate(view.left[:3]):
+        of = kept.path.name if kept.path else f"recipe {kept.recipe}" if kept.recipe else "no file"
+        yield Row(f"unsaved:{number}", "pick", f"Go on with what was not saved, {kept.clock}, {clean(of)}")
+    if view.left:
+        yield text("")
     yield text((STEPS[0].question, "bold"))
     first = {goal.recipe for goal in GOALS if goal.recipe}
     for goal in GOALS:

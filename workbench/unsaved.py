@@ -1,0 +1,148 @@
+"""A config that no file holds yet, kept while it is edited: a crash, a hang-up or a kill loses the last second at most.
+
+Owns one small file a window in the cache folder, written whole or not at all, and what an earlier window left there.
+What is found is taken out of the cache into an ordinary YAML file at once, so it is offered once and never lost. It
+refuses to be waited for: a key press only sets a timer, and the disk is written to from a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.run.process import host, identity, identity_from
+
+if TYPE_CHECKING:
+    from engine.config.draft import Draft
+
+LARGEST = 1 << 20  # bytes; a config of more is refused by the reader anyway
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A config that was not saved: its text, the file and recipe it came from, when, and the file that holds it now."""
+
+    text: str
+    path: Path | None
+    recipe: str | None
+    when: float
+    place: Path
+
+    @property
+    def clock(self) -> str:
+        """When it was last changed, as a person says it."""
+        then = time.localtime(self.when)
+        today = time.localtime()[:3] == then[:3]
+        return time.strftime("%H:%M" if today else "%d %B, %H:%M", then)
+
+
+class Unsaved:
+    """The unsaved config of this window, in a file of its own."""
+
+    def __init__(self, cache: Path, state: Path) -> None:
+        self._folder, self._state = cache / "unsaved", state
+        self._place = self._folder / f"{os.getpid()}.json"
+        self._kept: Mapping[str, Any] | None = None
+        self._given_up = False
+        self._lock = threading.Lock()
+
+    def entry(self, draft: Draft) -> dict[str, Any] | None:
+        """What there is to keep of a draft; nothing where a file holds it all."""
+        if not draft.dirty:
+            return None
+        return {"text": draft.text(), "path": str(draft.path) if draft.path else None, "recipe": draft.recipe}
+
+    def write(self, entry: Mapping[str, Any] | None, *, file: Path | None = None) -> None:
+        """Keep this entry in place of the last one; nothing to keep removes the file. Raises OSError."""
+        with self._lock:
+            if self._given_up:
+                return
+            if entry is None:
+                self._place.unlink(missing_ok=True)
+            elif entry != self._kept or file is not None:
+                who = identity()
+                aside = {"when": time.time(), "file": str(file) if file else None, "owner": who and who.as_json()}
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _write_whole(self._place, json.dumps({**entry, **aside}))
+            self._kept = entry
+
+    def give_up(self) -> None:
+        """The person leaves and has said what shall become of the config: nothing is kept any more."""
+        with contextlib.suppress(OSError):
+            self.write(None)
+        self._given_up = True
+
+    def as_file(self, text: str) -> Path:
+        """Write a config as a YAML file of its own beside the app's log. Raises OSError."""
+        self._state.mkdir(parents=True, exist_ok=True)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        for number in range(1000):
+            place = self._state / f"unsaved-{stamp}{f'-{number}' if number else ''}.yaml"
+            with contextlib.suppress(FileExistsError), open(place, "x", encoding="utf-8") as file:
+                file.write(text)
+                return place
+        raise FileExistsError(place)
+
+    def left(self, path: Path | None) -> list[Kept]:
+        """What windows that are gone have left: of this file, or of any where none is open; the newest first."""
+        found = [kept for place in _entries(self._folder) if (kept := self._take(place, path)) is not None]
+        return sorted(found, key=lambda kept: -kept.when)
+
+    def _take(self, place: Path, path: Path | None) -> Kept | None:
+        try:
+            said = json.loads(place.read_bytes()) if place.stat().st_size <= LARGEST * 2 else {}
+        except (OSError, ValueError):
+            return None
+        owner = identity_from(said.get("owner")) if isinstance(said, dict) else None
+        if owner is None or owner.host != host() or owner.alive or not isinstance(said.get("text"), str):
+            return None
+        source = Path(said["path"]) if isinstance(said.get("path"), str) else None
+        if path is not None and source != path:
+            return None
+        taken = place.with_suffix(".taken")
+        try:
+            os.rename(place, taken)  # two windows may start at once: one of them gets it
+            file = Path(said["file"]) if isinstance(said.get("file"), str) else None
+            file = file if file is not None and file.exists() else self.as_file(said["text"])
+            taken.unlink()
+        except OSError:
+            return None
+        recipe, when = said.get("recipe"), said.get("when")
+        return Kept(
+            said["text"],
+            source,
+            recipe if isinstance(recipe, str) else None,
+            when if isinstance(when, (int, float)) else 0.0,
+            file,
+        )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    yield from (folder / name for name in names if name.endswith(".json"))
+
+
+def _write_whole(place: Path, text: str) -> None:
+    """The new content or the old, whatever happens in between."""
+    handle, name = tempfile.mkstemp(dir=place.parent, prefix=".unsaved-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
