@@ -33,6 +33,8 @@ KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
 # the allocator reserves more than it hands out, most of all around blocks of the size of the scores.
 FRAGMENTS, SCORE_FRAGMENTS = 0.02, 0.22
 CUDA_CONTEXT = 600 * MiB
+# Offloaded activations wait in so many tensors until their copy is done (TRL: max_fwd_stash_size).
+OFFLOAD_IN_FLIGHT = 5
 
 
 def size_text(size: float) -> str:
@@ -231,6 +233,8 @@ def _activations(config: RunConfig, model: ModelFacts, tokens: int, checkpointin
     if config.model.attention == "eager":
         length = longest_row(config, Facts(model=model))
         layer += tokens * length * (model.heads or 1) * (size + 4)
+    if config.memory.activation_offloading:
+        return layer + OFFLOAD_IN_FLIGHT * tokens * max(hidden, wide) * size
     if not checkpointing:
         return layer * layers
     return tokens * _tier_width(model, hidden, wide, checkpointing) * size * layers + layer

@@ -22,8 +22,9 @@ class Memory(Section):
     `auto` takes the cheapest that the estimate says will fit: none, `selective`, which computes only element-wise work
     again, `medium`, which also repeats the widest products, or `full`, which keeps the input of each layer alone."""
 
-    activation_offloading: Annotated[Literal["cpu", "disk"] | None, Later("cpu", "disk"), Expert] = None
-    """Move intermediate results to the host's memory or to disk until they are needed."""
+    activation_offloading: Annotated[Literal["cpu", "disk"] | None, Expert] = None
+    """Move intermediate results until they are needed: `cpu` to the host's memory, beside the computation, and `disk` to a
+    private file in the run folder, which costs the time that the disk takes."""
 
     layer_offloading: Annotated[bool, Later(True), Expert] = False
     """Keep the frozen layers in the host's memory and bring them in one by one."""

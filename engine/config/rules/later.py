@@ -28,12 +28,6 @@ def _refuse(spec: FieldSpec, config: RunConfig, rule_text: str, todo: str, chang
         yield must(spec.path, f"{rule_text} in this version", value, todo, fix=fix)
 
 
-@rule(reads=(fields.memory.activation_offloading,))
-def activation_offloading_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = "Offloading activations comes in a later version; checkpointing saves memory now."
-    yield from _refuse(fields.memory.activation_offloading, config, "empty", todo)
-
-
 @rule(reads=(fields.memory.layer_offloading,))
 def layer_offloading_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "Offloading layers comes in a later version; 4-bit weights (model.quantization: nf4) make a model fit now."

@@ -39,6 +39,7 @@ def model(**known: Any) -> Facts:
 TINY_FACTS = model_facts("builtin/tiny")
 LORA = {"adapter.kind": "lora"}
 DPO = {"method.kind": "dpo"}
+KTO = {"method.kind": "kto"}
 # rule -> cases of (settings on top of GOOD, facts, where the finding stands, its severity)
 Case = tuple[dict[str, Any], Facts, str, str]
 CASES: dict[str, list[Case]] = {
@@ -54,8 +55,15 @@ CASES: dict[str, list[Case]] = {
     "beta-needs-a-loss-that-uses-it": [
         ({**DPO, "method.loss_type": "sft", "method.beta": 0.5}, Facts(), "method.beta", "error")
     ],
+    "mismatched-rows-need-a-batch": [
+        ({**KTO, "optim.per_device_train_batch_size": 1}, Facts(), "optim.per_device_train_batch_size", "error")
+    ],
+    "weights-stand-on-top-of-the-balance": [
+        ({**KTO, "method.desirable_weight": 2.0}, Facts(), "method.desirable_weight", "warning")
+    ],
     "adapter-off-needs-an-adapter": [
-        ({**DPO, "method.reference": "adapter_off"}, Facts(), "method.reference", "error")
+        ({**KTO, "method.reference": "adapter_off"}, Facts(), "method.reference", "error"),
+        ({**DPO, "method.reference": "adapter_off"}, Facts(), "method.reference", "error"),
     ],
     "a-copy-beside-an-adapter-wastes-memory": [
         ({**DPO, **LORA, "method.reference": "copy"}, Facts(), "method.reference", "hint")
@@ -201,9 +209,25 @@ CASES: dict[str, list[Case]] = {
         ({"optim.tf32": True}, Facts(machine=CPU), "optim.tf32", "error"),
         ({"optim.tf32": True, "model.dtype": "float32"}, Facts(machine=OLD), "optim.tf32", "error"),
     ],
-    "activation-offloading-comes-later": [
-        ({"memory.activation_offloading": where}, Facts(), "memory.activation_offloading", "error")
-        for where in ("cpu", "disk")
+    "offloading-to-the-host-needs-a-gpu": [
+        ({"memory.activation_offloading": "cpu"}, Facts(machine=CPU), "memory.activation_offloading", "error")
+    ],
+    "offloading-moves-what-autograd-saves": [
+        (
+            {"memory.activation_offloading": "cpu", "memory.gradient_checkpointing": tier},
+            Facts(machine=H100),
+            "memory.gradient_checkpointing",
+            "error",
+        )
+        for tier in ("selective", "medium")
+    ],
+    "offloading-to-disk-takes-time": [
+        (
+            {"model.name": "Qwen/Qwen3-8B", **LORA, "memory.activation_offloading": "disk"},
+            Facts(machine=H100, model=LARGE),
+            "memory.activation_offloading",
+            "warning",
+        )
     ],
     "layer-offloading-comes-later": [({"memory.layer_offloading": True}, Facts(), "memory.layer_offloading", "error")],
     "tiled-mlp-comes-later": [({"memory.tiled_mlp": True}, Facts(), "memory.tiled_mlp", "error")],

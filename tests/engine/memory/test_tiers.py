@@ -14,7 +14,7 @@ from engine.config.schema import read
 from engine.hardware import GiB, Gpu, Machine
 from engine.memory.tiers import tier_of, use_tier
 from tests.engine.patches.conftest import Meter, tiny_model
-from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines, source, train  # noqa: F401
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 
 TIERS = (False, "selective", "medium", "full")
 SHAPE = {"layers": 4, "hidden_size": 64, "intermediate_size": 192, "head_dim": 16}
@@ -87,7 +87,7 @@ def test_auto_takes_the_cheapest_tier_that_fits():
 
 
 @pytest.mark.parametrize(("method", "adapter", "rows"), [("sft", "lora", CONVERSATIONS), ("dpo", "lora", PAIRS)])
-def test_a_run_says_its_tier_and_learns_the_same(train, source, method, adapter, rows):  # noqa: F811
+def test_a_run_says_its_tier_and_learns_the_same(train, source, method, adapter, rows):
     settings = {"method.kind": method, "adapter.kind": adapter, "data.train": [{"path": source(rows)}]}
     losses = {}
     for tier in (False, "selective", "medium"):

@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tests.engine.trainers.conftest import source, train  # noqa: F401  runs of the worker in this process
+
 
 class Meter(TorchDispatchMode):
     """Bytes of tensors made inside, now and at their highest; storages count once and until they are freed."""

@@ -11,7 +11,7 @@ from trl.trainer.utils import add_fused_lm_head
 from engine.errors import ModelError
 from engine.patches import head
 from tests.engine.patches.conftest import Meter, tiny_model
-from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines, source, train  # noqa: F401
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 
 OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
@@ -119,7 +119,7 @@ def test_a_model_without_a_head_is_said_in_words_and_an_adapter_on_the_head_is_r
 @pytest.mark.parametrize(
     ("method", "adapter", "rows"), [("sft", "lora", CONVERSATIONS), ("dpo", "none", PAIRS), ("dpo", "lora", PAIRS)]
 )
-def test_runs_give_the_same_losses_with_it(train, source, method, adapter, rows):  # noqa: F811
+def test_runs_give_the_same_losses_with_it(train, source, method, adapter, rows):
     settings = {"method.kind": method, "adapter.kind": adapter, "data.train": [{"path": source(rows)}]}
     runs = [train({**settings, "optim.max_steps": 4, "kernels.use_cut_ce": value}) for value in (False, True)]
     losses = [[event["loss"] for event in lines(run, "metrics")] for run in runs]
