@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import lab as browsing
+import pytest
 
 from engine.run import store
 from engine.run.events import EventWriter
@@ -64,16 +66,26 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         assert (page.outside, page.errors) == ([], [])
 
 
-def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_here(
-    lab: browsing.Lab, chromium: Any
-) -> None:
-    """One run is trained by a terminal's command, the other is written while it is watched."""
+@pytest.fixture
+def endless(lab: browsing.Lab) -> Iterator[RunFolder]:
+    """A run that a terminal's command started and that nothing ends but a request."""
     root = lab.root / "elsewhere"
     sizes = ["optim.max_steps=100000", "optim.per_device_train_batch_size=4"]
-    subprocess.run(
-        [sys.executable, "-m", "workbench", "demo", "--detach", "--runs", str(root), *sizes], check=True, timeout=100
-    )
-    trained = store.find("dates-0001", root)
+    command = [sys.executable, "-m", "workbench"]
+    terminal = subprocess.Popen([*command, "demo", "--detach", "--runs", str(root), *sizes], stdout=subprocess.DEVNULL)
+    browsing.until(lambda: (root / "dates-0001" / "run.json").exists(), "the terminal has made a run")
+    run = store.find("dates-0001", root)
+    yield run
+    terminal.wait(timeout=browsing.SECONDS)
+    if run.state not in store.ENDED:
+        subprocess.run([*command, "stop", run.id, "--now", "--runs", str(root)], timeout=browsing.SECONDS)
+
+
+def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_here(
+    lab: browsing.Lab, chromium: Any, endless: RunFolder
+) -> None:
+    """One run is trained by a terminal's command, the other is written while it is watched."""
+    root = endless.path.parent
     written = store.create(root, "version: 1\n", {"name": "written", "host": "another-machine"})
     written.update_json(state="running")
     pen = EventWriter(written)
@@ -101,7 +113,7 @@ def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_
         )
         page.tab.get_by_role("button", name="Stop or save…").first.click()
         page.tab.locator(".ftw-menu").first.get_by_role("button", name="Save, then stop").click()
-        ended(trained, page, state="stopped")
+        ended(endless, page, state="stopped")
         page.sees(".ftw-state", has_text="■ stopped")
-        assert list(trained.checkpoints.glob("checkpoint-*"))
+        assert list(endless.checkpoints.glob("checkpoint-*"))
         assert (page.outside, page.errors) == ([], [])
