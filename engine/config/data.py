@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from engine.config.section import Advanced, Control, Expert, Ge, Gt, Later, Le, Required, Section, Title, Unit, Words
 
-Format = Literal["messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "prompts", "tokens"]
+Format = Literal[
+    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "unpaired_preference", "prompts", "tokens",
+]  # fmt: skip
 FORMATS_LATER = (
-    "multimodal_pretrain", "synthetic", "kto", "reward", "embedding",
+    "multimodal_pretrain", "synthetic", "reward", "embedding",
 )  # fmt: skip
 
 

@@ -15,6 +15,14 @@ Rows = Literal["language", "pairs", "rated", "steps", "texts", "distill", "promp
 """What a prepared row holds: ids and labels; a prompt with two answers; a prompt with an answer and a verdict; an answer
 in judged steps; texts to embed; ids with a teacher's log-probabilities; a prompt alone."""
 
+NEEDS: dict[Rows, str] = {
+    "language": "conversations, prompts with answers, or text",
+    "pairs": "preference pairs (chosen and rejected)",
+    "rated": "answers with a verdict (label is true or false)",
+    "prompts": "prompts, or conversations to take them from",
+}
+"""What the rows of a method must be, in words."""
+
 LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens")
 Kind = Title("Method")
 
@@ -39,3 +47,9 @@ class MethodSection(Section):
     """The learning rate that `auto` takes with an adapter."""
     full_rate: ClassVar[float]
     """The learning rate that `auto` takes when every weight is trained."""
+
+
+def reference_of(method: MethodSection) -> str | None:
+    """Where a method's reference comes from; None for one that has none, or gives it no weight."""
+    reference: str | None = getattr(method, "reference", None)
+    return reference if getattr(method, "beta", 0.0) > 0 else None

@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
-from engine.config.preference import Dpo
+from engine.config.preference import Dpo, Kto
+from engine.config.rollouts import Grpo
 
 
 class Sft(MethodSection):
@@ -42,13 +43,17 @@ class Pretrain(MethodSection):
 Method = Annotated[
     Sft
     | Pretrain
-    | Dpo,
+    | Dpo
+    | Kto
+    | Grpo,
     Field(discriminator="kind"),
 ]  # fmt: skip
 METHODS: dict[str, type[MethodSection]] = {
     "sft": Sft,
     "pretrain": Pretrain,
     "dpo": Dpo,
+    "kto": Kto,
+    "grpo": Grpo,
 }
 
 _RESERVED = (

@@ -46,3 +46,47 @@ class Dpo(MethodSection):
     reference: Annotated[Literal["adapter_off", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords] = "auto"
     """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
     no memory, and otherwise keeps a frozen copy of the model."""
+
+
+class Kto(MethodSection):
+    """Kahneman-Tversky optimization: the model learns from single answers that were judged good or bad, such as thumbs up
+    and down. Needs rows with a prompt, an answer and a label of true or false, some of each; no pairs. Take it where
+    nobody compared answers side by side."""
+
+    kind: Annotated[Literal["kto"], Kind] = "kto"
+    called: ClassVar[str] = "KTO"
+    words: ClassVar[str] = "KTO: more of the good answers, less of the bad ones"
+    formats: ClassVar[tuple[str, ...]] = ("unpaired_preference",)
+    rows: ClassVar[Rows] = "rated"
+    # each prompt with its answer, and with the answer of another row for the estimate of the divergence
+    sequences: ClassVar[int] = 2
+    lora_rate: ClassVar[float] = 1e-5
+    full_rate: ClassVar[float] = 1e-6
+
+    beta: Annotated[float, Gt(0), Le(100), Source("arXiv:2402.01306")] = 0.1
+    """How strongly the model is held to the reference model. Small values let it move far, large ones keep it close."""
+
+    loss_type: Annotated[
+        Literal["kto", "apo_zero_unpaired"], Title("Loss"), Advanced, Source("TRL: KTOConfig.loss_type")
+    ] = "kto"
+    """Which loss. `kto` is that of the paper and measures how far the model has moved on mismatched rows of each batch;
+    `apo_zero_unpaired` (arXiv:2408.06266) does without that and also serves batches of one row."""
+
+    balance_weights: Annotated[bool, Title("Balance good and bad"), Source("arXiv:2402.01306, section 4.1")] = True
+    """Weigh the rarer sort of rows up, so that good and bad answers count the same in all. The weights taken stand in the
+    receipt."""
+
+    desirable_weight: Annotated[float, Gt(0), Le(1000), Advanced, Source("TRL: KTOConfig.desirable_weight")] = 1.0
+    """A further weight of the good answers."""
+
+    undesirable_weight: Annotated[float, Gt(0), Le(1000), Advanced, Source("TRL: KTOConfig.undesirable_weight")] = 1.0
+    """A further weight of the bad answers."""
+
+    reference: Annotated[
+        Literal["adapter_off", "copy"] | Auto,
+        _ReferenceTitle,
+        Words(adapter_off="the same model, adapter switched off", copy="a frozen copy of the model"),
+    ] = "auto"
+    """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
+    no memory, and otherwise keeps a frozen copy of the model. They cannot be computed ahead: they depend on which rows
+    meet in a batch."""

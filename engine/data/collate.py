@@ -8,7 +8,7 @@ a preference batch are those TRL's DPO reads. Torch only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,20 +61,45 @@ class PreferenceCollator:
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
         answers = [row[part] for part in ("chosen_ids", "rejected_ids") for row in rows]
-        prompts = [row["prompt_ids"] for row in rows] * 2
-        ids = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-        masks = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
-        step = self.pad_to_multiple_of or 1
-        width = -(-max(map(len, ids)) // step) * step
-        batch = {
-            "input_ids": _padded(ids, self.pad_token_id, width),
-            "attention_mask": _padded([[1] * len(row) for row in ids], 0, width),
-            "completion_mask": _padded(masks, 0, width),
-        }
+        batch = answered([row["prompt_ids"] for row in rows] * 2, answers, self.pad_token_id, self.pad_to_multiple_of)
         for name in ("ref_chosen_logps", "ref_rejected_logps"):
             if name in rows[0]:
                 batch[name] = torch.tensor([row[name] for row in rows])
         return batch
+
+
+@dataclass
+class RatedCollator:
+    """Each prompt with its answer, and its verdict in `label`; with `mismatched` also each prompt with the answer of the
+    row before it in the batch, under `KL_...`, from which KTO estimates how far the model has moved. The pairing is made
+    here, of the batch as it is, so any order of rows serves."""
+
+    pad_token_id: int
+    mismatched: bool = True
+    pad_to_multiple_of: int | None = None
+
+    def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
+        prompts, answers = [row["prompt_ids"] for row in rows], [row["completion_ids"] for row in rows]
+        batch = answered(prompts, answers, self.pad_token_id, self.pad_to_multiple_of)
+        if self.mismatched:
+            others = answered(prompts, [answers[-1], *answers[:-1]], self.pad_token_id, self.pad_to_multiple_of)
+            batch |= {f"KL_{name}": values for name, values in others.items()}
+        return batch | {"label": torch.tensor([bool(row["label"]) for row in rows])}
+
+
+def answered(
+    prompts: list[list[int]], answers: list[list[int]], pad: int, multiple: int | None
+) -> dict[str, torch.Tensor]:
+    """`input_ids`, `attention_mask` and `completion_mask` of prompts with answers, padded on the right."""
+    ids = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    masks = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    step = multiple or 1
+    width = -(-max(map(len, ids)) // step) * step
+    return {
+        "input_ids": _padded(ids, pad, width),
+        "attention_mask": _padded([[1] * len(row) for row in ids], 0, width),
+        "completion_mask": _padded(masks, 0, width),
+    }
 
 
 class PromptCollator:
@@ -84,20 +109,23 @@ class PromptCollator:
         return list(rows)
 
 
-def collator_for(config: Any, processing_class: Any) -> LanguageCollator | PreferenceCollator | PromptCollator:
+def collator_for(config: Any, processing_class: Any) -> Callable[[Rows], Any]:
     """The collator of this config's method; hand it to the trainer as `data_collator`."""
-    from engine.data.plan import is_preference
     from engine.data.vision import batch_images
 
-    if METHODS[config.method.kind].rows == "prompts":
+    method = config.method
+    rows = METHODS[method.kind].rows
+    if rows == "prompts":
         return PromptCollator()
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     pad = tokenizer.pad_token_id
     if pad is None:
         # Padding is masked everywhere, so any id serves.
         pad = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
-    if is_preference(config.method.kind):
+    if rows == "pairs":
         return PreferenceCollator(pad)
+    if rows == "rated":
+        return RatedCollator(pad, mismatched=method.loss_type == "kto")
     return LanguageCollator(pad, images=batch_images(processing_class))
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.data.formats import FORMATS, Example, Format, FormatError, Row, names, read_example
+from engine.data.formats import FORMATS, Format, read_example
+from engine.data.parts import Example, FormatError, Row, names
 from engine.data.rows import Rows
 from engine.errors import DataError, visible
 
@@ -51,9 +52,6 @@ def detect(
     if not seen:
         return Detection(format, given, "no row could be read", tuple(problems) or ("no rows",))
     first = seen[0][1]
-    if not format and isinstance(first.get("label"), bool):
-        sentence = "column label holds true or false: good and bad answers (KTO), which no method here learns from yet"
-        return Detection(None, given, "column label", (f"{sentence}; to train on all of them name a format",), first, 1)
     known = FORMATS.get(format) if format else _first_format(first, given)
     if known is None:
         sentence = (
@@ -101,7 +99,9 @@ def _empty(example: Example) -> bool:
 
 def _first_format(row: Mapping[str, Any], given: Mapping[str, str]) -> Format | None:
     for known in FORMATS.values():
-        if all(_column(known, part, row, given) for part in known.required()):
+        if all(_column(known, part, row, given) for part in known.required()) and known.looks(
+            row, _columns(known, row, given)
+        ):
             return known
     return None
 

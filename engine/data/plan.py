@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.config.kinds import LANGUAGE_FORMATS, NEEDS
 from engine.config.method import METHODS
 from engine.data.detect import Detection, detect
 from engine.data.rows import Row, Rows, open_rows
@@ -19,16 +20,6 @@ from engine.errors import DataError, WorkbenchError, nearest, visible
 
 BUILTIN = "builtin/dates"
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-def is_preference(kind: str) -> bool:
-    """Whether a method learns from chosen and rejected answers."""
-    return METHODS[kind].rows == "pairs"
-
-
-def is_prompts(kind: str) -> bool:
-    """Whether a method makes its own answers to prompts."""
-    return METHODS[kind].rows == "prompts"
 
 
 @dataclass
@@ -226,19 +217,16 @@ def use_template(config: Any, processing_class: Any) -> None:
 
 
 def _check_fit(source: Source, method: str) -> None:
-    preference = source.detection.format == "preference"
-    if preference and not is_preference(method):
-        message = f"holds preference pairs, which method {method} does not learn from"
-        raise DataError(message, "Choose method.kind dpo, or other data.", path=visible(source.path))
-    if is_prompts(method) and source.detection.format not in METHODS[method].formats:
-        raise DataError(
-            f"method {method} needs prompts, or conversations to take them from; found {source.detection.why}",
-            "Name the column of the prompt under columns, or choose another method.",
-            path=visible(source.path),
-        )
-    if not preference and is_preference(method):
-        raise DataError(
-            f"method {method} needs preference pairs (chosen and rejected); found {source.detection.why}",
-            "Name the columns under columns, or choose another method.",
-            path=visible(source.path),
-        )
+    section, found = METHODS[method], source.detection.format
+    if found in section.formats or (section.rows == "language" and found in (*LANGUAGE_FORMATS, "text")):
+        return
+    takers = [kind for kind, other in METHODS.items() if found in other.formats]
+    if section.rows == "language":
+        holds = NEEDS[METHODS[takers[0]].rows]
+        message = f"holds {holds}, which method {method} does not learn from"
+        raise DataError(message, f"Choose method.kind {' or '.join(takers)}, or other data.", path=visible(source.path))
+    raise DataError(
+        f"method {method} needs {NEEDS[section.rows]}; found {source.detection.why}",
+        "Name the columns under columns, or choose another method.",
+        path=visible(source.path),
+    )

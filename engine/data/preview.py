@@ -8,7 +8,7 @@ packs are those of the prepared data set, since which rows share a pack depends 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from engine.data.collate import IGNORED, collator_for
@@ -18,6 +18,7 @@ from engine.data.plan import Plan, Source, plan_of, use_template
 from engine.data.prepare import FIXED_ROWS, Counts, Prepared, Progress, fingerprint, prepare, token_rows
 from engine.data.prepare import fit as fit_row
 from engine.data.shapes import SHAPES, shape_of
+from engine.data.shown import parts_of, token_texts, window_start
 from engine.data.tokens import Piece, Tokens
 from engine.errors import DataError, WorkbenchError
 
@@ -190,7 +191,7 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
     if not shape_of(plan.method).length(row):
         return shown
     batch = collate([row])
-    shown["parts"] = _parts(tokens.tokenizer, batch, row)
+    shown["parts"] = parts_of(tokens.tokenizer, batch, row)
     shown["turns"] = _turns(row, shown["parts"])
     return shown
 
@@ -222,57 +223,12 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     return row
 
 
-def _parts(tokenizer: Any, batch: Any, row: Row) -> dict[str, list[dict[str, Any]]]:
-    if isinstance(batch, list):
-        ids = batch[0]["prompt_ids"]
-        texts = token_texts(tokenizer, ids)
-        return {"prompt": [{"id": each, "text": text, "trained": False} for each, text in zip(ids, texts, strict=True)]}
-    if "completion_mask" in batch:
-        return _preference_parts(tokenizer, batch)
-    ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
-    real = len(row["input_ids"])
-    ids, labels = ids[:real], labels[:real]
-    piece, offsets = row.get("piece"), row.get("offsets")
-    if isinstance(piece, Piece) and offsets is not None and len(offsets) == row["length"] and not row.get("images"):
-        texts = _slices(piece.text, offsets)
-        start = _window_start(row, plan_length=len(offsets))
-        texts = texts[start : start + real]
-    else:
-        texts = token_texts(tokenizer, ids)
-    return {
-        "input": [
-            {"id": each, "text": text, "trained": label != IGNORED and place > 0}
-            for place, (each, text, label) in enumerate(zip(ids, texts, labels, strict=True))
-        ]
-    }
-
-
-def _window_start(row: Row, plan_length: int) -> int:
-    return plan_length - len(row["input_ids"]) if row.get("side") == "left" else 0
-
-
-def _preference_parts(tokenizer: Any, batch: Any) -> dict[str, list[dict[str, Any]]]:
-    parts: dict[str, list[dict[str, Any]]] = {}
-    for place, name in ((0, "chosen"), (1, "rejected")):
-        real = int(batch["attention_mask"][place].sum())
-        ids = batch["input_ids"][place][:real].tolist()
-        mask = batch["completion_mask"][place][:real].tolist()
-        texts = token_texts(tokenizer, ids)
-        items = [
-            {"id": each, "text": text, "trained": bool(learned)}
-            for each, text, learned in zip(ids, texts, mask, strict=True)
-        ]
-        parts.setdefault("prompt", [item for item in items if not item["trained"]])
-        parts[name] = [item for item in items if item["trained"]]
-    return parts
-
-
 def _turns(row: Row, parts: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Turn borders in tokens of the part `input`: role, first token, token after the last."""
     piece, offsets = row.get("piece"), row.get("offsets")
     if not isinstance(piece, Piece) or not piece.turns or offsets is None or row.get("images"):
         return []
-    shift, size = _window_start(row, len(offsets)), len(parts["input"])
+    shift, size = window_start(row, len(offsets)), len(parts["input"])
     turns = []
     for turn in piece.turns:
         inside = [place for place, (start, end) in enumerate(offsets) if turn.start < end and start < turn.end]
@@ -306,38 +262,6 @@ def _shown_pack(collate: Any, tokens: Tokens, prepared: Prepared, index: int) ->
         "source_rows": row["rows"],
         "turns": [],
     }
-
-
-# -- text of tokens ----------------------------------------------------------------------------------------------------
-def _slices(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
-    """The text each token stands for; pieces of one character share it, the first one shows it. They join to the text."""
-    texts, reached = [], 0
-    for _, end in offsets:
-        texts.append(text[reached : max(end, reached)])
-        reached = max(end, reached)
-    if texts and reached < len(text):
-        texts[-1] += text[reached:]
-    return texts
-
-
-def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the decoded text. They join to it; half characters are held until they are whole."""
-    texts: list[str] = []
-    begin = read = 0
-    for place in range(len(ids)):
-        before = _decode(tokenizer, ids[begin:read])
-        now = _decode(tokenizer, ids[begin : place + 1])
-        last = place == len(ids) - 1
-        if len(now) > len(before) and (last or not now.endswith("\ufffd")):
-            texts.append(now[len(before) :])
-            begin, read = read, place + 1
-        else:
-            texts.append("")
-    return texts
-
-
-def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

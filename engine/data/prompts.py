@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from engine.data.formats import Example, FormatError, Message
+from engine.data.parts import Example, FormatError, Message
 
 if TYPE_CHECKING:
     from engine.data.tokens import Tokens

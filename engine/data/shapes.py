@@ -15,7 +15,7 @@ from engine.data.collate import IGNORED
 from engine.data.prompts import prompt_row
 
 if TYPE_CHECKING:
-    from engine.data.formats import Example
+    from engine.data.parts import Example
     from engine.data.tokens import Tokens
 
 Row = dict[str, Any]

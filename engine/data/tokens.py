@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.data.chat import Chat, MaskError, Message, Span, Turn, token_mask
 from engine.data.collate import IGNORED
-from engine.data.formats import Example
+from engine.data.parts import Example
 from engine.data.plan import Plan
 from engine.data.vision import expand
 from engine.errors import WorkbenchError

@@ -7,8 +7,8 @@ from typing import Any
 
 from trl import DPOConfig, DPOTrainer
 
-from engine.models.load import load_model
 from engine.trainers.arguments import shared_arguments
+from engine.trainers.reference import frozen_copy, where
 from engine.trainers.saving import RunTrainer, WithRows
 
 
@@ -18,6 +18,10 @@ class Dpo(RunTrainer, DPOTrainer):
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """TRL would look for text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""
         return dataset
+
+    def told(self) -> str:
+        """What the receipt adds about the loss."""
+        return where(self)
 
 
 def arguments(config: Any, run_folder: str | Path) -> DPOConfig:
@@ -44,12 +48,9 @@ def build(
     callbacks: list[Any],
 ) -> Dpo:
     """The trainer, ready to `attach`. With `reference: copy` the base model is loaded a second time and frozen."""
-    reference = None
-    if config.method.reference == "copy":
-        reference = load_model(config).eval().requires_grad_(False)
     trainer = Dpo(
         model=model,
-        ref_model=reference,
+        ref_model=frozen_copy(config),
         args=arguments(config, run_folder),
         # Precomputed reference values are made while the trainer is built, by a forward pass that takes every key of
         # the batch for the model: row ids join only afterwards.

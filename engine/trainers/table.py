@@ -9,6 +9,8 @@ METHODS: dict[str, str] = {
     "sft": "engine.trainers.sft",
     "pretrain": "engine.trainers.pretrain",
     "dpo": "engine.trainers.dpo",
+    "kto": "engine.trainers.kto",
+    "grpo": "engine.trainers.grpo",
 }
 
 

@@ -20,6 +20,7 @@ NAMES: dict[str, str] = {
     "qlora-24gb": "answer",
     "full": "answer",
     "dpo": "prefer",
+    "kto": "prefer",
     "pretrain-text": "read",
 }
 

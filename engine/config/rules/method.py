@@ -6,10 +6,17 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
+from engine.config.kinds import reference_of
 from engine.config.method import METHODS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 
+_LEARNS = {
+    "language": "every token of the text",
+    "pairs": "the chosen and the rejected answer",
+    "rated": "the judged answer",
+    "prompts": "answers of its own",
+}
 _SMOOTHED = ("sigmoid", "exo_pair", "robust")
 
 
@@ -52,11 +59,13 @@ def beta_needs_a_loss_that_uses_it(config: RunConfig, facts: Facts) -> Iterator[
 @rule(reads=(fields.method.kind, fields.method.reference, fields.adapter.kind))
 def adapter_off_needs_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     method, path = config.method, fields.method.reference.path
-    if method.kind == "dpo" and method.reference == "adapter_off" and config.adapter.kind == "none":
-        todo = "With full weights the reference is a copy, or computed before training."
+    spec = fields.method.reference.of(config)
+    if reference_of(method) == "adapter_off" and config.adapter.kind == "none":
+        others = " or ".join(choice for choice in spec.choices if choice != "adapter_off")
+        todo = "With full weights another model must keep what this one was."
         yield must(
             path,
-            "copy or precompute while adapter.kind is none",
+            f"{others} while adapter.kind is none",
             "adapter_off",
             todo,
             fix=Fix("keep a copy", {path: "copy"}),
@@ -66,7 +75,7 @@ def adapter_off_needs_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Fi
 @rule(reads=(fields.method.kind, fields.method.reference, fields.adapter.kind))
 def a_copy_beside_an_adapter_wastes_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     method, path = config.method, fields.method.reference.path
-    if method.kind == "dpo" and method.reference == "copy" and config.adapter.kind == "lora":
+    if reference_of(method) == "copy" and config.adapter.kind == "lora":
         todo = "It gives the same numbers without a second model in memory."
         fix = Fix("switch the adapter off instead", {path: "adapter_off"})
         yield must(path, "adapter_off to save memory", "copy", todo, severity="hint", fix=fix)
@@ -75,16 +84,16 @@ def a_copy_beside_an_adapter_wastes_memory(config: RunConfig, facts: Facts) -> I
 @rule(reads=(fields.method.kind, fields.data.packing))
 def packing_needs_single_texts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path = fields.data.packing.path
-    if config.method.kind == "dpo" and config.data.packing:
-        todo = "Pairs are compared side by side, so they cannot share a sequence."
-        yield must(path, "false for dpo", True, todo, fix=Fix("switch packing off", unset=(path,)))
+    if METHODS[config.method.kind].rows != "language" and config.data.packing:
+        todo = "Its rows are compared or judged one by one, so they cannot share a sequence."
+        yield must(path, f"false for {config.method.kind}", True, todo, fix=Fix("switch packing off", unset=(path,)))
 
 
 @rule(reads=(fields.method.kind, fields.data.trained_turns))
 def trained_turns_need_sft(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path, turns = fields.data.trained_turns.path, config.data.trained_turns
     if config.method.kind != "sft" and turns != fields.data.trained_turns.default:
-        what = "every token of the text" if config.method.kind == "pretrain" else "the chosen and the rejected answer"
+        what = _LEARNS[METHODS[config.method.kind].rows]
         rule_text = f"left out for {config.method.kind}, which learns from {what}"
         yield must(path, rule_text, turns, "Remove it, or set method.kind to sft.", fix=Fix("remove it", unset=(path,)))
 
@@ -115,4 +124,28 @@ def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]
             fix = Fix(f"set method.kind to {kind}", {fields.method.kind.path: kind})
             yield must(
                 f"{spec.path}.{index}.format", f"{' or '.join(fits)} for {config.method.kind}", found, todo, fix=fix
+            )
+
+
+@rule(reads=(fields.method.kind, fields.method.loss_type, fields.optim.per_device_train_batch_size))
+def mismatched_rows_need_a_batch(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """KTO measures its divergence on prompts with the answers of other rows of the batch."""
+    size, path = config.optim.per_device_train_batch_size, fields.optim.per_device_train_batch_size.path
+    if config.method.kind == "kto" and config.method.loss_type == "kto" and size < 2:
+        todo = "Take more, or the loss apo_zero_unpaired, which needs no other rows."
+        yield must(path, "2 or more for kto", size, todo, fix=Fix("set it to 2", {path: 2}))
+
+
+@rule(reads=(fields.method.kind, fields.method.balance_weights, fields.method.desirable_weight))
+def weights_stand_on_top_of_the_balance(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method = config.method
+    if method.kind != "kto" or not method.balance_weights:
+        return
+    for spec in (fields.method.desirable_weight, fields.method.undesirable_weight):
+        value = spec.value(config)
+        if value != spec.default:
+            todo = "The rarer sort is weighed up already; switch balance_weights off if this weight was meant for that."
+            fix = Fix("switch the balance off", {fields.method.balance_weights.path: False})
+            yield must(
+                spec.path, "left out while method.balance_weights is true", value, todo, severity="warning", fix=fix
             )

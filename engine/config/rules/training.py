@@ -67,9 +67,11 @@ def target_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterat
 @rule(reads=(fields.adapter.kind, fields.adapter.bias, fields.adapter.use_dora))
 def biases_change_the_base(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     adapter, path = config.adapter, fields.adapter.bias.path
-    if adapter.kind == "lora" and adapter.bias != "none" and config.method.kind == "dpo":
+    if adapter.kind == "lora" and adapter.bias != "none" and fields.method.reference.applies(config):
         todo = "The reference is the model with its adapter off, and trained biases would change it."
-        yield must(path, "none for dpo", adapter.bias, todo, fix=Fix("leave biases alone", unset=(path,)))
+        yield must(
+            path, f"none for {config.method.kind}", adapter.bias, todo, fix=Fix("leave biases alone", unset=(path,))
+        )
 
 
 @rule(reads=(fields.adapter.kind, fields.adapter.modules_to_save, fields.model.quantization))

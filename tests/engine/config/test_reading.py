@@ -8,6 +8,7 @@ import pytest
 
 from engine.config.draft import Draft
 from engine.config.findings import Finding
+from engine.config.method import KINDS_LATER
 from engine.config.schema import RunConfig, fields, read
 
 GOOD: dict[str, Any] = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "builtin/dates"}]}}
@@ -151,9 +152,7 @@ def test_a_section_written_as_one_value_is_mended_by_its_fix() -> None:
     assert (draft.config.adapter.kind, draft.config.model.quantization) == ("lora", "nf4")
 
 
-@pytest.mark.parametrize(
-    "kind", ["grpo", "kto", "orpo", "simpo", "ipo", "ppo", "gdpo", "reward", "prm", "embedding", "distill"]
-)
+@pytest.mark.parametrize("kind", KINDS_LATER)
 def test_a_method_of_a_later_version_says_so(kind: str) -> None:
     finding = one({"method": {"kind": kind}}, "method.kind")
     assert finding.rule == "method-not-in-this-version"

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from engine.data.detect import detect
-from engine.data.formats import FormatError, read_example, transcript
+from engine.data.formats import read_example, transcript
+from engine.data.parts import FormatError
 from engine.data.rows import open_rows
 
 Write = Callable[..., Path]
 
 DETECTED = [
+    ("gsm8k/kto_rows.jsonl", "unpaired_preference", "an answer with a verdict"),
+    ("llama-factory/kto_en_demo.json", "unpaired_preference", "an answer with a verdict"),
     ("llama-factory/alpaca_en_demo.json", "alpaca", "columns instruction, output, input: Alpaca"),
     ("llama-factory/c4_demo.jsonl", "text", "columns text: plain text"),
     ("llama-factory/wiki_demo.txt", "text", "columns text: plain text; a row is a line"),
@@ -39,12 +42,25 @@ def test_real_files_are_detected_and_every_row_reads(shared_data: Path, file: st
     assert all(read_example(row, format, found.columns).kind for row in rows)
 
 
-def test_good_and_bad_answers_are_not_taken_for_training_rows(shared_data: Path) -> None:
+def test_judged_answers_are_told_from_training_rows(shared_data: Path) -> None:
     found = detect(open_rows(shared_data / "gsm8k/kto_rows.jsonl"))
-    assert found.format is None
-    assert "KTO" in found.problems[0]
+    assert (found.format, found.problems) == ("unpaired_preference", ())
+    example = read_example(open_rows(shared_data / "gsm8k/kto_rows.jsonl")[0], "unpaired_preference", found.columns)
+    assert isinstance(example.label, bool)
     named = detect(open_rows(shared_data / "gsm8k/kto_rows.jsonl"), format="prompt_completion")
     assert (named.format, named.problems) == ("prompt_completion", ())
+
+
+def test_the_last_turn_of_a_judged_conversation_is_the_answer() -> None:
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "5"}]
+    example = read_example({"messages": turns, "label": 0}, "unpaired_preference", {})
+    assert (example.prompt, example.chosen, example.label) == (turns[:1], turns[1:], False)
+    with pytest.raises(FormatError, match="must end with the assistant's answer"):
+        read_example({"messages": turns[:1], "label": True}, "unpaired_preference", {})
+    with pytest.raises(FormatError, match=r"column label must hold true or false; got text \(good\)"):
+        read_example({"prompt": "a", "completion": "b", "label": "good"}, "unpaired_preference", {})
+    with pytest.raises(FormatError, match="neither a completion nor messages"):
+        read_example({"prompt": "a", "label": True}, "unpaired_preference", {})
 
 
 def test_columns_that_fit_nothing_are_listed_with_the_way_out(shared_data: Path) -> None:

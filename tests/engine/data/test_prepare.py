@@ -214,10 +214,43 @@ def test_a_template_file_and_an_unknown_name(write: Write, make_config: Config, 
 def test_the_wrong_kind_of_data_for_the_method(write: Write, make_config: Config, minimind: Any) -> None:
     pairs = write([{"prompt": "a", "chosen": "b", "rejected": "c"}], "pairs.jsonl")
     chats = write([_chat("one?", "first")])
-    with pytest.raises(DataError, match="holds preference pairs, which method sft does not learn from"):
+    with pytest.raises(
+        DataError, match=r"holds preference pairs \(chosen and rejected\), which method sft does not learn from"
+    ):
         prepare(make_config(pairs), minimind)
     with pytest.raises(DataError, match="method dpo needs preference pairs"):
         prepare(make_config(chats, method="dpo"), minimind)
+
+
+def test_judged_rows_are_those_of_the_library(shared_data: Path, make_config: Config, minimind: Any) -> None:
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    rows = [json.loads(line) for line in (shared_data / "gsm8k/kto_rows.jsonl").open()][:24]
+    messages = [
+        {
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "completion": [{"role": "assistant", "content": row["completion"]}],
+            "label": row["label"],
+        }
+        for row in rows
+    ]
+    arguments = KTOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False)
+    bare = object.__new__(KTOTrainer)
+    bare._tokenizer, bare.calculate_KL = minimind, False
+    bare.desirable_weight = bare.undesirable_weight = 1.0
+    theirs = bare._prepare_dataset(Dataset.from_list(messages), minimind, arguments, "eval")
+    ours = prepare(make_config(shared_data / "gsm8k/kto_rows.jsonl", method="kto"), minimind).dataset
+    for index in range(24):
+        for part in ("prompt_ids", "completion_ids", "label"):
+            assert ours[index][part] == theirs[index][part]
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_judged_rows_of_one_sort_are_refused(write: Write, make_config: Config, minimind: Any, label: bool) -> None:
+    rows = [{"prompt": "a", "completion": "b", "label": label}] * 3
+    with pytest.raises(DataError, match=f"data.train: every row is labelled {str(label).lower()}"):
+        prepare(make_config(write(rows), method="kto"), minimind)
 
 
 # -- cache -------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,15 @@ PAIRS = [
     for number in range(48)
 ]
 
+RATED = [
+    {
+        "prompt": [{"role": "user", "content": f"What comes after {number}?"}],
+        "completion": [{"role": "assistant", "content": f"{number + 1}" if number % 3 else "I wonder, who knows."}],
+        "label": bool(number % 3),
+    }
+    for number in range(48)
+]
+
 
 def lines(run: RunFolder, kind: str, segment: int | None = None) -> list[dict[str, Any]]:
     """The run's events of one kind, of one segment where given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file
 
-from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines, resumed_from
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, lines, resumed_from
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4, "adapter.lora_dropout": 0.1}
 TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2}."} for number in range(60)]
@@ -22,6 +22,7 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
             id="pretraining on packs kept apart",
         ),
         pytest.param({"method.kind": "dpo"}, PAIRS, id="dpo with a copy as reference"),
+        pytest.param({"method.kind": "kto", **LORA}, RATED, id="kto, shuffled, with the adapter switched off"),
         pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo with the adapter switched off as reference"),
     ],
 )

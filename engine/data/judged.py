@@ -1,0 +1,49 @@
+"""Readers of rows in which somebody judged an answer: true or false for the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.data.parts import Example, FormatError, Row, kind_of, messages_of, text_of, tools_of
+from engine.errors import visible
+
+
+def is_rated(row: Row, columns: Mapping[str, str]) -> bool:
+    """Whether the row looks like an answer with a verdict: a label of true or false, and something it is about."""
+    label = row.get(columns.get("label", "label"))
+    answers = ("completion", "messages")
+    return isinstance(label, bool) and any(row.get(columns.get(part, part)) is not None for part in answers)
+
+
+def read_rated(row: Row, columns: Mapping[str, str]) -> Example:
+    """A prompt with one answer and its verdict; of a conversation the last turn is the answer."""
+    label = verdict(row.get(columns.get("label", "label")), f"column {visible(columns.get('label', 'label'))}")
+    tools = tools_of(row, columns)
+    name = columns.get("messages", "messages")
+    if row.get(name) is not None:
+        chat = messages_of(row[name], columns, "messages")
+        if len(chat) < 2 or chat[-1]["role"] != "assistant":
+            raise FormatError(f"column {visible(name)} must end with the assistant's answer that the label is about")
+        return Example("rated", prompt=chat[:-1], chosen=chat[-1:], label=label, tools=tools)
+    if row.get(columns.get("completion", "completion")) is None:
+        raise FormatError("there is no answer: the row has neither a completion nor messages")
+    prompt, answer = (row.get(columns.get(part, part)) for part in ("prompt", "completion"))
+    if isinstance(prompt, (list, Mapping)) or isinstance(answer, (list, Mapping)):
+        asked = _turns(prompt, columns, "prompt", "user")
+        return Example(
+            "rated", prompt=asked, chosen=_turns(answer, columns, "completion", "assistant"), label=label, tools=tools
+        )
+    texts = (text_of(row, columns, "prompt"), text_of(row, columns, "completion"))
+    return Example("rated", prompt=texts[0], chosen=texts[1], label=label, tools=tools)
+
+
+def verdict(value: Any, place: str) -> bool:
+    """True or false, also written as 1 and 0. Raises `FormatError`."""
+    if isinstance(value, bool) or value in (0, 1):
+        return bool(value)
+    raise FormatError(f"{place} must hold true or false; got {kind_of(value)}")
+
+
+def _turns(value: Any, columns: Mapping[str, str], part: str, role: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else messages_of(value, columns, part)

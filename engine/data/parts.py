@@ -1,0 +1,177 @@
+"""The parts of a row: text, messages in any of the known shapes, tools. Each reader of a format is made of these.
+
+What cannot be read is a `FormatError` that says which column holds what instead. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import DataError, visible
+
+Row = Mapping[str, Any]
+Message = dict[str, Any]
+
+ROLES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response", "function", "ipython", "tool_response"), "tool"),
+}
+_KEPT = ("train", "trained", "weight", "loss_weight", "name", "tool_call_id")
+
+
+class FormatError(DataError):
+    """A row does not hold what its format needs; the caller adds the place."""
+
+
+@dataclass
+class Example:
+    """What one row says, before any template. Prompts and answers are strings or lists of messages."""
+
+    kind: str
+    messages: list[Message] = field(default_factory=list)
+    tools: list[Any] | None = None
+    text: str = ""
+    prompt: str | list[Message] = ""
+    chosen: str | list[Message] = ""
+    rejected: str | list[Message] = ""
+    input_ids: list[int] = field(default_factory=list)
+    labels: list[int] | None = None
+    label: bool | None = None
+    images: list[Any] = field(default_factory=list)
+
+
+def names(row: Row) -> str:
+    return ", ".join(visible(str(name)) for name in list(row)[:12]) or "no columns"
+
+
+def text_of(row: Row, columns: Mapping[str, str], part: str, default: str | None = None) -> str:
+    column = columns.get(part, part)
+    value = row.get(column)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise FormatError(f"column {visible(column)} must hold text; got {kind_of(value)}")
+    return value
+
+
+def kind_of(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", bool: "true or false", type(None): "nothing", str: "text"}
+    return f"{kinds.get(type(value), type(value).__name__)} ({visible(str(value))[:60]})"
+
+
+def tools_of(row: Row, columns: Mapping[str, str]) -> list[Any] | None:
+    column = columns.get("tools", "tools")
+    value = row.get(column)
+    if isinstance(value, str):
+        if not value.strip():
+            return None
+        value = json_of(value, f"column {visible(column)}")
+    if value is not None and not isinstance(value, list):
+        raise FormatError(f"column {visible(column)} must hold a list of tools; got {kind_of(value)}")
+    return value or None
+
+
+def json_of(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as problem:
+        raise FormatError(f"{place} must hold JSON; {problem}; found {visible(text[:60])}") from None
+
+
+def messages_of(value: Any, columns: Mapping[str, str], part: str) -> list[Message]:
+    """A list of turns in any of the known shapes as role, content, reasoning_content, tool_calls."""
+    place = f"column {visible(columns.get(part, part))}"
+    if isinstance(value, str):
+        value = json_of(value, place)
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        raise FormatError(f"{place} must hold a list of messages; got {kind_of(value)}")
+    return [_message(turn, columns, f"message {number} of {place}") for number, turn in enumerate(value, 1)]
+
+
+def _message(turn: Any, columns: Mapping[str, str], place: str) -> Message:
+    if not isinstance(turn, Mapping):
+        raise FormatError(f"{place} must be an object with a role and a content; got {kind_of(turn)}")
+    role_name = columns.get("role") or ("role" if "role" in turn else "from")
+    content_name = columns.get("content") or ("content" if "content" in turn else "value")
+    spoken = turn.get(role_name)
+    role = ROLES.get(str(spoken).lower())
+    if role is None:
+        raise FormatError(
+            f"{place} has the role {visible(str(spoken))}; known are system, user, assistant, tool",
+            "Name the property that holds the role under columns, as role.",
+        )
+    message: Message = {"role": role}
+    content = turn.get(content_name)
+    calls = turn.get(columns.get("tool_calls", "tool_calls"))
+    if str(spoken).lower() == "function_call":
+        calls, content = json_of(str(content), place), ""
+    if isinstance(content, list):
+        content, reasoning, more = _parts(content, place)
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        calls = [*(calls or []), *more]
+    elif content is not None and not isinstance(content, str):
+        raise FormatError(f"{place} must hold text; got {kind_of(content)}")
+    if content is None and not calls:
+        raise FormatError(f"{place} has no content")
+    message["content"] = content if content is not None else ""
+    for name in filter(None, (columns.get("thinking"), "reasoning_content", "thinking", "reasoning")):
+        if isinstance(turn.get(name), str):
+            message["reasoning_content"] = turn[name]
+            break
+    if calls:
+        message["tool_calls"] = [_call(call, place) for call in (calls if isinstance(calls, list) else [calls])]
+    message |= {name: turn[name] for name in _KEPT if turn.get(name) is not None}
+    return message
+
+
+def _parts(parts: list[Any], place: str) -> tuple[Any, str, list[Any]]:
+    """Typed content parts: text, reasoning, tool calls; pictures keep their place in a list of parts."""
+    texts: list[Any] = []
+    reasoning, calls, pictures = "", [], False
+    for part in parts:
+        if isinstance(part, str):
+            part = {"type": "text", "text": part}
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        value = (
+            next((part[key] for key in ("text", "value", "content") if part.get(key) is not None), None)
+            if kind
+            else None
+        )
+        if kind == "text":
+            texts.append({"type": "text", "text": str(value)})
+        elif kind in ("reasoning", "thinking"):
+            reasoning += str(value if value is not None else part.get("thinking", ""))
+        elif kind in ("tool_call", "function_call"):
+            calls.append(json_of(value, place) if isinstance(value, str) else value)
+        elif kind in ("image", "image_url"):
+            texts.append({"type": "image", "image": part.get("image") or part.get("image_url") or value})
+            pictures = True
+        else:
+            raise FormatError(f"{place} holds a part of type {visible(str(kind))}, which is not supported")
+    return (texts if pictures else "".join(part["text"] for part in texts)), reasoning, calls
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    if isinstance(call, str):
+        call = json_of(call, place)
+    inner = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(inner, Mapping) or "name" not in inner:
+        raise FormatError(f"{place} holds a tool call without a name: {visible(str(call))[:60]}")
+    arguments = inner.get("arguments", inner.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {"arguments": arguments}
+    kept = {"id": call["id"]} if call.get("id") else {}
+    return {**kept, "type": "function", "function": {"name": str(inner["name"]), "arguments": arguments}}

@@ -1,0 +1,80 @@
+"""Kahneman-Tversky optimization through TRL's KTOTrainer (arXiv:2402.01306), on rated rows that are already tokens.
+
+TRL pairs each prompt with its neighbour's answer once, in the order of the file, and therefore refuses any other order.
+Our collator pairs them in the batch itself, so rows are shuffled like everywhere else: the sampler is set after TRL has
+built the trainer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trl import KTOConfig, KTOTrainer
+
+from engine.trainers.arguments import shared_arguments
+from engine.trainers.reference import frozen_copy, where
+from engine.trainers.saving import RunTrainer, WithRows
+
+
+class Kto(RunTrainer, KTOTrainer):
+    """TRL's trainer with our saving and our prepared rows."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        """TRL would look for text; the rows are `prompt_ids`, `completion_ids` and `label` already."""
+        return dataset
+
+    def told(self) -> str:
+        """What the receipt adds about the loss."""
+        weights = f"good answers weigh {self.desirable_weight:.4g}, bad ones {self.undesirable_weight:.4g}"
+        return f"{where(self)}; {weights}"
+
+
+def arguments(config: Any, run_folder: str | Path) -> KTOConfig:
+    """Our sections as TRL's config."""
+    method = config.method
+    shared = shared_arguments(config, run_folder)
+    return KTOConfig(
+        **{**shared, "train_sampling_strategy": "sequential"},
+        beta=method.beta,
+        loss_type=method.loss_type,
+        desirable_weight=method.desirable_weight,
+        undesirable_weight=method.undesirable_weight,
+        max_length=None,
+    )
+
+
+def balanced(good: int, bad: int) -> tuple[float, float]:
+    """Factors of good and bad rows by which the rarer sort counts as much as the other in all; both at least 1."""
+    return max(1.0, bad / good), max(1.0, good / bad)
+
+
+def build(
+    config: Any,
+    run_folder: str | Path,
+    model: Any,
+    processing_class: Any,
+    collator: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> Kto:
+    """The trainer, ready to `attach`. `train` holds rows of both sorts (`engine.data.shapes.Rated` sees to that)."""
+    args = arguments(config, run_folder)
+    if config.method.balance_weights:
+        good = sum(train["label"])
+        for_good, for_bad = balanced(good, len(train) - good)
+        args.desirable_weight *= for_good
+        args.undesirable_weight *= for_bad
+    trainer = Kto(
+        model=model,
+        ref_model=frozen_copy(config),
+        args=args,
+        data_collator=WithRows(collator),
+        train_dataset=train,
+        eval_dataset=eval,
+        processing_class=processing_class,
+        callbacks=callbacks,
+    )
+    trainer.args.train_sampling_strategy = shared_arguments(config, run_folder)["train_sampling_strategy"]
+    return trainer
