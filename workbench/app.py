@@ -110,6 +110,8 @@ class WorkbenchApp(App[None]):
         self._draft = draft
         self._run = run
         self._runs_first = runs_first
+        self._early: list[events.Key] | None = []
+        """Keys from before the first frame; None from then on."""
         self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
         self._runs_dir = self.explicit_runs_dir
         self._inspector: Inspector | None = None
@@ -179,11 +181,21 @@ class WorkbenchApp(App[None]):
     def _theme_name(self, dark: bool) -> str:
         return f"workbench-{'ansi-' if self._ansi else ''}{'dark' if dark else 'light'}"
 
+    async def on_event(self, event: events.Event) -> None:
+        """Keys typed before the first frame wait for it: nothing has the focus yet that could take them."""
+        if self._early is not None and isinstance(event, events.Key):
+            self._early.append(event)
+        else:
+            await super().on_event(event)
+
     def on_ready(self) -> None:
         """The first frame is painted: collect garbage again, but not in what was imported."""
         gc.freeze()
         gc.enable()
         self._use_keys()
+        early, self._early = self._early or [], None
+        for event in early:
+            self.post_message(event)
         if self._runs_first:
             self.action_runs()
 

@@ -1,4 +1,8 @@
-"""One JupyterLab and one Chromium for all browser tests; each test has a notebook and a tab of its own."""
+"""One JupyterLab for all browser tests, a Chromium a file; each test has a notebook and a tab of its own.
+
+Playwright's event loop counts as running for as long as it is open, and no other asynchronous test can run meanwhile:
+so Chromium ends with its file.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsing.Lab]:
         yield served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(lab: browsing.Lab) -> Iterator[Any]:
     with browsing.browser() as opened:
         yield opened

@@ -204,6 +204,7 @@ def test_with_a_terminal_ctrl_c_asks_and_leaves_the_run_going(place, monkeypatch
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(place)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell that put the tests in the background ignores it
         os.execv(sys.executable, [sys.executable, "-P", "-m", "workbench", "train", "my.yaml"])
     said = b""
 
