@@ -14,7 +14,8 @@ from pydantic import Field, JsonValue
 
 from engine.config.draft import Draft
 from engine.config.findings import Finding
-from engine.config.schema import Effective, FieldSpec, RunConfig, effective, fields, fields_of
+from engine.config.recipes import recipe_mapping
+from engine.config.schema import Effective, FieldSpec, RunConfig, effective, fields, fields_of, read
 from engine.config.steps import STEPS, step_fields, step_of_path
 from engine.errors import UsageError, visible
 from engine.memory.estimate import estimate
@@ -23,7 +24,7 @@ from widgets import pages
 from widgets.asking import Asker
 from widgets.learning import Learner
 from widgets.protocol import Face, Part, bundle, shown, style, verb
-from widgets.wire import as_typed, meant, shown_value, spec_data
+from widgets.wire import as_typed, in_words, meant, shown_value, spec_data
 
 Name = Annotated[str, Field(max_length=400)]
 Known = Annotated[int, Field(ge=0, le=10_000)]
@@ -40,6 +41,7 @@ class FormPart(Part):
         self._specs: list[FieldSpec] = []
         self._numbers: dict[FieldSpec, int] = {}
         self._before: RunConfig | None = None
+        self._origins: dict[str | None, RunConfig] = {}
         self._typing: tuple[str, int] | None = None
 
     # What a view may ask
@@ -161,6 +163,16 @@ class FormPart(Part):
                 return
         self.draft.unset(spec.path)
 
+    def _way_back(self, spec: FieldSpec, value: Any) -> str:
+        """Where the button beside a setting leads; nothing where the setting is as it was."""
+        recipe = self.draft.recipe
+        if recipe not in self._origins:
+            self._origins[recipe] = read(recipe_mapping(recipe) if recipe else {}).config
+        was = spec.value(self._origins[recipe])
+        if was == value and isinstance(was, bool) == isinstance(value, bool):
+            return ""
+        return f"back to the {'recipe' if recipe else 'default'}: {in_words(spec, was)}"
+
     def _edit(self, change: Callable[[], Any], known: int, before: RunConfig | None = None) -> dict[str, Any]:
         before, version, self._typing = before or self.draft.config, self.draft.version, None
         change()
@@ -237,6 +249,7 @@ class FormPart(Part):
                     "spec": self._numbers[spec],
                     "value": shown_value(spec, value),
                     "given": spec.path in reading.given,
+                    "back": self._way_back(spec, value),
                     "auto": visible(auto),
                     "why": visible(each.reason) if each is not None and value == "auto" else "",
                     "finding": any(path == spec.path or path.startswith(spec.path + ".") for path in troubled),

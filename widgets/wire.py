@@ -32,7 +32,7 @@ def options(spec: FieldSpec) -> list[tuple[Any, str]]:
     for choice in choices:
         if choice not in spec.later:
             words = spec.label(choice)
-            plain = words == str(choice) or isinstance(choice, bool) or ": " in words
+            plain = words.startswith(str(choice)) or isinstance(choice, bool) or ": " in words
             found.append((choice, words if plain else f"{choice}: {words}"))
     if spec.nullable and None not in choices:
         found.append((None, "none"))
@@ -59,6 +59,13 @@ def spec_data(spec: FieldSpec) -> dict[str, Any]:
         "source": spec.source,
         "parts": [spec_data(item) for item in spec.items],
     }
+
+
+def in_words(spec: FieldSpec, value: Any) -> str:
+    """A value in a sentence."""
+    if control_of(spec) == "sources":
+        return ", ".join(source[spec.items[0].name] for source in shown_value(spec, value)) or "none"
+    return visible(as_typed(value)).replace("\n", " ")[:80] or "none"
 
 
 def shown_value(spec: FieldSpec, value: Any) -> Any:

@@ -88,6 +88,7 @@ def serve(root: Path, **environment: str) -> Iterator[Lab]:
     homes = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     env = {**os.environ, **{name: str(root / ".jupyter" / name.lower()) for name in homes}, **environment}
     env["JUPYTER_PREFER_ENV_PATH"] = "1"
+    _no_news(Path(env["JUPYTER_CONFIG_DIR"]))
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"]
     command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
@@ -103,6 +104,13 @@ def serve(root: Path, **environment: str) -> Iterator[Lab]:
     finally:
         _stop(url, token, process)
         log.close()
+
+
+def _no_news(config: Path) -> None:
+    """Nobody is asked whether to be told of news: the question covers what lies beneath it."""
+    file = config / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('{"fetchNews": "false"}', "utf-8")
 
 
 def _stop(url: str, token: str, process: subprocess.Popen[bytes]) -> None:

@@ -34,7 +34,26 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         first.get_by_role("button", name="Save").click()
         browsing.until((lab.root / "mine.yaml").exists, "the config is saved", state=page.state)
         assert "-3" not in (lab.root / "mine.yaml").read_text()
+        levels_open_one_after_the_other(first)
         first.locator("[data-tab=preview]").click()
         page.sees(".ftw-rows .ftw-trained")
         assert "<|im_end|>" in first.locator(".ftw-tokens .ftw-trained").last.inner_text()
         assert (page.outside, page.errors) == ([], [])
+
+
+def levels_open_one_after_the_other(form: Any) -> None:
+    """Basic settings first; a press shows the advanced ones, another the expert ones, a last one the basic ones again."""
+    form.locator("[data-tab=data]").click()
+    form.locator("[data-path='data.train']").wait_for()
+    more, fewer = form.locator(".ftw-more", has_text="+"), form.locator(".ftw-more", has_text="− fewer settings")
+    rows, shown = form.locator(".ftw-field"), []
+    for level in ("advanced", "expert"):
+        shown.append(rows.count())
+        words = more.inner_text()
+        assert words.endswith(f"({level})")
+        more.click()
+        assert rows.count() == shown[-1] + int(words.split()[1])
+    assert more.count() == 0
+    fewer.click()
+    assert rows.count() == shown[0]
+    assert fewer.count() == 0

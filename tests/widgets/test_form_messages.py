@@ -13,6 +13,7 @@ from engine.config.method import METHODS
 from engine.config.schema import fields, fields_of
 from engine.config.steps import STEPS, step_fields
 from widgets import ConfigForm
+from widgets.wire import options
 
 LEARNING_RATE = fields.optim.learning_rate.path
 TRAIN = fields.data.train.path
@@ -109,6 +110,36 @@ def test_typing_again_after_undo_does_not_eat_the_step_before(ask: Asker, draft:
     ask.edit("undo")
     ask.edit("set", path=LEARNING_RATE, value="0.2", typing=True)
     assert draft.value(fields.run.name.path) == "first"
+
+
+def test_the_way_back_is_offered_where_a_value_differs_from_the_recipe_and_says_where_it_leads(
+    ask: Asker, draft: Draft
+) -> None:
+    def back(state: dict) -> str:
+        return next(each["back"] for each in state["fields"] if ask.specs[each["spec"]]["path"] == LEARNING_RATE)
+
+    recipes_own = draft.value(LEARNING_RATE)
+    assert back(ask.edit("step", step="method")) == ""
+    assert back(ask.edit("set", path=LEARNING_RATE, value="0.5")) == f"back to the recipe: {recipes_own:g}"
+    assert back(ask.edit("unset", path=LEARNING_RATE)) == ""
+    assert draft.value(LEARNING_RATE) == recipes_own
+    assert back(ask.edit("set", path=LEARNING_RATE, value="fast")) == f"back to the recipe: {recipes_own:g}"
+
+
+def test_without_a_recipe_the_way_back_leads_to_the_default() -> None:
+    form = ConfigForm(Draft())
+    asked = Asker(form)
+    state = [asked.edit("step", step="model"), asked.edit("set", path=fields.model.name.path, value="here/model")][1]
+    (told,) = [each["back"] for each in state["fields"] if each["given"]]
+    default = fields.model.name.default
+    assert told == f"back to the default: {default or 'none'}"
+    form.close()
+
+
+def test_a_choice_is_not_named_twice() -> None:
+    for spec in fields:
+        for value, words in options(spec):
+            assert not words.startswith(f"{value}: {value}"), spec.path
 
 
 def test_an_emptied_field_goes_back_to_auto(ask: Asker, draft: Draft) -> None:

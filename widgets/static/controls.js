@@ -4,6 +4,9 @@
  */
 import { button, fill, h } from "./dom.js";
 
+/** The settings that everyone meets, then those that fewer need; each level shows the ones before it too. */
+export const LEVELS = ["basic", "advanced", "expert"];
+
 /** One control per `spec.control`; `set` receives the raw value, `get` tells what it shows. */
 export function controlFor(spec, change, later) {
   const id = `ftw-${Math.random().toString(36).slice(2, 9)}`;
@@ -51,7 +54,7 @@ function choice(id, spec, change) {
 /** Data sources: one block each, of the parts that the kernel names; what the form does not show is kept. */
 function sources(id, spec, change, later) {
   const list = h("div", { class: "ftw-sources" });
-  let [held, advanced] = [[], false];
+  let [held, level] = [[], 0];
   const send = () => change(held);
   const put = (at, part, value) => {
     held = held.map((entry, index) => (index === at ? { ...entry } : entry));
@@ -76,7 +79,7 @@ function sources(id, spec, change, later) {
       class: "ftw-plain",
       "aria-label": `remove source ${at + 1}`,
     });
-    const shown = spec.parts.filter((part) => part.level === "basic" || advanced || entry[part.key] !== undefined);
+    const shown = spec.parts.filter((part) => LEVELS.indexOf(part.level) <= level || entry[part.key] !== undefined);
     const [first, ...rest] = shown;
     const named = (part) => h("label", { class: "ftw-part", title: part.help }, h("span", {}, part.title.toLowerCase()), piece(part, entry, at));
     return h("div", { class: "ftw-source" }, piece(first, entry, at), remove, h("div", { class: "ftw-source-parts" }, rest.map(named)));
@@ -89,10 +92,10 @@ function sources(id, spec, change, later) {
     }, { class: "ftw-plain", ...(held.length ? {} : { id }) });
     fill(list, held.map(block), add);
   };
-  const show = (value, more) => {
+  const show = (value, upTo) => {
     const next = Array.isArray(value) ? value : [];
-    if (list.childElementCount && more === advanced && JSON.stringify(next) === JSON.stringify(held)) return;
-    [held, advanced] = [next, more];
+    if (list.childElementCount && upTo === level && JSON.stringify(next) === JSON.stringify(held)) return;
+    [held, level] = [next, upTo];
     draw();
   };
   return { element: list, main: list, show };

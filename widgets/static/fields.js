@@ -1,5 +1,5 @@
 /** The settings of one step as rows of label, control and what is wrong; a loop over specs that names no setting. */
-import { controlFor } from "./controls.js";
+import { controlFor, LEVELS } from "./controls.js";
 import { button, fill, h, say } from "./dom.js";
 import { findingLine } from "./findings.js";
 
@@ -8,7 +8,7 @@ export function fieldsView(link, focus) {
   const element = h("div", { class: "ftw-form" });
   const rows = new Map();
   let shape = "";
-  let advanced = false;
+  let level = 0;
   let hold = 0;
 
   const edit = (path, value, typing = false) => {
@@ -28,8 +28,6 @@ export function fieldsView(link, focus) {
     const auto = h("span", { class: "ftw-auto" });
     const reset = button("↺", () => link.send("unset", { path: spec.path }), {
       class: "ftw-plain ftw-reset",
-      title: "back to the recipe's value",
-      "aria-label": `${spec.title}: back to the recipe's value`,
     });
     const finding = h("div", { class: "ftw-under" });
     const tall = ["prompts", "sources"].includes(spec.control);
@@ -46,10 +44,12 @@ export function fieldsView(link, focus) {
 
   const update = (row, field, state) => {
     const busy = row.waiting || (row.main.contains(document.activeElement) && row.main.type !== "checkbox" && row.main.tagName !== "SELECT");
-    if (!busy) row.show(field.value, advanced);
+    if (!busy) row.show(field.value, level);
     say(row.auto, field.auto ? `auto → ${field.auto}` : "");
-    row.reset.style.visibility = field.given ? "visible" : "hidden";
-    row.element.classList.toggle("ftw-given", field.given);
+    row.reset.style.visibility = field.back ? "visible" : "hidden";
+    row.reset.title = field.back;
+    row.reset.setAttribute("aria-label", `${row.spec.title}: ${field.back}`);
+    row.element.classList.toggle("ftw-changed", Boolean(field.back));
     const mine = state.findings.filter((finding) => finding.path === row.spec.path).slice(0, 2);
     row.element.dataset.severity = mine[0]?.severity ?? "";
     const said = JSON.stringify(mine);
@@ -59,10 +59,9 @@ export function fieldsView(link, focus) {
   };
 
   const draw = (state) => {
-    const next = `${state.step}:${advanced}:${state.fields.map((field) => field.spec).join()}`;
-    const hidden = state.fields.filter((field) => !shownAt(link.specs[field.spec], field, advanced));
+    const hidden = state.fields.filter((field) => !shownAt(link.specs[field.spec], field, level));
     const visible = state.fields.filter((field) => !hidden.includes(field));
-    const signature = next + visible.length;
+    const signature = `${state.step}:${level}:${visible.map((field) => field.spec).join()}:${hidden.map((field) => field.spec).join()}`;
     if (signature !== shape) {
       shape = signature;
       const focused = element.contains(document.activeElement) ? document.activeElement.closest("[data-path]")?.dataset.path : null;
@@ -73,20 +72,22 @@ export function fieldsView(link, focus) {
         const old = kept.get(path);
         rows.set(path, old && old.spec === link.specs[field.spec] ? old : make(field));
       }
-      fill(element, [...rows.values()].map((row) => row.element), more(hidden.length));
+      fill(element, [...rows.values()].map((row) => row.element), more(hidden.map((field) => link.specs[field.spec].level)));
       if (focused) rows.get(focused)?.element.querySelector("input, select, textarea")?.focus();
     }
     visible.forEach((field) => update(rows.get(link.specs[field.spec].path), field, state));
   };
 
-  const more = (count) => {
-    if (!count && !advanced) return null;
-    const label = advanced ? "− fewer settings" : `+ ${count} more settings (advanced)`;
-    const toggle = button(label, () => {
-      advanced = !advanced;
-      draw(link.state);
-    }, { class: "ftw-plain ftw-more", "aria-expanded": advanced ? "true" : "false" });
-    return toggle;
+  /** The way to the settings of the next level that has any, and back from there. */
+  const more = (hidden) => {
+    const next = LEVELS.findIndex((name) => hidden.includes(name));
+    const go = (to) => () => ((level = to), draw(link.state));
+    const count = hidden.filter((name) => name === LEVELS[next]).length;
+    const words = `+ ${count} more ${count === 1 ? "setting" : "settings"} (${LEVELS[next]})`;
+    return [
+      next < 0 ? null : button(words, go(next), { class: "ftw-plain ftw-more", "aria-expanded": "false" }),
+      level ? button("− fewer settings", go(0), { class: "ftw-plain ftw-more", "aria-expanded": "true" }) : null,
+    ];
   };
 
   return {
@@ -97,7 +98,8 @@ export function fieldsView(link, focus) {
       for (const [path, row] of rows) if (row.waiting) edit(path, row.waiting());
     },
     jump(path) {
-      advanced = advanced || !rows.has(path);
+      const wanted = link.specs.find((spec) => spec?.path === path)?.level;
+      if (!rows.has(path)) level = Math.max(level, LEVELS.indexOf(wanted));
       draw(link.state);
       const row = rows.get(path);
       row?.element.scrollIntoView({ block: "nearest" });
@@ -106,6 +108,6 @@ export function fieldsView(link, focus) {
   };
 }
 
-function shownAt(spec, field, advanced) {
-  return advanced || spec.level === "basic" || field.given || field.finding;
+function shownAt(spec, field, level) {
+  return LEVELS.indexOf(spec.level) <= level || field.given || field.finding;
 }
