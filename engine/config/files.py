@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from engine.config.nodes import TooMuch, plain
+from engine.config.reward_specs import with_path
 from engine.config.tree import FieldSpec, RunConfig, fields, fields_of
 from engine.errors import ConfigUnreadable, UsageError, visible
 
@@ -198,6 +199,8 @@ def absolute(mapping: Mapping[str, Any], base: str | os.PathLike[str]) -> dict[s
             section[spec.name] = _absolute(spec, section[spec.name], folder)
         elif spec.control == "sources":
             section[spec.name] = _absolute_sources(section[spec.name], folder)
+        elif spec is fields.method.reward_funcs:
+            section[spec.name] = _absolute_rewards(section[spec.name], folder)
     return changed
 
 
@@ -210,6 +213,18 @@ def _absolute_sources(value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [{"path": place_of(entry, folder)} if isinstance(entry, str) else entry for entry in value]
     return value
+
+
+def _absolute_rewards(value: Any, folder: Path) -> Any:
+    if not isinstance(value, (str, list)):
+        return value
+
+    def place(name: str) -> str:
+        # A file of functions is always one, also while it is not there yet.
+        return os.path.normpath(folder / os.path.expanduser(name)) if name.endswith(".py") else place_of(name, folder)
+
+    texts = [value] if isinstance(value, str) else value
+    return [with_path(text, place) if isinstance(text, str) else text for text in texts]
 
 
 def _absolute(spec: FieldSpec, value: Any, folder: Path) -> Any:

@@ -178,3 +178,17 @@ def test_put_makes_what_is_missing_on_the_way() -> None:
 def test_yaml_out_is_yaml_in() -> None:
     value = {"a": "no", "b": "1e-4", "c": ["x: y", "# z", "multi\nline", ""], "d": {"e": None, "f": 1e-5, "g": True}}
     assert parse(as_yaml(value)).mapping == value
+
+
+def test_files_and_models_named_in_rewards_become_absolute(tmp_path: Path) -> None:
+    (tmp_path / "judge").mkdir()
+    texts = ["0.5 * mine.py:score", "json_schema:form.json", "model:judge", "model:org/judge", "exact_match", "no such"]
+    found = absolute({"method": {"kind": "grpo", "reward_funcs": texts}}, tmp_path)["method"]["reward_funcs"]
+    assert found == [
+        f"0.5 * {tmp_path}/mine.py:score",
+        f"json_schema:{tmp_path}/form.json",
+        f"model:{tmp_path}/judge",
+        "model:org/judge",
+        "exact_match",
+        "no such",
+    ]

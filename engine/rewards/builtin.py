@@ -1,0 +1,142 @@
+"""The built-in rewards: plain functions of answers and the row's columns, one number each between 0 and 1.
+
+They have the signature of a person's own reward function, `f(completions, completion_ids, **columns) -> list[float]`, and
+run in the same process as these. A completion is a text, or a list of messages whose last one is the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.config.reward_specs import RewardSpec, pattern_of
+
+Reward = Callable[..., list[float | None]]
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+
+
+class NoAnswer(ValueError):
+    """The rows hold no column `answer`, which this reward compares with."""
+
+
+def answer_text(completion: Any) -> str:
+    """The text of a completion: itself, or what its last message says."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else ""
+    return content if isinstance(content, str) else ""
+
+
+def builtin(spec: RewardSpec) -> Reward:
+    """The function of a built-in reward. Raises ValueError or OSError for an argument that cannot be used."""
+    return _MAKERS[spec.kind](spec.argument)
+
+
+def _exact_match(_: str) -> Reward:
+    def exact_match(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        answers = _answers(columns, "exact_match")
+        return [
+            None if wanted is None else float(answer_text(given).strip() == str(wanted).strip())
+            for given, wanted in zip(completions, answers, strict=True)
+        ]
+
+    return exact_match
+
+
+def _gsm8k(_: str) -> Reward:
+    def gsm8k(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        answers = _answers(columns, "gsm8k")
+        return [
+            None if wanted is None else float((found := number_of(answer_text(given))) is not None and found == right)
+            for given, wanted, right in (
+                (given, wanted, None if wanted is None else number_of(str(wanted)))
+                for given, wanted in zip(completions, answers, strict=True)
+            )
+        ]
+
+    return gsm8k
+
+
+def number_of(text: str) -> float | None:
+    """The number that an answer comes to: after `####` or in `\\boxed{}` where there is one, else the last of the text."""
+    tail = text.rpartition("####")[2] if "####" in text else text
+    boxed = re.findall(r"\\boxed\{([^{}]*)\}", tail)
+    numbers = _NUMBER.findall(boxed[-1] if boxed else tail)
+    try:
+        return float(numbers[-1].replace(",", "")) if numbers else None
+    except ValueError:
+        return None
+
+
+def _regex(pattern: str) -> Reward:
+    compiled = re.compile(pattern)
+
+    def regex(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [float(compiled.search(answer_text(each)) is not None) for each in completions]
+
+    return regex
+
+
+def _format(form: str) -> Reward:
+    compiled = re.compile(pattern_of(form))
+
+    def format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [float(compiled.fullmatch(answer_text(each)) is not None) for each in completions]
+
+    return format
+
+
+def _length(limit: str) -> Reward:
+    most = int(limit)
+
+    def length(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float | None]:
+        return [min(1.0, max(0.0, 2.0 - len(ids) / most)) for ids in completion_ids]
+
+    return length
+
+
+def _json_schema(path: str) -> Reward:
+    import jsonschema
+
+    schema = json.loads(Path(path).read_text("utf-8"))
+    kind = jsonschema.validators.validator_for(schema)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as problem:
+        raise ValueError(f"{path} is no JSON schema: {problem.message}") from None
+    checker = kind(schema)
+
+    def json_schema(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [float(_fits(checker, answer_text(each))) for each in completions]
+
+    return json_schema
+
+
+def _fits(checker: Any, text: str) -> bool:
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```"):
+        text = text.strip("`").removeprefix("json").strip()
+    try:
+        return bool(checker.is_valid(json.loads(text)))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _answers(columns: dict[str, Any], name: str) -> Sequence[Any]:
+    answers = columns.get("answer")
+    if answers is None or all(each is None for each in answers):
+        raise NoAnswer(f"{name} compares with the row's answer and the rows hold none")
+    return answers
+
+
+_MAKERS: dict[str, Callable[[str], Reward]] = {
+    "exact_match": _exact_match,
+    "gsm8k": _gsm8k,
+    "regex": _regex,
+    "format": _format,
+    "length": _length,
+    "json_schema": _json_schema,
+}

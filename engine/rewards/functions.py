@@ -1,0 +1,130 @@
+"""The training's end of the process that runs reward functions: batches out, numbers in, within a time limit.
+
+A function that raises, hangs, dies or answers wrongly becomes one `WorkbenchError` that names it and, where it is known,
+the row. Nothing is tried again: a run whose rewards cannot be trusted must end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.config.reward_specs import RewardSpec
+from engine.errors import WorkbenchError, redact, visible
+from engine.run.spawn import safe_python
+
+PLACE = "method.reward_funcs"
+_TODO = {
+    "numbers": "Return one finite number, or None where it does not apply, for each completion.",
+    "hangs": "Make it faster, or raise method.reward_timeout.",
+    "raises": "Its traceback is in the run's log. An answer may be any text, also an empty one.",
+}
+
+
+class RewardFunctions:
+    """All built-in rewards and Python functions of a run, in one process of their own."""
+
+    def __init__(self, specs: Sequence[RewardSpec], timeout: float) -> None:
+        self.specs, self.timeout = list(specs), timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+
+    def start(self) -> None:
+        """Starts the process and loads every function. Raises WorkbenchError for one that cannot be."""
+        if self._process is not None or not self.specs:
+            return
+        environment = {**os.environ, **safe_python(os.environ), "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-P", "-m", "engine.rewards.process"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        for spec in self.specs:
+            answer = self._ask(spec, {"load": [spec.text]}, "while it was loaded")
+            if "problem" in answer:
+                raise WorkbenchError(f"{PLACE}: {_named(spec)} {visible(redact(answer['problem']))}.")
+
+    def score(self, number: int, batch: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> list[float | None]:
+        """What function `number` gives for a batch of columns, `completions` among them. Raises WorkbenchError."""
+        self.start()
+        spec = self.specs[number]
+        answer = self._ask(spec, {"function": number, "batch": dict(batch)}, f"on {_those(rows)}")
+        if "problem" not in answer:
+            return list(answer["values"])
+        place = answer.get("row")
+        where = f" (row {rows[place]} of the data)" if isinstance(place, int) else ""
+        problem = visible(redact(answer["problem"]))
+        todo = _TODO["raises" if problem.startswith("raised") else "numbers"]
+        if "compares with the row's answer" in problem:
+            todo = "Name the column that holds it under data.train columns, as answer, or choose another reward."
+        raise WorkbenchError(f"{PLACE}: {_named(spec)} {problem}{where}.", todo)
+
+    def close(self) -> None:
+        """Ends the process, also one that hangs."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe is not None
+                pipe.close()
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _ask(self, spec: RewardSpec, request: dict[str, Any], where: str) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._line(time.monotonic() + self.timeout)
+        except TimeoutError:  # an OSError of its own kind, so it comes first
+            self.close()
+            raise WorkbenchError(
+                f"{PLACE}: {_named(spec)} did not return within {self.timeout:g} seconds {where}.", _TODO["hangs"]
+            ) from None
+        except OSError:
+            line = b""
+        if not line:
+            process = self._process
+            self.close()
+            code = process.returncode
+            raise WorkbenchError(
+                f"{PLACE}: {_named(spec)} ended its process (exit code {code}) {where}.",
+                "Let it return numbers instead.",
+            )
+        return dict(json.loads(line))
+
+    def _line(self, until: float) -> bytes:
+        """One answer; empty when the process has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            data = os.read(pipe, 1 << 16)
+            if not data:
+                return b""
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+
+def _named(spec: RewardSpec) -> str:
+    if spec.kind == "function":
+        return visible(redact(f"{os.path.basename(spec.argument)}:{spec.function}"))
+    return spec.kind
+
+
+def _those(rows: Sequence[int]) -> str:
+    low, high = min(rows), max(rows)
+    return f"row {low} of the data" if low == high else f"{len(rows)} answers to rows {low} to {high} of the data"

@@ -1,0 +1,73 @@
+"""Reward models: a sequence classifier with one output reads the prompt with its answer and gives a number.
+
+It reads the conversation by its own tokenizer's chat template, or the plain texts where it has none. A checkpoint without
+a trained scoring head is refused: its numbers would be random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.config.reward_specs import RewardSpec
+from engine.errors import ModelError, redact, visible
+
+BATCH = 16
+
+
+class RewardModel:
+    """One loaded reward model on its device."""
+
+    def __init__(self, spec: RewardSpec, device: torch.device) -> None:
+        """Raises ModelError when it cannot be loaded or has no scoring head."""
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        name = visible(redact(spec.argument))
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(spec.argument)
+            self.model, loading = AutoModelForSequenceClassification.from_pretrained(
+                spec.argument, dtype="auto", output_loading_info=True
+            )
+        except (OSError, ValueError, KeyError, ImportError) as problem:
+            reason = visible(redact(str(problem).strip().split("\n")[0]))
+            raise ModelError(f"method.reward_funcs: the reward model {name} cannot be loaded: {reason}") from None
+        if self.model.config.num_labels != 1 or any(
+            "score" in key or "classif" in key for key in loading["missing_keys"]
+        ):
+            raise ModelError(
+                f"method.reward_funcs: {name} has no head that gives one score, so its rewards would be random.",
+                "Name a reward model: one trained with method.kind reward, or a published one.",
+            )
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        self.tokenizer.padding_side = "right"
+        self.model.to(device).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def score(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+        """One number for each answer, in float32."""
+        texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        plain = self.tokenizer.chat_template is None
+        found: list[float] = []
+        for start in range(0, len(texts), BATCH):
+            inputs = self.tokenizer(
+                texts[start : start + BATCH], return_tensors="pt", padding=True, add_special_tokens=plain
+            ).to(self.model.device)
+            inputs.pop("token_type_ids", None)
+            found += self.model(**inputs).logits[:, 0].float().tolist()
+        return found
+
+    def _text(self, prompt: Any, completion: Any) -> str:
+        if isinstance(prompt, str):
+            return prompt + (completion if isinstance(completion, str) else completion[-1]["content"])
+        messages = [*prompt, *completion] if not isinstance(completion, str) else [*prompt, _turn(completion)]
+        if self.tokenizer.chat_template is not None:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+        return "\n\n".join(str(message["content"]) for message in messages)
+
+
+def _turn(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}

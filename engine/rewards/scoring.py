@@ -1,0 +1,99 @@
+"""All rewards of a run as one matrix: built-in ones, Python functions and reward models, by answer and by reward.
+
+The order is that of `method.reward_funcs`. What does not apply to a row is NaN here, as TRL has it; a reward that fails
+in any way ends the run with one sentence. `dry_run` asks every reward before training what it says to the first rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from engine.config.reward_specs import reward_specs
+from engine.rewards.functions import RewardFunctions
+from engine.rewards.models import RewardModel
+
+DRY_ROWS = 4
+
+
+class Rewards:
+    """The rewards of one config. `names` are what their curves are called, `weights` what they count."""
+
+    def __init__(self, texts: Sequence[str], timeout: float, device: torch.device) -> None:
+        """Raises BadReward for a text that names no reward; models are loaded by `start`."""
+        self.specs = reward_specs(texts)
+        self.names = [spec.name for spec in self.specs]
+        self.weights = [spec.weight for spec in self.specs]
+        self.device = device
+        self.functions = RewardFunctions([spec for spec in self.specs if spec.kind != "model"], timeout)
+        self._models: dict[str, RewardModel] = {}
+
+    def start(self) -> None:
+        """Loads functions and models. Raises WorkbenchError naming the one that cannot be."""
+        self.functions.start()
+        for spec in self.specs:
+            if spec.kind == "model" and spec.name not in self._models:
+                self._models[spec.name] = RewardModel(spec, self.device)
+
+    def score(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]],
+        rows: Sequence[int],
+    ) -> torch.Tensor:
+        """Rewards in float32, shape (answers, rewards); NaN where one does not apply. `rows` are for messages."""
+        places = range(len(self.specs))
+        return torch.stack(
+            [self.one(place, prompts, completions, completion_ids, columns, rows) for place in places], 1
+        )
+
+    def one(
+        self,
+        place: int,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]],
+        rows: Sequence[int],
+    ) -> torch.Tensor:
+        """What the reward at this place says, in float32, shape (answers,). Raises WorkbenchError."""
+        self.start()
+        spec = self.specs[place]
+        if spec.kind == "model":
+            return torch.tensor(self._models[spec.name].score(prompts, completions))
+        batch = {**columns, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+        number = sum(each.kind != "model" for each in self.specs[:place])
+        values = self.functions.score(number, batch, rows)
+        return torch.tensor([torch.nan if value is None else value for value in values])
+
+    def dry_run(self, dataset: Any, tokenizer: Any) -> torch.Tensor:
+        """Every reward on the first rows, with their own answers and with empty ones, which a model gives too.
+
+        Raises WorkbenchError for one that fails on them. Gives the rewards of the rows' own answers, then of the empty.
+        """
+        rows = [dataset[index] for index in range(min(DRY_ROWS, len(dataset)))] * 2
+        prompts = [json.loads(row["prompt"]) for row in rows]
+        columns = columns_of([json.loads(row["columns"]) for row in rows])
+        answers = [str(answer or "") for answer in columns.get("answer", [""] * len(rows))]
+        answers[len(rows) // 2 :] = [""] * (len(rows) // 2)
+        completions = [
+            answer if isinstance(prompt, str) else [{"role": "assistant", "content": answer}]
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        ids = [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in answers]
+        return self.score(prompts, completions, ids, columns, [row["row"] for row in rows])
+
+    def close(self) -> None:
+        """Ends the process of the functions."""
+        self.functions.close()
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows of columns as columns of rows; None where a row has not that column."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

@@ -1,0 +1,137 @@
+"""A person's functions in their own process: whatever they do wrong is one sentence that names them and the row."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config.reward_specs import reward_specs
+from engine.errors import WorkbenchError
+from engine.rewards.functions import RewardFunctions
+
+MINE = """
+import os, time
+import beside
+
+def letters(completions, **columns):
+    print("this goes to the log")
+    return [len(text) for text in completions]
+
+async def waits(completions, days):
+    return [float(day) for day in days]
+
+def tensors(completions):
+    import numpy
+    return numpy.array([1.5] * len(completions))
+
+def raises(completions):
+    return [1 / int(text) for text in completions]
+
+def hangs(completions):
+    time.sleep(60)
+
+def short(completions):
+    return [1.0] * (len(completions) - 1)
+
+def nan(completions):
+    return [1.0, float("nan"), 1.0]
+
+def word(completions):
+    return ["good"] * len(completions)
+
+def one(completions):
+    return 1.0
+
+def ends(completions):
+    os._exit(3)
+
+def sys_exit(completions):
+    raise SystemExit(4)
+
+def counts(completions, answer):
+    return [None if each is None else beside.VALUE for each in answer]
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Iterator[Callable[..., RewardFunctions]]:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "beside.py").write_text("VALUE = 2")
+    made: list[RewardFunctions] = []
+
+    def make(*texts: str, timeout: float = 20.0) -> RewardFunctions:
+        texts = tuple(text.replace("mine.py", str(tmp_path / "mine.py")) for text in texts)
+        made.append(RewardFunctions(reward_specs(texts), timeout))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_functions_get_what_they_ask_for_and_may_print_and_wait(functions) -> None:
+    batch = {"completions": ["a", "bcd", ""], "days": [1, 2, 3], "answer": ["x", None, "x"], "prompts": ["", "", ""]}
+    five = functions("mine.py:letters", "mine.py:waits", "exact_match", "mine.py:tensors", "mine.py:counts")
+    values = [five.score(number, batch, [0, 1, 2]) for number in range(5)]
+    assert values == [[1, 3, 0], [1, 2, 3], [0, None, 0], [1.5, 1.5, 1.5], [2, None, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("raises", r"mine.py:raises raised ValueError: invalid literal .* \(row 11 of the data\)"),
+        ("short", r"mine.py:short must return 3 numbers, one an answer; got 2"),
+        ("nan", r"mine.py:nan must return finite numbers; got nan \(row 11 of the data\)"),
+        ("word", r"mine.py:word must return numbers; got str good \(row 10 of the data\)"),
+        ("one", r"mine.py:one must return a list of 3 numbers, one an answer; got float"),
+        ("ends", r"mine.py:ends ended its process \(exit code 3\) on 3 answers to rows 10 to 12"),
+        ("sys_exit", r"mine.py:sys_exit raised SystemExit: 4"),
+    ],
+)
+def test_what_goes_wrong_names_function_and_row(functions, name: str, words: str) -> None:
+    with pytest.raises(WorkbenchError, match=words) as caught:
+        functions(f"mine.py:{name}").score(0, {"completions": ["1", "x", "2"]}, [10, 11, 12])
+    assert caught.value.message.startswith("method.reward_funcs: ")
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_one_that_hangs_is_ended_within_its_time(functions) -> None:
+    hanging = functions("mine.py:hangs", timeout=1.0)
+    hanging.start()
+    pid = hanging._process.pid
+    begun = time.monotonic()
+    with pytest.raises(WorkbenchError, match=r"mine.py:hangs did not return within 1 seconds on row 5 of the data"):
+        hanging.score(0, {"completions": ["1"]}, [5])
+    assert time.monotonic() - begun < 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mine.py:nothing", "nothing is no function of its file, which has letters, waits, tensors"),
+        ("absent.py:score", "absent.py:score cannot be loaded: there is no file"),
+        ("json_schema:absent.json", r"json_schema absent.json cannot be read: No such file"),
+    ],
+)
+def test_one_that_cannot_be_loaded_says_so_at_the_start(functions, text: str, words: str) -> None:
+    with pytest.raises(WorkbenchError, match=words):
+        functions(text).start()
+
+
+def test_a_file_that_cannot_be_imported_says_why(functions, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import absent_package")
+    with pytest.raises(WorkbenchError, match="its file cannot be imported: ModuleNotFoundError"):
+        functions("mine.py:letters").start()
+
+
+def test_missing_answers_name_the_columns(functions) -> None:
+    with pytest.raises(WorkbenchError, match="exact_match compares with the row's answer") as caught:
+        functions("exact_match").score(0, {"completions": ["1"]}, [0])
+    assert "data.train columns" in caught.value.hint

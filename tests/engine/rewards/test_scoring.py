@@ -1,0 +1,92 @@
+"""Several rewards at once, reward models among them, and the call before training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import ModelError, WorkbenchError
+from engine.rewards.scoring import Rewards
+
+CPU = torch.device("cpu")
+
+
+class Letters:
+    """A tokenizer of letters."""
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def row(number: int, prompt: object, **columns: object) -> dict[str, object]:
+    return {"prompt": json.dumps(prompt), "columns": json.dumps(columns), "row": number}
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model: the built-in tiny one with a scoring head, saved whole."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from engine.builtin import tiny
+
+    folder = tmp_path_factory.mktemp("judge")
+    torch.manual_seed(1)
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    model = AutoModelForSequenceClassification.from_pretrained(tiny.folder(), num_labels=1)
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_every_reward_is_a_column_and_what_does_not_apply_is_nan(tmp_path: Path) -> None:
+    rewards = Rewards(["2 * exact_match", "length:1"], 20.0, CPU)
+    found = rewards.score(["a", "b"], ["7", "x"], [[1], [1, 2]], {"answer": ["7", None]}, [0, 1])
+    rewards.close()
+    assert rewards.weights == [2.0, 1.0]
+    assert torch.equal(found.nan_to_num(-1), torch.tensor([[1.0, 1.0], [-1.0, 0.0]]))
+
+
+def test_a_reward_model_scores_the_whole_conversation(judge: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    rewards = Rewards([f"model:{judge}"], 20.0, CPU)
+    prompts = [[{"role": "user", "content": text}] for text in ("What is 3 May 2021?", "?")] * 10
+    answers = [[{"role": "assistant", "content": text}] for text in ("2021-05-03", "x")] * 10
+    found = rewards.score(prompts, answers, [[1]] * 20, {}, list(range(20)))[:, 0]
+    tokenizer, model = AutoTokenizer.from_pretrained(judge), AutoModelForSequenceClassification.from_pretrained(judge)
+    for place in (0, 1):
+        text = tokenizer.apply_chat_template([*prompts[place], *answers[place]], tokenize=False)
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        expected = model(input_ids=ids).logits[0, 0].item()
+        assert found[place].item() == pytest.approx(expected, rel=1e-4)
+    assert found[0] != found[1]
+
+
+def test_a_model_without_a_scoring_head_is_refused() -> None:
+    from engine.builtin import tiny
+
+    with pytest.raises(ModelError, match="has no head that gives one score"):
+        Rewards([f"model:{tiny.folder()}"], 20.0, CPU).start()
+    with pytest.raises(ModelError, match=r"the reward model .*absent cannot be loaded"):
+        Rewards(["model:/absent"], 20.0, CPU).start()
+
+
+def test_the_call_before_training_finds_a_function_that_fails_on_an_empty_answer(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def first(completions):\n    return [ord(each[0]) for each in completions]\n")
+    rewards = Rewards([f"{tmp_path}/mine.py:first"], 20.0, CPU)
+    rows = [row(number, "a", answer="yes") for number in range(6)]
+    with pytest.raises(WorkbenchError, match=r"mine.py:first raised IndexError: .* \(row 0 of the data\)"):
+        rewards.dry_run(rows, Letters())
+    rewards.close()
+
+
+def test_the_call_before_training_scores_the_rows_own_answers() -> None:
+    rewards = Rewards(["exact_match", "length:2"], 20.0, CPU)
+    rows = [row(number, [{"role": "user", "content": "?"}], answer="yes") for number in range(2)]
+    found = rewards.dry_run(rows, Letters())
+    rewards.close()
+    assert found.tolist() == [[1, 0.5], [1, 0.5], [0, 1], [0, 1]]
