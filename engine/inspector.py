@@ -386,13 +386,11 @@ def _data(warm: Warm, params: Params) -> Any:
 
 
 def _estimate(warm: Warm, params: Params) -> Any:
-    """The closed-form estimate of a config on this machine. Measuring a step comes in a later version."""
+    """The closed-form estimate of a config on this machine; `engine.run.rehearsal` measures, in a process of its own."""
     from engine.config.facts import Facts, model_facts
     from engine.hardware import this_machine
     from engine.memory.estimate import estimate
 
-    if params.get("rehearse"):
-        raise WorkbenchError("this version estimates by formula only; it measures no step")
     config = _config(params)
     facts = Facts(machine=this_machine(), model=model_facts(config.model.name, config.model.revision))
     return estimate(config, facts).as_json()

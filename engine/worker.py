@@ -85,6 +85,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     from engine.models.adapters import add_adapter
     from engine.models.load import load_model, load_processing_class
     from engine.patches.plan import Patches
+    from engine.rehearse import Measuring
     from engine.trainers.receipt import receipt, unmet
     from engine.trainers.table import method
     from engine.trainers.watching import Watching
@@ -105,6 +106,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         held_out = _first_rank_first(lambda: prepare(config, processing_class, "eval", say.progress))
     for warning in (*prepared.warnings, *(held_out.warnings if held_out else ())):
         say.finding("data", warning)
+    measuring = Measuring(prepared.dataset, _rows_per_step(config)) if run.read_json().get("rehearse") else None
     say.phase("Loading the model")
     model = load_model(config)
     model = add_adapter(model, config)
@@ -141,9 +143,9 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         model,
         processing_class,
         collator_for(config, processing_class),
-        prepared.dataset,
+        measuring.dataset if measuring else prepared.dataset,
         held_out.dataset if held_out else None,
-        [watching],
+        [watching, measuring] if measuring else [watching],
     )
     watching.trainer = trainer
     trainer.remove_callback(transformers.PrinterCallback)
@@ -161,6 +163,9 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     finally:
         patches.undo()
+    if measuring is not None:
+        say.write("rehearsed", **measuring.result())
+        return 0
     return _end(trainer, watching, say, begun)
 
 
@@ -187,6 +192,11 @@ def _config(run: RunFolder) -> Any:
         if finding.severity == "error":
             raise WorkbenchError(finding.message)
     return resolved(reading.config, Facts(machine=this_machine()))
+
+
+def _rows_per_step(config: Any) -> int:
+    """Rows that one optimizer step takes on one device."""
+    return int(config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps)
 
 
 def _enable_checkpointing(trainer: Any) -> None:

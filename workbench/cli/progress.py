@@ -19,6 +19,12 @@ def on_stderr(state: Mapping[str, Any]) -> None:
         click.echo(f"\r\x1b[2K{visible(str(state.get('what', '')))}: {state.get('done', 0):,}{of}", nl=False, err=True)
 
 
+def doing(what: str) -> None:
+    """Show what is being done, over the line before."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[2K{visible(what)}", nl=False, err=True)
+
+
 def done() -> None:
     """Clear the line."""
     if sys.stderr.isatty():

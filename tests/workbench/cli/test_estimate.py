@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from engine.errors import UsageError
+from engine.errors import UsageError, WorkbenchError
 from workbench.cli.estimate import command, gib
 
 
@@ -47,10 +47,40 @@ def test_errors_are_shown_beside_it(config: Path) -> None:
     assert "sequence_len" in run(str(config)).stderr
 
 
-def test_rehearsal_is_refused_in_words(config: Path) -> None:
-    problem = run(str(config), "--rehearse").exception
+def test_a_rehearsal_is_of_this_machine_alone(config: Path) -> None:
+    problem = run(str(config), "--rehearse", "--for", "1xH100-80GB").exception
     assert isinstance(problem, UsageError)
-    assert "by formula only" in problem.message
+    assert "not on 1xH100-80GB" in problem.message
+
+
+def test_a_config_with_errors_is_not_rehearsed(config: Path) -> None:
+    config.write_text(config.read_text() + "sequence_len: 3\n")
+    found = run(str(config), "--rehearse")
+    assert isinstance(found.exception, WorkbenchError)
+    assert "nothing was measured" in found.exception.message
+    assert "sequence_len" in found.stderr
+
+
+def test_a_rehearsal_measures_shows_its_error_and_is_remembered(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_SCRATCH", str(tmp_path))
+    config.write_text("model:\n  name: builtin/tiny\nadapter:\n  kind: none\ndata:\n  train: few.jsonl\n")
+    rows = [{"prompt": "a" * size, "completion": "b"} for size in (3, 90, 5)]
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = json.loads(run(str(config), "--rehearse", "--json").output)
+    found = told["rehearsal"]
+    assert found["memory_peak"] > 300 * 1024**2  # the process itself, with torch in it
+    assert found["longest"] > 90
+    assert found["error"] == round(found["estimated"] / found["memory_peak"] - 1, 4)
+    assert found["seconds_per_step"] > 0
+    assert not list(tmp_path.glob("rehearsal-*"))
+    later = run(str(config)).output
+    assert f"{found['longest']} tokens" in later
+    assert gib(found["memory_peak"]) in later
+    config.write_text(config.read_text() + "optim:\n  per_device_train_batch_size: 2\n")
+    assert "rehearsed" not in run(str(config)).output, "another batch size is another step"
 
 
 def test_bytes_are_readable() -> None:

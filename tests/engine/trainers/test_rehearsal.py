@@ -1,0 +1,82 @@
+"""A rehearsal is the run's own worker on the longest rows: every method gets through it, and it leaves no checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from engine.config.files import as_yaml
+from engine.rehearse import Measuring
+from engine.run.store import RunFolder, create
+from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, RATED, lines
+
+TEXTS = [{"text": "one two " * (3 + number)} for number in range(12)]
+CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
+    ("sft", CONVERSATIONS, {}),
+    ("sft", CONVERSATIONS, {"adapter.kind": "lora", "memory.gradient_checkpointing": True}),
+    ("sft", CONVERSATIONS, {"data.packing": True}),
+    ("sft", CONVERSATIONS, {"memory.activation_offloading": "disk"}),
+    ("pretrain", TEXTS, {"data.packing": True}),
+    ("dpo", PAIRS, {"method.kind": "dpo"}),
+    ("dpo", PAIRS, {"method.kind": "dpo", "method.reference": "precompute"}),
+    ("kto", RATED, {"method.kind": "kto"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "rows", "settings"), CASES)
+def test_every_method_is_rehearsed_by_its_own_trainer(
+    kind: str,
+    rows: list[Any],
+    settings: dict[str, Any],
+    tmp_path: Path,
+    source: Callable[[list[Any]], str],
+    train: Callable[..., RunFolder],
+) -> None:
+    mapping: dict[str, Any] = {"version": 1}
+    written = BASE | settings | {"method.kind": kind, "data.train": [{"path": source(rows)}], "optim.max_steps": 2}
+    for path, value in written.items():
+        section, name = path.split(".", 1)
+        mapping.setdefault(section, {})[name] = value
+    folder = create(tmp_path / "runs", as_yaml(mapping), {"rehearse": True})
+    run = train(folder=folder)
+    (told,) = lines(run, "rehearsed")
+    assert told["rows"] == 8
+    assert told["memory_peak"] >= told["memory_before"] > 0
+    assert told["seconds"] > 0
+    assert 0 < told["longest"] <= told["tokens"] <= 8 * told["longest"]
+    assert not list(run.checkpoints.glob("checkpoint-*"))
+    assert [event["step"] for event in lines(run, "metrics")] == [1, 2]
+
+
+def dataset(**columns: list[Any]) -> Dataset:
+    return Dataset.from_dict(columns)
+
+
+def test_the_longest_rows_come_first_and_once_for_each_step() -> None:
+    rows = dataset(input_ids=[[1] * size for size in (3, 9, 4, 7)], row=[0, 1, 2, 3])
+    chosen = Measuring(rows, 2)
+    assert chosen.dataset["row"][:] == [1, 3, 1, 3]
+    assert chosen.result()["longest"] == 9
+    assert chosen.result()["tokens"] == 16
+
+
+def test_few_rows_come_round_again() -> None:
+    assert Measuring(dataset(input_ids=[[1], [1, 2]], row=[0, 1]), 3).dataset["row"][:] == [1, 0, 1, 1, 0, 1]
+
+
+def test_a_pair_is_as_long_as_its_prompt_with_the_longer_answer() -> None:
+    rows = dataset(
+        prompt_ids=[[1] * 5, [1] * 4], chosen_ids=[[1] * 2, [1] * 2], rejected_ids=[[1], [1] * 9], row=[0, 1]
+    )
+    assert Measuring(rows, 1).result()["longest"] == 13
+
+
+def test_rows_of_both_verdicts_are_there_whatever_their_length() -> None:
+    rows = dataset(
+        prompt_ids=[[1]] * 4, completion_ids=[[1] * size for size in (9, 8, 7, 2)], label=[True, True, True, False]
+    )
+    assert set(Measuring(rows, 2).dataset["label"]) == {True, False}
