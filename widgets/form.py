@@ -186,6 +186,15 @@ class FormPart(Part):
         words = f"{learner.words}|{'|'.join(learner.trouble)}|{learner.working}"
         return f"{self.draft.version}.{self.current}.{self.draft.dirty}.{abs(hash(words)) % 10**8}"
 
+    def _rehearsed(self) -> str:
+        """What the newest rehearsal of this very config measured, in words; read on the review page alone."""
+        if self.current != "review":
+            return ""
+        from engine.run.rehearsal import last
+
+        found = last(self.draft.config, self.draft.facts, self.learner.base)
+        return found.words() if found else ""
+
     def _state(self, known: int) -> dict[str, Any]:
         draft, learner = self.draft, self.learner
         config, findings = draft.config, draft.findings
@@ -193,7 +202,7 @@ class FormPart(Part):
         now = estimate(config, draft.facts)
         before = estimate(self._before, draft.facts) if self._before is not None else None
         shown_fields = self._fields(step_fields(self.current, config), {each.path: each for each in becomes})
-        view = pages.View(draft, now, becomes, learner.words, learner.trouble, self.runs_dir)
+        view = pages.View(draft, now, becomes, learner.words, learner.trouble, self.runs_dir, self._rehearsed())
         return {
             "version": self._version(),
             "name": draft.path.name if draft.path else draft.recipe or "new config",

@@ -48,6 +48,8 @@ class View:
     working: str
     trouble: tuple[str, ...]
     runs_dir: Path
+    rehearsed: str = ""
+    """What a measured step of this very config took."""
 
 
 def title(text: str) -> Block:
@@ -205,6 +207,9 @@ def _review(view: View) -> Iterator[Block]:
         yield title("Disk")
         need = size(view.estimate.checkpoints_bytes) if view.estimate.checkpoints_bytes is not None else "not known yet"
         yield table((("checkpoints will take", need), ("free", size(machine.disk_free_bytes))))
+    if view.rehearsed:
+        yield title("Measured")
+        yield say(view.rehearsed)
 
 
 def _short(value: Any) -> str:

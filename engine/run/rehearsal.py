@@ -31,10 +31,11 @@ from engine.config.method import METHODS
 from engine.config.schema import RunConfig, resolved
 from engine.errors import WorkbenchError, visible
 from engine.run import cause, devices, spawn, store
+from engine.run.sizes import size_text
 from engine.run.tail import Tail
 
 LOOK_SECONDS = 0.1
-MOST_KEPT = 1 << 20
+MOST_KEPT = 1 << 18
 OnPhase = Callable[[str], None]
 
 
@@ -57,6 +58,20 @@ class Rehearsal:
     def error(self) -> float | None:
         """By which share the estimate lies above (+) or below (-) what was measured."""
         return self.estimated / self.memory_peak - 1 if self.estimated else None
+
+    def words(self) -> str:
+        """The measurement in a sentence or two."""
+        day = time.strftime("%Y-%m-%d", time.localtime(self.t))
+        text = f"Rehearsed on {day}: {size_text(self.memory_peak)} at the peak of a step of the longest rows "
+        text += f"({self.longest:,} tokens), which took {self.seconds_per_step:.2g} s."
+        if self.error is None:
+            return text
+        return f"{text} The formula gave {size_text(self.estimated)}, {abs(self.error):.0%} too {self.side}."
+
+    @property
+    def side(self) -> str:
+        """On which side of the measured bytes the formula lies: `high` or `low`."""
+        return "high" if self.error is not None and self.error > 0 else "low"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "error": round(self.error, 4) if self.error is not None else None}
@@ -90,7 +105,7 @@ def rehearse(config: RunConfig, facts: Facts, on_phase: OnPhase | None = None) -
         longest=told["longest"],
         estimated=_estimated(whole, facts, told["longest"]),
     )
-    _keep(whole, facts, found)
+    keep(whole, facts, found)
     return found
 
 
@@ -101,7 +116,7 @@ def last(config: RunConfig, facts: Facts, base: str | os.PathLike[str] = ".") ->
         lines = kept().read_text("utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    for line in reversed(lines):
+    for line in (line for line in reversed(lines) if key in line):
         with contextlib.suppress(ValueError, TypeError):
             values = json.loads(line)
             if isinstance(values, dict) and values.pop("key", None) == key:
@@ -201,7 +216,7 @@ def _machine(facts: Facts) -> str:
     return machine.gpus[0].name if machine.gpus else f"CPU, {machine.cpu_count} cores"
 
 
-def _keep(config: RunConfig, facts: Facts, found: Rehearsal) -> None:
+def keep(config: RunConfig, facts: Facts, found: Rehearsal) -> None:
     """One line more; an old file that has grown too long begins anew. A cache that cannot be written is no failure."""
     line = json.dumps({"key": _key(config, facts), **found.as_json()}) + "\n"
     place = kept()

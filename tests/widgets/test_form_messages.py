@@ -10,8 +10,9 @@ import pytest
 
 from engine.config.draft import Draft
 from engine.config.method import METHODS
-from engine.config.schema import fields, fields_of
+from engine.config.schema import fields, fields_of, resolved
 from engine.config.steps import STEPS, step_fields
+from engine.run.rehearsal import Rehearsal, keep
 from widgets import ConfigForm
 from widgets.wire import options
 
@@ -230,3 +231,15 @@ def test_a_message_that_is_not_known_or_malformed_gets_a_sentence_and_changes_no
     assert answer["ok"] is False
     assert len(answer["error"]) > 10
     assert draft.text() == before
+
+
+def test_the_review_tells_what_a_rehearsal_of_this_very_config_measured(
+    ask: Asker, draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    measured = Rehearsal(0.0, "", "builtin/tiny", "sft", 800 << 20, 0.25, 8, 300, 46, 600 << 20)
+    keep(resolved(draft.config, draft.facts), draft.facts, measured)
+    assert measured.words() in str(ask.edit("step", step="review")["blocks"])
+    assert measured.words() not in str(ask.edit("step", step="memory")["blocks"])
+    draft.set(fields.optim.per_device_train_batch_size.path, 3)
+    assert "Rehearsed" not in str(ask.edit("step", step="review")["blocks"])

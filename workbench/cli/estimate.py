@@ -143,7 +143,7 @@ def rehearsed(measured: Any, found: Any) -> list[tuple[str, str]]:
         ("  memory, by formula", gib(measured.estimated) if measured.estimated else "unknown"),
     ]
     if measured.error is not None:
-        rows.append(("  the formula is", f"{abs(measured.error):.0%} too {'high' if measured.error > 0 else 'low'}"))
+        rows.append(("  the formula is", f"{abs(measured.error):.0%} too {measured.side}"))
     rows.append(("  a step of longest rows", f"{measured.seconds_per_step:,.2f} s"))
     if found.steps is not None:
         rows.append(("  all steps, at most", f"{measured.seconds_per_step * found.steps / 60:,.0f} min"))

@@ -116,7 +116,15 @@ class BuildScreen(EditingScreen):
             problem=self._problem,
             starting=self._starting,
             left=tuple(self.left),
+            rehearsed=self._rehearsed() if self.step == "review" else "",
         )
+
+    def _rehearsed(self) -> str:
+        """What the newest rehearsal of this very config measured, in words; empty without one."""
+        from engine.run.rehearsal import last
+
+        found = last(self.draft.config, self.draft.facts, self.base)
+        return found.words() if found else ""
 
     def _runs_dir(self) -> Path:
         """Where this config's run would go: what was said at the start, else what the config says."""

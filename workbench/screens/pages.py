@@ -59,6 +59,8 @@ class View:
     machine: Machine | None = None
     left: tuple[Kept, ...] = ()
     """Configs that earlier windows left unsaved."""
+    rehearsed: str = ""
+    """What a measured step of this very config took."""
 
 
 def page(step: str, view: View) -> list[Row]:
@@ -315,6 +317,8 @@ def _review(view: View) -> Iterator[Row]:
             yield text(f"{each.path}: {clean(each.requested)} -> {becomes}", (f"  {clean(each.reason)}", "dim"))
     yield text("", ("Estimate", "bold"))
     yield text(*_estimate(view), most=1)
+    if view.rehearsed:
+        yield text(view.rehearsed)
     yield text("", (f"The file{', ' + clean(draft.path.name) if draft.path else ', not saved yet (w saves)'}", "bold"))
     yield text(*((clean(line), "code") for line in draft.text().rstrip("\n").split("\n")), most=1)
 

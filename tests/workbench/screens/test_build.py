@@ -13,9 +13,11 @@ from textual.widgets import Input, OptionList
 
 from engine.config.draft import Draft
 from engine.config.facts import Facts
-from engine.config.schema import fields
+from engine.config.schema import fields, resolved
 from engine.config.steps import STEPS
 from engine.config.terms import TERMS
+from engine.hardware import this_machine
+from engine.run.rehearsal import Rehearsal, keep
 from workbench.actions import ACTIONS
 from workbench.app import WorkbenchApp
 from workbench.panels.form import FormPane
@@ -537,3 +539,19 @@ async def test_the_inspector_counts_tokens_while_the_form_goes_on() -> None:
         assert facts.trained_tokens
         await pilot.press("2")
         await until(pilot, lambda: "<|im_end|>" in shown(app), 60)
+
+
+async def test_the_review_tells_what_a_rehearsal_of_this_very_config_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    draft = Draft.new("demo")
+    draft.learn(Facts(machine=this_machine()))
+    measured = Rehearsal(0.0, "", "builtin/tiny", "sft", 800 << 20, 0.25, 8, 300, 46, 600 << 20)
+    keep(resolved(draft.config, draft.facts), draft.facts, measured)
+    app = app_of(draft)
+    async with app.run_test(size=(120, 60)) as pilot:
+        await until(pilot, lambda: isinstance(app.screen, BuildScreen))
+        build(app).action_step("review")
+        await until(pilot, lambda: "800 MiB at the peak" in shown(app))
+        assert "The formula gave 600 MiB, 25% too low." in " ".join(shown(app).split())
