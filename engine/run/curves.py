@@ -117,15 +117,15 @@ LEADING: dict[str, Groups] = {
 }
 # At most 76 cells: it stands on the status line.
 WATCH_FOR: dict[str, str] = {
-    "sft": "Going well: loss and held-out loss fall together.",
-    "pretrain": "Going well: loss and held-out loss fall, slowly, together.",
-    "dpo": "Going well: the margin grows, and more than half of the pairs come out right.",
-    "kto": "Going well: the reward of good answers rises above that of bad ones.",
-    "grpo": "Going well: the reward rises, lengths stay, the KL stays small.",
-    "ppo": "Going well: the reward rises, the KL stays small, the value loss falls.",
-    "reward": "Going well: the share judged right rises, on held-out rows too.",
-    "embedding": "Going well: the loss falls, on held-out rows too.",
-    "distill": "Going well: the loss falls, on held-out rows too.",
+    "sft": "A good run: loss and held-out loss fall together.",
+    "pretrain": "A good run: loss and held-out loss fall, slowly, together.",
+    "dpo": "A good run: the margin grows, and more than half of the pairs come out right.",
+    "kto": "A good run: the reward of good answers rises above that of bad ones.",
+    "grpo": "A good run: the reward rises, lengths stay, the KL stays small.",
+    "ppo": "A good run: the reward rises, the KL stays small, the value loss falls.",
+    "reward": "A good run: the share judged right rises, on held-out rows too.",
+    "embedding": "A good run: the loss falls, on held-out rows too.",
+    "distill": "A good run: the loss falls, on held-out rows too.",
 }
 _LIKE = {"ipo": "dpo", "simpo": "dpo", "orpo": "dpo", "gdpo": "grpo", "prm": "reward"}
 
