@@ -116,11 +116,22 @@ def oom_kills() -> int:
     """How many processes of our control group the kernel ended for memory so far; -1 where that is not told."""
     try:
         with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
-            group = next(line.strip().split(":", 2)[2] for line in file if line.startswith("0::"))
-        text = Path(f"/sys/fs/cgroup{group}/memory.events").read_text(encoding="ascii")
-        return int(next(line.split()[1] for line in text.splitlines() if line.startswith("oom_kill ")))
-    except (OSError, StopIteration, ValueError, IndexError):
+            groups = [line.strip().split(":", 2) for line in file]
+    except OSError:
         return -1
+    for _, controllers, group in groups:
+        if controllers == "":
+            counter = Path(f"/sys/fs/cgroup{group}/memory.events")
+        elif controllers == "memory":  # version 1 of control groups
+            counter = Path(f"/sys/fs/cgroup/memory{group}/memory.oom_control")
+        else:
+            continue
+        try:
+            lines = counter.read_text(encoding="ascii").splitlines()
+            return int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
+        except (OSError, StopIteration, ValueError, IndexError):
+            continue
+    return -1
 
 
 def kernel_ended(process: Identity) -> bool:

@@ -93,8 +93,9 @@ class Supervisor:
         values = self.run.read_json()
         self.worker = self.run.worker()
         self.segment = values.get("segment") if isinstance(values.get("segment"), int) else 0  # type: ignore[assignment]
-        self._read_events()
+        # Nothing is written before it is known that the worker lives: whose name stands in run.json has adopted it.
         if self.worker is None or not self.worker.alive:
+            self._read_events()
             self._write_end_unseen()
             return False
         self.family = Family(str(values.get("token") or ""), self.worker, int(values.get("processes") or 1))
@@ -180,9 +181,9 @@ class Supervisor:
                 out_of_memory=cause.kernel_ended(process),
                 who=f"Rank {rank} (process {process.pid})",
             )
-        memory = code == -signal.SIGKILL and (
-            cause.kernel_ended(self.worker) or -1 < self.oom_before < cause.oom_kills()
-        )
+        # An adopted worker leaves no exit code, but the kernel's log may still name it.
+        memory = code in (None, -signal.SIGKILL) and cause.kernel_ended(self.worker)
+        memory = memory or (code == -signal.SIGKILL and -1 < self.oom_before < cause.oom_kills())
         return cause.explain(code, self.run.log, out_of_memory=memory)
 
     def _write_end_unseen(self) -> None:

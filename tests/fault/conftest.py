@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +29,20 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def start(runs: Path) -> Callable[..., RunFolder]:
-    def start(steps: int = 5000, **config: object) -> RunFolder:
+    """A run of the small worker. The grace is long: on a busy machine a worker that means to answer may take its time."""
+
+    def start(steps: int = 5000, grace: float = 30, **config: object) -> RunFolder:
         text = json.dumps({"steps": steps, "step_seconds": 0.01, **config})
-        return launch.launch(text, runs_dir=runs, name="small", info={"method": "small", "grace_seconds": 1})
+        return launch.launch(text, runs_dir=runs, name="small", info={"method": "small", "grace_seconds": grace})
 
     return start
+
+
+@pytest.fixture(scope="session")
+def promptly() -> Callable[[float], float]:
+    """So many seconds on a machine with a core to spare; more where others keep its cores busy."""
+
+    def limit(seconds: float) -> float:
+        return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+    return limit

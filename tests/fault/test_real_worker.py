@@ -69,14 +69,14 @@ def over(run):
     return run.state in ENDED
 
 
-def test_a_killed_run_resumes_to_the_same_losses_and_weights(runs):
+def test_a_killed_run_resumes_to_the_same_losses_and_weights(runs, promptly):
     whole = demo(runs, "whole")
     until(lambda: over(whole))
     assert whole.state == "finished", view_of(whole).cause
     broken = demo(runs, "broken")
     until(lambda: view_of(broken).step >= 13)
     os.kill(broken.worker().pid, signal.SIGKILL)
-    assert until(lambda: over(broken)) < 2
+    assert until(lambda: over(broken)) < promptly(2)
     assert "was ended by SIGKILL" in view_of(broken).cause
     newest, _ = launch.resume(broken)
     until(lambda: over(broken))
@@ -93,7 +93,7 @@ def test_a_killed_run_resumes_to_the_same_losses_and_weights(runs):
     assert weights[0] == weights[1]
 
 
-def test_two_ranks_write_one_stream_and_a_killed_one_is_named(runs):
+def test_two_ranks_write_one_stream_and_a_killed_one_is_named(runs, promptly):
     run = demo(runs, "two", "run.devices=2", "optim.max_steps=3000")
     until(lambda: view_of(run).step >= 3)
     view = view_of(run)
@@ -104,7 +104,7 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named(runs):
     family = Family(run.read_json()["token"], run.worker(), 2)
     until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
     os.kill(family.ranks[1].pid, signal.SIGKILL)
-    assert until(lambda: over(run)) < 5
+    assert until(lambda: over(run)) < promptly(5)
     assert view_of(run).state == "failed"
     assert f"Rank 1 (process {family.ranks[1].pid}) was ended by SIGKILL" in view_of(run).cause
     until(lambda: not family.members() and not run.worker().alive, 5)

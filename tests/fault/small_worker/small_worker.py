@@ -1,7 +1,8 @@
 """A worker without torch that keeps the whole contract: lock, events, controls, checkpoints, exact resume.
 
 Its config is JSON (which is YAML): steps, step_seconds, save_steps, and faults to act out at a step: `die` (exit code),
-`raise_at`, `deaf` (answers nothing), `fork_at` (leaves a forked child), `leave_seconds` (is slow to go).
+`raise_at`, `deaf` (answers nothing), `fork_at` (leaves a forked child), `eat_at` (takes memory until it is ended; `eat_when` does so once that file is there),
+`leave_seconds` (is slow to go).
 """
 
 import json
@@ -87,12 +88,15 @@ def train(run: RunFolder, config: dict, writer: EventWriter, controls: Controls)
         **policy.started(),
     )
     stopping = None
+    eaten: list[bytearray] = []
     while step < steps and stopping is None:
         if config.get("fork_at") == step and os.fork() == 0:
             time.sleep(60)
             os._exit(0)
         if config.get("die") and config.get("die_at") == step and writer.segment == 0:
             os._exit(config["die"])
+        while config.get("eat_at") == step or os.path.exists(config.get("eat_when", "")):
+            eaten.append(bytearray(os.urandom(1 << 20)) * 8)
         if config.get("raise_at") == step:
             raise RuntimeError("the small model broke")
         step, loss = step + 1, next_loss(loss, step + 1)
