@@ -6,11 +6,10 @@ secrets; `visible` makes control, bidi and invisible characters harmless and vis
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 
 class WorkbenchError(Exception):
@@ -84,13 +83,17 @@ def redact(text: str) -> str:
     return text
 
 
-# Zero-width, bidi, tag and separator characters: they can hide or reorder what a person reads.
-_HIDDEN = re.compile(
-    "[\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
-    "\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff\ud800-\udfff]"
-)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _CONTROL_AND_LINES = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+@cache
+def _hidden() -> re.Pattern[str]:
+    """Zero-width, bidi, tag and separator characters: they can hide or reorder what a person reads."""
+    return re.compile(
+        "[\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+        "\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff\ud800-\udfff]"
+    )
 
 
 def _picture(match: re.Match[str]) -> str:
@@ -107,8 +110,11 @@ def visible(text: str, *, lines: bool = False) -> str:
 
     With `lines` the newline and the tab stay as they are.
     """
+    if text.isascii():
+        # most of what is shown is plain, and a command that shows nothing else need not build the long pattern
+        return text if text.isprintable() else (_CONTROL if lines else _CONTROL_AND_LINES).sub(_picture, text)
     text = (_CONTROL if lines else _CONTROL_AND_LINES).sub(_picture, text)
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _hidden().sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -119,5 +125,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 @lru_cache(maxsize=1024)
 def _nearest(word: str, known: tuple[str, ...]) -> str | None:
     """Kept, because a form asks the same about every bad value again with each key press."""
+    import difflib  # only a wrong name needs it
+
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return found[0] if found else None

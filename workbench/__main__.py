@@ -5,6 +5,7 @@ Each command lives in `workbench/cli/<name>.py` as a click command called `comma
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -77,6 +78,9 @@ def cli(ctx: click.Context) -> object:
 
 def main() -> None:
     """Entry point: every error a user can cause is one sentence on stderr and the right exit code."""
+    # Nothing that is imported becomes garbage, and looking for it is a tenth of a short command; what runs for long
+    # (the app, following a run) turns it on again.
+    gc.disable()
     try:
         result = cli.main(standalone_mode=False)
     except click.exceptions.Abort:

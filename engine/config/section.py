@@ -7,7 +7,6 @@ settings, the machine, the model or the data is a rule (`engine.config.rules`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
@@ -69,46 +68,46 @@ def helps(model: type[Section]) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+# The marks are plain classes, told apart by type and identity: six dataclasses take 4 ms to make, in every command.
 class Unit:
     """What a number counts, shown after it."""
 
-    name: str
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
-@dataclass(frozen=True, slots=True)
 class Level:
     """Who needs the setting: basic, advanced or expert."""
 
-    name: Literal["basic", "advanced", "expert"]
+    def __init__(self, name: Literal["basic", "advanced", "expert"]) -> None:
+        self.name = name
 
 
 Advanced = Level("advanced")
 Expert = Level("expert")
 
 
-@dataclass(frozen=True, slots=True)
 class Source:
     """Where the setting or its default comes from: a paper, or the library that owns the name."""
 
-    text: str
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
-@dataclass(frozen=True, slots=True)
 class Title:
     """The setting's name in words; without it the key is used, `_` read as a space."""
 
-    text: str
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
-@dataclass(frozen=True, slots=True)
 class Control:
     """How a form shows it, where the type alone does not tell."""
 
-    name: str
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
-@dataclass(frozen=True, slots=True)
 class Required:
     """The config cannot run while this is empty."""
 

@@ -188,15 +188,16 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
     auto = nullable = False
     plain: list[Any] = []
     for part in parts:
+        origin = typing.get_origin(part)
         if part is type(None):
             nullable = True
-        elif typing.get_origin(part) is Literal:
+        elif origin is Literal:
             for choice in typing.get_args(part):
                 if choice == "auto":
                     auto = True
                 else:
                     choices.append(choice)
-        elif isinstance(part, type) or typing.get_origin(part) in (list, dict):
+        elif isinstance(part, type) or origin in (list, dict):
             plain.append(part)
     if bool in plain and choices:
         choices = [False, True, *choices]
@@ -263,7 +264,7 @@ def _section_specs(section: str) -> dict[str, FieldSpec]:
                 continue
             others = [kind for kind in kinds if _declarer(models[kind], name) is not _declarer(model, name)]
             variants = tuple((kind, _spec(section, models[kind], name, kinds, spec.path)) for kind in others)
-            found[name] = replace(spec, variants=variants)
+            found[name] = replace(spec, variants=variants) if variants else spec
     return found
 
 

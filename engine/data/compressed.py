@@ -6,13 +6,8 @@ memory) and mapped from there. Unpacking stops before the disk is full. Archives
 
 from __future__ import annotations
 
-import gzip
 import io
-import lzma
 import os
-import shutil
-import tempfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -33,6 +28,9 @@ class Unpacked:
 
     def wait(self, cancelled: Callable[[], bool]) -> io.BufferedReader:
         """Unpack now, in the calling thread. Raises `DataError` when the stream is broken or the disk fills up."""
+        import shutil
+        import tempfile
+
         size = max(self.source.stat().st_size, 1)
         folder = os.environ.get("WORKBENCH_SCRATCH") or tempfile.gettempdir()
         target = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it outlives this call
@@ -63,9 +61,14 @@ def unpacked_head(source: Path, suffix: str, limit: int) -> bytes:
 
 
 def _stream(packed: IO[bytes], suffix: str) -> IO[bytes]:
+    """The stream's own library is imported here: most data is not compressed, and each look at a file would pay for it."""
     if suffix == ".gz":
+        import gzip
+
         return gzip.open(packed)  # type: ignore[return-value]
     if suffix == ".xz":
+        import lzma
+
         return lzma.LZMAFile(packed)
     import zstandard
 
@@ -73,6 +76,9 @@ def _stream(packed: IO[bytes], suffix: str) -> IO[bytes]:
 
 
 def _read(stream: IO[bytes], limit: int, source: Path) -> bytes:
+    import lzma
+    import zlib
+
     try:
         return stream.read(limit)
     except (EOFError, OSError, lzma.LZMAError, zlib.error, ValueError) as problem:

@@ -6,6 +6,7 @@ to stderr. Nothing here can touch the run: leaving is always harmless.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 import time
@@ -73,6 +74,7 @@ class Follower:
 
     def until(self, done: Callable[[RunView], bool]) -> RunView:
         """Follow until `done` says so or the run is over; returns the view."""
+        gc.enable()  # off since the command started, and this may go on for days
         while True:
             self.watch.poll()
             view = self.watch.view
