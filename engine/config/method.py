@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
-from engine.config.preference import Dpo, Kto
+from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
 from engine.config.rollouts import Grpo
 
 
@@ -44,6 +44,9 @@ Method = Annotated[
     Sft
     | Pretrain
     | Dpo
+    | Ipo
+    | Simpo
+    | Orpo
     | Kto
     | Grpo,
     Field(discriminator="kind"),
@@ -52,6 +55,9 @@ METHODS: dict[str, type[MethodSection]] = {
     "sft": Sft,
     "pretrain": Pretrain,
     "dpo": Dpo,
+    "ipo": Ipo,
+    "simpo": Simpo,
+    "orpo": Orpo,
     "kto": Kto,
     "grpo": Grpo,
 }

@@ -90,3 +90,72 @@ class Kto(MethodSection):
     """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
     no memory, and otherwise keeps a frozen copy of the model. They cannot be computed ahead: they depend on which rows
     meet in a batch."""
+
+
+class Ipo(MethodSection):
+    """Identity preference optimization: like DPO, but the margin between the two answers is led to a fixed size instead of
+    growing without end. Needs rows with a prompt, a chosen and a rejected answer. Take it where DPO overfits: few pairs,
+    or the same answer always preferred."""
+
+    kind: Annotated[Literal["ipo"], Kind] = "ipo"
+    called: ClassVar[str] = "IPO"
+    words: ClassVar[str] = "IPO: prefer one answer over another, by a fixed margin"
+    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    rows: ClassVar[Rows] = "pairs"
+    sequences: ClassVar[int] = 2
+    lora_rate: ClassVar[float] = 1e-5
+    full_rate: ClassVar[float] = 1e-6
+
+    beta: Annotated[float, Gt(0), Le(100), Source("arXiv:2310.12036, tau")] = 0.1
+    """How strongly the model is held to the reference model: the margin a token is led to 1 / (2 * beta)."""
+
+    reference: Annotated[Literal["adapter_off", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords] = "auto"
+    """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
+    no memory, and otherwise keeps a frozen copy of the model."""
+
+
+class Simpo(MethodSection):
+    """Simple preference optimization: like DPO without any reference model, so it needs less memory and time; answers are
+    compared by their mean log-probability, which takes out the pull to long answers. Needs rows with a prompt, a chosen
+    and a rejected answer, and a model that was fine-tuned before: nothing holds it to where it started."""
+
+    kind: Annotated[Literal["simpo"], Kind] = "simpo"
+    called: ClassVar[str] = "SimPO"
+    words: ClassVar[str] = "SimPO: prefer one answer over another, without a reference"
+    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    rows: ClassVar[Rows] = "pairs"
+    sequences: ClassVar[int] = 2
+    lora_rate: ClassVar[float] = 1e-5
+    full_rate: ClassVar[float] = 1e-6
+
+    beta: Annotated[float, Gt(0), Le(100), Title("Scale of the reward"), Source("arXiv:2405.14734")] = 2.0
+    """By how much the mean log-probability a token is multiplied to give an answer's reward. The paper takes 2 to 10."""
+
+    simpo_gamma: Annotated[
+        float, Ge(0), Le(100), Title("Margin"), Source("arXiv:2405.14734; TRL: CPOConfig.simpo_gamma")
+    ] = 1.0
+    """By how much the chosen answer's reward shall exceed the rejected one's. The paper takes 0.1 to 0.8 times `beta`."""
+
+    cpo_alpha: Annotated[
+        float, Ge(0), Le(100), Title("Weight of the chosen answer"), Advanced, Source("TRL: CPOConfig.cpo_alpha")
+    ] = 0.0
+    """Above 0 the chosen answer is also learned as in SFT, with this weight. That keeps its log-probability from falling
+    with the rejected one's."""
+
+
+class Orpo(MethodSection):
+    """Odds ratio preference optimization: learns the chosen answers as SFT does and in the same step pushes the rejected
+    ones away, without any reference model. Needs rows with a prompt, a chosen and a rejected answer; serves a base model
+    that was not fine-tuned before."""
+
+    kind: Annotated[Literal["orpo"], Kind] = "orpo"
+    called: ClassVar[str] = "ORPO"
+    words: ClassVar[str] = "ORPO: learn answers and preferences in one go"
+    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    rows: ClassVar[Rows] = "pairs"
+    sequences: ClassVar[int] = 2
+    lora_rate: ClassVar[float] = 5e-5
+    full_rate: ClassVar[float] = 8e-6
+
+    beta: Annotated[float, Gt(0), Le(100), Title("Weight of the preference"), Source("arXiv:2403.07691, lambda")] = 0.1
+    """How much the preference counts beside learning the chosen answer, which counts 1."""

@@ -27,12 +27,16 @@ class Dpo(RunTrainer, DPOTrainer):
 def arguments(config: Any, run_folder: str | Path) -> DPOConfig:
     """Our sections as TRL's config."""
     method = config.method
+    return with_loss(config, run_folder, loss_type=[method.loss_type], label_smoothing=method.label_smoothing)
+
+
+def with_loss(config: Any, run_folder: str | Path, **loss: Any) -> DPOConfig:
+    """TRL's config for one of its losses on pairs, with beta and reference from the method's section."""
     return DPOConfig(
         **shared_arguments(config, run_folder),
-        beta=method.beta,
-        loss_type=[method.loss_type],
-        label_smoothing=method.label_smoothing,
-        precompute_ref_log_probs=method.reference == "precompute",
+        **loss,
+        beta=config.method.beta,
+        precompute_ref_log_probs=config.method.reference == "precompute",
         max_length=None,
     )
 
@@ -46,12 +50,13 @@ def build(
     train: Any,
     eval: Any | None,
     callbacks: list[Any],
+    args: DPOConfig | None = None,
 ) -> Dpo:
     """The trainer, ready to `attach`. With `reference: copy` the base model is loaded a second time and frozen."""
     trainer = Dpo(
         model=model,
         ref_model=frozen_copy(config),
-        args=arguments(config, run_folder),
+        args=args or arguments(config, run_folder),
         # Precomputed reference values are made while the trainer is built, by a forward pass that takes every key of
         # the batch for the model: row ids join only afterwards.
         data_collator=collator,

@@ -9,6 +9,9 @@ METHODS: dict[str, str] = {
     "sft": "engine.trainers.sft",
     "pretrain": "engine.trainers.pretrain",
     "dpo": "engine.trainers.dpo",
+    "ipo": "engine.trainers.ipo",
+    "simpo": "engine.trainers.simpo",
+    "orpo": "engine.trainers.orpo",
     "kto": "engine.trainers.kto",
     "grpo": "engine.trainers.grpo",
 }

@@ -20,6 +20,9 @@ NAMES: dict[str, str] = {
     "qlora-24gb": "answer",
     "full": "answer",
     "dpo": "prefer",
+    "ipo": "prefer",
+    "simpo": "prefer",
+    "orpo": "prefer",
     "kto": "prefer",
     "pretrain-text": "read",
 }

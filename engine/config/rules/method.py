@@ -81,6 +81,16 @@ def a_copy_beside_an_adapter_wastes_memory(config: RunConfig, facts: Facts) -> I
         yield must(path, "adapter_off to save memory", "copy", todo, severity="hint", fix=fix)
 
 
+@rule(reads=(fields.method.kind, fields.adapter.kind, fields.adapter.lora_dropout))
+def dropout_is_off_beside_a_reference(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """TRL switches dropout off in these methods: its noise would count as a difference from the reference."""
+    adapter, path = config.adapter, fields.adapter.lora_dropout.path
+    if config.method.kind in ("dpo", "ipo", "kto") and adapter.kind == "lora" and adapter.lora_dropout:
+        todo = "Model and reference are compared without dropout, since its noise would count as a difference."
+        fix = Fix("leave dropout out", unset=(path,))
+        yield must(path, f"0 for {config.method.kind}", adapter.lora_dropout, todo, fix=fix)
+
+
 @rule(reads=(fields.method.kind, fields.data.packing))
 def packing_needs_single_texts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path = fields.data.packing.path

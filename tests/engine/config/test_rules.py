@@ -68,6 +68,10 @@ CASES: dict[str, list[Case]] = {
     "a-copy-beside-an-adapter-wastes-memory": [
         ({**DPO, **LORA, "method.reference": "copy"}, Facts(), "method.reference", "hint")
     ],
+    "dropout-is-off-beside-a-reference": [
+        ({"method.kind": kind, **LORA, "adapter.lora_dropout": 0.1}, Facts(), "adapter.lora_dropout", "error")
+        for kind in ("dpo", "ipo", "kto")
+    ],
     "packing-needs-single-texts": [
         ({**DPO, "data.packing": True, "data.packing_cross_doc_attn_mask": True}, Facts(), "data.packing", "error")
     ],

@@ -111,6 +111,7 @@ def test_a_recipe_reads_without_findings_and_holds_only_what_differs(recipe: Any
     allowed = {
         "adapter.kind",
         "method.beta",
+        "method.simpo_gamma",
         "adapter.r",
         "adapter.lora_alpha",
         "optim.learning_rate",

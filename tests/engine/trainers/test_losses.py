@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine.trainers.building import Built, apart
-from tests.engine.trainers.conftest import RATED
+from tests.engine.trainers.conftest import PAIRS, RATED
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 
@@ -35,8 +35,47 @@ def kto(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
+def both(built: Built, row: dict[str, Any], *, reference: bool = False) -> list[torch.Tensor]:
+    """Log-probabilities of the tokens of the chosen and of the rejected answer."""
+    return [built.logps(row["prompt_ids"], row[part], reference=reference) for part in ("chosen_ids", "rejected_ids")]
+
+
+def ipo(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """arXiv:2310.12036, equation 17, on means over tokens."""
+    losses = []
+    for row in rows:
+        ours, theirs = both(built, row), both(built, row, reference=True)
+        margin = (ours[0] - theirs[0]).mean() - (ours[1] - theirs[1]).mean()
+        losses.append((margin - 1 / (2 * built.config.method.beta)) ** 2)
+    return torch.stack(losses).mean()
+
+
+def simpo(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """arXiv:2405.14734, equation 6."""
+    method = built.config.method
+    losses = []
+    for row in rows:
+        chosen, rejected = (each.mean() for each in both(built, row))
+        wanted = torch.sigmoid(method.beta * chosen - method.beta * rejected - method.simpo_gamma)
+        losses.append(-wanted.log() - method.cpo_alpha * chosen)
+    return torch.stack(losses).mean()
+
+
+def orpo(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """arXiv:2403.07691, equations 2 to 7."""
+    losses = []
+    for row in rows:
+        chosen, rejected = (each.mean().exp() for each in both(built, row))
+        ratio = (chosen / (1 - chosen)) / (rejected / (1 - rejected))
+        losses.append(-chosen.log() - built.config.method.beta * torch.sigmoid(ratio.log()).log())
+    return torch.stack(losses).mean()
+
+
 CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] = [
     ("kto", {"method.kind": "kto"}, RATED, kto),
+    ("ipo", {"method.kind": "ipo"}, PAIRS, ipo),
+    ("simpo", {"method.kind": "simpo", "method.cpo_alpha": 0.3}, PAIRS, simpo),
+    ("orpo", {"method.kind": "orpo", "method.beta": 0.5}, PAIRS, orpo),
 ]
 
 
@@ -50,3 +89,15 @@ def test_gradients_equal_plain_torch(tmp_path, monkeypatch, settings, rows, plai
     (loss, ours), (expected, theirs) = built.gradients(), built.of(plain)
     assert loss == pytest.approx(expected, rel=near)
     assert apart(ours, theirs) <= near
+
+
+def test_the_odds_of_a_certain_answer_stay_finite():
+    from engine.trainers.orpo import log_odds
+
+    logp = torch.tensor([-1e-9, 0.0, -30.0, -0.7], requires_grad=True)
+    odds = log_odds(logp)
+    odds.sum().backward()
+    assert odds.isfinite().all()
+    assert logp.grad is not None
+    assert logp.grad.isfinite().all()
+    assert odds[2].item() == pytest.approx(-30)

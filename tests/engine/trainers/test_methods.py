@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.engine.trainers.conftest import RATED, lines
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
@@ -38,3 +40,24 @@ def test_kto_pairs_rows_in_the_batch_in_any_order(train, source):
     settings = {"method.kind": "kto", **LORA, "data.train": [{"path": source(RATED)}], "optim.max_steps": 3}
     seen = [train({**settings, "data.shuffle": shuffle}).batches.read_bytes() for shuffle in (True, False)]
     assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter", "said"),
+    [
+        ("ipo", LORA, "reference: adapter off"),
+        ("simpo", {}, "no reference model: none is loaded"),
+        ("orpo", LORA, "no reference model: none is loaded"),
+    ],
+)
+def test_right_solutions_rise_over_wrong_ones(train, shared_data, kind, adapter, said):
+    settings = {"method.kind": kind, **adapter, **real(shared_data, "gsm8k/preference_pairs.jsonl", 24)}
+    rate = {"optim.learning_rate": 1e-2} if adapter else {}
+    run = train({**settings, **rate, "optim.gradient_accumulation_steps": 1, "optim.max_steps": 12})
+    margins, losses = curve(run, "rewards/margins"), curve(run, "loss")
+    assert sum(margins[-4:]) > sum(margins[:4])
+    assert sum(losses[-4:]) < sum(losses[:4])
+    assert all(0 <= share <= 1 for share in curve(run, "rewards/accuracies"))
+    assert said in told(run, "loss")["detail"]
+    if kind == "orpo":
+        assert curve(run, "nll_loss")[-1] < curve(run, "nll_loss")[0]

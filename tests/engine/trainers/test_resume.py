@@ -7,7 +7,8 @@ from safetensors.torch import load_file
 
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, lines, resumed_from
 
-LORA = {"adapter.kind": "lora", "adapter.r": 4, "adapter.lora_dropout": 0.1}
+LORA = {"adapter.kind": "lora", "adapter.r": 4}
+DROPOUT = {**LORA, "adapter.lora_dropout": 0.1}
 TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2}."} for number in range(60)]
 
 
@@ -15,7 +16,7 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
     ("settings", "rows"),
     [
         pytest.param({}, CONVERSATIONS, id="sft, full weights, over an epoch's end"),
-        pytest.param(LORA, CONVERSATIONS, id="sft, LoRA with dropout"),
+        pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout"),
         pytest.param(
             {"method.kind": "pretrain", "data.packing": True, "data.packing_cross_doc_attn_mask": True},
             TEXT,
@@ -23,6 +24,9 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
         ),
         pytest.param({"method.kind": "dpo"}, PAIRS, id="dpo with a copy as reference"),
         pytest.param({"method.kind": "kto", **LORA}, RATED, id="kto, shuffled, with the adapter switched off"),
+        pytest.param({"method.kind": "ipo", **LORA}, PAIRS, id="ipo"),
+        pytest.param({"method.kind": "simpo", **DROPOUT}, PAIRS, id="simpo with dropout"),
+        pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo"),
         pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo with the adapter switched off as reference"),
     ],
 )

@@ -1,0 +1,123 @@
+"""Pairs judged without a reference model: one pass over both answers, through the head that never forms all logits.
+
+Built on TRL's SFTTrainer, which brings that head and holds no second model; TRL's own trainers for such losses form full
+logits. A method gives `judge`: scores of a batch to its loss and rewards. Sums and means are over the answers' tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import SFTTrainer
+
+from engine.data.collate import IGNORED
+from engine.trainers import sft
+from engine.trainers.saving import RunTrainer, WithRows
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Log-probabilities of B pairs, each [B] float32 (float64 in a float64 model): sums and means over an answer's
+    tokens."""
+
+    chosen: torch.Tensor
+    rejected: torch.Tensor
+    chosen_mean: torch.Tensor
+    rejected_mean: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The mean loss of a batch, a reward for each answer ([B], no gradient), and more curves by name."""
+
+    loss: torch.Tensor
+    chosen: torch.Tensor
+    rejected: torch.Tensor
+    curves: dict[str, torch.Tensor]
+
+
+class ReferenceFree(RunTrainer, SFTTrainer):
+    """The base of methods that compare two answers by the model's own log-probabilities."""
+
+    # The loss is a mean over pairs, so that gradient accumulation averages it.
+    loss_is_scaled_for_ga = False  # type: ignore[assignment]
+    method: Any
+    """The method's section."""
+
+    def judge(self, pair: Pair) -> Judged:
+        """The method's loss."""
+        raise NotImplementedError
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, IGNORED)
+        ids = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        outputs = model(**ids, labels=labels, use_cache=False, fused_lm_head=True)
+        counts = outputs.label_mask.sum(1)
+        sums = outputs.log_probs.sum(1)
+        judged = self.judge(Pair(*sums.chunk(2), *(sums / counts.clamp(min=1)).chunk(2)))
+        loss = judged.loss
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss
+            judged.curves["aux_loss"] = outputs.aux_loss
+        self._note(model, judged, outputs, sums, inputs)
+        return loss
+
+    @torch.no_grad()
+    def _note(self, model: Any, judged: Judged, outputs: Any, sums: torch.Tensor, inputs: dict[str, Any]) -> None:
+        """The curves of the batch, under TRL's names; one copy from the device, one exchange between ranks."""
+        margins = judged.chosen - judged.rejected
+        tokens = outputs.label_mask.sum().clamp(min=1)
+        top_chosen, chosen_mask = outputs.is_top1.chunk(2)[0], outputs.label_mask.chunk(2)[0]
+        chosen_sums, rejected_sums = sums.chunk(2)
+        curves = {
+            "rewards/chosen": judged.chosen.mean(),
+            "rewards/rejected": judged.rejected.mean(),
+            "rewards/accuracies": (margins > 0).float().mean(),
+            "rewards/margins": margins.mean(),
+            "logps/chosen": chosen_sums.mean(),
+            "logps/rejected": rejected_sums.mean(),
+            "entropy": outputs.entropy.sum() / tokens,
+            "mean_token_accuracy": (top_chosen * chosen_mask).sum() / chosen_mask.sum().clamp(min=1),
+            **judged.curves,
+        }
+        values = self.accelerator.reduce(torch.stack([value.float() for value in curves.values()]), "mean").tolist()
+        mode = "train" if model.training else "eval"
+        for name, value in zip(curves, values, strict=True):
+            self._metrics[mode][name].append(value)
+        if mode == "train":
+            self._total_train_tokens += int(self.accelerator.reduce(inputs["attention_mask"].sum()))
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+
+    def told(self) -> str:
+        """What the receipt adds about the loss."""
+        return "no reference model: none is loaded"
+
+
+def build(
+    kind: type[ReferenceFree],
+    config: Any,
+    run_folder: str | Path,
+    model: Any,
+    processing_class: Any,
+    collator: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> ReferenceFree:
+    """The trainer of this kind, ready to `attach`."""
+    trainer = kind(
+        model=model,
+        args=sft.arguments(config, run_folder),
+        data_collator=WithRows(collator),
+        train_dataset=train,
+        eval_dataset=eval,
+        processing_class=processing_class,
+        callbacks=callbacks,
+    )
+    trainer.method = config.method
+    return trainer
