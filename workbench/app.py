@@ -188,14 +188,14 @@ class WorkbenchApp(App[None]):
         else:
             await super().on_event(event)
 
-    def on_ready(self) -> None:
+    async def on_ready(self) -> None:
         """The first frame is painted: collect garbage again, but not in what was imported."""
         gc.freeze()
         gc.enable()
         self._use_keys()
         early, self._early = self._early or [], None
-        for event in early:
-            self.post_message(event)
+        for event in early:  # not through the queue: keys typed since then stand there already
+            await self.on_event(event)
         if self._runs_first:
             self.action_runs()
 

@@ -80,9 +80,8 @@ async def test_a_whole_config_is_built_and_saved_by_keys_alone() -> None:
     app = app_of()
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("j", "enter")  # answer like my examples
-        screen = build(app)
-        assert app.draft.recipe == "sft-lora"
-        assert screen.step == "model"
+        await until(pilot, lambda: app.draft.recipe == "sft-lora")
+        assert build(app).step == "model"
         await pilot.press("enter")
         editor = app.screen.query_one("#editor", Input)
         editor.value = ""
