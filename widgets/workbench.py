@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engine.config.draft import Draft
-from engine.config.files import absolute
+from engine.config.files import absolute, placed
 from engine.config.schema import read
 from engine.errors import WorkbenchError, visible
 from engine.memory.estimate import estimate
@@ -71,11 +71,11 @@ class LaunchPart(Part):
 def prepared(form: FormPart) -> Callable[[], RunFolder]:
     """The start of the draft as it stands now; read once more with all that is known."""
     draft, base, explicit = form.draft, form.learner.base, form.explicit_runs
-    reading = read(absolute(draft.mapping, base), draft.facts)
+    facts, source = placed(draft.facts, base), draft.path
+    reading = read(absolute(draft.mapping, base), facts)
     if not reading.ok:
         first = next(finding for finding in reading.findings if finding.severity == "error")
         raise WorkbenchError(f"The config has an error, so no run was started. {first.message}")
-    facts, source = draft.facts, draft.path
     return lambda: launch_config(
         reading.config,
         facts,

@@ -100,7 +100,8 @@ function ticks(low, high, want) {
 }
 
 /**
- * One chart of one or more curves over steps. `options`: `title`, `small`, `format`.
+ * One chart of one or more curves over steps. `options`: `title`, `small`, `format`, and `least`, the share of its value
+ * that the height stands for at least: what moves less is drawn as the calm line it is.
  * Pointer or arrow keys move a cursor that names step and value; dragging zooms, Escape or a double click shows all.
  */
 export class Chart {
@@ -235,6 +236,8 @@ export class Chart {
   plot(pen, colour, format, box, width, height) {
     const of = (value) => (this.log ? Math.log10(value) : value);
     let [low, high] = [of(box.low), of(box.high)];
+    const lacking = (this.options.least ?? 0) * Math.abs(high) - (high - low);
+    if (lacking > 0 && !this.log) [low, high] = [low - lacking / 2, high + lacking / 2];
     const pad = high > low ? (high - low) * 0.06 : Math.max(Math.abs(high) * 0.1, 1e-9);
     [low, high] = [low - pad, high + pad];
     const marks = ticks(low, high, this.options.small ? 2 : 4).map((value) => ({ value, text: format(this.log ? 10 ** value : value) }));

@@ -43,7 +43,7 @@ export function chartsPage(zoomTo) {
     charts.forEach((chart) => chart.close());
     charts.clear();
     groups(held).forEach((group, at) => {
-      const chart = new Chart({ title: group[0].title, small: at > 0, format: FORMATS[group[0].unit] });
+      const chart = new Chart({ title: group[0].title, small: at > 0, format: FORMATS[group[0].unit], least: group[0].unit === "bytes" ? 0.2 : 0 });
       chart.onZoom = zoomAll;
       charts.set(group[0].name, chart);
     });
