@@ -387,17 +387,15 @@ def _data(warm: Warm, params: Params) -> Any:
 
 def _estimate(warm: Warm, params: Params) -> Any:
     """The closed-form estimate of a config on this machine; `engine.run.rehearsal` measures, in a process of its own."""
-    from engine.config.facts import Facts, model_facts
-    from engine.hardware import this_machine
+    from engine.data.look import look_at
     from engine.memory.estimate import estimate
 
     config = _config(params)
-    facts = Facts(machine=this_machine(), model=model_facts(config.model.name, config.model.revision))
-    return estimate(config, facts).as_json()
+    return estimate(config, look_at(config)).as_json()
 
 
 def _config(params: Params) -> Any:
-    """The config of a question, with its paths made absolute from `base` and its `auto` resolved."""
+    """The config of a question, with its paths made absolute from `base`."""
     from engine.config.files import absolute
     from engine.config.reading import read
 

@@ -181,17 +181,21 @@ def _end(trainer: Any, watching: Any, say: _Speaker, begun: float) -> int:
 
 
 def _config(run: RunFolder) -> Any:
-    """The run's resolved config. Raises WorkbenchError with the first error in it."""
-    from engine.config.facts import Facts
+    """The run's config, no `auto` left: what the launch stored, and what was written into it by hand by the same facts.
+
+    Raises WorkbenchError with the first error in it.
+    """
     from engine.config.files import load
-    from engine.config.schema import read, resolved
-    from engine.hardware import this_machine
+    from engine.config.schema import effective, read, resolved
+    from engine.data.look import look_at
 
     reading = read(load(run.config).mapping)
     for finding in reading.findings:
         if finding.severity == "error":
             raise WorkbenchError(finding.message)
-    return resolved(reading.config, Facts(machine=this_machine()))
+    config = reading.config
+    asked = any(entry.requested == "auto" for entry in effective(config))
+    return resolved(config, look_at(config, run.path)) if asked else resolved(config)
 
 
 def _rows_per_step(config: Any) -> int:

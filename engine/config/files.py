@@ -12,13 +12,14 @@ import io
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from engine.config.facts import Facts
 from engine.config.nodes import TooMuch, plain
 from engine.config.reward_specs import with_path
 from engine.config.tree import FieldSpec, RunConfig, fields, fields_of
@@ -202,6 +203,22 @@ def absolute(mapping: Mapping[str, Any], base: str | os.PathLike[str]) -> dict[s
         elif spec is fields.method.reward_funcs:
             section[spec.name] = _absolute_rewards(section[spec.name], folder)
     return changed
+
+
+def placed(facts: Facts, base: str | os.PathLike[str]) -> Facts:
+    """The same facts under the names that `absolute` gives: what was looked up as `./rows.jsonl` is known by its place.
+
+    Without it a config whose paths were made absolute would not be recognised as the one that was looked at.
+    """
+    folder = Path(base).expanduser().absolute()
+    model, sources = facts.model, facts.sources
+    if model is not None:
+        model = replace(model, name=place_of(model.name, folder))
+    if sources is not None:
+        sources = {
+            place_of(path, folder): replace(found, path=place_of(path, folder)) for path, found in sources.items()
+        }
+    return replace(facts, model=model, sources=sources)
 
 
 def _absolute_sources(value: Any, folder: Path) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.timer import Timer
 
-from engine.config.files import absolute, place_of
+from engine.config.files import absolute, place_of, placed
 from engine.config.schema import RunConfig, fields
 from engine.errors import Cancelled, WorkbenchError
 from workbench.messages import FactsArrived
@@ -207,7 +207,7 @@ class Background:
     def launch(self, then: Callable[[RunFolder | None, str], None]) -> None:
         """Start the run in a thread; `then(run, problem)` is called on the app's own."""
         draft, base, app = self._screen.draft, self._screen.base, self._screen.app
-        mapping, facts, source = absolute(draft.mapping, base), draft.facts, draft.path
+        mapping, facts, source = absolute(draft.mapping, base), placed(draft.facts, base), draft.path
         explicit = app.explicit_runs_dir
 
         def work() -> None:

@@ -1,8 +1,8 @@
 """A worker without torch that keeps the whole contract: lock, events, controls, checkpoints, exact resume.
 
 Its config is JSON (which is YAML): steps, step_seconds, save_steps, and faults to act out at a step: `die` (exit code),
-`raise_at`, `deaf` (answers nothing), `fork_at` (leaves a forked child), `eat_at` (takes memory until it is ended; `eat_when` does so once that file is there),
-`leave_seconds` (is slow to go).
+`raise_at`, `deaf` (answers nothing), `fork_at` (leaves a forked child), `eat_at` (takes memory until it is ended),
+`eat_when` (the same, once that file is there), `leave_seconds` (is slow to go).
 """
 
 import json
