@@ -68,10 +68,11 @@ def test_a_file_system_without_locks_or_appending_is_said(monkeypatch: pytest.Mo
     assert found["appending"][0]["state"] == "error"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    assert checks("--runs", str(tmp_path / "runs"))["runs folder"][0]["state"] == "error"
+def test_a_folder_that_cannot_be_written_is_an_error(own_folder: Path) -> None:
+    own_folder.chmod(0o500)
+    found = checks("--runs", str(own_folder / "runs"))["runs folder"][0]
+    assert found["state"] == "error"
+    assert "cannot be written" in found["text"]
 
 
 def test_home_is_hidden_and_names_are_visible(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
