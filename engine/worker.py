@@ -66,8 +66,13 @@ def _cause(problem: Exception) -> tuple[str, str]:
             "The GPU ran out of memory. Lower optim.per_device_train_batch_size or data.max_length, or turn on "
             "memory.gradient_checkpointing.",
         )
-    if isinstance(problem, MemoryError):
-        return "host_oom", "This machine ran out of memory."
+    # torch has no type of its own for the host's memory.
+    if isinstance(problem, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(problem):
+        return (
+            "host_oom",
+            "This machine ran out of memory. Lower optim.per_device_train_batch_size or data.max_length, or take a "
+            "smaller model.",
+        )
     first = str(problem).strip().split("\n")[0]
     return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
 
