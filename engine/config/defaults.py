@@ -80,6 +80,12 @@ def _off(what: str) -> Resolve:
     return lambda config, facts: (False, what)
 
 
+def _torch_compile(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if config.kernels.torch_compile_options:
+        return True, "torch_compile_options are given"
+    return False, "compiling delays the first step, so it is left to be asked for"
+
+
 def _ten_times(label: str) -> Resolve:
     def resolve(config: RunConfig, facts: Facts) -> tuple[Any, str]:
         steps = footprint.total_steps(config, facts)
@@ -104,7 +110,7 @@ AUTO: dict[FieldSpec, Resolve] = {
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
     fields.kernels.use_cut_ce: _off("the trainer's own blocks serve; true takes smaller ones"),
     fields.kernels.fused_attn_kernel: _off("this version has no such kernel yet"),
-    fields.kernels.torch_compile: _off("this version does not compile yet"),
+    fields.kernels.torch_compile: _torch_compile,
     fields.run.devices: _devices,
     fields.run.eval_steps: _ten_times("evaluates"),
     fields.run.prompts_steps: _ten_times("samples"),

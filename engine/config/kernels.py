@@ -33,8 +33,10 @@ class Kernels(Section):
     )
     """Train with the rounding of a later quantization in place: `true` for int8, `fp8` on cards that have it."""
 
-    torch_compile: Annotated[bool | Auto, Title("Compile"), Later(True), Expert] = "auto"
-    """Let torch compile the model. The first steps take minutes, the others are faster."""
+    torch_compile: Annotated[bool | Auto, Title("Compile"), Expert, Source("torch.compile")] = "auto"
+    """Let torch compile each decoder layer. The first batch waits for it, seconds on a GPU and a minute or more on a CPU; all
+    others are computed faster. `auto` leaves it off, unless there are options for it."""
 
     torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
-    """Settings of torch's compiler, by their names in `torch._inductor.config`."""
+    """Settings of torch's compiler, each true or false, by their names in `torch._inductor.config`. They are in force while
+    the layers are compiled and nowhere else."""

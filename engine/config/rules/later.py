@@ -10,10 +10,8 @@ from typing import Any
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.kernels import COMPILE_OPTIONS
 from engine.config.rules.registry import rule
 from engine.config.tree import FieldSpec, RunConfig, fields
-from engine.errors import nearest
 
 
 def _refuse(spec: FieldSpec, config: RunConfig, rule_text: str, todo: str, change: Any = None) -> Iterator[Finding]:
@@ -70,33 +68,6 @@ def fp8_training_comes_later(config: RunConfig, facts: Facts) -> Iterator[Findin
     if config.kernels.quantization_aware == "fp8":
         todo = "FP8 training comes in a later version; it will need CUDA, compute capability 9.0 and torchao."
         yield from _refuse(fields.kernels.quantization_aware, config, "false", todo)
-
-
-@rule(reads=(fields.kernels.torch_compile,))
-def torch_compile_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = "Compiling the model comes in a later version; auto will take it up then."
-    yield from _refuse(fields.kernels.torch_compile, config, "false or auto", todo)
-
-
-@rule(reads=(fields.kernels.torch_compile_options,))
-def torch_compile_options_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for key in config.kernels.torch_compile_options:
-        if key not in COMPILE_OPTIONS:
-            path = f"{fields.kernels.torch_compile_options.path}.{key}"
-            close = nearest(str(key), COMPILE_OPTIONS)
-            todo = f"Did you mean {close}?" if close else "Remove it."
-            yield must(path, f"one of {', '.join(COMPILE_OPTIONS)}", key, todo)
-
-
-@rule(reads=(fields.kernels.torch_compile_options, fields.kernels.torch_compile))
-def torch_compile_options_need_torch_compile(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    spec = fields.kernels.torch_compile_options
-    if config.kernels.torch_compile_options:
-        todo = "They act on a compiled model, and compiling comes in a later version. Remove them."
-        fix = Fix("remove them", unset=(spec.path,))
-        yield must(
-            spec.path, "empty while the model is not compiled", config.kernels.torch_compile_options, todo, fix=fix
-        )
 
 
 @rule(reads=(fields.data.streaming,))

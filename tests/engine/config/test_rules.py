@@ -248,7 +248,6 @@ CASES: dict[str, list[Case]] = {
     "fp8-training-comes-later": [
         ({"kernels.quantization_aware": "fp8"}, Facts(), "kernels.quantization_aware", "error")
     ],
-    "torch-compile-comes-later": [({"kernels.torch_compile": True}, Facts(), "kernels.torch_compile", "error")],
     "torch-compile-options-are-known": [
         (
             {"kernels.torch_compile_options": {"shape_paddding": True}},
@@ -257,8 +256,34 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "torch-compile-options-are-switches": [
+        (
+            {"kernels.torch_compile_options": {"shape_padding": "yes please"}},
+            Facts(),
+            "kernels.torch_compile_options.shape_padding",
+            "error",
+        )
+    ],
     "torch-compile-options-need-torch-compile": [
-        ({"kernels.torch_compile_options": {"shape_padding": True}}, Facts(), "kernels.torch_compile_options", "error")
+        (
+            {"kernels.torch_compile": False, "kernels.torch_compile_options": {"shape_padding": True}},
+            Facts(),
+            "kernels.torch_compile_options",
+            "error",
+        )
+    ],
+    "cuda-graphs-need-one-shape": [
+        (
+            {
+                "kernels.torch_compile": True,
+                "kernels.torch_compile_options": {"triton.cudagraphs": True},
+                "data.packing": packing,
+            },
+            Facts(),
+            "kernels.torch_compile_options.triton.cudagraphs",
+            "warning",
+        )
+        for packing in (False, True)
     ],
     "streaming-comes-later": [({"data.streaming": True}, Facts(), "data.streaming", "error")],
     "mlx-is-not-a-backend-here": [({"run.backend": "mlx"}, Facts(), "run.backend", "error")],

@@ -1,0 +1,51 @@
+"""Rules about faster kernels: each needs a machine, a model or another setting that lets it act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.kernels import COMPILE_OPTIONS
+from engine.config.rules.registry import rule
+from engine.config.tree import RunConfig, fields
+from engine.errors import nearest
+
+
+@rule(reads=(fields.kernels.torch_compile_options,))
+def torch_compile_options_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for key in config.kernels.torch_compile_options:
+        if key not in COMPILE_OPTIONS:
+            path = f"{fields.kernels.torch_compile_options.path}.{key}"
+            close = nearest(str(key), COMPILE_OPTIONS)
+            todo = f"Did you mean {close}?" if close else "Remove it."
+            yield must(path, f"one of {', '.join(COMPILE_OPTIONS)}", key, todo)
+
+
+@rule(reads=(fields.kernels.torch_compile_options,))
+def torch_compile_options_are_switches(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for key, value in config.kernels.torch_compile_options.items():
+        if key in COMPILE_OPTIONS and not isinstance(value, bool):
+            yield must(
+                f"{fields.kernels.torch_compile_options.path}.{key}", "true or false", value, "Each option is a switch."
+            )
+
+
+@rule(reads=(fields.kernels.torch_compile_options, fields.kernels.torch_compile))
+def torch_compile_options_need_torch_compile(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.kernels.torch_compile_options
+    options = config.kernels.torch_compile_options
+    if options and config.kernels.torch_compile is False:
+        todo = "They act on compiled layers alone: set torch_compile to true, or remove them."
+        fix = Fix("compile the layers", {fields.kernels.torch_compile.path: True})
+        yield must(spec.path, "empty while kernels.torch_compile is false", options, todo, fix=fix)
+
+
+@rule(reads=(fields.kernels.torch_compile_options, fields.data.packing))
+def cuda_graphs_need_one_shape(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    options = config.kernels.torch_compile_options
+    if options.get("triton.cudagraphs") is True:
+        batches = "packs differ in their documents" if config.data.packing else "batches differ in their longest row"
+        todo = f"A graph is recorded for one shape, and {batches}: each new shape is recorded anew and held in memory."
+        path = f"{fields.kernels.torch_compile_options.path}.triton.cudagraphs"
+        yield must(path, "false unless all batches have one shape", True, todo, severity="warning")

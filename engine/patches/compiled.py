@@ -1,0 +1,173 @@
+"""`kernels.torch_compile`: each decoder layer compiled by itself, in every method.
+
+A layer is compiled once and serves all that are like it, so the wait does not grow with depth, and nothing between layers
+can break the graph. What generates keeps the plain layers: with a cache of keys that grows each token would be a new
+shape. The options reach the compiler with each compilation and are restored by it. How many graphs came of it and how
+long they took is told after the first step; a run in which none came ends there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from engine.errors import ModelError
+from engine.patches.plan import Applied
+
+FEATURE = "torch.compile"
+_TURN_OFF = "Set kernels.torch_compile to false."
+
+
+def torch_compile(config: Any, trainer: Any) -> Applied | None:
+    """Compiles the layers of every model of the trainer; None where it was not asked for."""
+    if config.kernels.torch_compile is not True:
+        return None
+    layers = list(decoder_layers(trainer))
+    if not layers:
+        raise ModelError("kernels.torch_compile: the model has no decoder layers that could be compiled.", _TURN_OFF)
+    if (reason := refusal(layers[0], config.memory.gradient_checkpointing)) is not None:
+        raise ModelError(f"kernels.torch_compile: {reason}", _TURN_OFF)
+    undo_cache = _without_cache(trainer)
+    undo_layers = compile_layers(layers, config.kernels.torch_compile_options, one_shape=config.data.packing)
+    undo_step = _tell_after_first_step(trainer, len(layers))
+
+    def undo() -> None:
+        undo_step()
+        undo_layers()
+        undo_cache()
+
+    return Applied(FEATURE, True, "inductor", len(layers), f"layers; {_words(config)}", undo)
+
+
+def decoder_layers(trainer: Any) -> Iterator[torch.nn.Module]:
+    """The outermost repeated layers of every model that the trainer holds, a reference copy's too."""
+    seen: set[int] = set()
+    for value in list(vars(trainer).values()):
+        for module in _outermost(value) if isinstance(value, torch.nn.Module) else ():
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield module
+
+
+def _outermost(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    if isinstance(module, GradientCheckpointingLayer):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost(child)
+
+
+def refusal(layer: torch.nn.Module, tier: Any) -> str | None:
+    """Why this machine or these libraries cannot compile the layer, as a sentence, or None."""
+    if tier in ("selective", "medium") and not checkpoints_inside(layer):
+        return (
+            f"with gradient_checkpointing: {tier} this release of transformers checkpoints around the compiled layer, "
+            "where the tier cannot see what to keep; take full."
+        )
+    compilers = [os.environ.get("CC"), os.environ.get("CXX"), "c++", "g++", "gcc", "cc", "clang"]
+    if not any(name and shutil.which(name) for name in compilers):
+        return "torch needs a C compiler on this machine (gcc or clang), and none is on the PATH."
+    return None
+
+
+def checkpoints_inside(layer: torch.nn.Module) -> bool:
+    """Whether the layer's checkpoint is part of its `forward`, where the compiler and its policy meet."""
+    return hasattr(type(layer).forward, "__wrapped__")
+
+
+def compile_layers(
+    layers: list[torch.nn.Module], options: dict[str, Any], *, one_shape: bool = True
+) -> Callable[[], None]:
+    """Has each layer compiled at its first call outside generation; returns the undo.
+
+    `options` are names of torch._inductor.config. With `one_shape` the first graph is for the first batch's own lengths,
+    else for any length at once, so that batches of different lengths do not compile anew until torch gives up.
+    """
+    for layer in layers:
+        layer._compiled_call_impl = _unless_generating(layer, options, None if one_shape else True)
+
+    def undo() -> None:
+        for layer in layers:
+            vars(layer).pop("_compiled_call_impl", None)
+
+    return undo
+
+
+def _unless_generating(layer: torch.nn.Module, options: dict[str, Any], dynamic: bool | None) -> Callable[..., Any]:
+    plain: Callable[..., Any] = layer._call_impl
+    compiled = torch.compile(plain, options=dict(options) or None, dynamic=dynamic)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        generating = kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
+        return (plain if generating else compiled)(*args, **kwargs)
+
+    return call
+
+
+def _without_cache(trainer: Any) -> Callable[[], None]:
+    """A forward pass of training makes no cache of keys, which would be a new shape in each layer; returns the undo."""
+    configs = {id(held): held for value in vars(trainer).values() if (held := _cached(value)) is not None}
+
+    def undo() -> None:
+        for held in configs.values():
+            held.use_cache = True
+
+    for held in configs.values():
+        held.use_cache = False
+    return undo
+
+
+def _cached(value: Any) -> Any | None:
+    held: Any = getattr(value, "config", None) if isinstance(value, torch.nn.Module) else None
+    held = held.get_text_config() if hasattr(held, "get_text_config") else held
+    return held if getattr(held, "use_cache", False) else None
+
+
+def _words(config: Any) -> str:
+    options = config.kernels.torch_compile_options
+    given = ", ".join(f"{name}={str(value).lower()}" for name, value in options.items())
+    return f"{given or 'no options'}; generation runs the plain layers"
+
+
+def _graphs() -> tuple[int, int]:
+    """Graphs compiled and graph breaks so far in this process."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values())
+
+
+def _tell_after_first_step(trainer: Any, layers: int) -> Callable[[], None]:
+    """Wraps the instance's `training_step` for its first call; returns the undo."""
+    before, step = vars(trainer).get("training_step"), trainer.training_step
+    graphs, breaks = _graphs()
+    told = False
+
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        if told:
+            return step(*args, **kwargs)
+        told, begun = True, time.monotonic()
+        loss = step(*args, **kwargs)
+        made, broken = (now - then for now, then in zip(_graphs(), (graphs, breaks), strict=True))
+        if made == 0:
+            raise ModelError("kernels.torch_compile: the first batch was computed without a compiled layer.", _TURN_OFF)
+        detail = f"layers; {made} graphs, {broken} breaks in them; first batch {time.monotonic() - begun:.1f} s"
+        if getattr(trainer, "writer", None) is not None:
+            trainer.writer.write("receipt", entries=[Applied(FEATURE, True, "inductor", layers, detail).entry()])
+        return loss
+
+    trainer.training_step = training_step
+
+    def undo() -> None:
+        if before is None:
+            vars(trainer).pop("training_step", None)
+        else:
+            trainer.training_step = before
+
+    return undo
