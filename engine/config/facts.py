@@ -46,6 +46,7 @@ class DataFacts:
     """Counts over the prepared data; `exact` once every row was seen."""
 
     rows: int | None = None
+    """What an epoch is made of: rows that are left out do not count, a pack counts as one."""
     eval_rows: int | None = None
     tokens: int | None = None
     trained_tokens: int | None = None
@@ -54,6 +55,13 @@ class DataFacts:
     masked: int | None = None
     lengths: tuple[int, ...] | None = None
     exact: bool = False
+    read: int | None = None
+    """Rows of the sources, those that are left out too."""
+
+    @property
+    def source_rows(self) -> int | None:
+        """What `truncated` and `masked` are shares of."""
+        return self.read or self.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,7 +363,7 @@ def _open(folder: Path, *, cached: bool) -> Prepared:
     meta = json.loads((folder / "meta.json").read_text("utf-8"))
     return Prepared(
         _arrow(folder / "data.arrow"),
-        DataFacts(**{**meta["facts"], "lengths": tuple(meta["facts"]["lengths"])}),
+        DataFacts(**{**meta["facts"], "lengths": tuple(meta["facts"]["lengths"]), "read": meta["counts"]["read"]}),
         meta["fingerprint"],
         meta["counts"],
         tuple(meta["warnings"]),

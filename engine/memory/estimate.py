@@ -79,7 +79,9 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
         steps=steps,
         steps_per_epoch=per_epoch,
         tokens_per_epoch=tokens,
-        truncated_share=data.truncated / data.rows if data and data.truncated is not None and data.rows else None,
+        truncated_share=data.truncated / data.source_rows
+        if data and data.truncated is not None and data.source_rows
+        else None,
         masked_rows=data.masked if data else None,
         trainable_parameters=counts.trained if counts else None,
         total_parameters=counts.base + counts.adapter if counts else None,

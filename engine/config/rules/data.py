@@ -150,9 +150,9 @@ def max_length_is_within_the_model(config: RunConfig, facts: Facts) -> Iterator[
 @rule(reads=(fields.data.excess_length, fields.data.max_length))
 def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     data = facts.data
-    if data is None or not data.truncated or not data.rows:
+    if data is None or not data.truncated or not data.source_rows:
         return
-    path, share = fields.data.excess_length.path, f"{data.truncated:,} of {data.rows:,} rows"
+    path, share = fields.data.excess_length.path, f"{data.truncated:,} of {data.source_rows:,} rows"
     if config.data.excess_length == "error":
         longest = f", the longest has {data.longest:,} tokens" if data.longest else ""
         fix = Fix("cut them", {path: "truncate"})
@@ -164,7 +164,7 @@ def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Itera
         )
     elif config.data.excess_length in ("truncate", "drop"):
         what = "cut" if config.data.excess_length == "truncate" else "left out"
-        severity = "warning" if data.truncated > 0.05 * data.rows else "hint"
+        severity = "warning" if data.truncated > 0.05 * data.source_rows else "hint"
         yield say(
             path,
             f"{share} are longer than max_length {config.data.max_length:,} and will be {what}.",
@@ -175,17 +175,17 @@ def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Itera
 @rule(reads=(fields.data.train, fields.data.trained_turns))
 def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     data = facts.data
-    if data is None or not data.masked or not data.rows:
+    if data is None or not data.masked or not data.source_rows:
         return
     path = fields.data.train.path
-    if data.masked >= data.rows:
+    if data.masked >= data.source_rows:
         yield say(
             path,
             "no row has a token to learn: every one is masked. Look at the preview and at data.trained_turns.",
             severity="error",
         )
     else:
-        yield say(path, f"{data.masked:,} of {data.rows:,} rows have no token to learn and will be left out.")
+        yield say(path, f"{data.masked:,} of {data.source_rows:,} rows have no token to learn and will be left out.")
 
 
 @rule(
