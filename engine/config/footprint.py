@@ -1,7 +1,8 @@
 """Closed-form arithmetic over config and facts: steps, parameters, bytes by class. Pure, quick, and honest about gaps.
 
 Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
-weights, adapter, gradients, optimizer, activations, logits, reference (DPO's frozen copy), overhead (context, fragments).
+weights, adapter, gradients, optimizer, activations, logits (tiles and buffers of the head, `engine.config.head`),
+reference (a frozen copy), overhead (context, fragments).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from engine.config import head
 from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import reference_of
 from engine.config.method import METHODS
@@ -23,16 +25,18 @@ QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8}
 STATES = {
     "adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.02, "sgd": 0.0, "adagrad": 1.0, "rmsprop": 1.0,
 }  # fmt: skip
-# Measured on an H100 with Qwen3 shapes of 0.6B and 1.7B (benchmarks/estimate_error.py; torch 2.11, transformers 5.17):
-# the scores live once in 16 bits, twice in float32 for the loss and once more as their gradient;
-SCORE_BYTES = 12.0
+# Measured on an H100 with Qwen3 shapes of 0.6B and 1.7B (torch 2.11, transformers 5.17):
 # a decoder layer keeps so many elements a token per hidden, MLP and query-key-value element,
 KEPT_HIDDEN, KEPT_WIDE, KEPT_ATTENTION = 8.6, 4.0, 3.7
-# a little less where the base is frozen, and more in float32, whose fused attention keeps more;
+# a little less where the base is frozen, and more in float32, whose fused attention keeps more.
 KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
-# the allocator reserves more than it hands out, most of all around blocks of the size of the scores.
-FRAGMENTS, SCORE_FRAGMENTS = 0.02, 0.22
+# While a layer is differentiated, so many gradients of its width and of its MLP's width are there at once.
+GRADIENTS_HIDDEN, GRADIENTS_WIDE = 2, 3
+# The allocator reserves more than it hands out.
+FRAGMENTS = 0.02
 CUDA_CONTEXT = 600 * MiB
+# A worker before its model is there, with torch, transformers, TRL and datasets loaded (torch 2.13 on a CPU).
+CPU_PROCESS = 730 * MiB
 # Offloaded activations wait in so many tensors until their copy is done (TRL: max_fwd_stash_size).
 OFFLOAD_IN_FLIGHT = 5
 
@@ -174,28 +178,39 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     model, counts = known_model(config, facts), parameters(config, facts)
     if model is None or counts is None or not model.hidden_size or not model.layers or not model.vocab_size:
         return None
-    whole = config.adapter.kind == "none"
+    on_gpu = facts.machine is None or bool(facts.machine.gpus)
     weights = _weights(config, model, counts)
     trained_bytes = counts.trained * trained_size(config)
-    pairs = METHODS[config.method.kind].sequences
-    tokens = config.optim.per_device_train_batch_size * longest_row(config, facts) * pairs
-    activations = _activations(config, model, tokens, checkpointing)
-    scores = tokens * model.vocab_size * SCORE_BYTES
+    tokens, length = _tokens(config, facts)
+    kept, layer = _activations(config, model, tokens, length, checkpointing)
+    size = BYTES[config.model.dtype]
+    scored = head.Head(tokens, model.hidden_size, model.vocab_size, size, head.is_trained(config), on_gpu)
+    scores = head.head_bytes(head.path_of(config), scored)
+    # The head is done before the first layer is differentiated: the larger of the two makes the peak.
+    activations = kept + max(0.0, layer - scores)
     # Gradients take the room that activations leave, unless they are kept from one batch to the next.
-    kept = config.optim.gradient_accumulation_steps > 1
+    stay = config.optim.gradient_accumulation_steps > 1
     classes = {
         "weights": weights,
-        "adapter": 0.0 if whole else trained_bytes,
-        "gradients": trained_bytes if kept else max(0.0, trained_bytes - activations - scores),
+        "adapter": 0.0 if config.adapter.kind == "none" else trained_bytes,
+        "gradients": trained_bytes if stay else max(0.0, trained_bytes - activations - scores),
         "optimizer": trained_bytes * STATES[config.optim.optim],
         "activations": activations,
         "logits": scores,
         "reference": weights if _holds_copy(config) else 0.0,
     }
-    on_gpu = facts.machine is None or bool(facts.machine.gpus)
-    fragments = FRAGMENTS * sum(classes.values()) + SCORE_FRAGMENTS * scores
-    overhead = fragments + (CUDA_CONTEXT if on_gpu else 300 * MiB)
+    overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def _tokens(config: RunConfig, facts: Facts) -> tuple[int, int]:
+    """Tokens of a batch that gradients flow through, and of its longest sequence."""
+    method, length = METHODS[config.method.kind], longest_row(config, facts)
+    if method.rows == "prompts":
+        length += getattr(config.method, "max_completion_length", 0)
+    # The other half of a batch of rated answers only measures the drift, without gradients.
+    each = 1 if method.rows == "rated" else method.sequences
+    return config.optim.per_device_train_batch_size * length * each, length
 
 
 def trained_size(config: RunConfig) -> float:
@@ -219,25 +234,27 @@ def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
     return linear * QUANTIZED[config.model.quantization] + max(0, counts.base - linear) * kept
 
 
-def _activations(config: RunConfig, model: ModelFacts, tokens: int, checkpointing: bool | str) -> float:
-    """What the forward pass keeps for the backward pass: a sum over layers; with checkpointing what its tier keeps of
-    each layer, and one layer whole."""
+def _activations(
+    config: RunConfig, model: ModelFacts, tokens: int, length: int, checkpointing: bool | str
+) -> tuple[float, float]:
+    """What all layers keep for the backward pass, and what one of them needs while it is differentiated: its gradients,
+    and all that it forgot where it is computed again."""
     hidden, layers = model.hidden_size or 0, model.layers or 0
-    wide, head = model.intermediate_size or 4 * hidden, model.head_dim or 0
-    attention = head * ((model.heads or 0) + 2 * (model.kv_heads or 0))
+    wide, width = model.intermediate_size or 4 * hidden, model.head_dim or 0
+    attention = width * ((model.heads or 0) + 2 * (model.kv_heads or 0))
     size = BYTES[config.model.dtype]
     kept = KEPT_HIDDEN * hidden + KEPT_WIDE * wide + KEPT_ATTENTION * attention
     layer = tokens * kept * size * (KEPT_FROZEN if config.adapter.kind == "lora" else 1.0)
     if config.model.dtype == "float32":
         layer *= KEPT_FLOAT32
     if config.model.attention == "eager":
-        length = longest_row(config, Facts(model=model))
         layer += tokens * length * (model.heads or 1) * (size + 4)
+    gradients = tokens * (GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide) * size
     if config.memory.activation_offloading:
-        return layer + OFFLOAD_IN_FLIGHT * tokens * max(hidden, wide) * size
+        return OFFLOAD_IN_FLIGHT * tokens * max(hidden, wide) * size, layer + gradients
     if not checkpointing:
-        return layer * layers
-    return tokens * _tier_width(model, hidden, wide, checkpointing) * size * layers + layer
+        return layer * layers, gradients
+    return tokens * _tier_width(model, hidden, wide, checkpointing) * size * layers, layer + gradients
 
 
 def _tier_width(model: ModelFacts, hidden: int, wide: int, tier: bool | str) -> int:
