@@ -122,7 +122,7 @@ def _work(waiting: queue.Queue[Task], tasks: dict[int, Task], answers: Answers) 
         try:
             job = _job(warm, task.params)
             if isinstance(job, Job):
-                threading.Thread(target=_relay, args=(_fork(job, task), task, tasks, answers), daemon=True).start()
+                threading.Thread(target=_relay, args=(_fork(job, task), job, task, tasks, answers), daemon=True).start()
             elif not task.cancelled:
                 answers.send(task.number, result=job)
                 tasks.pop(task.number, None)
@@ -139,6 +139,8 @@ class Job:
     run: Callable[[Report], Any]
     seconds: int | None = None
     memory: int | None = None
+    learn: Callable[[Any], None] | None = None
+    """Told the child's result here, where it can be kept for the questions to come."""
 
 
 def _fork(job: Job, task: Task) -> int:
@@ -198,7 +200,7 @@ def _limit(job: Job) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + job.memory, used + job.memory))
 
 
-def _relay(reading: int, task: Task, tasks: dict[int, Task], answers: Answers) -> None:
+def _relay(reading: int, job: Job, task: Task, tasks: dict[int, Task], answers: Answers) -> None:
     """Pass the child's lines on; a child that dies without an answer is an answer too."""
     answered = False
     with os.fdopen(reading, "rb") as lines:
@@ -206,6 +208,8 @@ def _relay(reading: int, task: Task, tasks: dict[int, Task], answers: Answers) -
             if not task.cancelled and line.endswith(b"\n"):
                 message = json.loads(line)
                 answered = answered or "progress" not in message
+                if job.learn and "result" in message:
+                    job.learn(message["result"])
                 answers.send(message.pop("id"), **message)
     assert task.pid is not None
     _, status = os.waitpid(task.pid, 0)
@@ -358,10 +362,17 @@ def _preview(warm: Warm, params: Params) -> Any:
     for number, index in places:
         plan.sources[number].rows.size(index)
         plan.sources[number].rows.place(index)
+
+    def learn(found: Any) -> None:
+        # A fingerprint tokenizes 16 rows, most of what a preview of one row computes; it is empty while it is not known.
+        if found["fingerprint"]:
+            plan.told = (found["fingerprint"], found["warnings"])
+
     return Job(
         lambda report: preview(config, processing_class, wanted, count, split, report, plan, places),
         PREVIEW_SECONDS,
         PREVIEW_MEMORY,
+        learn,
     )
 
 

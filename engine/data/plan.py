@@ -55,6 +55,8 @@ class Plan:
     seed: int
     prepared_path: str | None
     entries: list[dict[str, Any]] = field(default_factory=list)
+    told: tuple[str, list[str]] | None = None
+    """Fingerprint and warnings of the data, once a preview has told them: they are the same for each of its rows."""
 
     def order(self) -> list[tuple[int, int]]:
         """(source, row) of everything to prepare: weight 2 gives rows twice, 0.5 a seeded random half, in file order."""

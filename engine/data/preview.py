@@ -62,6 +62,10 @@ def preview(
         return result
     chosen = places if places is not None else choose(config, processing_class, plan, wanted, count, on_progress)
     result["rows"] = [shown_row(plan, tokens, collate, number, index) for number, index in chosen]
+    if plan.told is not None:
+        result["fingerprint"], warnings = plan.told
+        result["warnings"] = sorted({*warnings, *tokens.notes})
+        return result
     fixed = _fixed(plan, tokens)
     result["fingerprint"] = fingerprint(fixed) if fixed else ""
     result["warnings"] = sorted(tokens.notes)

@@ -90,6 +90,11 @@ def test_a_preview_shows_the_trained_tokens(inspector: Inspector, config: Any) -
     assert first["truncated"] is False
     assert found["sources"][0]["format"] == "messages"
     assert len(found["fingerprint"]) == 16
+    # What is true of all rows is computed once and told again; with other rows in the file it is another.
+    again = inspector.ask("preview", config=config(rows), rows={"kind": "index", "index": 1}).result(120)
+    assert (again["fingerprint"], again["warnings"]) == (found["fingerprint"], found["warnings"])
+    other = inspector.ask("preview", config=config([_chat("b", "third"), *rows]), rows={"kind": "index", "index": 1})
+    assert other.result(120)["fingerprint"] not in ("", found["fingerprint"])
 
 
 def test_preference_packs_and_cuts_are_shown(inspector: Inspector, config: Any, shared_data: Path) -> None:

@@ -7,6 +7,8 @@ stands in its file as soon as the file's index knows it, which needs no tokenize
 from __future__ import annotations
 
 import random
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +31,8 @@ from workbench.panels.tokens import TokenView
 from workbench.screens.dialog import Ask
 
 if TYPE_CHECKING:
+    from textual.timer import Timer
+
     from engine.client import Inspector, Ticket
     from engine.config.draft import Draft
 
@@ -36,6 +40,9 @@ WORST = {"longest": "the longest row", "masked": "a row with nothing trained", "
 BARS, BARS_PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#%"
 BINS = 18
 LEARN_SECONDS = 1.0
+ASK_SECONDS = 0.12
+"""Between two questions to the inspector: a held key asks 30 times a second, each time for a row that nobody will read,
+and each answer takes a process of its own beside the run that trains. The row as it stands shows at every press."""
 
 
 class Answered(Message):
@@ -67,6 +74,8 @@ class PreviewScreen(Screen[None]):
         self._words = ""
         self._packs = True
         self._ticket: Ticket | None = None
+        self._asked = 0.0
+        self._due: Timer | None = None
         self._raw: RawRows | None = None
         self._said = ""
         self._gone = False
@@ -95,6 +104,8 @@ class PreviewScreen(Screen[None]):
     def on_unmount(self) -> None:
         """Nothing goes on for a screen that is gone."""
         self._gone = True
+        if self._due is not None:
+            self._due.stop()
         if self._ticket is not None:
             self._ticket.cancel()
         if self._raw is not None:
@@ -122,9 +133,19 @@ class PreviewScreen(Screen[None]):
         return mapping
 
     def _ask(self, words: str) -> None:
+        """Ask for what is wanted: at once, or when the last question is a moment ago, by then for the newest wish."""
         if self._ticket is not None:
             self._ticket.cancel()
+        if self._due is not None:
+            self._due.stop()
         self._status(f"{words} …   esc cancels")
+        rest = self._asked + ASK_SECONDS - time.monotonic()
+        self._due = self.set_timer(rest, partial(self._send, words)) if rest > 0 else None
+        if self._due is None:
+            self._send(words)
+
+    def _send(self, words: str) -> None:
+        self._asked, self._due = time.monotonic(), None
 
         def progress(state: dict[str, Any]) -> None:
             total = state.get("total")
@@ -315,8 +336,12 @@ class PreviewScreen(Screen[None]):
 
     def action_cancel(self) -> None:
         """Cancel what is asked; if nothing is, go back."""
-        if self._ticket is not None and not self._ticket.done:
-            self._ticket.cancel()
+        if self._due is not None or (self._ticket is not None and not self._ticket.done):
+            if self._due is not None:
+                self._due.stop()
+                self._due = None
+            if self._ticket is not None:
+                self._ticket.cancel()
             self._status("cancelled")
         else:
             self.app.pop_screen()

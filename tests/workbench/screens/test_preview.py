@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from engine.config.facts import DataFacts
 from engine.errors import Cancelled, WorkbenchError
 from workbench.app import WorkbenchApp
 from workbench.panels.tokens import TokenView
-from workbench.screens.preview import PreviewScreen, histogram
+from workbench.screens.preview import ASK_SECONDS, PreviewScreen, histogram
 
 Shown = Callable[[Any], str]
 
@@ -102,8 +103,27 @@ async def test_raw_rows_show_while_the_tokenizer_is_not_there(tmp_path: Path, sh
         await pilot.press("N")
         await pilot.pause(0.1)
         assert "raw row 2" in shown(app)
+        await pilot.pause(2 * ASK_SECONDS)
         assert slow.asked[-1].params["rows"] == {"kind": "index", "index": 2}
         assert all(question.done for question in slow.asked[:-1])  # what is no longer wanted is cancelled
+
+
+async def test_a_held_key_asks_now_and_then_and_last_for_the_row_in_sight(tmp_path: Path, shown: Shown) -> None:
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(40)), slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        began, before = time.monotonic(), len(slow.asked)
+        await pilot.press(*["n"] * 30)
+        assert "raw row 30" in shown(app)  # as it stands it shows at each press
+        await until(pilot, lambda: slow.asked[-1].params["rows"] == {"kind": "index", "index": 30})
+        assert len(slow.asked) - before <= (time.monotonic() - began) / ASK_SECONDS + 1
+        asked = len(slow.asked)
+        await pilot.press("n", "escape")  # a question that waits for its turn is cancelled like one under way
+        await pilot.pause(2 * ASK_SECONDS)
+        assert len(slow.asked) <= asked + 1
+        assert all(question.done for question in slow.asked)
+        assert "cancelled" in shown(app)
 
 
 async def test_tokens_take_the_place_of_the_raw_row_and_v_brings_it_back(tmp_path: Path, shown: Shown) -> None:
@@ -131,7 +151,7 @@ async def test_a_random_row_is_shown_at_once_and_asked_for_by_its_number(tmp_pat
         slow.asked[-1].finish(batch(0))
         await pilot.pause(0.1)
         await pilot.press("r")
-        await pilot.pause(0.1)
+        await pilot.pause(2 * ASK_SECONDS)
         index = slow.asked[-1].params["rows"]["index"]
         assert f"raw row {index}" in shown(app)
 
