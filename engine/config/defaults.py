@@ -109,7 +109,7 @@ AUTO: dict[FieldSpec, Resolve] = {
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
     fields.kernels.use_cut_ce: _off("the trainer's own blocks serve; true takes smaller ones"),
-    fields.kernels.fused_attn_kernel: _off("this version has no such kernel yet"),
+    fields.kernels.fused_attn_kernel: _off("it is taken where it is asked for"),
     fields.kernels.torch_compile: _torch_compile,
     fields.run.devices: _devices,
     fields.run.eval_steps: _ten_times("evaluates"),

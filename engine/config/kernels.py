@@ -12,6 +12,8 @@ COMPILE_OPTIONS = (
     "triton.cudagraphs",
 )  # fmt: skip
 """The keys of torch._inductor.config that `torch_compile_options` may carry."""
+NORM_ROPE_MODELS = ("qwen3", "qwen3_moe")
+"""Model types whose attention norms and rotates queries and keys as the fused kernel does."""
 
 
 class Kernels(Section):
@@ -22,8 +24,9 @@ class Kernels(Section):
     where the head is frozen, and leave out the tokens that are not trained. Same numbers, less memory and time than the
     trainer's own blocks. Methods without a vocabulary head have nothing to save."""
 
-    fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Later(True), Expert] = "auto"
-    """Compute normalisation and rotary embedding of queries and keys in one kernel."""
+    fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
+    """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3 and Qwen3-MoE.
+    `auto` leaves it off."""
 
     kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Later(True), Expert] = False
     """Time the combinations of kernels on this machine and take the fastest."""

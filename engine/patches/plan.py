@@ -51,9 +51,10 @@ class Patches:
 
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
-        from engine.patches import compiled, head, offload
+        from engine.patches import attention, compiled, head, offload
 
         self._add(head.cut_cross_entropy(self.config, trainer))
+        self._add(attention.fused_attention(self.config, trainer))
         self._add(offload.activation_offloading(self.config, trainer, self.folder))
         self._add(compiled.torch_compile(self.config, trainer))
 

@@ -6,10 +6,29 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.kernels import COMPILE_OPTIONS
+from engine.config.kernels import COMPILE_OPTIONS, NORM_ROPE_MODELS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
+
+
+@rule(reads=(fields.kernels.fused_attn_kernel,))
+def fused_attention_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.kernels.fused_attn_kernel.path
+    if config.kernels.fused_attn_kernel is True and facts.machine is not None and not facts.machine.gpus:
+        todo = "The kernel runs on a GPU; a CPU has torch's own operations."
+        yield must(path, "false or auto without a GPU", True, todo, fix=Fix("let it be chosen", unset=(path,)))
+
+
+@rule(reads=(fields.kernels.fused_attn_kernel, fields.model.name))
+def fused_attention_knows_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, model = fields.kernels.fused_attn_kernel.path, facts.model
+    if config.kernels.fused_attn_kernel is not True or model is None or model.name != config.model.name:
+        return
+    if model.model_type and model.model_type not in NORM_ROPE_MODELS:
+        todo = f"Its attention does not norm queries and keys as the kernel does, which serves {', '.join(NORM_ROPE_MODELS)}."
+        rule_text = f"false or auto for the model type {model.model_type}"
+        yield must(path, rule_text, True, todo, fix=Fix("let it be chosen", unset=(path,)))
 
 
 @rule(reads=(fields.kernels.torch_compile_options,))

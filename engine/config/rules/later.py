@@ -44,12 +44,6 @@ def fp32_norms_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     yield from _refuse(fields.memory.fp32_norms, config, "false", todo)
 
 
-@rule(reads=(fields.kernels.fused_attn_kernel,))
-def fused_attention_kernel_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = "The kernel comes in a later version; auto will take it up then."
-    yield from _refuse(fields.kernels.fused_attn_kernel, config, "false or auto", todo)
-
-
 @rule(reads=(fields.kernels.kernel_auto_compose,))
 def kernel_auto_compose_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "There are no kernels to choose from yet."

@@ -50,8 +50,12 @@ def norm_rope(
         )
     if (q_weight is None) != (k_weight is None):
         raise ValueError("q_weight and k_weight: must both be given or both be None.")
-    if not kernel_serves(q, k, cos) or q.dtype == torch.float64 or q.numel() == 0:
+    compiling = torch.compiler.is_compiling()
+    served = q.is_cuda if compiling else kernel_serves(q, k, cos)
+    if not served or q.dtype == torch.float64 or q.numel() == 0:
         return norm_rope_reference(q, k, q_weight, k_weight, cos, sin, eps=eps, unit_offset=unit_offset)
+    if compiling:
+        return _norm_rope_op(q, k, q_weight, k_weight, cos, sin, eps, unit_offset)
     return _NormRope.apply(q, k, q_weight, k_weight, cos, sin, eps, unit_offset)
 
 
@@ -84,52 +88,119 @@ def _blocks(heads_q: int, heads_k: int, size: int, rotated: int) -> dict[str, in
     }
 
 
+def _forward(q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
+    """One launch; returns outputs and what the backward pass needs to know of the layouts."""
+    from engine.kernels.norm_rope.kernels import norm_rope_fwd_kernel
+
+    (q, q_stride), (k, k_stride) = _laid_out(q), _laid_out(k)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    batch, time, heads_q, size = q.shape
+    heads_k, rotated = k.shape[2], cos.shape[-1]
+    q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    has_weight = q_weight is not None
+    norm_rope_fwd_kernel[(batch * time, 2)](
+        q, k, q_out, k_out, q_weight if has_weight else q, k_weight if has_weight else k, cos, sin,
+        q_stride, k_stride, time, *_angle_strides(cos), heads_q, heads_k, size, rotated // 2, eps,
+        HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **_blocks(heads_q, heads_k, size, rotated), num_warps=4,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offset, *, with_dweight):
+    """One launch; gradients of q, k and, where asked for, of the weights (else None)."""
+    from engine.kernels.norm_rope.kernels import norm_rope_bwd_kernel
+
+    (q, q_stride), (k, k_stride) = _laid_out(q), _laid_out(k)
+    (dq_out, dq_out_stride), (dk_out, dk_out_stride) = _laid_out(dq_out), _laid_out(dk_out)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    batch, time, heads_q, size = q.shape
+    heads_k, rotated = k.shape[2], cos.shape[-1]
+    dq, dk = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    has_weight = q_weight is not None
+    with_dweight = has_weight and with_dweight
+    partial = [
+        torch.zeros(_PARTIAL_SUMS, size, dtype=torch.float32, device=q.device) if with_dweight else q for _ in range(2)
+    ]
+    norm_rope_bwd_kernel[(batch * time, 2)](
+        q, k, dq_out, dk_out, dq, dk, q_weight if has_weight else q, k_weight if has_weight else k, *partial,
+        cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *_angle_strides(cos),
+        heads_q, heads_k, size, rotated // 2, eps, _PARTIAL_SUMS,
+        HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight,
+        **_blocks(heads_q, heads_k, size, rotated), num_warps=4,
+    )  # fmt: skip
+    dq_weight, dk_weight = (
+        part.sum(0).to(weight.dtype) if with_dweight else None
+        for part, weight in zip(partial, (q_weight, k_weight), strict=True)
+    )
+    return dq, dk, dq_weight, dk_weight
+
+
+def _angle_strides(cos_BTR: torch.Tensor) -> tuple[int, int]:
+    return (0 if cos_BTR.shape[0] == 1 else cos_BTR.shape[1] * cos_BTR.shape[2], cos_BTR.shape[2])
+
+
 class _NormRope(torch.autograd.Function):
+    """The eager path: one autograd node, no dispatch in between."""
+
     @staticmethod
     def forward(ctx, q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
-        from engine.kernels.norm_rope.kernels import norm_rope_fwd_kernel
-
-        (q, q_stride), (k, k_stride) = _laid_out(q), _laid_out(k)
-        cos, sin = cos.contiguous(), sin.contiguous()
-        batch, time, heads_q, size = q.shape
-        heads_k, rotated = k.shape[2], cos.shape[-1]
-        q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
-        has_weight = q_weight is not None
-        angle_strides = (0 if cos.shape[0] == 1 else time * rotated, rotated)
-        norm_rope_fwd_kernel[(batch * time, 2)](
-            q, k, q_out, k_out, q_weight if has_weight else q, k_weight if has_weight else k, cos, sin,
-            q_stride, k_stride, time, *angle_strides, heads_q, heads_k, size, rotated // 2, eps,
-            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **_blocks(heads_q, heads_k, size, rotated), num_warps=4,
-        )  # fmt: skip
         ctx.save_for_backward(q, k, q_weight, k_weight, cos, sin)
-        ctx.settings = eps, unit_offset, q_stride, k_stride, angle_strides
-        return q_out, k_out
+        ctx.settings = eps, unit_offset
+        return _forward(q, k, q_weight, k_weight, cos, sin, eps, unit_offset)
 
     @staticmethod
     def backward(ctx, dq_out, dk_out):
-        from engine.kernels.norm_rope.kernels import norm_rope_bwd_kernel
+        with_dweight = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+        gradients = _backward(dq_out, dk_out, *ctx.saved_tensors, *ctx.settings, with_dweight=with_dweight)
+        return *gradients, None, None, None, None
 
-        q, k, q_weight, k_weight, cos, sin = ctx.saved_tensors
-        eps, unit_offset, q_stride, k_stride, angle_strides = ctx.settings
-        (dq_out, dq_out_stride), (dk_out, dk_out_stride) = _laid_out(dq_out), _laid_out(dk_out)
-        batch, time, heads_q, size = q.shape
-        heads_k, rotated = k.shape[2], cos.shape[-1]
-        dq, dk = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
-        has_weight = q_weight is not None
-        with_dweight = has_weight and (ctx.needs_input_grad[2] or ctx.needs_input_grad[3])
-        partial = [
-            torch.zeros(_PARTIAL_SUMS, size, dtype=torch.float32, device=q.device) if with_dweight else q
-            for _ in range(2)
-        ]
-        norm_rope_bwd_kernel[(batch * time, 2)](
-            q, k, dq_out, dk_out, dq, dk, q_weight if has_weight else q, k_weight if has_weight else k, *partial,
-            cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *angle_strides,
-            heads_q, heads_k, size, rotated // 2, eps, _PARTIAL_SUMS,
-            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight,
-            **_blocks(heads_q, heads_k, size, rotated), num_warps=4,
-        )  # fmt: skip
-        dq_weight, dk_weight = (
-            part.sum(0).to(weight.dtype) if with_dweight else None
-            for part, weight in zip(partial, (q_weight, k_weight), strict=True)
-        )
-        return dq, dk, dq_weight, dk_weight, None, None, None, None
+
+# The compiled path: registered operations, which `torch.compile(fullgraph=True)` keeps whole in one graph.
+@torch.library.custom_op("workbench::norm_rope", mutates_args=())
+def _norm_rope_op(
+    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor | None, k_weight: torch.Tensor | None,
+    cos: torch.Tensor, sin: torch.Tensor, eps: float, unit_offset: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return _forward(q, k, q_weight, k_weight, cos, sin, eps, unit_offset)
+
+
+@torch.library.custom_op("workbench::norm_rope_backward", mutates_args=())
+def _norm_rope_backward_op(
+    dq_out: torch.Tensor, dk_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
+    q_weight: torch.Tensor | None, k_weight: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor,
+    eps: float, unit_offset: bool, with_dweight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    *found, dq_weight, dk_weight = _backward(
+        dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offset, with_dweight=with_dweight
+    )
+    none = q.new_empty(0)
+    return *found, none if dq_weight is None else dq_weight, none if dk_weight is None else dk_weight
+
+
+@_norm_rope_op.register_fake
+def _(q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+@_norm_rope_backward_op.register_fake
+def _(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offset, with_dweight):
+    weights = [w.new_empty(w.shape) if with_dweight and w is not None else q.new_empty(0) for w in (q_weight, k_weight)]
+    return q.new_empty(q.shape), k.new_empty(k.shape), *weights
+
+
+def _remember(ctx, inputs, output):
+    *tensors, eps, unit_offset = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.settings = eps, unit_offset
+
+
+def _differentiate(ctx, dq_out, dk_out):
+    with_dweight = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+    *found, dq_weight, dk_weight = _norm_rope_backward_op(
+        dq_out, dk_out, *ctx.saved_tensors, *ctx.settings, with_dweight
+    )
+    weights = (dq_weight, dk_weight) if with_dweight else (None, None)
+    return *found, *weights, None, None, None, None
+
+
+_norm_rope_op.register_autograd(_differentiate, setup_context=_remember)

@@ -236,8 +236,16 @@ CASES: dict[str, list[Case]] = {
     "layer-offloading-comes-later": [({"memory.layer_offloading": True}, Facts(), "memory.layer_offloading", "error")],
     "tiled-mlp-comes-later": [({"memory.tiled_mlp": True}, Facts(), "memory.tiled_mlp", "error")],
     "fp32-norms-need-fsdp2": [({"memory.fp32_norms": True}, Facts(), "memory.fp32_norms", "error")],
-    "fused-attention-kernel-comes-later": [
-        ({"kernels.fused_attn_kernel": True}, Facts(), "kernels.fused_attn_kernel", "error")
+    "fused-attention-needs-a-gpu": [
+        ({"kernels.fused_attn_kernel": True}, Facts(machine=CPU), "kernels.fused_attn_kernel", "error")
+    ],
+    "fused-attention-knows-the-model": [
+        (
+            {"kernels.fused_attn_kernel": True},
+            model(model_type="llama", parameters=1000),
+            "kernels.fused_attn_kernel",
+            "error",
+        )
     ],
     "kernel-auto-compose-comes-later": [
         ({"kernels.kernel_auto_compose": True}, Facts(), "kernels.kernel_auto_compose", "error")

@@ -116,6 +116,30 @@ def norm_rope_cases() -> None:
         )
 
 
+def norm_rope_registered() -> None:
+    """The registered operation, which compiled layers call, with its gradients; torch checks its fake form."""
+    from engine.kernels.norm_rope import _norm_rope_op
+
+    q, k = (torch.randn(2, 3, heads, 16, device=DEVICE).requires_grad_() for heads in (4, 2))
+    weights = [torch.rand(16, device=DEVICE).requires_grad_() for _ in range(2)]
+    angles = torch.randn(2, 3, 8, device=DEVICE).repeat(1, 1, 2)
+    cos, sin = angles.cos(), angles.sin()
+
+    def plain(q, k, *w):
+        return norm_rope_reference(q, k, *w, cos.to(q.dtype), sin.to(q.dtype))
+
+    compare(
+        "norm_rope registered",
+        lambda q, k, *w: _norm_rope_op(q, k, *w, cos, sin, 1e-6, False),
+        plain,
+        [q, k, *weights],
+        2,
+    )
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(_norm_rope_op, (q, k, *weights, cos, sin, 1e-6, False), test_utils=checks)
+    print("ok   norm_rope registered: schema, autograd, fake form")
+
+
 def linear_cross_entropy_cases() -> None:
     shapes = [(7, 8, 50), (64, 16, 700)] if INTERPRETED else [(7, 64, 500), (1000, 256, 5003), (3000, 1024, 32_001)]
     settings = [{}, {"soft_cap": 5.0}, {"label_smoothing": 0.1, "z_loss": 1e-3, "logit_scale": 0.5}]
@@ -199,6 +223,7 @@ if __name__ == "__main__":
         logp_entropy_cases,
         logp_entropy_in_place,
         norm_rope_cases,
+        norm_rope_registered,
         linear_cross_entropy_cases,
         linear_logp_cases,
         all_ignored,

@@ -124,6 +124,7 @@ def test_generation_with_a_cache_runs_the_plain_layer():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @needs_compiler
 def test_compiled_layers_give_the_plain_numbers(tmp_path):
     torch.manual_seed(0)
@@ -143,6 +144,7 @@ def test_compiled_layers_give_the_plain_numbers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @needs_compiler
 @pytest.mark.parametrize("tier", [False, "full", "medium"])
 def test_a_qwen3_layer_keeps_its_gradients_over_batches_of_any_length_in_one_graph(tier):
@@ -186,6 +188,7 @@ def test_a_first_step_without_a_compiled_layer_ends_the_run():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @needs_compiler
 @pytest.mark.parametrize("tier", [False, "full", "selective"])
 @pytest.mark.parametrize("adapter", ["none", "lora"])

@@ -1,0 +1,231 @@
+"""Features on and off, in one process: SFT with LoRA of a Qwen3-0.6B shape, random weights, bf16, 4 rows of 2,048 tokens.
+
+    python benchmarks/gpu_features.py [--seconds 110] [--commit HASH] [--results FILE]
+
+Each arm is a model of its own with TRL's fused head, as the trainer builds it, with the features of that arm applied by
+the same functions that a run applies them with. All arms start from the same weights and see the same batches. A round
+gives each arm in turn one step of forward, backward, clip and AdamW; the order turns from round to round. A row is
+the median and the tenth and ninetieth percentile of an arm's steps in ms, the peak of one of its steps above what all
+arms hold, and the median ratio to the plain arm of the same round with its 95% interval. Losses of the first step are
+compared with the plain arm's. Everything printed is flushed at once, so that what is known stands when time ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl.models.activation_offloading import get_act_offloading_ctx_manager
+from trl.trainer.utils import add_fused_lm_head
+
+from engine.memory.tiers import use_tier
+from engine.patches.attention import fused_attention
+from engine.patches.compiled import compile_layers, decoder_layers
+from engine.patches.head import cut_cross_entropy
+
+ROWS, TOKENS, VOCABULARY = 4, 2048, 151_936
+SHAPE = {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCABULARY, "tie_word_embeddings": True,
+}  # fmt: skip
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "use_cut_ce": {"cut": True},
+    "fused_attn_kernel": {"fused": True},
+    "torch_compile": {"compile": True},
+    "all three": {"cut": True, "fused": True, "compile": True},
+    "selective": {"tier": "selective"},
+    "medium": {"tier": "medium"},
+    "full": {"tier": "full"},
+    "activation_offloading cpu": {"offload": True},
+    "full + all three": {"tier": "full", "cut": True, "fused": True, "compile": True},
+}
+# Two orders of rounding in bf16 over 28 layers; the loss is a mean over 8,188 tokens.
+LOSS_TOLERANCE = 2e-3
+LEAST_ROUNDS = 5
+
+
+class Arm:
+    """One model with its features, its optimizer, and what its steps took."""
+
+    def __init__(self, name: str, features: dict[str, Any], weights: dict[str, torch.Tensor] | None) -> None:
+        self.name, self.features = name, features
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            base = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).to(torch.bfloat16)
+        if weights is not None:
+            base.load_state_dict(weights, assign=True)  # the frozen base is shared by all arms
+            base.tie_weights()
+        self.weights = base.state_dict()
+        adapter = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+        torch.manual_seed(1)
+        self.model: Any = get_peft_model(base, adapter, autocast_adapter_dtype=False)
+        add_fused_lm_head(base)
+        self.model.train()
+        self.apply(base, features)
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=1e-4, fused=True)
+        self.times: list[float] = []
+        self.peak, self.first_loss, self.failed = 0, float("nan"), ""
+
+    def apply(self, base: Any, features: dict[str, Any]) -> None:
+        trainer = SimpleNamespace(model=self.model)
+        on = SimpleNamespace(kernels=SimpleNamespace(use_cut_ce=True, fused_attn_kernel=True))
+        tier = features.get("tier")
+        if tier in ("selective", "medium"):
+            use_tier(base, tier)
+        if tier:
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if features.get("cut"):
+            cut_cross_entropy(on, trainer)
+        if features.get("fused"):
+            fused_attention(on, trainer)
+        if features.get("compile"):
+            compile_layers(list(decoder_layers(trainer)), {})
+        self.context: Callable[[], Any] | None = None
+        if features.get("offload"):
+            moving = get_act_offloading_ctx_manager(self.model, warn_if_no_head=False)
+            self.context = lambda: moving
+
+    def step(self, ids: torch.Tensor) -> float:
+        """One optimizer step; returns its loss, which waits for the device."""
+        if self.context is None:
+            loss = self.loss(ids)
+        else:
+            with self.context():
+                loss = self.loss(ids)
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss)
+
+    def loss(self, ids: torch.Tensor) -> torch.Tensor:
+        out = self.model(input_ids=ids, labels=ids, fused_lm_head=True, use_cache=False)
+        loss: torch.Tensor = -out.log_probs.sum() / (ids.numel() - ids.shape[0])
+        loss.backward()
+        return loss.detach()
+
+    def timed(self, ids: torch.Tensor) -> float:
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        begun = time.perf_counter()
+        self.step(ids)
+        torch.cuda.synchronize()
+        took = (time.perf_counter() - begun) * 1e3
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - held)
+        return took
+
+
+def batch(number: int) -> torch.Tensor:
+    """Rows in which some tokens are far more frequent than others, as in text."""
+    generator = torch.Generator("cuda").manual_seed(number)
+    uniform = torch.rand(ROWS, TOKENS, device="cuda", generator=generator)
+    return (VOCABULARY**uniform).long().clamp(max=VOCABULARY - 1)
+
+
+def warm(arms: list[Arm], until: float) -> list[Arm]:
+    """Three steps of each arm (compilation among them); says what the first loss was. Arms that fail are named."""
+    ready: list[Arm] = []
+    for arm in arms:
+        if time.monotonic() > until:
+            say(f"{arm.name}: not reached")
+            continue
+        begun = time.monotonic()
+        try:
+            arm.first_loss = arm.step(batch(0))
+            for number in (1, 2):
+                arm.step(batch(number))
+        except Exception as problem:  # noqa: BLE001 - one arm's failure is a finding, the others go on
+            say(f"{arm.name}: FAILED {type(problem).__name__}: {str(problem).splitlines()[0][:300]}")
+            continue
+        torch.cuda.synchronize()
+        ready.append(arm)
+        error = arm.first_loss - ready[0].first_loss
+        verdict = "equal" if abs(error) <= LOSS_TOLERANCE * abs(ready[0].first_loss) else "DIFFERS"
+        say(f"{arm.name}: first loss {arm.first_loss:.5f} ({verdict}, {error:+.5f}), {time.monotonic() - begun:.1f} s")
+    return ready
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95% interval of the median by resampling."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
+    return medians[25], medians[974]
+
+
+def report(arms: list[Arm], options: argparse.Namespace) -> None:
+    plain = arms[0]
+    rows = []
+    for arm in arms:
+        times = sorted(arm.times)
+        ratios = [ours / theirs for ours, theirs in zip(arm.times, plain.times, strict=True)]
+        low, high = interval(ratios)
+        say(
+            f"{arm.name:28} {statistics.median(times):8.2f} ms  ratio {statistics.median(ratios):.3f} "
+            f"[{low:.3f}, {high:.3f}]  peak {arm.peak / 2**20:8.0f} MiB  n={len(times)}"
+        )
+        rows.append(
+            [
+                datetime.date.today().isoformat(), options.commit, torch.cuda.get_device_name(), torch.__version__, "",
+                "sft_06b_lora_features", f"{ROWS}x{TOKENS}", arm.name, f"{statistics.median(times):.4f}",
+                f"{times[len(times) // 10]:.4f}", f"{times[-1 - len(times) // 10]:.4f}", round(arm.peak / 2**20), "",
+            ]
+        )  # fmt: skip
+    say("")
+    for row in rows:
+        say(",".join(map(str, row)))
+    if options.results:
+        with options.results.open("a", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=110, help="after so long no round is begun")
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="these alone; plain is always among them")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--commit", default="")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    names = [name for name in ARMS if not options.arms or name in ("plain", *options.arms)]
+    arms: list[Arm] = []
+    for name in names:
+        arms.append(Arm(name, ARMS[name], arms[0].weights if arms else None))
+    say(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {len(arms)} arms, {time.monotonic() - begun:.1f} s"
+    )
+    ready = warm(arms, begun + 0.65 * options.seconds)
+    if not ready or ready[0] is not arms[0]:
+        raise SystemExit("the plain arm did not run: there is nothing to compare with")
+    rounds = 0
+    while time.monotonic() - begun < options.seconds or rounds < LEAST_ROUNDS:
+        ids = batch(10 + rounds)
+        turn = rounds % len(ready)
+        for arm in ready[turn:] + ready[:turn]:
+            arm.times.append(arm.timed(ids))
+        rounds += 1
+        if rounds == 25:
+            break
+        if rounds in (LEAST_ROUNDS, 12):
+            report(ready, argparse.Namespace(commit=options.commit, results=None))
+    report(ready, options)
+
+
+if __name__ == "__main__":
+    main()
