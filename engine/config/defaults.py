@@ -40,6 +40,8 @@ def _attention(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 
 
 def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if not getattr(config.method, "beta", 0):
+        return ("adapter_off" if config.adapter.kind == "lora" else "copy"), "none is kept while method.beta is 0"
     if config.adapter.kind == "lora":
         return "adapter_off", "the model without its adapter is the reference and costs no memory"
     return "copy", "full weights are trained, so the reference is a frozen copy"

@@ -86,7 +86,18 @@ def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
             return None
         # best-fit packing fills about 97 % of each pack
         rows = math.ceil(facts.data.tokens / (0.97 * config.data.max_length))
-    return math.ceil(rows / (config.optim.per_device_train_batch_size * device_count(config, facts)))
+    batch = config.optim.per_device_train_batch_size * device_count(config, facts)
+    if METHODS[config.method.kind].rows == "prompts":
+        return _sampled_batches(config, rows, batch)
+    return math.ceil(rows / batch)
+
+
+def _sampled_batches(config: RunConfig, prompts: int, batch: int) -> int:
+    """Batches of answers that one epoch of prompts gives; prompts that do not fill a sampling are left out."""
+    method = config.method
+    together = getattr(method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
+    each = max(1, batch * together // getattr(method, "num_generations", 1))
+    return prompts // each * together * getattr(method, "num_iterations", 1)
 
 
 def total_steps(config: RunConfig, facts: Facts) -> int | None:
@@ -161,8 +172,12 @@ def _whole_module(name: str, model: ModelFacts) -> int:
 
 
 def longest_row(config: RunConfig, facts: Facts) -> int:
-    """Tokens of the longest row of a batch: a pack is full, otherwise as counted, else a guess within the limit."""
+    """Tokens of the longest row of a batch: a pack is full, a prompt has its longest answer, otherwise
+    as counted, else a guess within the limit."""
     limit = config.data.max_length
+    if METHODS[config.method.kind].rows == "prompts":
+        prompt = min(limit, facts.data.longest) if facts.data is not None and facts.data.longest else limit
+        return prompt + int(getattr(config.method, "max_completion_length", 0))
     if config.data.packing or config.method.kind == "pretrain":
         return limit
     if facts.data is not None and facts.data.longest:

@@ -62,7 +62,8 @@ class Rollouts(MethodSection):
     """The same bound upward. Empty means the same as downward; 0.28 lets unlikely tokens grow."""
 
     beta: Annotated[float, Ge(0), Le(100), Title("Hold to the reference"), Source("arXiv:2402.03300")] = 0.0
-    """How strongly the model is held to where it started, by the KL divergence. 0 needs no reference at all."""
+    """How strongly the model is held to where it started, by the KL divergence (weighed as in
+    arXiv:2512.02556). 0 needs no reference at all."""
 
     reference: Annotated[
         Literal["adapter_off", "copy"] | Auto,

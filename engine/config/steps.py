@@ -101,8 +101,8 @@ GOALS: tuple[Goal, ...] = (
     Goal(
         "score",
         "Score answers with a rule",
-        None,
-        "Needs reinforcement learning (GRPO), which comes in a later version.",
+        "grpo",
+        "Reinforcement learning (GRPO): its own answers are scored, and the better ones become likelier.",
     ),
     Goal("vectors", "Make vectors for search", None, "Needs embedding training, which comes in a later version."),
     Goal("judge", "Judge answers", None, "Needs reward models, which come in a later version."),

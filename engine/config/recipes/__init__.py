@@ -24,6 +24,7 @@ NAMES: dict[str, str] = {
     "simpo": "prefer",
     "orpo": "prefer",
     "kto": "prefer",
+    "grpo": "score",
     "pretrain-text": "read",
 }
 

@@ -40,6 +40,7 @@ TINY_FACTS = model_facts("builtin/tiny")
 LORA = {"adapter.kind": "lora"}
 DPO = {"method.kind": "dpo"}
 KTO = {"method.kind": "kto"}
+GRPO = {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "optim.per_device_train_batch_size": 8}
 # rule -> cases of (settings on top of GOOD, facts, where the finding stands, its severity)
 Case = tuple[dict[str, Any], Facts, str, str]
 CASES: dict[str, list[Case]] = {
@@ -92,6 +93,46 @@ CASES: dict[str, list[Case]] = {
         ({**DPO}, source(format="messages"), "data.train.0.format", "error"),
         ({"data.train.0.format": "preference"}, Facts(), "data.train.0.format", "error"),
         ({"method.kind": "pretrain"}, source(format="alpaca"), "data.train.0.format", "error"),
+    ],
+    "rewards-are-named": [({"method.kind": "grpo"}, Facts(), "method.reward_funcs", "error")],
+    "rewards-are-known": [
+        ({**GRPO, "method.reward_funcs": ["gsm8k", text]}, Facts(), "method.reward_funcs.1", "error")
+        for text in ("exakt_match", "0 * gsm8k", "regex:(", "length", "mine.py:")
+    ],
+    "groups-need-more-than-one-answer": [
+        ({**GRPO, "method.num_generations": 1}, Facts(), "method.num_generations", "error")
+    ],
+    "batches-hold-whole-groups": [
+        ({**GRPO, "optim.per_device_train_batch_size": 3}, Facts(), "optim.per_device_train_batch_size", "error"),
+        (
+            {**GRPO, "optim.per_device_train_batch_size": 5, "method.steps_per_generation": 4},
+            Facts(),
+            "optim.per_device_train_batch_size",
+            "error",
+        ),
+    ],
+    "held-out-batches-hold-whole-groups": [
+        (
+            {**GRPO, "data.eval": [{"path": "b.jsonl"}], "optim.per_device_eval_batch_size": 12},
+            Facts(),
+            "optim.per_device_eval_batch_size",
+            "error",
+        )
+    ],
+    "there-are-prompts-for-one-sampling": [
+        ({**GRPO, "optim.gradient_accumulation_steps": 16}, source(rows=9), "data.train", "error")
+    ],
+    "clipping-needs-a-loss-that-clips": [
+        ({**GRPO, "method.loss_type": "sapo", "method.epsilon": 0.3}, Facts(), "method.epsilon", "error"),
+        ({**GRPO, "method.loss_type": "sapo", "method.epsilon_high": 0.3}, Facts(), "method.epsilon_high", "error"),
+        ({**GRPO, "method.loss_type": "cispo"}, Facts(), "method.epsilon_high", "error"),
+    ],
+    "ratios-of-whole-answers-need-equal-answers": [
+        ({**GRPO, "method.importance_sampling_level": "sequence"}, Facts(), "method.loss_type", "warning")
+    ],
+    "a-reference-needs-weight": [({**GRPO, "method.reference": "copy"}, Facts(), "method.reference", "hint")],
+    "sampled-and-trained-with-the-same-weights": [
+        ({**GRPO, **LORA, "adapter.lora_dropout": 0.1}, Facts(), "adapter.lora_dropout", "warning")
     ],
     "model-is-named": [({"model.name": ""}, Facts(), "model.name", "error")],
     "model-exists": [

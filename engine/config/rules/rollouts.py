@@ -1,0 +1,145 @@
+"""Rules about methods with rewards: something scores the answers, groups are whole, no setting without an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.config import footprint
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.method import METHODS
+from engine.config.reward_specs import BadReward, reward_spec
+from engine.config.rules.registry import rule
+from engine.config.tree import RunConfig, fields
+
+_GROUPED = (fields.method.kind, fields.method.num_generations, fields.optim.per_device_train_batch_size)
+_UNCLIPPED = {"sapo": "a soft gate", "cispo": "an upper bound alone"}
+
+
+def _method(config: RunConfig) -> Any | None:
+    """The method's section where it learns from rewards."""
+    return config.method if METHODS[config.method.kind].rows == "prompts" else None
+
+
+@rule(reads=(fields.method.kind, fields.method.reward_funcs))
+def rewards_are_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method, path = _method(config), fields.method.reward_funcs.path
+    if method is not None and not method.reward_funcs:
+        todo = "Name what scores an answer; exact_match compares it with the row's own."
+        yield must(path, "at least one reward", None, todo, fix=Fix("take exact_match", {path: ["exact_match"]}))
+
+
+@rule(reads=(fields.method.kind, fields.method.reward_funcs))
+def rewards_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method = _method(config)
+    for index, text in enumerate(method.reward_funcs if method is not None else ()):
+        try:
+            reward_spec(text)
+        except BadReward as problem:
+            yield must(f"{fields.method.reward_funcs.path}.{index}", problem.rule, text, problem.todo)
+
+
+@rule(reads=(fields.method.kind, fields.method.num_generations))
+def groups_need_more_than_one_answer(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, size = fields.method.num_generations.path, getattr(config.method, "num_generations", None)
+    if size == 1:
+        todo = "An answer is judged by the others to its prompt, so one alone teaches nothing."
+        yield must(path, f"2 or more for {config.method.kind}", size, todo, fix=Fix("set it to 8", {path: 8}))
+
+
+@rule(reads=(*_GROUPED, fields.method.steps_per_generation, fields.optim.gradient_accumulation_steps))
+def batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """The answers sampled together are so many groups; TRL refuses parts of one."""
+    size, path = getattr(config.method, "num_generations", 1), fields.optim.per_device_train_batch_size.path
+    batch = config.optim.per_device_train_batch_size
+    times = _together(config, facts)
+    if size < 2 or batch * times % size == 0:
+        return
+    fitting = next(each for each in range(batch + 1, batch + size + 1) if each * times % size == 0)
+    todo = (
+        f"With {times} batches sampled together there are {batch * times} answers, which is no whole number of groups."
+    )
+    rule_text = f"such that the answers sampled together make whole groups of {size} (method.num_generations)"
+    yield must(path, rule_text, batch, todo, fix=Fix(f"set it to {fitting}", {path: fitting}))
+
+
+@rule(reads=(*_GROUPED, fields.data.eval, fields.optim.per_device_eval_batch_size))
+def held_out_batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    size, path = getattr(config.method, "num_generations", 1), fields.optim.per_device_eval_batch_size.path
+    batch = config.optim.per_device_eval_batch_size or config.optim.per_device_train_batch_size
+    if size < 2 or not config.data.eval or batch * footprint.device_count(config, facts) % size == 0:
+        return
+    todo = "Held-out prompts are answered in groups too."
+    fix = Fix(f"set it to {size}", {path: size})
+    yield must(path, f"a multiple of {size} (method.num_generations)", batch, todo, fix=fix)
+
+
+@rule(reads=(*_GROUPED, fields.data.train, fields.optim.gradient_accumulation_steps))
+def there_are_prompts_for_one_sampling(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """An epoch drops prompts that do not fill a sampling, so with fewer there is no step at all."""
+    size, rows = getattr(config.method, "num_generations", 1), footprint.train_rows(config, facts)
+    if _method(config) is None or rows is None or not rows:
+        return
+    batch = config.optim.per_device_train_batch_size
+    prompts = batch * _together(config, facts) // size
+    if rows < prompts:
+        todo = "Take more prompts, or sample fewer answers together."
+        yield must(fields.data.train.path, f"at least the {prompts} prompts that are sampled together", rows, todo)
+
+
+@rule(reads=(fields.method.kind, fields.method.loss_type, fields.method.epsilon, fields.method.epsilon_high))
+def clipping_needs_a_loss_that_clips(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method = _method(config)
+    loss = getattr(method, "loss_type", None)
+    if method is None or loss not in _UNCLIPPED:
+        return
+    given: list[tuple[Any, bool]] = [(fields.method.epsilon, method.epsilon != fields.method.epsilon.default)]
+    given.append((fields.method.epsilon_high, loss == "sapo" and method.epsilon_high is not None))
+    for spec, wrong in given:
+        if wrong:
+            rule_text = f"left out with the loss {loss}, which has {_UNCLIPPED[loss]} instead"
+            yield must(spec.path, rule_text, spec.value(config), "Remove it.", fix=Fix("remove it", unset=(spec.path,)))
+    if loss == "cispo" and (method.epsilon_high is None or method.epsilon_high < 1):
+        path = fields.method.epsilon_high.path
+        todo = "It bounds the weight of a token itself there, and a weight below 1 would shrink every step."
+        yield must(
+            path, "1 or more with the loss cispo", method.epsilon_high, todo, fix=Fix("set it to 5", {path: 5.0})
+        )
+
+
+@rule(reads=(fields.method.kind, fields.method.loss_type, fields.method.importance_sampling_level))
+def ratios_of_whole_answers_need_equal_answers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    level, loss = (getattr(config.method, name, None) for name in ("importance_sampling_level", "loss_type"))
+    path = fields.method.loss_type.path
+    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
+        todo = "The others count a long answer more often, once for each of its tokens."
+        fix = Fix("take grpo", {path: "grpo"})
+        yield must(
+            path, "grpo or sapo while the ratio is that of whole answers", loss, todo, severity="warning", fix=fix
+        )
+
+
+@rule(reads=(fields.method.kind, fields.method.reference, fields.method.beta))
+def a_reference_needs_weight(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method, path = _method(config), fields.method.reference.path
+    if method is not None and method.beta == 0 and path in facts.given and method.reference != "auto":
+        todo = "Remove it, or set beta above 0 to hold the model to the reference."
+        fix = Fix("remove it", unset=(path,))
+        yield must(path, "left out while method.beta is 0", method.reference, todo, severity="hint", fix=fix)
+
+
+@rule(reads=(fields.method.kind, fields.adapter.kind, fields.adapter.lora_dropout))
+def sampled_and_trained_with_the_same_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.adapter.lora_dropout.path
+    if _method(config) is not None and config.adapter.kind == "lora" and config.adapter.lora_dropout:
+        todo = "Answers are judged by how likely the model finds them, and dropout makes that a matter of chance."
+        fix = Fix("remove it", unset=(path,))
+        got = config.adapter.lora_dropout
+        yield must(path, f"0 for {config.method.kind}", got, todo, severity="warning", fix=fix)
+
+
+def _together(config: RunConfig, facts: Facts) -> int:
+    """Batches whose answers are sampled at once, over all devices."""
+    times: int = getattr(config.method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
+    return times * footprint.device_count(config, facts)

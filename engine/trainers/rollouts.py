@@ -1,0 +1,298 @@
+"""What GRPO, GDPO and PPO share around TRL's GRPOTrainer: prompts as ids, rewards, groups to look at, exact resume.
+
+TRL samples, scores and splits; hooked in are the rows (tokens already, never rendered again), the rewards (as TRL's own
+reward functions), the sampler's order (a function of seed and epoch, so that a resumed run goes on with the same prompts)
+and the buffer of sampled answers, which goes into each checkpoint: TRL begins it anew, and a resume in the middle of one
+would train on other answers. Refuses nothing itself: the rewards are tried on the first rows before there is a trainer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from trl import GRPOConfig
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head
+
+from engine.config.kinds import reference_of
+from engine.generate import stop_ids
+from engine.rewards.scoring import Rewards, columns_of
+from engine.run.rollouts import Completion, Group, RolloutFile
+from engine.trainers.arguments import shared_arguments
+from engine.trainers.reference import frozen_copy
+from engine.trainers.saving import RunTrainer
+
+
+class RolloutTrainer(RunTrainer):
+    """Mixed in before TRL's GRPOTrainer or a trainer made from it; `take` gives it its rewards."""
+
+    rewards: Rewards
+    kept_groups: int
+    told_rewards: str
+
+    def take(self, config: Any, rewards: Rewards, told: str) -> None:
+        """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
+        self.rewards, self.kept_groups, self.told_rewards = rewards, config.method.rollout_groups, told
+        self._rollouts: RolloutFile | None = None
+        stops = stop_ids(self.model, self._tokenizer, self._tokenizer.chat_template)  # type: ignore[attr-defined]
+        self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops  # type: ignore[attr-defined]
+        self.generation_config.eos_token_id = stops  # type: ignore[attr-defined]
+        self.register_state("rollouts", Buffer(self))
+
+    def hold_to(self, reference: Any | None, beta: float) -> None:
+        """The reference, a frozen copy or None for the model without its adapter, and what it weighs.
+
+        TRL would load a copy by name, or hold a second adapter; both are kept out by building it with a beta of 0.
+        """
+        self.beta = beta
+        if reference is not None:
+            add_fused_lm_head(reference, temperature=self.temperature)  # type: ignore[attr-defined]
+            reference = self.accelerator.prepare_model(reference, evaluation_mode=True)  # type: ignore[attr-defined]
+        self.ref_model = reference
+
+    def told(self) -> str:
+        """What the receipt adds about the loss."""
+        if self.beta == 0:
+            return f"{self.told_rewards}; no reference"
+        return f"{self.told_rewards}; reference: {'copy' if self.ref_model is not None else 'adapter off'}"
+
+    # -- TRL's moments -------------------------------------------------------------------------------------------------
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.rewards.close()
+            if self._rollouts is not None:
+                self._rollouts.close()
+                self._rollouts = None
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The rows become a batch in `_prepare_inputs`, so they are counted there."""
+        return super(RunTrainer, self).training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(RunTrainer, self).prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _prepare_inputs(self, rows: Any) -> Any:
+        batch = super()._prepare_inputs(rows)  # type: ignore[misc]
+        if self.model.training:  # type: ignore[attr-defined]
+            self.batch_rows.extend(batch["row"].tolist())
+            mask = batch["completion_mask"]
+            self._count({"attention_mask": torch.cat([batch["prompt_mask"], mask], 1), "completion_mask": mask})
+        return batch
+
+    def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
+        theirs = super()._get_train_sampler(dataset)  # type: ignore[misc]
+        return EpochSampler(
+            theirs.data_source,
+            theirs.mini_repeat_count,
+            theirs.batch_size,
+            theirs.repeat_count,
+            theirs.shuffle,
+            theirs.seed,
+        )
+
+    def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        rows = [
+            {
+                "prompt": json.loads(row["prompt"]),
+                "columns": json.loads(row["columns"]),
+                "row": row["row"],
+                "prompt_ids": list(row["prompt_ids"]),
+            }
+            for row in inputs
+        ]
+        self._asked = rows
+        output: dict[str, Any] = super()._generate_and_score_completions(rows)  # type: ignore[misc]
+        output = self._judged(output)
+        output["row"] = torch.tensor([row["row"] for row in rows])
+        if self.writer is not None and self.model.training:  # type: ignore[attr-defined]
+            self._show(output)
+        return output
+
+    def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
+        """What was sampled with its advantages, before anybody sees it; TRL's own unless a method has others."""
+        return output
+
+    def _tokenize_prompts(self, prompts: Any) -> tuple[list[list[int]], None, dict[str, Any]]:
+        """The ids that were prepared; TRL would render the template again."""
+        return [row["prompt_ids"] for row in self._asked], None, {}
+
+    def _generate(self, prompts: Any) -> Any:
+        made = super()._generate(prompts)  # type: ignore[misc]
+        self._answers = (made[1], made[3])
+        return made
+
+    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
+        self._scores: torch.Tensor = super()._calculate_rewards(*args)  # type: ignore[misc]
+        return self._scores
+
+    # -- what people see -----------------------------------------------------------------------------------------------
+    def _show(self, output: dict[str, Any]) -> None:
+        """Writes the first groups of this sampling whole, and tells of them."""
+        size = self.num_generations  # type: ignore[attr-defined]
+        count = min(self.kept_groups, len(self._asked) // size)
+        if self._rollouts is None and count:
+            self._rollouts = RolloutFile(self.run)
+        advantages = _one_each(output["advantages"], output["completion_mask"])
+        for number in range(count):
+            group = self._group(number, range(number * size, (number + 1) * size), advantages)
+            if (payload := self._rollouts.add(group)) is not None:  # type: ignore[union-attr]
+                self.writer.write("rollout", **payload)
+
+    def _group(self, number: int, places: range, advantages: list[float]) -> Group:
+        row, (ids, texts) = self._asked[places[0]], self._answers
+        weights = self.reward_weights.tolist()  # type: ignore[attr-defined]
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}  # type: ignore[attr-defined]
+        answer = row["columns"].get("answer")
+        completions = []
+        for place in places:
+            found = [None if score != score else score for score in self._scores[place].tolist()]
+            applying = [score * weight for score, weight in zip(found, weights, strict=True) if score is not None]
+            completions.append(
+                Completion(
+                    text=said(texts[place]),
+                    tokens=len(ids[place]),
+                    rewards=dict(zip(self.rewards.names, found, strict=True)),
+                    reward=sum(applying) if applying else None,
+                    advantage=advantages[place],
+                    cut_off=ids[place][-1] not in ends,
+                )
+            )
+        step = self.state.global_step + 1  # type: ignore[attr-defined]
+        return Group(
+            step, number, row["row"], said(row["prompt"]), None if answer is None else str(answer), completions
+        )
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's sampler whose order in an epoch depends on that epoch alone, not on how often it was begun."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the loader before each epoch."""
+        if self.shuffle:
+            self.generator.manual_seed((self.seed or 0) + epoch)
+
+
+class Buffer:
+    """What was sampled and is not used up: batches, the place in them, and numbers not logged yet."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors as they are; empty where the next step samples anew."""
+        trainer = self._trainer
+        used_up = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
+        return {
+            "step": trainer._step,
+            "batches": [] if used_up else trainer._buffered_inputs or [],
+            "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what was saved, on the trainer's device."""
+        trainer = self._trainer
+        trainer._step = state["step"]
+        trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
+        for name, values in state["metrics"].items():
+            trainer._metrics["train"][name].extend(values)
+
+
+class RewardFunction:
+    """One reward as TRL calls it: named, and given the columns of the rows."""
+
+    def __init__(self, rewards: Rewards, place: int) -> None:
+        self.rewards, self.place = rewards, place
+        self.__name__ = rewards.names[place]
+
+    def __call__(
+        self, prompts: Any, completions: Any, completion_ids: Any, columns: Any, row: Any, **_: Any
+    ) -> list[float]:
+        found = self.rewards.one(self.place, prompts, completions, completion_ids, columns_of(columns), row)
+        return found.tolist()
+
+
+def tried(config: Any, train: Any, tokenizer: Any) -> tuple[Rewards, str]:
+    """The rewards of a config after their first call, and what the receipt says of them.
+
+    Raises WorkbenchError naming the reward and the row for one that cannot be loaded or fails on the first rows.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rewards = Rewards(config.method.reward_funcs, config.method.reward_timeout, device)
+    try:
+        own = rewards.dry_run(train, getattr(tokenizer, "tokenizer", tokenizer))
+    except BaseException:
+        rewards.close()
+        raise
+    own = own[: len(own) // 2].nanmean(0)
+    words = [
+        f"{name} x {weight:g} (first rows' own answers: {score:.2f})"
+        for name, weight, score in zip(rewards.names, rewards.weights, own.tolist(), strict=True)
+    ]
+    return rewards, f"rewards: {', '.join(words)}"
+
+
+def rollout_arguments(config: Any, run_folder: str | Path, **more: Any) -> GRPOConfig:
+    """What all methods with rewards share, as TRL's config. The reference joins after building (`hold_to`)."""
+    method = config.method
+    return GRPOConfig(
+        **shared_arguments(config, run_folder),
+        max_completion_length=method.max_completion_length,
+        temperature=method.temperature,
+        top_p=method.top_p,
+        top_k=method.top_k,
+        repetition_penalty=method.repetition_penalty,
+        num_iterations=method.num_iterations,
+        steps_per_generation=method.steps_per_generation,
+        epsilon=method.epsilon,
+        epsilon_high=method.epsilon_high,
+        beta=0.0,
+        shuffle_dataset=config.data.shuffle,
+        **more,
+    )
+
+
+def built(
+    kind: type[Any],
+    args: GRPOConfig,
+    config: Any,
+    model: Any,
+    processing_class: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> Any:
+    """The trainer of this class with its rewards tried and its reference in place, ready to `attach`."""
+    rewards, told = tried(config, train, processing_class)
+    args.reward_weights = rewards.weights
+    trainer = kind(
+        model=model,
+        reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))],
+        args=args,
+        train_dataset=train,
+        eval_dataset=eval,
+        processing_class=processing_class,
+        callbacks=callbacks,
+    )
+    trainer.take(config, rewards, told)
+    trainer.hold_to(frozen_copy(config) if reference_of(config.method) else None, config.method.beta)
+    return trainer
+
+
+def said(message: Any) -> str:
+    """A text as it is, or what the messages say, one below the other."""
+    if isinstance(message, str):
+        return message
+    return "\n\n".join(str(each["content"]) for each in message)
+
+
+def _one_each(advantages: torch.Tensor, mask: torch.Tensor) -> list[float]:
+    """One advantage an answer: the mean over its tokens where each token has its own."""
+    if advantages.dim() > 1:
+        advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return advantages.tolist()

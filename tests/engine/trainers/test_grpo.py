@@ -1,0 +1,244 @@
+"""GRPO through the worker: the reward rises, groups are kept, and a resume in the middle of a buffer is exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.run.rollouts import read_group
+from engine.run.store import RunFolder
+from tests.engine.trainers.building import Built, apart
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
+
+ROWS = [{"messages": messages} for messages in CONVERSATIONS[:4]]
+LORA = {"adapter.kind": "lora", "adapter.r": 4}
+GRPO = {
+    "method.kind": "grpo",
+    "method.reward_funcs": [r"regex:^\D*$", "0.5 * length:4"],
+    "method.num_generations": 4,
+    "method.max_completion_length": 8,
+    "optim.per_device_train_batch_size": 8,
+    "optim.learning_rate": 1e-2,
+}
+
+
+def curve(run, name, segment=None):
+    return [event[name] for event in lines(run, "metrics", segment) if name in event]
+
+
+def test_the_reward_rises_and_every_group_is_kept_whole(train, source):
+    settings = {**GRPO, "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 12}
+    settings |= {"optim.per_device_train_batch_size": 32, "optim.gradient_accumulation_steps": 1}
+    run = train({**settings, "method.rollout_groups": 2})
+    rewards = curve(run, "reward")
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
+    assert {"rewards/regex/mean", "rewards/length/std", "frac_reward_zero_std", "completions/clipped_ratio"} <= set(
+        lines(run, "metrics")[0]
+    )
+    told = lines(run, "rollout")
+    assert [(event["step"], event["group"]) for event in told] == [(s, g) for s in range(1, 13) for g in (0, 1)]
+    group = read_group(run, told[0])
+    assert group["prompt"] == CONVERSATIONS[group["row"]][0]["content"]
+    assert group["answer"] == CONVERSATIONS[group["row"]][1]["content"]
+    assert len(group["completions"]) == 4
+    for answer in group["completions"]:
+        assert answer["reward"] == pytest.approx(answer["rewards"]["regex"] + 0.5 * answer["rewards"]["length"])
+        assert answer["rewards"]["regex"] == float(not any(letter.isdigit() for letter in answer["text"]))
+        assert answer["cut_off"] == (answer["tokens"] == 8)
+    assert sum(answer["advantage"] for answer in group["completions"]) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(
+            {"method.steps_per_generation": 4, "method.beta": 0.1}, id="full weights, in a buffer, with a copy"
+        ),
+        pytest.param(
+            {**LORA, "method.steps_per_generation": 4, "method.num_iterations": 2, "method.beta": 0.1},
+            id="LoRA, in the second pass over a buffer",
+        ),
+        pytest.param({"method.num_generations": 8, "data.train.rows": 6}, id="over the ends of epochs"),
+    ],
+)
+def test_resuming_equals_never_stopping(train, source, tmp_path, settings):
+    settings = dict(settings)
+    rows = {"path": source(CONVERSATIONS[: settings.pop("data.train.rows", 48)])}
+    wanted = {**GRPO, **settings, "data.train": [rows], "optim.max_steps": 8, "run.save_steps": 3}
+    whole = train(wanted)
+    again = train(folder=resumed_from(whole, 3, tmp_path / "again"))
+
+    def told(run, segment):
+        timeless = ("loss", "grad_norm", "reward", "entropy", "kl", "tokens", "trained_tokens", "num_tokens", "epoch")
+        return {
+            event["step"]: [event.get(name) for name in timeless]
+            for event in lines(run, "metrics", segment)
+            if event["step"] > 3
+        }
+
+    assert lines(again, "started", 1)[0]["resumed_from_step"] == 3
+    assert sorted(told(whole, 0)) == [4, 5, 6, 7, 8]
+    assert told(again, 1) == told(whole, 0)
+    name = "adapter_model.safetensors" if "adapter.kind" in settings else "model.safetensors"
+    first, second = (load_file(run.checkpoints / "checkpoint-8" / name) for run in (whole, again))
+    assert first.keys() == second.keys()
+    assert all(first[key].equal(second[key]) for key in first)
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+def sampled(built, tmp_path):
+    """One buffer of 16 answers to 4 prompts, with the log-probabilities they were sampled with; then the model moves."""
+    trainer = built.trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    trainer.current_gradient_accumulation_steps = 2
+    trainer.model.train()
+    trainer._prepare_inputs([row for row in built.rows for _ in range(4)])
+    before = [built.logps(*ids_of(batch, place)).detach() for batch in trainer._buffered_inputs for place in range(4)]
+    old = [batch["old_per_token_logps"][place] for batch in trainer._buffered_inputs for place in range(4)]
+    assert all(
+        torch.allclose(ours.float(), theirs[: len(ours)].float(), atol=1e-5)
+        for ours, theirs in zip(before, old, strict=True)
+    )
+    built.move()
+    return trainer._buffered_inputs
+
+
+def ids_of(batch, place):
+    prompt = batch["prompt_ids"][place][batch["prompt_mask"][place].bool()].tolist()
+    return prompt, batch["completion_ids"][place][batch["completion_mask"][place].bool()].tolist()
+
+
+def advantages_of(built, batches):
+    """By (batch, place), from the texts alone: a reward's distance from its group's mean by the group's spread."""
+    decode, rewards = built.trainer.processing_class.decode, {}
+    for number, batch in enumerate(batches):
+        for place in range(4):
+            text = decode(ids_of(batch, place)[1], skip_special_tokens=True)
+            tokens = len(ids_of(batch, place)[1])
+            reward = float(not any(letter.isdigit() for letter in text)) + 0.5 * min(1.0, max(0.0, 2 - tokens / 4))
+            rewards.setdefault(batch["row"][place].item(), {})[number, place] = reward
+    found = {}
+    for group in rewards.values():
+        values = torch.tensor(list(group.values()))
+        assert len(values) == 4
+        found |= {key: (value - values.mean()) / (values.std() + 1e-4) for key, value in group.items()}
+    return found
+
+
+def plain_loss(built, batch, advantages, loss_type, sequence, high):
+    """The objective of each loss written out, one answer at a time on full logits."""
+    answers, weights = [], []
+    for place in range(4):
+        prompt, answer = ids_of(batch, place)
+        ours, reference = built.logps(prompt, answer), built.logps(prompt, answer, reference=True)
+        log_ratio = ours - batch["old_per_token_logps"][place][: len(answer)]
+        ratio = log_ratio.mean().expand_as(ours).exp() if sequence else log_ratio.exp()
+        advantage = advantages[place]
+        if loss_type == "cispo":
+            each = -ratio.clamp(max=high).detach() * advantage * ours
+        elif loss_type == "sapo":
+            tau = 1.0 if advantage > 0 else 1.05
+            each = -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantage
+        else:
+            each = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1 + high) * advantage)
+        away = reference - ours
+        each = each + 0.1 * (away.exp() - away - 1) * ratio  # arXiv:2512.02556
+        answers.append(each)
+        weights.append(len(answer))
+    total = torch.stack([each.sum() for each in answers]).sum()
+    if loss_type in ("grpo", "sapo"):
+        return torch.stack([each.mean() for each in answers]).mean() / 2
+    if loss_type == "bnpo":
+        return total / sum(weights) / 2
+    if loss_type == "dr_grpo":
+        return total / (4 * 8) / 2
+    # All answers sampled together, of which two of four batches make a step.
+    return total / (batch["num_items_in_batch"] * 2 / 4)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
+)
+def test_gradients_of_every_loss_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    settings = {**GRPO, **adapter, "method.steps_per_generation": 4, "method.beta": 0.1}
+    built = Built({**settings, "optim.per_device_train_batch_size": 4}, ROWS, tmp_path, exact_head=exact_head)
+    batches = sampled(built, tmp_path)
+    advantages = advantages_of(built, batches)
+    # the batch of these whose answers differ most
+    number = max(range(4), key=lambda at: sum(abs(advantages[at, place]) for place in range(4)))
+    batch, trainer = batches[number], built.trainer
+    mine = [advantages[number, place].double() for place in range(4)]
+    assert batch["advantages"].tolist() == pytest.approx([float(each) for each in mine], abs=1e-5)
+    batch["advantages"] = torch.stack(mine)
+    clipped = 0.0
+    for loss_type, sequence, high in (
+        ("dapo", False, 0.2), ("grpo", False, 0.28), ("grpo", True, 0.2), ("dr_grpo", False, 0.2),
+        ("bnpo", False, 0.2), ("cispo", False, 5.0), ("sapo", False, 0.2),
+    ):  # fmt: skip
+        trainer.loss_type, trainer.epsilon_high = loss_type, high
+        trainer.importance_sampling_level = "sequence" if sequence else "token"
+        built.model.zero_grad()
+        trainer._metrics["train"].clear()
+        loss = trainer.compute_loss(built.model, dict(batch))
+        loss.backward()
+        clipped += sum(trainer._metrics["train"].get("clip_ratio/region_mean", []))
+        value, ours = built._taken(loss)
+        built.model.zero_grad()
+        expected = plain_loss(built, batch, mine, loss_type, sequence, high)
+        expected.backward()
+        wanted, theirs = built._taken(expected)
+        # TRL holds the temperatures of sapo in float32.
+        bound = max(near, 1e-7) if loss_type == "sapo" else near
+        assert value == pytest.approx(wanted, rel=100 * bound), loss_type
+        assert apart(ours, theirs) <= bound, loss_type
+    assert clipped > 0
+    trainer.rewards.close()
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+def test_a_reward_that_fails_ends_the_run_before_training_in_one_sentence(train, source, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def score(completions):\n    return [1 / len(each[0]['content']) for each in completions]\n"
+    )
+    settings = {**GRPO, "method.reward_funcs": [f"{tmp_path}/mine.py:score"]}
+    run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
+    (failed,) = lines(run, "failed")
+    assert failed["message"].startswith("method.reward_funcs: mine.py:score raised ZeroDivisionError")
+    assert "(row 0 of the data)" in failed["message"]
+    assert not lines(run, "started")
+    assert not list(run.checkpoints.glob("checkpoint-*"))
+
+
+def test_a_reward_that_fails_in_the_middle_names_the_row(train, source, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "calls = []\ndef score(completions):\n    calls.append(1)\n"
+        "    return [float('nan') if len(calls) > 3 else 1.0 for _ in completions]\n"
+    )
+    settings = {**GRPO, "method.reward_funcs": [f"{tmp_path}/mine.py:score"], "run.save_steps": 1}
+    run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
+    (failed,) = lines(run, "failed")
+    assert "mine.py:score must return finite numbers; got nan (row " in failed["message"]
+    assert {path.name for path in run.checkpoints.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
+
+
+def test_the_receipt_names_rewards_and_reference(train, source):
+    settings = {
+        **GRPO,
+        **LORA,
+        "method.beta": 0.1,
+        "optim.max_steps": 1,
+        "data.train": [{"path": source(CONVERSATIONS)}],
+    }
+    told = next(entry for entry in lines(train(settings), "receipt")[0]["entries"] if entry["feature"] == "loss")
+    assert told["effective"] == "GRPOTrainer"
+    assert "regex x 1 (first rows' own answers: 0.00)" in told["detail"]
+    assert "reference: adapter off" in told["detail"]
+
+
+def test_held_out_prompts_are_answered_and_scored(train, source):
+    data = {"data.train": [{"path": source(CONVERSATIONS[:40])}], "data.eval": [{"path": source(CONVERSATIONS[40:])}]}
+    run = train({**GRPO, **data, "optim.max_steps": 2, "run.eval_steps": 1, "optim.gradient_accumulation_steps": 1})
+    assert len(curve(run, "eval_reward")) == 2
+    assert all(0 <= value <= 1.5 for value in curve(run, "eval_reward"))
