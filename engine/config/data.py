@@ -10,7 +10,7 @@ Format = Literal[
     "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "unpaired_preference", "prompts", "tokens",
 ]  # fmt: skip
 FORMATS_LATER = (
-    "multimodal_pretrain", "synthetic", "reward", "embedding",
+    "multimodal_pretrain", "synthetic", "embedding",
 )  # fmt: skip
 
 

@@ -23,6 +23,9 @@ NEEDS: dict[Rows, str] = {
 }
 """What the rows of a method must be, in words."""
 
+Head = Literal["vocabulary", "score", "steps", "none"]
+"""What stands on top of the model: its vocabulary; one number; a verdict for each token; nothing."""
+
 LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens")
 Kind = Title("Method")
 
@@ -41,6 +44,8 @@ class MethodSection(Section):
     """The data formats it learns from."""
     rows: ClassVar[Rows]
     """What one of its prepared rows holds."""
+    head: ClassVar[Head] = "vocabulary"
+    """What it puts on top of the model. Without a vocabulary the model writes nothing, so nothing can be sampled."""
     sequences: ClassVar[int] = 1
     """Sequences that one row becomes in a batch."""
     lora_rate: ClassVar[float]

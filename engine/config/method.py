@@ -11,6 +11,7 @@ from pydantic import Field
 
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
 from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
+from engine.config.reward_model import Reward
 from engine.config.rollouts import Grpo
 
 
@@ -48,6 +49,7 @@ Method = Annotated[
     | Simpo
     | Orpo
     | Kto
+    | Reward
     | Grpo,
     Field(discriminator="kind"),
 ]  # fmt: skip
@@ -59,6 +61,7 @@ METHODS: dict[str, type[MethodSection]] = {
     "simpo": Simpo,
     "orpo": Orpo,
     "kto": Kto,
+    "reward": Reward,
     "grpo": Grpo,
 }
 

@@ -105,5 +105,5 @@ GOALS: tuple[Goal, ...] = (
         "Reinforcement learning (GRPO): its own answers are scored, and the better ones become likelier.",
     ),
     Goal("vectors", "Make vectors for search", None, "Needs embedding training, which comes in a later version."),
-    Goal("judge", "Judge answers", None, "Needs reward models, which come in a later version."),
+    Goal("judge", "Judge answers", "reward", "A reward model: a score for an answer, learned from pairs."),
 )

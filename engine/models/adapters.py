@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from engine.config.kinds import Head
+from engine.config.method import METHODS
 from engine.errors import ModelError, nearest
+
+TASKS: dict[Head, str] = {"vocabulary": "CAUSAL_LM", "score": "SEQ_CLS"}
 
 
 def lora_config(config: Any) -> Any:
@@ -18,7 +22,8 @@ def lora_config(config: Any) -> Any:
 
     adapter = config.adapter
     return LoraConfig(
-        task_type="CAUSAL_LM",
+        # PEFT trains a new head whole beside the adapter where the task has one.
+        task_type=TASKS[METHODS[config.method.kind].head],
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,

@@ -10,8 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.config.kinds import Head
+from engine.config.method import METHODS
 from engine.errors import ModelError, visible
 
+LOADERS: dict[Head, str] = {"vocabulary": "AutoModelForCausalLM", "score": "AutoModelForSequenceClassification"}
+"""The transformers class for what a method puts on top of the model."""
 DTYPES = ("bfloat16", "float16", "float32")
 BUILTIN = "builtin/tiny"
 
@@ -42,15 +46,17 @@ def load_processing_class(config: Any) -> Any:
 
 
 def load_model(config: Any) -> Any:
-    """The causal language model in its number format, on the CPU unless it is quantized for a GPU.
+    """The model in its number format with the head that the method needs (a new one where it brings none), on the CPU unless it is quantized for a GPU.
 
     Raises ModelError when it cannot be found or read, when it would run code of its own, and when it brings no
     safetensors weights.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     source = model_folder(config)
+    head = METHODS[config.method.kind].head
+    loader = getattr(transformers, LOADERS[head])
     refuse_foreign_code(source)
     settings: dict[str, Any] = {
         "dtype": getattr(torch, config.model.dtype),
@@ -61,8 +67,10 @@ def load_model(config: Any) -> Any:
         settings["quantization_config"] = quantization
         if torch.cuda.is_available():
             settings["device_map"] = {"": torch.cuda.current_device()}
+    if head == "score":
+        settings["num_labels"] = 1
     try:
-        return AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
+        return loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
 
@@ -75,9 +83,12 @@ def quantization_config(config: Any) -> Any:
     kind = config.model.quantization
     if kind == "none":
         return None
+    # A new head is trained whole, so it stays as it is.
+    whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score"]
     if kind == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
     return BitsAndBytesConfig(
+        llm_int8_skip_modules=whole,
         load_in_4bit=True,
         bnb_4bit_quant_type=kind,
         bnb_4bit_use_double_quant=True,

@@ -43,6 +43,8 @@ class ReferenceFree(RunTrainer, SFTTrainer):
     """The base of methods that compare two answers by the model's own log-probabilities."""
 
     # The loss is a mean over pairs, so that gradient accumulation averages it.
+    loss_by = "ours, on SFTTrainer"
+    """Whose loss it is, for the receipt."""
     loss_is_scaled_for_ga = False  # type: ignore[assignment]
     method: Any
     """The method's section."""

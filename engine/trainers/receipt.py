@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from engine.config.method import METHODS
 from engine.memory.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN
 
@@ -143,13 +144,16 @@ def _quantization(config: Any, model: Any) -> dict[str, Any]:
 def _loss(config: Any, trainer: Any) -> dict[str, Any]:
     """The loss as asked for, the library's trainer that computes it, and what our trainer tells of it."""
     library = next((each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")), type(trainer))
-    told = getattr(trainer, "told", None)
-    detail = "TRL's fused head: logits are formed in chunks, never all at once"
+    section = METHODS[config.method.kind]
+    plain = "cross-entropy" if section.rows == "language" else config.method.kind
+    told = [trainer.told()] if hasattr(trainer, "told") else []
+    if section.head == "vocabulary":
+        told.insert(0, "TRL's fused head: logits are formed in chunks, never all at once")
     return _entry(
         "loss",
-        getattr(config.method, "loss_type", "cross-entropy"),
-        library.__name__,
-        detail="; ".join((detail, told())) if told is not None else detail,
+        getattr(config.method, "loss_type", plain),
+        getattr(trainer, "loss_by", library.__name__),
+        detail="; ".join(told),
     )
 
 

@@ -13,6 +13,7 @@ METHODS: dict[str, str] = {
     "simpo": "engine.trainers.simpo",
     "orpo": "engine.trainers.orpo",
     "kto": "engine.trainers.kto",
+    "reward": "engine.trainers.reward",
     "grpo": "engine.trainers.grpo",
 }
 

@@ -26,6 +26,7 @@ NAMES: dict[str, str] = {
     "kto": "prefer",
     "grpo": "score",
     "pretrain-text": "read",
+    "reward": "judge",
 }
 
 

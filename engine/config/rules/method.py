@@ -82,11 +82,11 @@ def a_copy_beside_an_adapter_wastes_memory(config: RunConfig, facts: Facts) -> I
 
 
 @rule(reads=(fields.method.kind, fields.adapter.kind, fields.adapter.lora_dropout))
-def dropout_is_off_beside_a_reference(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    """TRL switches dropout off in these methods: its noise would count as a difference from the reference."""
+def dropout_is_off_where_answers_are_compared(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """TRL switches dropout off in these methods: its noise would count as a difference."""
     adapter, path = config.adapter, fields.adapter.lora_dropout.path
-    if config.method.kind in ("dpo", "ipo", "kto") and adapter.kind == "lora" and adapter.lora_dropout:
-        todo = "Model and reference are compared without dropout, since its noise would count as a difference."
+    if config.method.kind in ("dpo", "ipo", "kto", "reward") and adapter.kind == "lora" and adapter.lora_dropout:
+        todo = "Answers are compared without dropout here, since its noise would count as a difference."
         fix = Fix("leave dropout out", unset=(path,))
         yield must(path, f"0 for {config.method.kind}", adapter.lora_dropout, todo, fix=fix)
 
@@ -159,3 +159,11 @@ def weights_stand_on_top_of_the_balance(config: RunConfig, facts: Facts) -> Iter
             yield must(
                 spec.path, "left out while method.balance_weights is true", value, todo, severity="warning", fix=fix
             )
+
+
+@rule(reads=(fields.method.kind, fields.run.prompts))
+def samples_need_a_model_that_writes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.run.prompts.path
+    if METHODS[config.method.kind].head != "vocabulary" and config.run.prompts:
+        rule_text = f"left out for {config.method.kind}, whose model writes no words"
+        yield must(path, rule_text, config.run.prompts, "Remove them.", fix=Fix("remove them", unset=(path,)))

@@ -69,9 +69,12 @@ CASES: dict[str, list[Case]] = {
     "a-copy-beside-an-adapter-wastes-memory": [
         ({**DPO, **LORA, "method.reference": "copy"}, Facts(), "method.reference", "hint")
     ],
-    "dropout-is-off-beside-a-reference": [
+    "dropout-is-off-where-answers-are-compared": [
         ({"method.kind": kind, **LORA, "adapter.lora_dropout": 0.1}, Facts(), "adapter.lora_dropout", "error")
-        for kind in ("dpo", "ipo", "kto")
+        for kind in ("dpo", "ipo", "kto", "reward")
+    ],
+    "samples-need-a-model-that-writes": [
+        ({"method.kind": "reward", "run.prompts": ["Who are you?"]}, Facts(), "run.prompts", "error")
     ],
     "packing-needs-single-texts": [
         ({**DPO, "data.packing": True, "data.packing_cross_doc_attn_mask": True}, Facts(), "data.packing", "error")

@@ -71,10 +71,22 @@ def orpo(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
+def reward(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """arXiv:2203.02155, equation 1, with the scores drawn to zero as in arXiv:2312.09244."""
+    losses = []
+    for row in rows:
+        ids = [torch.tensor([[*row["prompt_ids"], *row[part]]]) for part in ("chosen_ids", "rejected_ids")]
+        chosen, rejected = (built.model(input_ids=each).logits[0, 0] for each in ids)
+        centre = built.config.method.center_rewards_coefficient * (chosen + rejected) ** 2
+        losses.append(centre - torch.sigmoid(chosen - rejected).log())
+    return torch.stack(losses).mean()
+
+
 CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] = [
     ("kto", {"method.kind": "kto"}, RATED, kto),
     ("ipo", {"method.kind": "ipo"}, PAIRS, ipo),
     ("simpo", {"method.kind": "simpo", "method.cpo_alpha": 0.3}, PAIRS, simpo),
+    ("reward", {"method.kind": "reward", "method.center_rewards_coefficient": 0.1}, PAIRS, reward),
     ("orpo", {"method.kind": "orpo", "method.beta": 0.5}, PAIRS, orpo),
 ]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.engine.trainers.conftest import RATED, lines
+from tests.engine.trainers.conftest import PAIRS, RATED, lines
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 
@@ -61,3 +63,46 @@ def test_right_solutions_rise_over_wrong_ones(train, shared_data, kind, adapter,
     assert said in told(run, "loss")["detail"]
     if kind == "orpo":
         assert curve(run, "nll_loss")[-1] < curve(run, "nll_loss")[0]
+
+
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+def test_a_reward_model_scores_right_solutions_higher_and_so_does_what_was_saved(train, shared_data, adapter):
+    import torch
+    from peft import AutoPeftModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    settings = {"method.kind": "reward", **adapter, **real(shared_data, "gsm8k/preference_pairs.jsonl", 16)}
+    settings |= {"optim.learning_rate": 1e-2 if adapter else 3e-3, "optim.gradient_accumulation_steps": 1}
+    held_out = {"data.eval": settings["data.train"], "run.eval_steps": 16}
+    run = train({**settings, **held_out, "optim.max_steps": 16, "run.save_steps": 16})
+    assert sum(curve(run, "loss")[-4:]) < 0.8 * sum(curve(run, "loss")[:4])
+    right = curve(run, "eval_accuracy")[-1]
+    assert right > 0.85
+    assert "no vocabulary head" in told(run, "loss")["detail"]
+    folder = run.checkpoints / "checkpoint-16"
+    loader = AutoPeftModelForSequenceClassification if adapter else AutoModelForSequenceClassification
+    judge, tokenizer = loader.from_pretrained(folder, num_labels=1).eval(), AutoTokenizer.from_pretrained(folder)
+    rows = [json.loads(line) for line in (shared_data / "gsm8k/preference_pairs.jsonl").open()][:16]
+    higher = []
+    for row in rows:
+        turns = [
+            [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[part]}]
+            for part in ("chosen", "rejected")
+        ]
+        ids = [
+            tokenizer.apply_chat_template(each, return_tensors="pt", return_dict=True)["input_ids"] for each in turns
+        ]
+        if max(each.shape[1] for each in ids) > 320:
+            continue
+        with torch.no_grad():
+            chosen, rejected = (judge(input_ids=each).logits.item() for each in ids)
+        higher.append(chosen > rejected)
+    assert sum(higher) / len(higher) == pytest.approx(right, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_new_head_of_a_reward_model_is_not_quantized(train, source):
+    settings = {"method.kind": "reward", **LORA, "model.quantization": "nf4", "data.train": [{"path": source(PAIRS)}]}
+    run = train({**settings, "optim.max_steps": 2})
+    assert told(run, "quantization")["count"]
+    assert curve(run, "loss")[1] < curve(run, "loss")[0]

@@ -26,6 +26,7 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
         pytest.param({"method.kind": "kto", **LORA}, RATED, id="kto, shuffled, with the adapter switched off"),
         pytest.param({"method.kind": "ipo", **LORA}, PAIRS, id="ipo"),
         pytest.param({"method.kind": "simpo", **DROPOUT}, PAIRS, id="simpo with dropout"),
+        pytest.param({"method.kind": "reward", **LORA}, PAIRS, id="reward model, its new head beside the adapter"),
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo"),
         pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo with the adapter switched off as reference"),
     ],

@@ -1,0 +1,30 @@
+"""Models that judge: a score for a whole answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from engine.config.kinds import Head, Kind, MethodSection, Rows
+from engine.config.section import Advanced, Ge, Le, Source, Title
+
+
+class Reward(MethodSection):
+    """Reward model: the model learns to give an answer a score, higher for the chosen answer than for the rejected one. It
+    writes nothing any more: a head of one number takes the place of the vocabulary. Needs rows with a prompt, a chosen and
+    a rejected answer. Take it to judge answers, or as a reward for GRPO where no rule can tell good from bad."""
+
+    kind: Annotated[Literal["reward"], Kind] = "reward"
+    called: ClassVar[str] = "a reward model"
+    words: ClassVar[str] = "reward model: give answers a score"
+    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    rows: ClassVar[Rows] = "pairs"
+    head: ClassVar[Head] = "score"
+    sequences: ClassVar[int] = 2
+    lora_rate: ClassVar[float] = 1e-4
+    full_rate: ClassVar[float] = 1e-5
+
+    center_rewards_coefficient: Annotated[
+        float | None, Ge(0), Le(100), Title("Centre the scores"), Advanced, Source("arXiv:2312.09244")
+    ] = None
+    """Pulls the scores of each pair to a mean of zero, with this weight; 0.01 is usual. Empty leaves them where they fall:
+    only their differences are learned."""

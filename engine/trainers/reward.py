@@ -1,0 +1,70 @@
+"""A reward model through TRL's RewardTrainer: the log-sigmoid of the difference of two scores (arXiv:2203.02155, eq. 1).
+
+The score is read at an answer's last token, from a head of one number. TRL adds no head of words, so there are no logits
+of a vocabulary to save.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import RewardConfig, RewardTrainer
+
+from engine.trainers.arguments import shared_arguments
+from engine.trainers.saving import RunTrainer, WithRows
+
+
+class Reward(RunTrainer, RewardTrainer):
+    """TRL's trainer with our saving and our prepared pairs."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        """TRL would join the prompt to text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""
+        return dataset
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        # The mask of the answers is for the count of tokens; a score is of the whole sequence.
+        given = {name: value for name, value in inputs.items() if name != "completion_mask"}
+        return super().compute_loss(model, given, *args, **kwargs)
+
+    def told(self) -> str:
+        """What the receipt tells of the loss."""
+        return "Bradley-Terry; one score at the last token; no vocabulary head, so no logits of words"
+
+
+def arguments(config: Any, run_folder: str | Path) -> RewardConfig:
+    """Our sections as TRL's config."""
+    return RewardConfig(
+        **shared_arguments(config, run_folder),
+        center_rewards_coefficient=config.method.center_rewards_coefficient,
+        max_length=None,
+    )
+
+
+def build(
+    config: Any,
+    run_folder: str | Path,
+    model: Any,
+    processing_class: Any,
+    collator: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> Reward:
+    """The trainer, ready to `attach`."""
+    trainer = Reward(
+        model=model,
+        args=arguments(config, run_folder),
+        data_collator=WithRows(collator),
+        train_dataset=train,
+        eval_dataset=eval,
+        processing_class=getattr(processing_class, "tokenizer", processing_class),
+        callbacks=callbacks,
+    )
+    # TRL turns what is trained beside quantized weights into bfloat16; the new head reads hidden states as the model gives
+    # them.
+    for name, parameter in model.named_parameters():
+        if ".score." in name:
+            parameter.data = parameter.data.to(getattr(torch, config.model.dtype))
+    return trainer
