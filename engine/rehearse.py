@@ -23,8 +23,8 @@ STEPS = 2
 class Measuring(TrainerCallback):
     """Chooses the rows, then reads the clock and the peak of memory while they are trained.
 
-    The peak is the card's as torch reserved it; on a CPU it is this process's resident pages. `rows_per_step` is what one
-    optimizer step takes.
+    The peak is the card's as torch reserved it, beside what of that was handed out; on a CPU both are this process's
+    resident pages. `rows_per_step` is what one optimizer step takes.
     """
 
     def __init__(self, dataset: Any, rows_per_step: int) -> None:
@@ -41,7 +41,7 @@ class Measuring(TrainerCallback):
         }
         self._begun = 0.0
         self._seconds = 0.0
-        self._memory_before = self._memory_peak = 0
+        self._memory_before = self._memory_peak = self._memory_allocated = 0
 
     def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
         # transformers saves after the last step, however far off `save_steps` is.
@@ -54,12 +54,14 @@ class Measuring(TrainerCallback):
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._seconds = _now() - self._begun
         self._memory_peak = _peak()
+        self._memory_allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else self._memory_peak
 
     def result(self) -> dict[str, Any]:
         """The payload of the event `rehearsed`: bytes, seconds of one step as rehearsed, and what went through it."""
         return {
             "memory_peak": self._memory_peak,
             "memory_before": self._memory_before,
+            "memory_allocated": self._memory_allocated,
             "seconds": round(self._seconds, 4),
             **self._measured,
         }

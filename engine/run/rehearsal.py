@@ -53,6 +53,8 @@ class Rehearsal:
     tokens: int
     longest: int
     estimated: int | None = None
+    memory_allocated: int | None = None
+    """What of the peak was handed out; the rest are fragments of the allocator."""
 
     @property
     def error(self) -> float | None:
@@ -104,6 +106,7 @@ def rehearse(config: RunConfig, facts: Facts, on_phase: OnPhase | None = None) -
         tokens=round(told["tokens"] * share),
         longest=told["longest"],
         estimated=_estimated(whole, facts, told["longest"]),
+        memory_allocated=told.get("memory_allocated"),
     )
     keep(whole, facts, found)
     return found
