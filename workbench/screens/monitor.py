@@ -30,6 +30,7 @@ from workbench.panels.cause import ENDS, PostMortem
 from workbench.panels.chart import Chart, Line
 from workbench.panels.figures import brief
 from workbench.panels.glyphs import ascii_only
+from workbench.panels.groups import Groups
 from workbench.panels.units import in_unit, titled, worded
 from workbench.panels.watching import (
     ASKED,
@@ -53,6 +54,7 @@ LOOK_SECONDS, LOOK_SECONDS_SSH = 0.5, 1.0
 SAID_SECONDS = 6.0
 SMALL = ("one", "two", "three", "four")
 TALL, WIDE = 34, 100
+PANELS = {"samples": Samples, "receipt": Receipt, "groups": Groups}
 FOCUS = {"curves": "#main", "cause": "PostMortem"}
 
 
@@ -126,6 +128,7 @@ class MonitorScreen(Screen[None]):
             yield Lines(id="log")
             yield Receipt(id="receipt")
             yield Lines(id="config")
+            yield Groups(id="groups")
             with Vertical(id="cause"):
                 yield PostMortem()
                 yield Chart(id="last")
@@ -136,6 +139,7 @@ class MonitorScreen(Screen[None]):
     def on_mount(self) -> None:
         """Open the run and look at it twice a second; once where the line may be slow."""
         self.watching = open_view(self.folder)
+        self.query_one(Groups).folder = self.folder
         self._set_size()
         self.query_one("#main", Chart).focus()
         self._follow_state()
@@ -203,8 +207,8 @@ class MonitorScreen(Screen[None]):
         elif page == "cause":
             self.query_one(PostMortem).show(view, self._way_on)
             self._draw_chart("last", leading(view.method, view.series)[0])
-        elif page in ("samples", "receipt"):
-            self._show({"samples": Samples, "receipt": Receipt}[page], view)
+        elif page in PANELS:
+            self._show(PANELS[page], view)
 
     def _show(self, kind: type[Any], view: RunView) -> None:
         panel = self.query_one(kind)
@@ -285,6 +289,14 @@ class MonitorScreen(Screen[None]):
         if name == "log":
             self._log_stamp = (-1, -1)
             self._draw_log()
+        self._draw()
+
+    def action_group(self, by: int) -> None:
+        """An older group of answers, or a newer one."""
+        if self.page != "groups":
+            self._tell("Groups of answers are on page 7.")
+            return
+        self._tell(self.query_one(Groups).go(by))
         self._draw()
 
     def action_next_curve(self, by: int = 1) -> None:
