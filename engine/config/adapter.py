@@ -19,6 +19,10 @@ class NoAdapter(Section):
     """What is trained: `none` trains every weight, `lora` keeps the model frozen and trains small matrices beside it,
     which needs far less memory and gives checkpoints of a few MiB."""
 
+    unfrozen_parameters: Annotated[list[str], Expert, Source("Axolotl: unfrozen_parameters")] = []
+    """Train these weights alone and freeze the others: regular expressions that a weight's name must begin with, such as
+    `model\\.layers\\.2[0-7]\\.` for the last 8 layers of 28. Empty trains every weight."""
+
 
 class Lora(Section):
     """LoRA: the base stays frozen and small matrices beside it are trained."""
@@ -40,7 +44,11 @@ class Lora(Section):
         "all-linear"
     )
     """Which layers get an adapter: `all-linear` for every linear layer but the head, a list of module names, or one
-    regular expression that the whole module name must match."""
+    regular expression that the whole module name must match. An empty list leaves it to `target_parameters`."""
+
+    target_parameters: Annotated[list[str], Expert, Source("PEFT: target_parameters")] = []
+    """Weights that are no linear layer and get an adapter by their names, such as `mlp.experts.gate_up_proj`: in
+    mixture-of-experts models all experts of a layer are one weight of three dimensions."""
 
     modules_to_save: Annotated[list[str], Expert, Source("PEFT: modules_to_save")] = []
     """Modules trained whole and saved with the adapter, such as `embed_tokens` and `lm_head` for new tokens."""
@@ -50,6 +58,12 @@ class Lora(Section):
 
     use_dora: Annotated[bool, Title("DoRA"), Advanced, Source("arXiv:2402.09353")] = False
     """Train the length and the direction of the weights apart. Often a little better at low ranks, and slower."""
+
+    autocast_adapter_dtype: Annotated[
+        bool, Title("Adapter in float32"), Expert, Source("PEFT: autocast_adapter_dtype")
+    ] = False
+    """Hold and train the adapter in float32 beside a bfloat16 model. It costs time and memory, and keeps updates that are
+    too small for bfloat16. Beside float16 the adapter is always float32, as its gradients need it."""
 
     bias: Annotated[Literal["none", "all", "lora_only"], Expert, Source("PEFT: bias")] = "none"
     """Which bias vectors are trained as well. With `all` or `lora_only` the model without its adapter is no longer the

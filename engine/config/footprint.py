@@ -15,6 +15,7 @@ from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import reference_of
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
+from engine.config.unfrozen import trained_by_name
 
 MiB = 1024**2
 GiB = 1024**3
@@ -137,7 +138,8 @@ def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
         return None
     adapter = config.adapter
     if adapter.kind == "none":
-        return Parameters(model.parameters, model.parameters, 0)
+        named = trained_by_name(model, adapter.unfrozen_parameters) if adapter.unfrozen_parameters else None
+        return Parameters(model.parameters, model.parameters if named is None else named, 0)
     if not model.linears:
         return None
     trained = 0
@@ -229,11 +231,10 @@ def _tokens(config: RunConfig, facts: Facts) -> tuple[int, int]:
 
 
 def trained_size(config: RunConfig) -> float:
-    """Bytes of one trained number: adapters are bfloat16 beside a bfloat16 base and float32 beside any other."""
-    model = config.model
-    if config.adapter.kind == "none" or (model.dtype == "bfloat16" and model.quantization == "none"):
-        return BYTES[model.dtype]
-    return 4.0
+    """Bytes of one trained number: adapters are bfloat16 beside a bfloat16 base, unless float32 was asked for."""
+    if config.adapter.kind == "none":
+        return BYTES[config.model.dtype]
+    return 2.0 if config.model.dtype == "bfloat16" and not config.adapter.autocast_adapter_dtype else 4.0
 
 
 def _holds_copy(config: RunConfig) -> bool:

@@ -41,6 +41,7 @@ NAMES: dict[str, str] = {
     "dropout": "adapter.lora_dropout",
     "lora_target": "adapter.target_modules",
     "lora_target_modules": "adapter.target_modules",
+    "lora_target_parameters": "adapter.target_parameters",
     "lora_modules_to_save": "adapter.modules_to_save",
     "additional_target": "adapter.modules_to_save",
     "peft_use_rslora": "adapter.use_rslora",

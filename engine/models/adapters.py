@@ -1,7 +1,7 @@
-"""LoRA adapters on a loaded model: PEFT's own, with targets that are checked to exist.
+"""What is trained: LoRA adapters (PEFT's own) on targets that are checked to exist, or weights picked by name.
 
-Adapters take the number format of a bfloat16 base (float32 adapters under autocast cost an eighth of an 8B step on an
-H100); beside a float16 or quantized base they are float32 or what the trainer makes of them.
+Adapters take the number format of a bfloat16 model (float32 adapters under autocast cost an eighth of an 8B step on an
+H100) unless `adapter.autocast_adapter_dtype` asks for float32; beside any other they are float32.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def lora_config(config: Any) -> Any:
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
         target_modules=adapter.target_modules,
+        target_parameters=adapter.target_parameters or None,
         modules_to_save=adapter.modules_to_save or None,
         use_rslora=adapter.use_rslora,
         use_dora=adapter.use_dora,
@@ -36,13 +37,62 @@ def lora_config(config: Any) -> Any:
 
 
 def add_adapter(model: Any, config: Any) -> Any:
-    """The model with its adapter, or the model itself where there is none. Raises ModelError for targets it lacks."""
+    """The model with its adapter, or the model itself, frozen but for `unfrozen_parameters`.
+
+    Raises ModelError for targets and names that the model lacks.
+    """
     if config.adapter.kind == "none":
-        return model
+        return _frozen_but(model, config.adapter.unfrozen_parameters)
+    import torch
     from peft import get_peft_model
 
     _check_targets(model, config.adapter.target_modules)
-    return get_peft_model(model, lora_config(config), autocast_adapter_dtype=config.model.dtype != "bfloat16")
+    _check_parameters(model, config.adapter.target_parameters)
+    in_float32 = config.model.dtype != "bfloat16" or config.adapter.autocast_adapter_dtype
+    model = get_peft_model(model, lora_config(config), autocast_adapter_dtype=in_float32)
+    if not in_float32:
+        # Beside quantized weights, which have no format to take, PEFT makes them float32.
+        for name, weight in model.named_parameters():
+            if "lora_" in name and weight.dtype == torch.float32:
+                weight.data = weight.data.to(torch.bfloat16)
+    return model
+
+
+def _frozen_but(model: Any, patterns: list[str]) -> Any:
+    """Freezes every weight that no expression matches from its name's beginning. Raises ModelError for idle ones."""
+    if not patterns:
+        return model
+    known = [re.compile(pattern) for pattern in patterns]
+    idle = set(patterns)
+    for name, weight in model.named_parameters():
+        hits = {pattern.pattern for pattern in known if pattern.match(name)}
+        weight.requires_grad_(bool(hits) and weight.is_floating_point())
+        idle -= hits
+    if idle:
+        names = [name for name, _ in model.named_parameters()]
+        raise ModelError(
+            f"adapter.unfrozen_parameters: the expression {min(idle)!r} matches no weight of the model.",
+            f"Weights are named such as {', '.join((*names[:3], names[-1]))}.",
+        )
+    return model
+
+
+def _check_parameters(model: Any, targets: list[str]) -> None:
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    for target in targets:
+        found = [shape for name, shape in shapes.items() if name == target or name.endswith("." + target)]
+        if not found:
+            leaves = sorted({".".join(name.rsplit(".", 3)[1:]) for name, shape in shapes.items() if len(shape) == 3})
+            raise ModelError(
+                f"adapter.target_parameters: the model has no weight {target!r}.",
+                f"Weights of experts are {', '.join(leaves[:6])}."
+                if leaves
+                else "It has no weights of three dimensions; target_modules serve its linear layers.",
+            )
+        if any(len(shape) not in (2, 3) for shape in found):
+            raise ModelError(
+                f"adapter.target_parameters: {target!r} has {len(found[0])} dimension, and an adapter needs 2 or 3."
+            )
 
 
 def _check_targets(model: Any, targets: str | list[str]) -> None:

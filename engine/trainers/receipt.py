@@ -21,7 +21,7 @@ def receipt(config: Any, trainer: Any, prepared: Any) -> list[dict[str, Any]]:
     model = trainer.model
     entries = [
         _precision(config, model),
-        _parameters(model),
+        _parameters(config, model),
         _adapter(config, model),
         _attention(config, model),
         _checkpointing(config, model),
@@ -93,19 +93,32 @@ def _precision(config: Any, model: Any) -> dict[str, Any]:
     return _entry("precision", config.model.dtype, kinds.most_common(1)[0][0], sum(kinds.values()), detail)
 
 
-def _parameters(model: Any) -> dict[str, Any]:
+def _parameters(config: Any, model: Any) -> dict[str, Any]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
-    return _entry("trainable parameters", None, trained, trained, f"of {total:,} ({trained / max(total, 1):.2%})")
+    detail = f"of {total:,} ({trained / max(total, 1):.2%})"
+    named = getattr(config.adapter, "unfrozen_parameters", None) or None
+    if named:
+        weights = [p.requires_grad for p in model.parameters()]
+        detail += f"; {sum(weights)} of {len(weights)} weights, the others frozen"
+    return _entry("trainable parameters", named, trained, trained, detail)
 
 
 def _adapter(config: Any, model: Any) -> dict[str, Any]:
     from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
 
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     kinds = Counter(name.rsplit(".", 1)[-1] for name, _ in layers)
     numbers = {_name(p.dtype) for n, p in model.named_parameters() if "lora_" in n}
     detail = ", ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
+    if directions := sum(bool(getattr(module, "use_dora", {}).get("default")) for _, module in layers):
+        detail += f"; {directions} with DoRA's lengths"
+    if layers:
+        scales = sorted({f"{module.scaling['default']:.4g}" for _, module in layers})
+        detail += f"; scaled by {', '.join(scales)}"
+    if whole := sum(isinstance(module, ModulesToSaveWrapper) for module in model.modules()):
+        detail += f"; {whole} modules trained whole"
     if numbers:
         detail += f"; in {', '.join(sorted(numbers))}"
     return _entry("adapter", config.adapter.kind, "lora" if layers else "none", len(layers), detail)

@@ -9,15 +9,18 @@ from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
+from engine.config.unfrozen import trained_by_name
 from engine.errors import nearest
 
 
-@rule(reads=(fields.adapter.kind, fields.adapter.target_modules))
+@rule(reads=(fields.adapter.kind, fields.adapter.target_modules, fields.adapter.target_parameters))
 def target_modules_name_layers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     adapter, path = config.adapter, fields.adapter.target_modules.path
     if adapter.kind != "lora":
         return
     targets = adapter.target_modules
+    if targets == [] and adapter.target_parameters:
+        return
     if not targets or (isinstance(targets, str) and not targets.strip()):
         yield must(
             path,
@@ -62,6 +65,70 @@ def target_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterat
             todo,
             fix=Fix(f"take {close}", {path: close}) if close else None,
         )
+
+
+@rule(
+    reads=(
+        fields.adapter.kind,
+        fields.adapter.target_parameters,
+        fields.adapter.use_dora,
+        fields.adapter.lora_dropout,
+        fields.model.quantization,
+    )
+)
+def target_parameters_are_plain_lora(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """PEFT adds B x A to the weight itself, where there is no input to drop and no length to split off."""
+    adapter, path = config.adapter, fields.adapter.target_parameters.path
+    if adapter.kind != "lora" or not adapter.target_parameters:
+        return
+    for spec, value in (
+        (fields.adapter.use_dora, adapter.use_dora),
+        (fields.adapter.lora_dropout, adapter.lora_dropout),
+    ):
+        if value:
+            todo = f"Such an adapter is added to the weight itself and cannot have it: leave out {spec.name}."
+            fix = Fix(f"leave out {spec.name}", unset=(spec.path,))
+            yield must(path, f"empty with {spec.name}", adapter.target_parameters, todo, fix=fix)
+    if config.model.quantization != "none":
+        todo = "Quantized weights cannot be added to: set model.quantization to none, or take target_modules."
+        fix = Fix("leave them out", unset=(path,))
+        yield must(path, f"empty with {config.model.quantization} weights", adapter.target_parameters, todo, fix=fix)
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.autocast_adapter_dtype, fields.model.dtype))
+def float32_adapters_stand_beside_bfloat16(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.adapter.autocast_adapter_dtype.path
+    if config.adapter.kind == "lora" and config.adapter.autocast_adapter_dtype and config.model.dtype != "bfloat16":
+        todo = f"Beside {config.model.dtype} the adapter is float32 in any case."
+        rule_text = f"left out with dtype {config.model.dtype}"
+        yield must(path, rule_text, True, todo, fix=Fix("leave it out", unset=(path,)))
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.unfrozen_parameters))
+def unfrozen_parameters_are_expressions(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    adapter = config.adapter
+    for index, pattern in enumerate(adapter.unfrozen_parameters if adapter.kind == "none" else ()):
+        path = f"{fields.adapter.unfrozen_parameters.path}.{index}"
+        if not pattern.strip():
+            yield must(path, "a regular expression", pattern, "An empty one would match every weight.")
+            continue
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError):
+            yield must(path, "a regular expression", pattern, "Its brackets or stars do not add up.")
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.unfrozen_parameters, fields.model.name))
+def unfrozen_parameters_match_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """Where the model's shape is known, expressions that none of its weights begins with."""
+    adapter, model = config.adapter, facts.model
+    if adapter.kind != "none" or not adapter.unfrozen_parameters or model is None or model.name != config.model.name:
+        return
+    if trained_by_name(model, adapter.unfrozen_parameters) == 0:
+        path = fields.adapter.unfrozen_parameters.path
+        todo = "Weights are named such as model.layers.0.self_attn.q_proj.weight."
+        rule_text = f"expressions that some weight of {model.model_type} begins with"
+        yield must(path, rule_text, adapter.unfrozen_parameters, todo, fix=Fix("train every weight", unset=(path,)))
 
 
 @rule(reads=(fields.adapter.kind, fields.adapter.bias, fields.adapter.use_dora))

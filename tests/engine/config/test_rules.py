@@ -233,6 +233,30 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "target-parameters-are-plain-lora": [
+        (
+            {**LORA, "adapter.target_parameters": ["mlp.experts.down_proj"], name: value},
+            Facts(),
+            "adapter.target_parameters",
+            "error",
+        )
+        for name, value in (("adapter.use_dora", True), ("adapter.lora_dropout", 0.1), ("model.quantization", "nf4"))
+    ],
+    "float32-adapters-stand-beside-bfloat16": [
+        (
+            {**LORA, "adapter.autocast_adapter_dtype": True, "model.dtype": "float32"},
+            Facts(),
+            "adapter.autocast_adapter_dtype",
+            "error",
+        )
+    ],
+    "unfrozen-parameters-are-expressions": [
+        ({"adapter.unfrozen_parameters": ["lm_head", "layers.(1"]}, Facts(), "adapter.unfrozen_parameters.1", "error"),
+        ({"adapter.unfrozen_parameters": [" "]}, Facts(), "adapter.unfrozen_parameters.0", "error"),
+    ],
+    "unfrozen-parameters-match-weights": [
+        ({"adapter.unfrozen_parameters": ["layers"]}, Facts(model=TINY_FACTS), "adapter.unfrozen_parameters", "error")
+    ],
     "epochs-or-steps": [
         ({"optim.max_steps": 5, "optim.num_train_epochs": 3}, Facts(), "optim.num_train_epochs", "error")
     ],

@@ -1,0 +1,161 @@
+"""What an adapter's settings do to the weights that are trained, on a model and on a mixture of experts."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from engine.config.adapter import Lora, NoAdapter
+from engine.config.facts import model_facts
+from engine.config.unfrozen import trained_by_name
+from engine.errors import ModelError
+from engine.models.adapters import add_adapter
+from tests.engine.patches.conftest import tiny_model
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401  runs in this process
+
+IDS = torch.arange(2 * 12).reshape(2, 12) % 128
+
+
+def lora(model=None, dtype="float32", **settings):
+    config = SimpleNamespace(
+        adapter=Lora.model_construct(**{"r": 4, "lora_alpha": 8, **settings}), model=SimpleNamespace(dtype=dtype)
+    )
+    return add_adapter(tiny_model() if model is None else model, config)
+
+
+def moe():
+    torch.manual_seed(0)
+    shape = Qwen3MoeConfig(
+        hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, vocab_size=128, num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    return Qwen3MoeForCausalLM(shape)
+
+
+def moved(model, steps=3):
+    """Names of the weights that training moves."""
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+    return {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+
+
+def leaves(model):
+    return {name.split(".lora_A")[0].rsplit(".", 1)[-1] for name, _ in model.named_parameters() if ".lora_A" in name}
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ("all-linear", {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
+        (["q_proj", "v_proj"], {"q_proj", "v_proj"}),
+        (r".*\.1\.mlp\.(up|down)_proj", {"up_proj", "down_proj"}),
+    ],
+)
+def test_targets_by_word_list_and_expression(targets, expected):
+    model = lora(target_modules=targets)
+    assert leaves(model) == expected
+    names = moved(model)
+    assert names
+    assert all("lora_" in name for name in names)
+    if isinstance(targets, str) and targets != "all-linear":
+        assert all(".1.mlp." in name for name in names)
+
+
+def test_experts_of_three_dimensions_get_an_adapter_by_their_names():
+    base = moe()
+    plain = base(IDS).logits
+    model = lora(base, target_modules=[], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    torch.testing.assert_close(model(IDS).logits, plain)
+    names = moved(model)
+    assert len(names) == 2 * 2 * 2  # layers, weights, A and B
+    assert all("lora_" in name and ".experts." in name for name in names)
+    with model.disable_adapter():
+        torch.testing.assert_close(model(IDS).logits, plain)
+    assert not torch.allclose(model(IDS).logits, plain, atol=1e-3)
+
+
+def test_dora_starts_as_the_model_and_trains_lengths():
+    base = tiny_model()
+    plain = base(IDS).logits
+    model = lora(base, use_dora=True)
+    torch.testing.assert_close(model(IDS).logits, plain, rtol=1e-4, atol=1e-5)
+    lengths = {name for name, _ in model.named_parameters() if "lora_magnitude_vector" in name}
+    assert len(lengths) == 14
+    assert lengths <= moved(model)
+
+
+@pytest.mark.parametrize("stabilised", [False, True])
+def test_rslora_scales_by_the_square_root_of_the_rank(stabilised):
+    base = tiny_model()
+    model = lora(base, use_rslora=stabilised, target_modules=["q_proj"], r=16, lora_alpha=32)
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    torch.nn.init.normal_(layer.lora_B["default"].weight)
+    x = torch.randn(3, 32)
+    added = x @ layer.lora_A["default"].weight.T @ layer.lora_B["default"].weight.T
+    scale = 32 / math.sqrt(16) if stabilised else 32 / 16
+    torch.testing.assert_close(layer(x), layer.base_layer(x) + scale * added)
+
+
+def test_modules_to_save_are_trained_whole_and_the_base_stays():
+    names = moved(lora(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    assert "base_model.model.lm_head.modules_to_save.default.weight" in names
+    assert "base_model.model.lm_head.original_module.weight" not in names
+
+
+@pytest.mark.parametrize(("in_float32", "expected"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_adapters_beside_bfloat16_are_bfloat16_unless_float32_is_asked_for(in_float32, expected):
+    model = lora(tiny_model().to(torch.bfloat16), dtype="bfloat16", autocast_adapter_dtype=in_float32)
+    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {expected}
+    assert all("lora_" in name for name in moved(model))
+
+
+def test_only_weights_named_by_an_expression_are_trained():
+    def frozen_but(*patterns):
+        adapter = NoAdapter.model_construct(unfrozen_parameters=list(patterns))
+        return add_adapter(tiny_model(), SimpleNamespace(adapter=adapter))
+
+    model = frozen_but(r"model\.layers\.1\.", "lm_head")
+    asked = {n for n, _ in model.named_parameters() if n.startswith(("model.layers.1.", "lm_head"))}
+    assert moved(model) == asked
+    assert all(weight.grad is None for name, weight in model.named_parameters() if name not in asked)
+    with pytest.raises(ModelError, match="matches no weight of the model"):
+        frozen_but("lm_head", "decoder.layers")
+
+
+def test_the_estimate_counts_the_weights_that_are_named():
+    facts = model_facts("Qwen/Qwen3-0.6B")
+    layer = trained_by_name(facts, [r"model\.layers\.27\."])
+    # q and o 1024 x 2048, k and v 1024 x 1024, three of the MLP 1024 x 3072, and two norms
+    assert layer == 2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072 + 2 * 1024
+    assert trained_by_name(facts, [r"model\.layers\.2[0-7]\."]) == 8 * layer
+    assert trained_by_name(facts, ["lm_head"]) == 0  # tied to the embeddings
+
+
+def test_weights_and_modules_that_are_not_there_are_named():
+    with pytest.raises(ModelError, match=r"no weight 'mlp\.experts\.up'"):
+        lora(moe(), target_modules=[], target_parameters=["mlp.experts.up"])
+    with pytest.raises(ModelError, match="1 dimension"):
+        lora(moe(), target_modules=[], target_parameters=["q_norm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"adapter.kind": "lora", "adapter.use_dora": True}, "28 with DoRA's lengths"),
+        ({"adapter.kind": "lora", "adapter.use_rslora": True, "adapter.r": 16}, "scaled by 8"),
+        ({"adapter.kind": "none", "adapter.unfrozen_parameters": [r"model\.layers\.3\."]}, "11 of 46 weights"),
+    ],
+)
+def test_the_receipt_says_what_is_trained_and_how(train, source, settings, words):  # noqa: F811
+    run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1})
+    said = " ".join(entry["detail"] for entry in lines(run, "receipt")[0]["entries"])
+    assert words in said
