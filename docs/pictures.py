@@ -1,7 +1,7 @@
-"""Renders the README's pictures from the real app: `make pictures`. Needs chromium for the PNG files.
+"""Renders the README's pictures from the real app and the real widget: `make pictures`. Needs chromium.
 
-It trains the built-in demo for a few steps in a folder of its own, opens the app headless at 80x24 and photographs it.
-The widget's picture is made by `docs/pictures_notebook.py`.
+It trains the built-in demo once, in a folder of its own. While that goes on, `docs/pictures_notebook.py` photographs the
+notebook that watches it; when it has ended, the app is opened headless at 80x24 over the same run and photographed.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 os.environ.setdefault("COLORTERM", "truecolor")
 os.environ["TERM"] = "xterm-256color"
 os.environ["WORKBENCH_THEME"] = "dark"
 
+from pictures_notebook import RUN, picture, training
+
 from engine.config.draft import Draft
-from engine.run.store import runs_in
+from engine.run.store import ENDED, find
 from workbench.app import WorkbenchApp
 from workbench.screens.monitor import MonitorScreen
 from workbench.screens.preview import PreviewScreen
 
 DOCS = Path(__file__).parent
-STEPS = 300
 
 
 def to_png(svg: str, target: Path) -> None:
@@ -56,7 +58,7 @@ async def photograph(runs: Path) -> None:
             await pilot.pause(0.5)
         await pilot.pause(0.5)
         to_png(app.export_screenshot(), DOCS / "preview.png")
-        app.push_screen(MonitorScreen(next(iter(runs_in(runs)))))
+        app.push_screen(MonitorScreen(find(RUN, runs)))
         await pilot.pause(2)
         to_png(app.export_screenshot(), DOCS / "monitor.png")
 
@@ -64,13 +66,11 @@ async def photograph(runs: Path) -> None:
 def main() -> None:
     if shutil.which("chromium") is None:
         sys.exit("chromium is not installed; it draws the pictures.")
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "workbench", "demo", "--runs", folder, f"optim.max_steps={STEPS}"]
-        subprocess.run(command, check=True)
-        asyncio.run(photograph(Path(folder)))
-    notebook = DOCS / "pictures_notebook.py"
-    if notebook.is_file():
-        subprocess.run([sys.executable, str(notebook)], check=True)
+    with tempfile.TemporaryDirectory() as folder, training(Path(folder)) as runs:
+        picture(DOCS / "widget.png", runs)
+        while find(RUN, runs).state not in ENDED:
+            time.sleep(1)
+        asyncio.run(photograph(runs))
 
 
 if __name__ == "__main__":

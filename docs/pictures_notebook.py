@@ -3,24 +3,30 @@
     python docs/pictures_notebook.py [FILE.png] [--dark] [--width PIXELS]
 
 It trains the built-in demo in a process of its own and photographs two cells while that goes on: the form on one of its
-steps, and the monitor of the run. Needs chromium.
+steps, and the monitor of the run. Alone it ends the run afterwards; `make pictures` lets it go on for the app's own.
+Needs chromium.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from engine.run.store import ENDED, find
+
 DOCS = Path(__file__).parent
+RUN = "dates-0001"
 CELLS = [
     "from widgets import Monitor, Workbench\n\nWorkbench(height=410)",
-    'Monitor("dates-0001", height=472)',
+    f'Monitor("{RUN}", height=472)',
 ]
 PHOTOGRAPHED_AT = 260
 # The widgets as wide as asked for, and nothing of the notebook that belongs to whoever works in it.
@@ -43,7 +49,20 @@ def browsing() -> ModuleType:
     return module
 
 
-def picture(target: Path, *, dark: bool = False, width: int = 900) -> None:
+@contextlib.contextmanager
+def training(folder: Path) -> Iterator[Path]:
+    """The folder of runs in which the demo is being trained; what still goes on afterwards is stopped."""
+    runs = folder / "runs"
+    command = [sys.executable, "-m", "workbench"]
+    subprocess.run([*command, "demo", "--detach", "--runs", str(runs)], check=True)
+    try:
+        yield runs
+    finally:
+        if find(RUN, runs).state not in ENDED:
+            subprocess.run([*command, "stop", RUN, "--now", "--runs", str(runs)], check=True)
+
+
+def picture(target: Path, runs: Path, *, dark: bool = False, width: int = 900) -> None:
     """Two cells with their widgets, each `width` wide. Raises RuntimeError where this machine cannot make it."""
     tools = browsing()
     if tools.missing():
@@ -51,11 +70,8 @@ def picture(target: Path, *, dark: bool = False, width: int = 900) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         tools.write_notebook(root / "workbench.ipynb", CELLS)
-        subprocess.run(
-            [sys.executable, "-m", "workbench", "demo", "--detach", "--runs", str(root / "runs")], check=True
-        )
         with (
-            tools.serve(root, WORKBENCH_RUNS=str(root / "runs")) as lab,
+            tools.serve(root, WORKBENCH_RUNS=str(runs)) as lab,
             tools.browser() as chromium,
             tools.opened(chromium, lab, "workbench.ipynb", width=width + 320, height=1400) as page,
         ):
@@ -65,7 +81,7 @@ def picture(target: Path, *, dark: bool = False, width: int = 900) -> None:
             page.sees(".ftw-goal")
             page.tab.click("[data-tab=method]")
             page.tab.add_style_tag(content=STYLE % width)
-            page.shows(SHOWN % PHOTOGRAPHED_AT, f"step {PHOTOGRAPHED_AT}", seconds=240)
+            page.shows(SHOWN % PHOTOGRAPHED_AT, f"step {PHOTOGRAPHED_AT}", seconds=900)
             page.shows(COUNTED, "the tokens are counted", seconds=120)
             photograph(page.tab, width, target)
 
@@ -93,7 +109,8 @@ def main() -> None:
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--width", type=int, default=900)
     options = parser.parse_args()
-    picture(options.target, dark=options.dark, width=options.width)
+    with tempfile.TemporaryDirectory() as folder, training(Path(folder)) as runs:
+        picture(options.target, runs, dark=options.dark, width=options.width)
 
 
 if __name__ == "__main__":

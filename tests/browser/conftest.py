@@ -29,3 +29,4 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsing.Lab]:
 def chromium(lab: browsing.Lab) -> Iterator[Any]:
     with browsing.browser() as opened:
         yield opened
+    browsing.no_loop_is_left()

@@ -7,6 +7,7 @@ Nothing awaits a promise of the page: a command that opens a dialog would never 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -28,6 +29,7 @@ import nbformat
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-software-rasterizer",
     "--disable-quic",
     "--no-first-run",
     "--no-pings",
@@ -43,6 +45,8 @@ FLAGS = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 SECONDS = 60
+# Playwright looks at every frame unless told otherwise, and so has every frame drawn.
+POLL_MS = 150
 READY = """() => {
     const session = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session;
     return session?.kernel?.connectionStatus === 'connected' && session.kernel.status === 'idle';
@@ -88,7 +92,7 @@ def serve(root: Path, **environment: str) -> Iterator[Lab]:
     homes = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     env = {**os.environ, **{name: str(root / ".jupyter" / name.lower()) for name in homes}, **environment}
     env["JUPYTER_PREFER_ENV_PATH"] = "1"
-    _no_news(Path(env["JUPYTER_CONFIG_DIR"]))
+    _quiet(Path(env["JUPYTER_CONFIG_DIR"]))
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"]
     command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
@@ -106,11 +110,12 @@ def serve(root: Path, **environment: str) -> Iterator[Lab]:
         log.close()
 
 
-def _no_news(config: Path) -> None:
-    """Nobody is asked whether to be told of news: the question covers what lies beneath it."""
-    file = config / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text('{"fetchNews": "false"}', "utf-8")
+def _quiet(config: Path) -> None:
+    """No question about news, which would cover what lies beneath it, and no check whether JupyterLab is to be built."""
+    news = "lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    for name, text in ((news, '{"fetchNews": "false"}'), ("labconfig/page_config.json", '{"buildCheck": false}')):
+        (config / name).parent.mkdir(parents=True, exist_ok=True)
+        (config / name).write_text(text, "utf-8")
 
 
 def _stop(url: str, token: str, process: subprocess.Popen[bytes]) -> None:
@@ -177,7 +182,7 @@ class Page:
         from playwright.sync_api import TimeoutError as InVain
 
         try:
-            self.tab.wait_for_function(script, timeout=seconds * 1000)
+            self.tab.wait_for_function(script, timeout=seconds * 1000, polling=POLL_MS)
         except InVain:
             raise AssertionError(f"waited {seconds:.0f} s in vain: {what}. {self.state()}") from None
 
@@ -227,10 +232,20 @@ def browser() -> Iterator[Any]:
             chromium.close()
 
 
+def no_loop_is_left() -> None:
+    """Raises AssertionError while an event loop runs in this thread: every asynchronous test after it would fail."""
+    with contextlib.suppress(RuntimeError):
+        left = asyncio.get_running_loop()
+        raise AssertionError(
+            f"an event loop still runs after the browser tests of this file, so no asynchronous test can run any more: "
+            f"{left!r}. Close every browser that was opened (`with browsing.browser()`), and keep it module-scoped."
+        )
+
+
 @contextlib.contextmanager
 def opened(chromium: Any, lab: Lab, notebook: str, *, width: int = 1280, height: int = 1000) -> Iterator[Page]:
     """The notebook open, its kernel connected and idle."""
-    tab = chromium.new_page(viewport={"width": width, "height": height})
+    tab = chromium.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
     tab.set_default_timeout(SECONDS * 1000)
     page = Page(tab)
 
