@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from engine.config.distill import Distill
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
 from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
 from engine.config.reward_model import Reward
@@ -50,6 +51,7 @@ Method = Annotated[
     | Orpo
     | Kto
     | Reward
+    | Distill
     | Grpo,
     Field(discriminator="kind"),
 ]  # fmt: skip
@@ -62,6 +64,7 @@ METHODS: dict[str, type[MethodSection]] = {
     "orpo": Orpo,
     "kto": Kto,
     "reward": Reward,
+    "distill": Distill,
     "grpo": Grpo,
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from engine.config.method import METHODS
+from engine.data.taught import NOTHING
 
 IGNORED = -100
 
@@ -102,6 +103,21 @@ def answered(
     }
 
 
+@dataclass
+class TaughtCollator(LanguageCollator):
+    """A language batch with `teacher_tokens` and `teacher_logps`, [rows, width, k]; places without a teacher hold nothing."""
+
+    def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
+        batch = super().__call__(rows)
+        shape = (*batch["input_ids"].shape, max(row["top_k"] for row in rows))
+        tokens, logps = torch.zeros(shape, dtype=torch.long), torch.full(shape, NOTHING)
+        for place, row in enumerate(rows):
+            length, top_k = len(row["input_ids"]), row["top_k"]
+            tokens[place, :length, :top_k] = torch.tensor(row["teacher_tokens"]).view(length, top_k)
+            logps[place, :length, :top_k] = torch.tensor(row["teacher_logps"]).view(length, top_k)
+        return batch | {"teacher_tokens": tokens, "teacher_logps": logps}
+
+
 class PromptCollator:
     """The rows as they are: answers are sampled first, and the trainer pads them with their prompts."""
 
@@ -124,6 +140,8 @@ def collator_for(config: Any, processing_class: Any) -> Callable[[Rows], Any]:
         pad = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
     if rows == "pairs":
         return PreferenceCollator(pad)
+    if rows == "distill":
+        return TaughtCollator(pad)
     if rows == "rated":
         return RatedCollator(pad, mismatched=method.loss_type == "kto")
     return LanguageCollator(pad, images=batch_images(processing_class))

@@ -24,6 +24,7 @@ from engine.data.parts import (
     text_of,
     tools_of,
 )
+from engine.data.taught import read_taught
 from engine.errors import visible
 
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
@@ -210,6 +211,17 @@ _EXTRA = {"tools?": ("tools",), "system?": ("system", "system_prompt"), "images?
 FORMATS: dict[str, Format] = {
     each.name: each
     for each in (
+        Format(
+            "distill",
+            "tokens with a teacher's log-probabilities",
+            {
+                "input_ids": ("input_ids",),
+                "target_token_ids": ("target_token_ids",),
+                "target_logprobs": ("target_logprobs",),
+                "labels?": ("labels",),
+            },
+            read_taught,
+        ),
         Format("tokens", "tokens", {"input_ids": ("input_ids",), "labels?": ("labels",)}, _read_tokens),
         Format(
             "preference",

@@ -42,6 +42,7 @@ class Example:
     input_ids: list[int] = field(default_factory=list)
     labels: list[int] | None = None
     label: bool | None = None
+    targets: list[tuple[list[int], list[float]]] = field(default_factory=list)
     images: list[Any] = field(default_factory=list)
 
 

@@ -344,7 +344,8 @@ class ArrowFile:
             return
         if self._writer is None:
             kinds = {"row": arrow.int64(), "images": arrow.list_(arrow.string()), "rows": arrow.list_(arrow.int64())}
-            kinds |= {name: getattr(arrow, kind)() for name, kind in self._types.items()}
+            own = {"floats": arrow.list_(arrow.float32())}
+            kinds |= {name: own.get(kind) or getattr(arrow, kind)() for name, kind in self._types.items()}
             names = list(dict.fromkeys(name for row in self._rows for name in row))
             self._schema = arrow.schema([(name, kinds.get(name, arrow.list_(arrow.int32()))) for name in names])
             self._writer = arrow.ipc.new_stream(self._file, self._schema)

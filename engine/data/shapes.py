@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config.method import METHODS
 from engine.data.collate import IGNORED
 from engine.data.prompts import prompt_row
+from engine.data.taught import taught_row
 
 if TYPE_CHECKING:
     from engine.data.parts import Example
@@ -56,7 +57,7 @@ class Shape:
 class Language(Shape):
     """`input_ids` and `labels`, which repeat the learned ids."""
 
-    columns = ("input_ids", "labels")
+    columns: tuple[str, ...] = ("input_ids", "labels")
 
     def length(self, row: Row) -> int:
         return len(row["input_ids"])
@@ -135,6 +136,22 @@ class Rated(Answers):
         return None
 
 
+class Taught(Language):
+    """Ids and labels, and flat, `top_k` entries an id, a teacher's tokens with their log-probabilities."""
+
+    columns = ("input_ids", "labels", "teacher_tokens", "teacher_logps", "top_k")
+    types = {"teacher_logps": "floats", "top_k": "int32"}
+
+    def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
+        return taught_row(tokens, example)
+
+    def cut(self, row: Row, limit: int, side: str) -> None:
+        super().cut(row, limit, side)
+        room = limit * row["top_k"]
+        for part in ("teacher_tokens", "teacher_logps"):
+            row[part] = row[part][:room] if side == "right" else row[part][max(len(row[part]) - room, 0) :]
+
+
 class Prompts(Shape):
     """A prompt alone; `prompt` and `columns` are JSON texts for the rewards. Nothing of it is learned."""
 
@@ -157,7 +174,13 @@ class Prompts(Shape):
         return 0
 
 
-SHAPES: dict[str, Shape] = {"language": Language(), "pairs": Pairs(), "rated": Rated(), "prompts": Prompts()}
+SHAPES: dict[str, Shape] = {
+    "language": Language(),
+    "pairs": Pairs(),
+    "rated": Rated(),
+    "distill": Taught(),
+    "prompts": Prompts(),
+}
 
 
 def shape_of(method: str) -> Shape:

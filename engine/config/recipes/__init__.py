@@ -25,6 +25,7 @@ NAMES: dict[str, str] = {
     "orpo": "prefer",
     "kto": "prefer",
     "grpo": "score",
+    "distill": "answer",
     "pretrain-text": "read",
     "reward": "judge",
 }

@@ -15,6 +15,7 @@ _LEARNS = {
     "language": "every token of the text",
     "pairs": "the chosen and the rejected answer",
     "rated": "the judged answer",
+    "distill": "every token that the teacher judged",
     "prompts": "answers of its own",
 }
 _SMOOTHED = ("sigmoid", "exo_pair", "robust")
@@ -95,7 +96,7 @@ def dropout_is_off_where_answers_are_compared(config: RunConfig, facts: Facts) -
 def packing_needs_single_texts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path = fields.data.packing.path
     if METHODS[config.method.kind].rows != "language" and config.data.packing:
-        todo = "Its rows are compared or judged one by one, so they cannot share a sequence."
+        todo = "Its rows are looked at one by one, so they cannot share a sequence."
         yield must(path, f"false for {config.method.kind}", True, todo, fix=Fix("switch packing off", unset=(path,)))
 
 

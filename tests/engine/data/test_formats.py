@@ -117,6 +117,21 @@ def test_a_file_that_mixes_formats_names_the_row_where_it_changes(write: Write) 
         ({"chosen": "a", "rejected": [{"role": "user", "content": "x"}]}, "preference", "must both hold"),
         ({"input_ids": [1, "2"]}, "tokens", "input_ids must hold a list of whole numbers"),
         ({"input_ids": [1, 2], "labels": [1]}, "tokens", "labels hold 1 numbers and input_ids 2"),
+        (
+            {"input_ids": [1], "target_token_ids": [[1], [2]], "target_logprobs": [[-1.0]]},
+            "distill",
+            "target_token_ids holds 2 lists and input_ids 1",
+        ),
+        (
+            {"input_ids": [1], "target_token_ids": [[1, 2]], "target_logprobs": [[-1.0]]},
+            "distill",
+            "token 0: 2 target tokens and 1 log-prob",
+        ),
+        (
+            {"input_ids": [1], "target_token_ids": [[1]], "target_logprobs": [[0.7]]},
+            "distill",
+            "must hold logarithms of probabilities, at most 0; got 0.7",
+        ),
         ({"messages": [], "audios": ["a.wav"]}, "messages", "column audios holds media"),
         ({"x": 1}, "poetry", "unknown format poetry; known are"),
     ],

@@ -390,3 +390,31 @@ def test_the_built_in_rows_prepare(make_config: Config, minimind: Any) -> None:
     prepared = prepare(make_config(source=[DataSource(path="builtin/dates", rows=50)]), minimind)
     expected = dates.rows("train", seed=1)[0]["messages"][-1]["content"]
     assert _trained(minimind, prepared.dataset[0]) == expected + "<|im_end|>"
+
+
+def test_a_teachers_table_is_cut_with_its_tokens_and_masks_where_it_is_empty(
+    write: Write, make_config: Config, minimind: Any
+) -> None:
+    from engine.data.collate import collator_for
+    from engine.data.preview import preview
+
+    row = {
+        "input_ids": list(range(100, 112)),
+        "target_token_ids": [[], [], *([100 + place, 7] for place in range(2, 11)), [111]],
+        "target_logprobs": [[], [], *([-0.1, -3.0] for _ in range(2, 11)), [-0.4]],
+    }
+    settings = {"method": "distill", "max_length": 8, "excess_length": "truncate", "truncation_side": "left"}
+    config = make_config(write([row]), **settings)
+    kept = prepare(config, minimind).dataset[0]
+    assert kept["input_ids"] == list(range(104, 112))
+    assert kept["teacher_tokens"][:2] == [104, 7]
+    assert kept["teacher_tokens"][-2:] == [111, 0]
+    whole = make_config(write([row]), method="distill")
+    assert prepare(whole, minimind).facts.trained_tokens == 10
+    batch = collator_for(whole, minimind)([prepare(whole, minimind).dataset[0]])
+    assert batch["labels"][0].tolist() == [IGNORED, IGNORED, *range(102, 112)]
+    assert batch["teacher_logps"][0, 11].tolist() == pytest.approx([-0.4, -1e9])
+    shown = preview(whole, minimind)["rows"][0]["parts"]["input"]
+    assert [token["trained"] for token in shown] == [False] * 2 + [True] * 10
+    with pytest.raises(DataError, match="token 9999 is not in the vocabulary of 6,400 tokens"):
+        prepare(make_config(write([{**row, "input_ids": [9999, *range(101, 112)]}]), method="distill"), minimind)

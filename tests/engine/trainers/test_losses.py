@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine.trainers.building import Built, apart
-from tests.engine.trainers.conftest import PAIRS, RATED
+from tests.engine.trainers.conftest import PAIRS, RATED, TAUGHT
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 
@@ -82,10 +82,31 @@ def reward(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
+def distill(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """arXiv:1503.02531, section 2, a teacher's k probabilities scaled to a sum of one."""
+    method, total, count = built.config.method, torch.zeros(()).double(), 0
+    for row in rows:
+        logits = built.model(input_ids=torch.tensor([row["input_ids"]])).logits[0]
+        for place in range(1, len(row["input_ids"])):
+            if row["labels"][place] == -100:
+                continue
+            each = slice(place * row["top_k"], (place + 1) * row["top_k"])
+            tokens = torch.tensor(row["teacher_tokens"][each])
+            teacher = (torch.tensor(row["teacher_logps"][each]).double() / method.kd_temperature).softmax(-1)
+            soft = (logits[place - 1] / method.kd_temperature).log_softmax(-1)[tokens]
+            kl = (torch.special.xlogy(teacher, teacher) - teacher * soft).sum()
+            hard = logits[place - 1].log_softmax(-1)[row["labels"][place]]
+            total = total + method.kd_alpha * method.kd_temperature**2 * kl - method.kd_ce_alpha * hard
+            count += 1
+    return total / count
+
+
 CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] = [
     ("kto", {"method.kind": "kto"}, RATED, kto),
     ("ipo", {"method.kind": "ipo"}, PAIRS, ipo),
     ("simpo", {"method.kind": "simpo", "method.cpo_alpha": 0.3}, PAIRS, simpo),
+    ("distill", {"method.kind": "distill"}, TAUGHT, distill),
+    ("distill, softened", {"method.kind": "distill", "method.kd_temperature": 2.0}, TAUGHT, distill),
     ("reward", {"method.kind": "reward", "method.center_rewards_coefficient": 0.1}, PAIRS, reward),
     ("orpo", {"method.kind": "orpo", "method.beta": 0.5}, PAIRS, orpo),
 ]

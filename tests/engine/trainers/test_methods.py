@@ -106,3 +106,31 @@ def test_the_new_head_of_a_reward_model_is_not_quantized(train, source):
     run = train({**settings, "optim.max_steps": 2})
     assert told(run, "quantization")["count"]
     assert curve(run, "loss")[1] < curve(run, "loss")[0]
+
+
+def test_distillation_brings_a_model_near_its_teacher(train, source, shared_data):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = shared_data / "weights/tinystories-llama-260k"
+    teacher, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer((shared_data / "tinyshakespeare/input_first_900k.txt").read_text("utf-8")[:4000])["input_ids"]
+    rows = []
+    for start in range(0, 640, 40):
+        window = torch.tensor([ids[start : start + 40]])
+        with torch.no_grad():
+            top = teacher(input_ids=window).logits[0].log_softmax(-1).topk(8)
+        rows.append(
+            {
+                "input_ids": window[0].tolist(),
+                "target_token_ids": [[], *top.indices[:-1].tolist()],
+                "target_logprobs": [[], *top.values[:-1].tolist()],
+            }
+        )
+    settings = {"method.kind": "distill", "model.tokenizer": str(folder), "data.train": [{"path": source(rows)}]}
+    settings |= {"optim.learning_rate": 5e-3, "optim.gradient_accumulation_steps": 1, "optim.max_steps": 16}
+    run = train({**settings, "method.kd_ce_alpha": 0.0})
+    divergence = curve(run, "kl")
+    assert sum(divergence[-3:]) < 0.8 * sum(divergence[:3])
+    assert "0.9 x KL from the teacher, 0 x cross-entropy" in told(run, "loss")["detail"]
+    assert lines(run, "metrics")[0]["trained_tokens"] == 4 * 39

@@ -1,0 +1,80 @@
+"""Rows that a teacher went over before: at each token its most likely tokens and their log-probabilities.
+
+`target_token_ids` and `target_logprobs` hold one list a token of `input_ids`, for that token given all before it, as
+servers give them for a prompt. A list may be empty: such a token is read and not learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.data.parts import Example, FormatError, Row, kind_of
+from engine.errors import visible
+
+if TYPE_CHECKING:
+    from engine.data.tokens import Tokens
+
+NOTHING = -1e9
+"""The log-probability of a place in the table that the teacher did not fill."""
+_ROUNDING = 1e-3
+
+
+def read_taught(row: Row, columns: Mapping[str, str]) -> Example:
+    """Tokens, and for each the teacher's tokens and log-probabilities. Raises `FormatError` naming the place."""
+    name = {part: visible(columns.get(part, part)) for part in ("input_ids", "target_token_ids", "target_logprobs")}
+    ids, targets, logprobs = (row.get(columns.get(part, part)) for part in name)
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise FormatError(f"column {name['input_ids']} must hold a list of whole numbers; got {kind_of(ids)}")
+    for part, given in (("target_token_ids", targets), ("target_logprobs", logprobs)):
+        if not isinstance(given, list) or not all(each is None or isinstance(each, list) for each in given):
+            raise FormatError(f"column {name[part]} must hold a list of lists, one a token; got {kind_of(given)}")
+        if len(given) != len(ids):
+            raise FormatError(f"{name[part]} holds {len(given)} lists and input_ids {len(ids)}; they must be as many")
+    assert isinstance(targets, list)
+    assert isinstance(logprobs, list)
+    pairs = [(each or [], other or []) for each, other in zip(targets, logprobs, strict=True)]
+    for place, (each, other) in enumerate(pairs):
+        _check(place, each, other, name)
+    labels = row.get(columns.get("labels", "labels"))
+    if labels is not None and (not isinstance(labels, list) or len(labels) != len(ids)):
+        raise FormatError("labels must hold one number a token, -100 where nothing is learned")
+    return Example("taught", input_ids=ids, labels=labels, targets=pairs)
+
+
+def _check(place: int, ids: list[Any], logprobs: list[Any], name: Mapping[str, str]) -> None:
+    if len(ids) != len(logprobs):
+        raise FormatError(
+            f"token {place}: {len(ids)} target tokens and {len(logprobs)} log-probabilities; they must match"
+        )
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise FormatError(
+            f"token {place}: {name['target_token_ids']} must hold whole numbers from 0; got {kind_of(ids)}"
+        )
+    for value in logprobs:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value > _ROUNDING:
+            raise FormatError(
+                f"token {place}: {name['target_logprobs']} must hold logarithms of probabilities, at most 0; got "
+                f"{visible(str(value))}"
+            )
+
+
+def taught_row(tokens: Tokens, example: Example) -> dict[str, Any]:
+    """The row as training reads it: the teacher's table flat, `top_k` entries a token. Raises `FormatError`."""
+    size = len(tokens.tokenizer)
+    largest = max([*example.input_ids, *(token for ids, _ in example.targets for token in ids)], default=0)
+    if largest >= size:
+        raise FormatError(
+            f"token {largest} is not in the vocabulary of {size:,} tokens",
+            "Teacher and model must share their vocabulary: choose the model's own teacher.",
+        )
+    top_k = max((len(ids) for ids, _ in example.targets), default=0)
+    row: dict[str, Any] = {"input_ids": example.input_ids, "top_k": top_k, "teacher_tokens": [], "teacher_logps": []}
+    for ids, logprobs in example.targets:
+        rest = top_k - len(ids)
+        row["teacher_tokens"] += [*ids, *[0] * rest]
+        row["teacher_logps"] += [*(max(float(value), NOTHING) for value in logprobs), *[NOTHING] * rest]
+    given = example.labels if example.labels is not None else example.input_ids
+    row["labels"] = [label if ids else -100 for label, (ids, _) in zip(given, example.targets, strict=True)]
+    return row

@@ -1,0 +1,138 @@
+"""Distillation from stored top-k log-probabilities (arXiv:1503.02531): cross-entropy and KL in one pass of the head.
+
+TRL's SFTTrainer with our loss. The model's full log-probability of a teacher's token is that of the row's own token, which
+the fused head gives, plus the difference of their two logits: so k logits a token are formed, and never all of them. The
+teacher's k probabilities are scaled to a sum of one; the model's are those over its whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import SFTConfig, SFTTrainer
+
+from engine.kernels.linear_logp import linear_logp
+from engine.trainers import sft
+from engine.trainers.saving import RunTrainer, WithRows
+from engine.trainers.some_logits import some_logits
+
+
+class Distill(RunTrainer, SFTTrainer):
+    """SFT's trainer with the teacher in its loss."""
+
+    method: Any
+    loss_by = "ours, on SFTTrainer"
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        ids = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        with self._hidden_states() as seen:
+            outputs = model(**ids, labels=inputs["labels"], use_cache=False, fused_lm_head=True)
+        mask = outputs.label_mask
+        kl = self._divergence(seen[0][:, :-1][mask], outputs.log_probs[mask], inputs, mask)
+        nll = -outputs.log_probs.sum()
+        weight = self.method.kd_alpha * self.method.kd_temperature**2
+        count = mask.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        loss = (weight * kl.sum() + self.method.kd_ce_alpha * nll) / count.clamp(min=1)
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes
+        if self.aux_loss_enabled:
+            steps = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / steps
+        self._note(model, outputs, kl, nll, inputs)
+        return loss
+
+    def _divergence(
+        self, hidden_NH: torch.Tensor, own_N: torch.Tensor, inputs: dict[str, Any], mask: torch.Tensor
+    ) -> torch.Tensor:
+        """KL of teacher to model for each learned token, [N]; `own_N` is the log-probability of the row's own token."""
+        base = self._base()
+        head, told = base.get_output_embeddings(), _settings_of(base)
+        temperature = self.method.kd_temperature
+        labels_N = inputs["labels"][:, 1:][mask]
+        tokens_NK, teacher_NK = (inputs[name][:, 1:][mask] for name in ("teacher_tokens", "teacher_logps"))
+        if temperature != 1:
+            own_N = linear_logp(
+                hidden_NH, head.weight, labels_N, bias=head.bias, temperature=temperature, outputs=(), **told
+            ).log_probs
+        logits = some_logits(hidden_NH, head.weight, torch.cat([labels_N[:, None], tokens_NK], 1), head.bias)
+        logits = logits * told["logit_scale"]
+        if (cap := told["soft_cap"]) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        logits = logits / temperature
+        model_NK = own_N[:, None] + logits[:, 1:] - logits[:, :1]
+        teacher_NK = (teacher_NK.to(model_NK.dtype) / temperature).log_softmax(-1)
+        return (teacher_NK.exp() * (teacher_NK - model_NK)).sum(-1)
+
+    def _base(self) -> Any:
+        model: Any = self.accelerator.unwrap_model(self.model)
+        return model.get_base_model() if hasattr(model, "peft_config") else model
+
+    @contextmanager
+    def _hidden_states(self) -> Iterator[list[torch.Tensor]]:
+        """What the head is given, as the model runs inside: [B, L, H]."""
+        seen: list[torch.Tensor] = []
+        handle = self._base().base_model.register_forward_hook(
+            lambda module, given, output: seen.append(output.last_hidden_state)
+        )
+        try:
+            yield seen
+        finally:
+            handle.remove()
+
+    @torch.no_grad()
+    def _note(self, model: Any, outputs: Any, kl: torch.Tensor, nll: torch.Tensor, inputs: dict[str, Any]) -> None:
+        sums = [kl.sum(), nll, outputs.entropy.sum(), outputs.is_top1.sum(), outputs.label_mask.sum()]
+        sums.append(inputs["attention_mask"].sum())
+        found = self.accelerator.reduce(torch.stack([each.double() for each in sums])).tolist()
+        mode, tokens = "train" if model.training else "eval", max(found[4], 1.0)
+        for name, value in zip(("kl", "nll_loss", "entropy", "mean_token_accuracy"), found[:4], strict=True):
+            self._metrics[mode][name].append(value / tokens)
+        if mode == "train":
+            self._total_train_tokens += int(found[5])
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+
+    def told(self) -> str:
+        """What the receipt adds about the loss."""
+        return f"{self.method.kd_alpha:g} x KL from the teacher, {self.method.kd_ce_alpha:g} x cross-entropy"
+
+
+def _settings_of(base: Any) -> dict[str, Any]:
+    """Scale and soft cap of this model's logits, as TRL's fused head found them."""
+    known = inspect.getclosurevars(base.forward.__func__).nonlocals
+    return {"logit_scale": known["logit_scale"], "soft_cap": known["final_logit_softcapping"]}
+
+
+def arguments(config: Any, run_folder: str | Path) -> SFTConfig:
+    """Our sections as TRL's config."""
+    return sft.arguments(config, run_folder)
+
+
+def build(
+    config: Any,
+    run_folder: str | Path,
+    model: Any,
+    processing_class: Any,
+    collator: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> Distill:
+    """The trainer, ready to `attach`."""
+    trainer = Distill(
+        model=model,
+        args=arguments(config, run_folder),
+        data_collator=WithRows(collator),
+        train_dataset=train,
+        eval_dataset=eval,
+        processing_class=processing_class,
+        callbacks=callbacks,
+    )
+    trainer.method = config.method
+    return trainer
