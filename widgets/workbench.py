@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from engine.config.draft import Draft
 from engine.config.files import absolute, placed
 from engine.config.schema import read
+from engine.data.look import completed
 from engine.errors import WorkbenchError, visible
 from engine.memory.estimate import estimate
 from engine.run.from_config import launch_config, runs_dir_of
@@ -71,7 +72,7 @@ class LaunchPart(Part):
 def prepared(form: FormPart) -> Callable[[], RunFolder]:
     """The start of the draft as it stands now; read once more with all that is known."""
     draft, base, explicit = form.draft, form.learner.base, form.explicit_runs
-    facts, source = placed(draft.facts, base), draft.path
+    facts, source = placed(completed(draft.facts, draft.config, base), base), draft.path
     reading = read(absolute(draft.mapping, base), facts)
     if not reading.ok:
         first = next(finding for finding in reading.findings if finding.severity == "error")

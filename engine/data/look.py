@@ -54,6 +54,20 @@ def look_at(config: Any, base: str | Path = ".", machine: Machine | None = None,
     )
 
 
+def completed(facts: Facts, config: Any, base: str | Path = ".") -> Facts:
+    """These facts, and what a look would still add: for a launch that comes before the first look has ended."""
+    if facts.machine is not None and facts.model is not None and facts.sources is not None:
+        return facts
+    found = look_at(config, base, sources=facts.sources is None)
+    return replace(
+        facts,
+        machine=facts.machine or found.machine,
+        model=facts.model or found.model,
+        packages=facts.packages or found.packages,
+        sources=found.sources if facts.sources is None else facts.sources,
+    )
+
+
 def look_at_sources(entries: Iterable[Any], folder: Path) -> dict[str, SourceFacts]:
     """One look at each source, by its path as the config writes it."""
     found: dict[str, SourceFacts] = {}

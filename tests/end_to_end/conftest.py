@@ -1,9 +1,10 @@
-"""Real runs through the command line: `train(config)` is one `workbench train` in a process of its own."""
+"""Real runs on a desk of their own: `train` goes through the command line, `train_here` lets the worker run in this process."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,8 +16,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from engine.config.files import dump
+from engine.config.schema import read, resolved
+from engine.data.look import look_at
 from engine.run import checkpoint
-from engine.run.store import RunFolder, runs_in
+from engine.run.store import RunFolder, create, runs_in
 
 WORKBENCH = [sys.executable, "-P", "-m", "workbench"]
 
@@ -65,16 +69,9 @@ class Desk:
 
     def config(self, settings: dict[str, Any]) -> Path:
         """A config file of dotted settings."""
-        mapping: dict[str, Any] = {"version": 1}
-        for path, value in settings.items():
-            *sections, name = path.split(".")
-            place = mapping
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[name] = value
         file = self.root / f"config-{len(list(self.root.glob('config-*')))}.yaml"
         with file.open("w") as out:
-            YAML().dump(mapping, out)
+            YAML().dump(nested(settings), out)
         return file
 
     def workbench(self, *arguments: str | Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
@@ -95,6 +92,36 @@ class Desk:
         assert done.returncode == 0, done.stderr
         (path,) = {run.path for run in runs_in(self.root / "runs")} - known
         return Run(RunFolder(path))
+
+    def train_here(self, settings: dict[str, Any]) -> Run:
+        """The same run without a process of its own, whose imports would cost more than the training."""
+        mapping = nested(settings)
+        facts = look_at(read(mapping).config)
+        reading = read(mapping, facts)
+        assert reading.ok, [finding.message for finding in reading.findings]
+        return self.work(dump(resolved(reading.config, facts)))
+
+    def work(self, config_text: str) -> Run:
+        """Let the worker train a complete config to its end, here."""
+        from engine.worker import main
+
+        folder = create(self.root / "runs", config_text, {"name": "here", "method": "", "model": ""})
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        try:
+            assert main(str(folder.path)) == 0, folder.events.read_text("utf-8")[-2000:]
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return Run(folder)
+
+
+def nested(settings: dict[str, Any]) -> dict[str, Any]:
+    """Dotted settings as a config's mapping."""
+    mapping: dict[str, Any] = {"version": 1}
+    for path, value in settings.items():
+        section, name = path.split(".")
+        mapping.setdefault(section, {})[name] = value
+    return mapping
 
 
 @pytest.fixture

@@ -127,6 +127,21 @@ def test_the_notebook_starts_what_its_form_shows(place: Path, started: list[dict
     agree(draft, started[0], place)
 
 
+def test_a_launch_that_comes_before_the_first_look_waits_for_it(place: Path, started: list[dict[str, Any]]) -> None:
+    from widgets import Workbench
+
+    draft = Draft.open(place / "my.yaml")
+    face = Workbench(draft, fresh=True)
+    try:
+        with pytest.raises(WorkbenchError, match="nothing is started"):
+            face.start()
+    finally:
+        face.close()
+    assert draft.facts == Facts()
+    draft.learn(look_at(draft.config, place))
+    agree(draft, started[0], place)
+
+
 def test_the_command_starts_what_check_and_estimate_judge(place: Path, started: list[dict[str, Any]]) -> None:
     from workbench.cli.estimate import command as estimate
     from workbench.cli.train import command as train

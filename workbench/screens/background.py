@@ -207,12 +207,15 @@ class Background:
     def launch(self, then: Callable[[RunFolder | None, str], None]) -> None:
         """Start the run in a thread; `then(run, problem)` is called on the app's own."""
         draft, base, app = self._screen.draft, self._screen.base, self._screen.app
-        mapping, facts, source = absolute(draft.mapping, base), placed(draft.facts, base), draft.path
+        mapping, config, known, source = absolute(draft.mapping, base), draft.config, draft.facts, draft.path
         explicit = app.explicit_runs_dir
 
         def work() -> None:
+            from engine.data.look import completed
+
             run, problem = None, ""
             try:
+                facts = placed(completed(known, config, base), base)
                 run = start(mapping, facts, explicit, source)
             except WorkbenchError as error:
                 problem = f"{error.message} {error.hint}".strip()
