@@ -1,0 +1,160 @@
+"""What only a GPU can show: memory that falls on the device, streams that lose nothing, kernels beside TRL's own head."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trl.trainer.utils import add_fused_lm_head
+
+from engine.errors import ModelError
+from engine.memory.tiers import use_tier
+from engine.patches import compiled, head, offload
+from tests.engine.patches.conftest import tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+SHAPE = {"layers": 6, "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "head_dim": 32}
+
+
+def wide_model(dtype=torch.bfloat16, **changes):
+    return tiny_model(**{**SHAPE, **changes}).to("cuda", dtype)
+
+
+class Stepping:
+    """What the patches need of a trainer: a model, a step and its own number."""
+
+    writer = None
+    args = SimpleNamespace(process_index=0)
+
+    def __init__(self, model):
+        self.model = model.train()
+
+    def training_step(self, ids):
+        self.model.zero_grad()
+        loss = self.model(ids, labels=ids).loss
+        loss.backward()
+        return loss.item()
+
+
+def measured(trainer, steps=3):
+    """Losses and the last gradients of some steps, and the peak of the last one beyond what was held before."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    batches = [torch.randint(128, (4, 512), device="cuda", generator=generator) for _ in range(steps)]
+    losses = [trainer.training_step(ids) for ids in batches[:-1]]
+    trainer.model.zero_grad()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    losses.append(trainer.training_step(batches[-1]))
+    torch.cuda.synchronize()
+    gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return losses, gradients, torch.cuda.max_memory_allocated() - held
+
+
+def same(ours, theirs, allowed):
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert (ours[name].double() - gradient.double()).norm() <= allowed * gradient.double().norm() + 1e-6, name
+
+
+def test_activations_leave_the_device_and_come_back_the_same(tmp_path):
+    losses, gradients, peak = measured(Stepping(wide_model()))
+    trainer = Stepping(wide_model())
+    config = SimpleNamespace(memory=SimpleNamespace(activation_offloading="cpu"))
+    done = offload.activation_offloading(config, trainer, tmp_path)
+    ours, found, ours_peak = measured(trainer)
+    assert ours == losses
+    same(found, gradients, 0.0)
+    assert ours_peak < 0.75 * peak
+    done.undo()
+    assert measured(trainer)[2] > 0.9 * peak
+
+
+def test_disk_holds_activations_of_a_gpu_too(tmp_path):
+    losses, gradients, peak = measured(Stepping(wide_model()), steps=2)
+    trainer = Stepping(wide_model())
+    config = SimpleNamespace(memory=SimpleNamespace(activation_offloading="disk"))
+    done = offload.activation_offloading(config, trainer, tmp_path)
+    ours, found, ours_peak = measured(trainer, steps=2)
+    done.undo()
+    assert ours == losses
+    same(found, gradients, 0.0)
+    assert ours_peak < 0.75 * peak
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_tier_takes_less_of_the_device_and_changes_no_gradient():
+    plain, found = measured(Stepping(wide_model(torch.float32))), {}
+    for tier in ("selective", "medium", "full"):
+        model = wide_model(torch.float32)
+        if tier != "full":
+            use_tier(model, tier)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        found[tier] = measured(Stepping(model))
+        assert found[tier][0] == pytest.approx(plain[0], rel=1e-6)
+        same(found[tier][1], plain[1], 1e-4)
+    peaks = [plain[2], *(each[2] for each in found.values())]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < 0.5 * peaks[0]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cut_head_gives_trls_numbers_with_less_memory(dtype, trained):
+    results = {}
+    for name in ("trl", "ours"):
+        model = wide_model(dtype, vocab=32_001)
+        model.lm_head.requires_grad_(trained)
+        add_fused_lm_head(model)
+        if name == "ours":
+            on = SimpleNamespace(kernels=SimpleNamespace(use_cut_ce=True))
+            said = head.cut_cross_entropy(on, SimpleNamespace(model=model))
+            assert said.effective == "Triton"
+        ids = torch.randint(32_001, (4, 1024), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+        labels = ids.masked_fill(ids % 3 == 0, -100)
+        torch.cuda.reset_peak_memory_stats()
+        out = model(input_ids=ids, labels=labels, fused_lm_head=True)
+        (-out.log_probs.sum() / 1000).backward()
+        gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        results[name] = out.log_probs.detach(), gradients, torch.cuda.max_memory_allocated()
+        del model, out
+    allowed = 1e-4 if dtype is torch.float32 else 3e-2
+    error = (results["ours"][0].double() - results["trl"][0].double()).norm()
+    assert error <= allowed * results["trl"][0].double().norm()
+    same(results["ours"][1], results["trl"][1], allowed)
+
+
+def compile_config(tier):
+    return SimpleNamespace(
+        kernels=SimpleNamespace(torch_compile=True, torch_compile_options={}),
+        memory=SimpleNamespace(gradient_checkpointing=tier),
+        data=SimpleNamespace(packing=True),
+    )
+
+
+@pytest.mark.parametrize("tier", [False, "full", "selective"])
+def test_compiled_layers_learn_the_same_with_and_without_checkpointing(tier):
+    def trainer():
+        model = wide_model(torch.float32)
+        if tier == "selective":
+            use_tier(model, tier)
+        if tier:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return Stepping(model)
+
+    plain, ours = measured(trainer()), trainer()
+    if tier == "selective" and not compiled.checkpoints_inside(ours.model.model.layers[0]):
+        with pytest.raises(ModelError, match="checkpoints around the compiled layer"):
+            compiled.torch_compile(compile_config(tier), ours)
+        return
+    done = compiled.torch_compile(compile_config(tier), ours)
+    found = measured(ours)
+    done.undo()
+    torch._dynamo.reset()
+    assert found[0] == pytest.approx(plain[0], rel=1e-4)
+    same(found[1], plain[1], 1e-2)
+    assert found[2] <= 1.1 * plain[2]
