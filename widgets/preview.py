@@ -207,7 +207,7 @@ def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
     words = f"{len(seen):,} tokens, {trained:,} trained{share}"
     if row.get("documents"):
         words += f", a pack of {len(row['documents'])} rows, {'kept apart' if row.get('separate') else 'one stream'}"
-    trouble = row.get("error") or (f"training leaves this row out: {row['left_out']}" if row.get("left_out") else "")
+    trouble = row.get("error") or (f"Training leaves this row out: {row['left_out']}" if row.get("left_out") else "")
     return {
         "index": row["index"],
         "words": words if row["parts"] else "",

@@ -200,6 +200,14 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
     return shown
 
 
+# Why a row that was read is not trained, by what its preparation counted.
+_REASONS = {
+    "dropped": "it is longer than data.max_length",
+    "masked": "nothing in it is learned",
+    "identical": "its chosen and its rejected answer are the same",
+}
+
+
 def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     """The row after all that training does to it; `left_out` says why training would not use it."""
     source = plan.sources[which]
@@ -222,7 +230,7 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     if row.get("rejected_for"):
         row["left_out"] = f"{row['length']} tokens are more than data.max_length {plan.max_length}"
     elif not kept:
-        row["left_out"] = counts.sentences()[-1].split(" rows ", 1)[-1]
+        row["left_out"] = next((words for name, words in _REASONS.items() if getattr(counts, name)), _REASONS["masked"])
     row["trained"] = 0 if shape.flaw(row) else shape.trained(row)
     return row
 
