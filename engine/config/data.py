@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from engine.config.section import Advanced, Control, Expert, Ge, Gt, Later, Le, Required, Section, Title, Unit, Words
 
 Format = Literal[
-    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "unpaired_preference", "distill", "prompts",
-    "tokens",
+    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "unpaired_preference", "distill", "embedding",
+    "prompts",     "tokens",
 ]  # fmt: skip
 FORMATS_LATER = (
-    "multimodal_pretrain", "synthetic", "embedding",
+    "multimodal_pretrain", "synthetic",
 )  # fmt: skip
 
 

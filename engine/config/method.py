@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from engine.config.distill import Distill
+from engine.config.embedding import Embedding
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
 from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
 from engine.config.reward_model import Reward
@@ -51,6 +52,7 @@ Method = Annotated[
     | Orpo
     | Kto
     | Reward
+    | Embedding
     | Distill
     | Grpo,
     Field(discriminator="kind"),
@@ -64,6 +66,7 @@ METHODS: dict[str, type[MethodSection]] = {
     "orpo": Orpo,
     "kto": Kto,
     "reward": Reward,
+    "embedding": Embedding,
     "distill": Distill,
     "grpo": Grpo,
 }

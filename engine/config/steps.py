@@ -104,6 +104,11 @@ GOALS: tuple[Goal, ...] = (
         "grpo",
         "Reinforcement learning (GRPO): its own answers are scored, and the better ones become likelier.",
     ),
-    Goal("vectors", "Make vectors for search", None, "Needs embedding training, which comes in a later version."),
+    Goal(
+        "vectors",
+        "Make vectors for search",
+        "embedding",
+        "An embedding model, learned from texts that belong together.",
+    ),
     Goal("judge", "Judge answers", "reward", "A reward model: a score for an answer, learned from pairs."),
 )

@@ -118,6 +118,25 @@ class TaughtCollator(LanguageCollator):
         return batch | {"teacher_tokens": tokens, "teacher_logps": logps}
 
 
+@dataclass
+class TextsCollator:
+    """Anchors above, then positives, then the negatives of the rows that have one. `own_text` is where each anchor's own
+    text stands among the texts below the anchors; every token is learned from."""
+
+    pad_token_id: int
+
+    def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
+        ids = [list(row[part]) for part in ("anchor_ids", "positive_ids", "negative_ids") for row in rows if row[part]]
+        width = max(map(len, ids))
+        mask = _padded([[1] * len(each) for each in ids], 0, width)
+        return {
+            "input_ids": _padded(ids, self.pad_token_id, width),
+            "attention_mask": mask,
+            "completion_mask": mask,
+            "own_text": torch.arange(len(rows)),
+        }
+
+
 class PromptCollator:
     """The rows as they are: answers are sampled first, and the trainer pads them with their prompts."""
 
@@ -140,6 +159,8 @@ def collator_for(config: Any, processing_class: Any) -> Callable[[Rows], Any]:
         pad = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
     if rows == "pairs":
         return PreferenceCollator(pad)
+    if rows == "texts":
+        return TextsCollator(pad)
     if rows == "distill":
         return TaughtCollator(pad)
     if rows == "rated":

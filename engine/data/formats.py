@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.data.judged import is_rated, read_rated
+from engine.data.meanings import NEGATIVE, read_texts
 from engine.data.parts import (
     Example,
     FormatError,
@@ -233,6 +234,16 @@ FORMATS: dict[str, Format] = {
                 **_EXTRA,
             },
             _read_preference,
+        ),
+        Format(
+            "embedding",
+            "texts that belong together",
+            {
+                "anchor": ("anchor", "query"),
+                "positive": ("positive", "pos"),
+                "negative?": NEGATIVE,
+            },
+            read_texts,
         ),
         Format(
             "unpaired_preference",

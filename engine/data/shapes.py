@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.method import METHODS
 from engine.data.collate import IGNORED
+from engine.data.meanings import texts_row
 from engine.data.prompts import prompt_row
 from engine.data.taught import taught_row
 
@@ -152,6 +153,28 @@ class Taught(Language):
             row[part] = row[part][:room] if side == "right" else row[part][max(len(row[part]) - room, 0) :]
 
 
+class Texts(Shape):
+    """An anchor, a positive and perhaps a negative; without one `negative_ids` is empty. All of them are learned."""
+
+    columns = ("anchor_ids", "positive_ids", "negative_ids")
+
+    def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
+        return texts_row(tokens, example)
+
+    def length(self, row: Row) -> int:
+        return max(len(row[part]) for part in self.columns)
+
+    def cut(self, row: Row, limit: int, side: str) -> None:
+        for part in self.columns:
+            row[part] = row[part][:limit] if side == "right" else row[part][-limit:]
+
+    def flaw(self, row: Row) -> str:
+        return "" if row["anchor_ids"] and row["positive_ids"] else "masked"
+
+    def trained(self, row: Row) -> int:
+        return sum(len(row[part]) for part in self.columns)
+
+
 class Prompts(Shape):
     """A prompt alone; `prompt` and `columns` are JSON texts for the rewards. Nothing of it is learned."""
 
@@ -178,6 +201,7 @@ SHAPES: dict[str, Shape] = {
     "language": Language(),
     "pairs": Pairs(),
     "rated": Rated(),
+    "texts": Texts(),
     "distill": Taught(),
     "prompts": Prompts(),
 }

@@ -18,6 +18,8 @@ def parts_of(tokenizer: Any, batch: Any, row: Row) -> Parts:
         ids = batch[0]["prompt_ids"]
         texts = token_texts(tokenizer, ids)
         return {"prompt": [{"id": each, "text": text, "trained": False} for each, text in zip(ids, texts, strict=True)]}
+    if "own_text" in batch:
+        return _whole_texts(tokenizer, batch)
     if "completion_mask" in batch:
         if "label" in batch:
             return _answered_parts(tokenizer, batch, ["good answer" if batch["label"][0] else "bad answer"])
@@ -38,6 +40,18 @@ def parts_of(tokenizer: Any, batch: Any, row: Row) -> Parts:
             for place, (each, text, label) in enumerate(zip(ids, texts, labels, strict=True))
         ]
     }
+
+
+def _whole_texts(tokenizer: Any, batch: Any) -> Parts:
+    """Each text for itself, every token of it learned."""
+    parts: Parts = {}
+    for name, ids, mask in zip(
+        ("anchor", "positive", "negative"), batch["input_ids"], batch["attention_mask"], strict=False
+    ):
+        real = ids[: int(mask.sum())].tolist()
+        texts = token_texts(tokenizer, real)
+        parts[name] = [{"id": each, "text": text, "trained": True} for each, text in zip(real, texts, strict=True)]
+    return parts
 
 
 def _answered_parts(tokenizer: Any, batch: Any, names: Sequence[str]) -> Parts:

@@ -142,6 +142,11 @@ class Tokens:
         ids = list(self.tokenizer(asked)["input_ids"])
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id else ids
 
+    # -- a text to be turned into a vector -----------------------------------------------------------------------------
+    def text(self, text: str) -> list[int]:
+        """Ids of a text with the tokenizer's own special tokens and its end mark."""
+        return list(self.tokenizer(self._closed(text))["input_ids"])
+
     # -- shared --------------------------------------------------------------------------------------------------------
     def _chat(self) -> Chat:
         if self.chat is None:

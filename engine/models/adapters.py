@@ -13,7 +13,7 @@ from engine.config.kinds import Head
 from engine.config.method import METHODS
 from engine.errors import ModelError, nearest
 
-TASKS: dict[Head, str] = {"vocabulary": "CAUSAL_LM", "score": "SEQ_CLS"}
+TASKS: dict[Head, str] = {"vocabulary": "CAUSAL_LM", "score": "SEQ_CLS", "none": "FEATURE_EXTRACTION"}
 
 
 def lora_config(config: Any) -> Any:

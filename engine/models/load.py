@@ -14,7 +14,11 @@ from engine.config.kinds import Head
 from engine.config.method import METHODS
 from engine.errors import ModelError, visible
 
-LOADERS: dict[Head, str] = {"vocabulary": "AutoModelForCausalLM", "score": "AutoModelForSequenceClassification"}
+LOADERS: dict[Head, str] = {
+    "vocabulary": "AutoModelForCausalLM",
+    "score": "AutoModelForSequenceClassification",
+    "none": "AutoModel",
+}
 """The transformers class for what a method puts on top of the model."""
 DTYPES = ("bfloat16", "float16", "float32")
 BUILTIN = "builtin/tiny"
@@ -84,7 +88,7 @@ def quantization_config(config: Any) -> Any:
     if kind == "none":
         return None
     # A new head is trained whole, so it stays as it is.
-    whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score"]
+    whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score", "lm_head"]
     if kind == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
     return BitsAndBytesConfig(

@@ -63,6 +63,9 @@ KNOWN: dict[str, Words] = {
     "val/clipfrac_avg": Words("value clipped", "share"),
     "accuracy": Words("judged right", "share"),
     "margin": Words("margin"),
+    "eval_recall@1": Words("found first", "share"),
+    "eval_recall@5": Words("found in five", "share"),
+    "eval_recall@10": Words("found in ten", "share"),
     "mean_reward": Words("mean score"),
     "min_reward": Words("lowest score"),
     "max_reward": Words("highest score"),
@@ -112,7 +115,10 @@ LEADING: dict[str, Groups] = {
     ),
     "reward": _SCORES,
     "prm": _SCORES,
-    "embedding": (_LOSS, ("accuracy", "eval_accuracy"), ("margin", "eval_margin")),
+    "embedding": (
+        ("eval_recall@1", "eval_recall@5", "eval_recall@10"), _LOSS, ("accuracy", "eval_accuracy"),
+        ("margin", "eval_margin"),
+    ),
     "distill": (_LOSS, ("mean_token_accuracy", "eval_mean_token_accuracy"), ("kl",), ("entropy",)),
 }
 # At most 76 cells: it stands on the status line.
@@ -124,7 +130,7 @@ WATCH_FOR: dict[str, str] = {
     "grpo": "A good run: the reward rises, lengths stay, the KL stays small.",
     "ppo": "A good run: the reward rises, the KL stays small, the value loss falls.",
     "reward": "A good run: the share judged right rises, on held-out rows too.",
-    "embedding": "A good run: the loss falls, on held-out rows too.",
+    "embedding": "A good run: more held-out texts are found, and the loss falls.",
     "distill": "A good run: the loss falls, on held-out rows too.",
 }
 _LIKE = {"ipo": "dpo", "simpo": "dpo", "orpo": "dpo", "gdpo": "grpo", "prm": "reward"}

@@ -27,6 +27,7 @@ NAMES: dict[str, str] = {
     "grpo": "score",
     "distill": "answer",
     "pretrain-text": "read",
+    "embedding": "vectors",
     "reward": "judge",
 }
 

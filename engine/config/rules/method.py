@@ -15,6 +15,7 @@ _LEARNS = {
     "language": "every token of the text",
     "pairs": "the chosen and the rejected answer",
     "rated": "the judged answer",
+    "texts": "whole texts",
     "distill": "every token that the teacher judged",
     "prompts": "answers of its own",
 }
@@ -111,12 +112,12 @@ def trained_turns_need_sft(config: RunConfig, facts: Facts) -> Iterator[Finding]
 
 @rule(reads=(fields.method.kind, fields.model.chat_template, fields.model.chat_template_kwargs))
 def chat_template_needs_messages(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.method.kind != "pretrain":
+    if config.method.kind not in ("pretrain", "embedding"):
         return
     for spec in (fields.model.chat_template, fields.model.chat_template_kwargs):
         value = spec.value(config)
         if value:
-            rule_text = "left out for pretrain, which reads plain text without any template"
+            rule_text = f"left out for {config.method.kind}, which reads plain text without any template"
             yield must(spec.path, rule_text, value, "Remove it.", fix=Fix("remove it", unset=(spec.path,)))
 
 
@@ -168,3 +169,12 @@ def samples_need_a_model_that_writes(config: RunConfig, facts: Facts) -> Iterato
     if METHODS[config.method.kind].head != "vocabulary" and config.run.prompts:
         rule_text = f"left out for {config.method.kind}, whose model writes no words"
         yield must(path, rule_text, config.run.prompts, "Remove them.", fix=Fix("remove them", unset=(path,)))
+
+
+@rule(reads=(fields.method.kind, fields.optim.per_device_train_batch_size))
+def negatives_come_from_the_batch(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """An embedding learns by telling its own text from the others of the batch."""
+    size, path = config.optim.per_device_train_batch_size, fields.optim.per_device_train_batch_size.path
+    if config.method.kind == "embedding" and size < 2:
+        todo = "The other rows of a batch are what an anchor is told from; 32 and more are usual."
+        yield must(path, "2 or more for embedding", size, todo, fix=Fix("set it to 32", {path: 32}))

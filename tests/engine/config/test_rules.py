@@ -73,6 +73,14 @@ CASES: dict[str, list[Case]] = {
         ({"method.kind": kind, **LORA, "adapter.lora_dropout": 0.1}, Facts(), "adapter.lora_dropout", "error")
         for kind in ("dpo", "ipo", "kto", "reward")
     ],
+    "negatives-come-from-the-batch": [
+        (
+            {"method.kind": "embedding", "optim.per_device_train_batch_size": 1},
+            Facts(),
+            "optim.per_device_train_batch_size",
+            "error",
+        )
+    ],
     "samples-need-a-model-that-writes": [
         ({"method.kind": "reward", "run.prompts": ["Who are you?"]}, Facts(), "run.prompts", "error")
     ],

@@ -418,3 +418,25 @@ def test_a_teachers_table_is_cut_with_its_tokens_and_masks_where_it_is_empty(
     assert [token["trained"] for token in shown] == [False] * 2 + [True] * 10
     with pytest.raises(DataError, match="token 9999 is not in the vocabulary of 6,400 tokens"):
         prepare(make_config(write([{**row, "input_ids": [9999, *range(101, 112)]}]), method="distill"), minimind)
+
+
+def test_texts_that_belong_together_are_whole_and_a_missing_negative_is_no_text(
+    write: Write, make_config: Config, minimind: Any
+) -> None:
+    from engine.data.collate import collator_for
+    from engine.data.preview import preview
+
+    rows = [{"query": "2+2?", "pos": "four"}, {"query": "3+3?", "pos": "six", "neg": "a tree"}]
+    config = make_config(write(rows), method="embedding")
+    prepared = prepare(config, minimind)
+    assert [len(row["negative_ids"]) > 0 for row in prepared.dataset] == [False, True]
+    batch = collator_for(config, minimind)(list(prepared.dataset))
+    texts = [
+        minimind.decode(ids[mask == 1]) for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    assert texts == [f"{text}<|im_end|>" for text in ("2+2?", "3+3?", "four", "six", "a tree")]
+    assert batch["own_text"].tolist() == [0, 1]
+    assert prepared.facts.trained_tokens == int(batch["completion_mask"].sum())
+    parts = preview(config, minimind, {"kind": "index", "index": 1})["rows"][0]["parts"]
+    assert list(parts) == ["anchor", "positive", "negative"]
+    assert "".join(token["text"] for token in parts["negative"]) == "a tree<|im_end|>"

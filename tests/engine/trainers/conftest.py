@@ -48,6 +48,12 @@ TAUGHT = [
     for number in range(48)
 ]
 
+TEXTS = [
+    {"anchor": f"What comes after {number}?", "positive": f"{number + 1}"}
+    | ({"negative": "I wonder, who knows."} if number % 2 else {})
+    for number in range(48)
+]
+
 
 def lines(run: RunFolder, kind: str, segment: int | None = None) -> list[dict[str, Any]]:
     """The run's events of one kind, of one segment where given."""

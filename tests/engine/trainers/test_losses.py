@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine.trainers.building import Built, apart
-from tests.engine.trainers.conftest import PAIRS, RATED, TAUGHT
+from tests.engine.trainers.conftest import PAIRS, RATED, TAUGHT, TEXTS
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 
@@ -101,12 +101,30 @@ def distill(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
     return total / count
 
 
+def embedding(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """arXiv:1705.00652, section 4.4, with negatives of the rows' own, on cosines of means over tokens."""
+
+    def vector(ids: list[int]) -> torch.Tensor:
+        mean = built.model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0)
+        return mean / mean.norm()
+
+    texts = [vector(row[part]) for part in ("positive_ids", "negative_ids") for row in rows if row[part]]
+    losses = []
+    for place, row in enumerate(rows):
+        anchor = vector(row["anchor_ids"])
+        scores = torch.stack([anchor @ text for text in texts]) * built.config.method.scale
+        losses.append(scores.logsumexp(0) - scores[place])
+    assert len(texts) > len(rows)
+    return torch.stack(losses).mean()
+
+
 CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] = [
     ("kto", {"method.kind": "kto"}, RATED, kto),
     ("ipo", {"method.kind": "ipo"}, PAIRS, ipo),
     ("simpo", {"method.kind": "simpo", "method.cpo_alpha": 0.3}, PAIRS, simpo),
     ("distill", {"method.kind": "distill"}, TAUGHT, distill),
     ("distill, softened", {"method.kind": "distill", "method.kd_temperature": 2.0}, TAUGHT, distill),
+    ("embedding", {"method.kind": "embedding"}, TEXTS, embedding),
     ("reward", {"method.kind": "reward", "method.center_rewards_coefficient": 0.1}, PAIRS, reward),
     ("orpo", {"method.kind": "orpo", "method.beta": 0.5}, PAIRS, orpo),
 ]

@@ -134,3 +134,33 @@ def test_distillation_brings_a_model_near_its_teacher(train, source, shared_data
     assert sum(divergence[-3:]) < 0.8 * sum(divergence[:3])
     assert "0.9 x KL from the teacher, 0 x cross-entropy" in told(run, "loss")["detail"]
     assert lines(run, "metrics")[0]["trained_tokens"] == 4 * 39
+
+
+@pytest.mark.parametrize(("adapter", "pooling"), [({}, "mean"), (LORA, "last")], ids=["full", "lora"])
+def test_an_embedding_model_finds_more_held_out_captions_and_its_loss_falls(
+    train, source, shared_data, adapter, pooling
+):
+    scored = [json.loads(line) for line in (shared_data / "stsb/stsb_en_images_train_1000.jsonl").open()]
+    alike = [{"anchor": row["sentence1"], "positive": row["sentence2"]} for row in scored if row["score"] >= 4.5]
+    settings = {"method.kind": "embedding", "method.pooling": pooling, **adapter, "optim.max_steps": 12}
+    settings |= {"data.train": [{"path": source(alike[:96])}], "data.eval": [{"path": source(alike[-40:])}]}
+    settings |= {"optim.per_device_train_batch_size": 16, "optim.gradient_accumulation_steps": 1, "run.eval_steps": 1}
+    run = train({**settings, "optim.learning_rate": 1e-2 if adapter else 2e-3, "run.save_steps": 12})
+    found = curve(run, "eval_recall@5")
+    assert found[-1] > found[0] + 0.1
+    assert found[-1] >= curve(run, "eval_recall@1")[-1]
+    assert sum(curve(run, "loss")[-3:]) < 0.9 * sum(curve(run, "loss")[:3])
+    assert "no vocabulary head" in told(run, "loss")["detail"]
+    assert lines(run, "metrics")[0]["trained_tokens"] == lines(run, "metrics")[0]["tokens"]
+
+
+def test_recall_counts_how_many_lie_nearer():
+    import torch
+
+    from engine.trainers.embedding import recall
+
+    texts = torch.eye(12)
+    anchors = texts.clone()
+    anchors[0] = texts[1] * 0.9 + texts[0] * 0.1  # its own text is second
+    assert recall(anchors, texts) == pytest.approx({1: 11 / 12, 5: 1.0, 10: 1.0})
+    assert recall(anchors[:3], texts[:3]) == pytest.approx({1: 2 / 3})
