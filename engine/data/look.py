@@ -55,16 +55,19 @@ def look_at(config: Any, base: str | Path = ".", machine: Machine | None = None,
 
 
 def completed(facts: Facts, config: Any, base: str | Path = ".") -> Facts:
-    """These facts, and what a look would still add: for a launch that comes before the first look has ended."""
-    if facts.machine is not None and facts.model is not None and facts.sources is not None:
+    """These facts, and what a look would still add: for a launch that comes before the look after the last edit."""
+    model = facts.model if facts.model is not None and facts.model.name == config.model.name else None
+    paths = {entry.path for entry in (*config.data.train, *config.data.eval) if entry.path}
+    sources = facts.sources if facts.sources is not None and paths <= facts.sources.keys() else None
+    if facts.machine is not None and model is not None and sources is not None:
         return facts
-    found = look_at(config, base, sources=facts.sources is None)
+    found = look_at(config, base, sources=sources is None)
     return replace(
         facts,
         machine=facts.machine or found.machine,
-        model=facts.model or found.model,
-        packages=facts.packages or found.packages,
-        sources=found.sources if facts.sources is None else facts.sources,
+        model=model or found.model,
+        packages=found.packages if facts.packages is None else facts.packages,
+        sources=found.sources if sources is None else sources,
     )
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from engine.client import Inspector
 from engine.config.draft import Draft
-from engine.config.facts import Facts
+from engine.config.facts import Facts, ModelFacts, SourceFacts
 from engine.config.files import absolute, as_yaml, dump, load, parse
 from engine.config.recipes import recipe_mapping, recipes
 from engine.config.schema import effective, read, resolved
@@ -127,17 +127,24 @@ def test_the_notebook_starts_what_its_form_shows(place: Path, started: list[dict
     agree(draft, started[0], place)
 
 
-def test_a_launch_that_comes_before_the_first_look_waits_for_it(place: Path, started: list[dict[str, Any]]) -> None:
+OTHERS = Facts(model=ModelFacts("./another"), sources={"others.jsonl": SourceFacts("others.jsonl")})
+
+
+@pytest.mark.parametrize("known", [Facts(), OTHERS], ids=["nothing is known", "another model and rows were looked at"])
+def test_a_launch_that_comes_before_the_look_waits_for_it(
+    place: Path, started: list[dict[str, Any]], known: Facts
+) -> None:
     from widgets import Workbench
 
     draft = Draft.open(place / "my.yaml")
+    draft.learn(known)
     face = Workbench(draft, fresh=True)
     try:
         with pytest.raises(WorkbenchError, match="nothing is started"):
             face.start()
     finally:
         face.close()
-    assert draft.facts == Facts()
+    assert draft.facts == known
     draft.learn(look_at(draft.config, place))
     agree(draft, started[0], place)
 
