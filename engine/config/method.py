@@ -14,7 +14,7 @@ from engine.config.embedding import Embedding
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
 from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
 from engine.config.reward_model import Reward
-from engine.config.rollouts import Grpo
+from engine.config.rollouts import Gdpo, Grpo, Ppo
 
 
 class Sft(MethodSection):
@@ -54,7 +54,9 @@ Method = Annotated[
     | Reward
     | Embedding
     | Distill
-    | Grpo,
+    | Grpo
+    | Gdpo
+    | Ppo,
     Field(discriminator="kind"),
 ]  # fmt: skip
 METHODS: dict[str, type[MethodSection]] = {
@@ -69,6 +71,8 @@ METHODS: dict[str, type[MethodSection]] = {
     "embedding": Embedding,
     "distill": Distill,
     "grpo": Grpo,
+    "gdpo": Gdpo,
+    "ppo": Ppo,
 }
 
 _RESERVED = (

@@ -77,14 +77,8 @@ class Rollouts(MethodSection):
     """How many prompts of each sampling are kept in the run folder with all their answers, rewards and advantages."""
 
 
-class Grpo(Rollouts):
-    """Group relative policy optimization: several answers to each prompt are scored, and those better than their group's
-    mean become likelier. Needs prompts and something that scores answers: a rule, a Python function or a reward model.
-    Start from a model that sometimes gets it right: a group without any difference teaches nothing."""
-
-    kind: Annotated[Literal["grpo"], Kind] = "grpo"
-    called: ClassVar[str] = "GRPO"
-    words: ClassVar[str] = "GRPO: learn from rewards, answers compared in groups"
+class Groups(Rollouts):
+    """What methods share that compare the answers of a group with each other."""
 
     num_generations: Annotated[int, Ge(1), Le(1024), Title("Answers a prompt"), Source("arXiv:2402.03300")] = 8
     """How many answers are sampled for each prompt and compared with each other."""
@@ -116,6 +110,16 @@ class Grpo(Rollouts):
     ] = False
     """Do not learn from answers that were cut off at the longest length."""
 
+
+class Grpo(Groups):
+    """Group relative policy optimization: several answers to each prompt are scored, and those better than their group's
+    mean become likelier. Needs prompts and something that scores answers: a rule, a Python function or a reward model.
+    Start from a model that sometimes gets it right: a group without any difference teaches nothing."""
+
+    kind: Annotated[Literal["grpo"], Kind] = "grpo"
+    called: ClassVar[str] = "GRPO"
+    words: ClassVar[str] = "GRPO: learn from rewards, answers compared in groups"
+
     scale_rewards: Annotated[
         Literal["group", "batch", "none"],
         Title("Scale by spread of"),
@@ -124,3 +128,48 @@ class Grpo(Rollouts):
         Source("TRL: GRPOConfig.scale_rewards"),
     ] = "group"
     """By which spread a reward's distance from its group's mean is divided."""
+
+
+class Gdpo(Groups):
+    """Group reward-decoupled normalization: as GRPO, but each reward is compared within its group by itself before they
+    are added up. Needs prompts and two or more rewards. Take it where a large reward would drown a small one: in the sum
+    of GRPO different rewards that come to the same total teach nothing."""
+
+    kind: Annotated[Literal["gdpo"], Kind] = "gdpo"
+    called: ClassVar[str] = "GDPO"
+    words: ClassVar[str] = "GDPO: as GRPO, each of several rewards by itself"
+
+
+class Ppo(Rollouts):
+    """Proximal policy optimization: a value head learns what an answer will be worth, and tokens that turn out better than
+    it thought become likelier. Needs prompts and something that scores answers, one answer a prompt. More to tune than
+    GRPO; take it where one answer a prompt is all you can afford, or where credit for single tokens matters."""
+
+    kind: Annotated[Literal["ppo"], Kind] = "ppo"
+    called: ClassVar[str] = "PPO"
+    words: ClassVar[str] = "PPO: learn from rewards, with a value head"
+
+    num_iterations: Annotated[int, Ge(1), Le(100), Title("Uses of an answer"), Advanced] = 4
+    """How often each answer is trained on before new ones are sampled."""
+
+    beta: Annotated[float, Ge(0), Le(100), Title("Hold to the reference"), Source("arXiv:2203.02155")] = 0.05
+    """How much of the divergence from the reference is taken off the reward, token by token. 0 needs no reference at
+    all."""
+
+    gamma: Annotated[float, Gt(0), Le(1), Title("Discount"), Expert, Source("arXiv:1506.02438")] = 1.0
+    """What a reward counts for the token before it. 1 gives every token of an answer the whole of it."""
+
+    lam: Annotated[float, Ge(0), Le(1), Title("GAE lambda"), Advanced, Source("arXiv:1506.02438")] = 0.95
+    """How far ahead an advantage looks before it trusts the value head: 1 waits for the reward itself, 0 trusts at once."""
+
+    vf_coef: Annotated[float, Gt(0), Le(100), Title("Weight of the value loss"), Advanced] = 0.1
+    """What the loss of the value head counts beside that of the answers."""
+
+    cliprange_value: Annotated[
+        float, Gt(0), Le(100), Title("Clipping of values"), Expert, Source("TRL: PPOConfig.cliprange_value")
+    ] = 0.2
+    """How far a value may move from the one it had when the answer was sampled before it learns no more."""
+
+    value_learning_rate: Annotated[float, Gt(0), Le(1), Title("Rate of the value head"), Advanced] = 1e-3
+    """The learning rate of the value head, which begins at 0 and must learn faster than the model. The schedule is the
+    model's."""

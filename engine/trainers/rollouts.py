@@ -60,6 +60,16 @@ class RolloutTrainer(RunTrainer):
             return f"{self.told_rewards}; no reference"
         return f"{self.told_rewards}; reference: {'copy' if self.ref_model is not None else 'adapter off'}"
 
+    @property
+    def policy(self) -> Any:
+        """The model that is trained, with its adapter where it has one."""
+        return self.model  # type: ignore[attr-defined]
+
+    @property
+    def mode(self) -> str:
+        """Where TRL keeps numbers until they are logged: `train` or `eval`."""
+        return "train" if self.policy.training else "eval"
+
     # -- TRL's moments -------------------------------------------------------------------------------------------------
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -79,7 +89,7 @@ class RolloutTrainer(RunTrainer):
 
     def _prepare_inputs(self, rows: Any) -> Any:
         batch = super()._prepare_inputs(rows)  # type: ignore[misc]
-        if self.model.training:  # type: ignore[attr-defined]
+        if self.mode == "train":
             self.batch_rows.extend(batch["row"].tolist())
             mask = batch["completion_mask"]
             self._count({"attention_mask": torch.cat([batch["prompt_mask"], mask], 1), "completion_mask": mask})
@@ -110,7 +120,7 @@ class RolloutTrainer(RunTrainer):
         output: dict[str, Any] = super()._generate_and_score_completions(rows)  # type: ignore[misc]
         output = self._judged(output)
         output["row"] = torch.tensor([row["row"] for row in rows])
-        if self.writer is not None and self.model.training:  # type: ignore[attr-defined]
+        if self.writer is not None and self.mode == "train":
             self._show(output)
         return output
 

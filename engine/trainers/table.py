@@ -17,6 +17,8 @@ METHODS: dict[str, str] = {
     "embedding": "engine.trainers.embedding",
     "distill": "engine.trainers.distill",
     "grpo": "engine.trainers.grpo",
+    "gdpo": "engine.trainers.gdpo",
+    "ppo": "engine.trainers.ppo",
 }
 
 

@@ -25,6 +25,8 @@ NAMES: dict[str, str] = {
     "orpo": "prefer",
     "kto": "prefer",
     "grpo": "score",
+    "gdpo": "score",
+    "ppo": "score",
     "distill": "answer",
     "pretrain-text": "read",
     "embedding": "vectors",

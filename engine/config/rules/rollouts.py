@@ -64,6 +64,24 @@ def batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Findi
     yield must(path, rule_text, batch, todo, fix=Fix(f"set it to {fitting}", {path: fitting}))
 
 
+@rule(reads=(fields.method.kind, fields.method.reward_funcs))
+def several_rewards_for_gdpo(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, kind = fields.method.reward_funcs.path, fields.method.kind.path
+    if config.method.kind == "gdpo" and len(config.method.reward_funcs) == 1:
+        todo = "It keeps several rewards apart; with one alone take grpo."
+        fix = Fix("take grpo", {kind: "grpo"})
+        got = config.method.reward_funcs
+        yield must(path, "two or more rewards for gdpo", got, todo, severity="warning", fix=fix)
+
+
+@rule(reads=(*_GROUPED, fields.method.steps_per_generation, fields.optim.gradient_accumulation_steps))
+def advantages_need_more_than_one_answer(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    batch, path = config.optim.per_device_train_batch_size, fields.optim.per_device_train_batch_size.path
+    if config.method.kind == "ppo" and batch * _together(config, facts) == 1:
+        todo = "Advantages are compared over all answers that are sampled together."
+        yield must(path, "2 or more for ppo", batch, todo, fix=Fix("set it to 8", {path: 8}))
+
+
 @rule(reads=(*_GROUPED, fields.data.eval, fields.optim.per_device_eval_batch_size))
 def held_out_batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     size, path = getattr(config.method, "num_generations", 1), fields.optim.per_device_eval_batch_size.path

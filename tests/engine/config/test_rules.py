@@ -122,6 +122,20 @@ CASES: dict[str, list[Case]] = {
             "error",
         ),
     ],
+    "several-rewards-for-gdpo": [({**GRPO, "method.kind": "gdpo"}, Facts(), "method.reward_funcs", "warning")],
+    "advantages-need-more-than-one-answer": [
+        (
+            {
+                **GRPO,
+                "method.kind": "ppo",
+                "optim.per_device_train_batch_size": 1,
+                "optim.gradient_accumulation_steps": 1,
+            },
+            Facts(),
+            "optim.per_device_train_batch_size",
+            "error",
+        )
+    ],
     "held-out-batches-hold-whole-groups": [
         (
             {**GRPO, "data.eval": [{"path": "b.jsonl"}], "optim.per_device_eval_batch_size": 12},

@@ -1,0 +1,59 @@
+"""Group reward-decoupled normalization through TRL's own aggregation (arXiv:2601.05242): each reward by itself, then summed.
+
+TRL scales by the spread of the whole batch after summing, so its share of groups without spread says nothing here; it is
+counted anew, as the share of groups in which no reward differs between answers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from engine.trainers.grpo import group_arguments
+from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
+
+
+class Gdpo(RolloutTrainer, GRPOTrainer):
+    """TRL's trainer with our saving, our prompts and our rewards."""
+
+    def told(self) -> str:
+        """What the receipt adds about the loss."""
+        return f"{super().told()}; each reward compared by itself"
+
+    def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
+        size: Any = self.num_generations if self.mode == "train" else self.num_generations_eval
+        self._metrics[self.mode]["frac_reward_zero_std"][-1] = without_spread(self._scores, size)
+        return output
+
+
+def without_spread(scores: torch.Tensor, size: int) -> float:
+    """The share of groups in which every reward is the same for all answers. `scores` is (answers, rewards), NaN where a
+    reward does not apply."""
+    groups = scores.view(-1, size, scores.shape[-1]).nan_to_num(0.0)
+    same = (groups == groups[:, :1]).all(1).all(1)
+    return same.float().mean().item()
+
+
+def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
+    """Our sections as TRL's config."""
+    more = {**group_arguments(config), "multi_objective_aggregation": "normalize_then_sum"}
+    return rollout_arguments(config, run_folder, **more)
+
+
+def build(
+    config: Any,
+    run_folder: str | Path,
+    model: Any,
+    processing_class: Any,
+    collator: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> Gdpo:
+    """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
+    args = arguments(config, run_folder)
+    trainer: Gdpo = built(Gdpo, args, config, model, processing_class, train, eval, callbacks)
+    return trainer

@@ -1,0 +1,55 @@
+"""GDPO through the worker: each reward by itself, resume exact, and a small reward that GRPO would let collapse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.run.store import RunFolder
+from engine.trainers.gdpo import without_spread
+from tests.engine.trainers.building import Built
+from tests.engine.trainers.conftest import CONVERSATIONS
+from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS, ids_of, same_after_a_resume
+
+GDPO = {**GRPO, "method.kind": "gdpo"}
+
+
+def test_resuming_in_the_middle_of_a_buffer_equals_never_stopping(train, source, tmp_path):
+    settings = {**GDPO, **LORA, "method.steps_per_generation": 4}
+    same_after_a_resume(train, {**settings, "data.train": [{"path": source(CONVERSATIONS)}]}, tmp_path)
+
+
+def test_advantages_are_those_of_each_reward_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    built = Built({**GDPO, "method.steps_per_generation": 4, "optim.per_device_train_batch_size": 4}, ROWS, tmp_path)
+    trainer = built.trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    trainer.model.train()
+    trainer._prepare_inputs([row for row in built.rows for _ in range(4)])
+    trainer.rewards.close()
+    groups: dict[int, list[tuple[float, float, float]]] = {}
+    for batch in trainer._buffered_inputs:
+        for place in range(4):
+            ids = ids_of(batch, place)[1]
+            text = trainer.processing_class.decode(ids, skip_special_tokens=True)
+            rewards = float(not any(letter.isdigit() for letter in text)), min(1.0, max(0.0, 2 - len(ids) / 4))
+            groups.setdefault(batch["row"][place].item(), []).append((*rewards, batch["advantages"][place].item()))
+    expected, ours = [], []
+    for group in groups.values():
+        values = torch.tensor(group, dtype=torch.float64)
+        apart = (values[:, :2] - values[:, :2].mean(0)) / (values[:, :2].std(0) + 1e-4)
+        expected.append(apart[:, 0] + 0.5 * apart[:, 1])
+        ours.append(values[:, 2])
+    total = torch.cat(expected)
+    total = (total - total.mean()) / (total.std() + 1e-4)
+    assert torch.cat(ours).tolist() == pytest.approx(total.tolist(), abs=1e-5)
+    assert total.abs().max() > 0.5
+
+
+def test_rewards_that_make_up_for_each_other_still_teach():
+    """Two rewards with the same total for every answer: nothing for GRPO, something for GDPO."""
+    scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
+    assert scores.sum(1).std() == 0
+    assert without_spread(scores, 4) == 0.0
+    assert without_spread(torch.tensor([[1.0, 0.5], [1.0, 0.5], [0.0, 1.0], [0.0, 0.0]]), 2) == 0.5
+    assert without_spread(torch.tensor([[1.0, torch.nan], [1.0, torch.nan]]), 2) == 1.0

@@ -1,0 +1,149 @@
+"""PPO through the worker and by itself: losses and advantages by the book, the value head beside the model, exact resume."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.run.rollouts import read_group
+from engine.run.store import RunFolder
+from engine.trainers.ppo import gae, token_rewards
+from tests.engine.trainers.building import Built, apart
+from tests.engine.trainers.conftest import CONVERSATIONS, lines
+from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS, curve, ids_of, same_after_a_resume
+
+PPO = {name: value for name, value in GRPO.items() if name != "method.num_generations"} | {"method.kind": "ppo"}
+
+
+def test_the_reward_rises_and_the_value_head_learns(train, source):
+    settings = {**PPO, "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 24, "method.beta": 0.0}
+    settings |= {"optim.per_device_train_batch_size": 32, "optim.gradient_accumulation_steps": 1}
+    run = train({**settings, "method.value_learning_rate": 0.02, "method.num_iterations": 1, "run.save_steps": 24})
+    rewards = curve(run, "objective/scores")
+    assert sum(rewards[-4:]) / 4 > rewards[0] + 0.2
+    assert {"loss/policy_avg", "loss/value_avg", "objective/kl", "policy/approxkl_avg"} <= set(lines(run, "metrics")[0])
+    # the advantages that are shown are those of PPO: one answer a prompt has one all the same
+    group = read_group(run, lines(run, "rollout")[0])
+    assert len(group["completions"]) == 1
+    assert group["completions"][0]["advantage"] != 0
+    weights = load_file(run.checkpoints / "checkpoint-24/model.safetensors")
+    assert not [name for name in weights if "value_head" in name]
+    head = torch.load(run.checkpoints / "checkpoint-24/parts-0.pt", weights_only=True)["value_head"]
+    assert head["weight"].abs().max() > 0
+
+
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full weights, with a copy", "lora"])
+def test_resuming_in_the_middle_of_a_buffer_equals_never_stopping(train, source, tmp_path, adapter):
+    settings = {**PPO, **adapter, "method.steps_per_generation": 4, "method.num_iterations": 2}
+    same_after_a_resume(train, {**settings, "data.train": [{"path": source(CONVERSATIONS)}]}, tmp_path)
+
+
+def test_advantages_are_the_sums_of_the_paper() -> None:
+    """arXiv:1506.02438, equation 11: sums of discounted errors, written out for each token."""
+    torch.manual_seed(0)
+    lengths, gamma, lam = [5, 1, 3], 0.9, 0.8
+    mask = torch.tensor([[float(place < length) for place in range(5)] for length in lengths], dtype=torch.float64)
+    values, penalty = (torch.randn(3, 5, dtype=torch.float64) for _ in range(2))
+    scores = torch.tensor([1.0, -2.0, 0.5])
+    rewards = token_rewards(scores, penalty, mask)
+    found, returns = gae(rewards, values, mask, gamma, lam)
+    for row, length in enumerate(lengths):
+        earned = [-penalty[row, place].item() for place in range(length)]
+        earned[-1] += scores[row].item()
+        assert rewards[row, :length].tolist() == pytest.approx(earned)
+        later = [*values[row, 1:length].tolist(), 0.0]
+        errors = [earned[place] + gamma * later[place] - values[row, place].item() for place in range(length)]
+        for place in range(length):
+            wanted = sum((gamma * lam) ** (at - place) * errors[at] for at in range(place, length))
+            assert found[row, place].item() == pytest.approx(wanted)
+            assert returns[row, place].item() == pytest.approx(wanted + values[row, place].item())
+        assert found[row, length:].abs().sum() == 0
+
+
+def plain_loss(built, trainer, batch, tokens):
+    """arXiv:1707.06347 with its value clipped too, one token at a time; the hidden states by transformers' own output."""
+    total = torch.zeros((), dtype=torch.float64)
+    for place in range(4):
+        prompt, answer = ids_of(batch, place)
+        ours = built.logps(prompt, answer)
+        base = built.model.get_base_model() if hasattr(built.model, "peft_config") else built.model
+        states = base.base_model(input_ids=torch.tensor([[*prompt, *answer]])).last_hidden_state[0]
+        values = trainer.head(states[len(prompt) - 1 : -1].to(trainer.head.weight.dtype))[:, 0]
+        for at in range(len(answer)):
+            advantage, target = batch["advantages"][place, at], batch["returns"][place, at]
+            before, old = batch["old_values"][place, at], batch["old_per_token_logps"][place, at]
+            ratio = (ours[at] - old).exp()
+            policy = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            held = torch.minimum(torch.maximum(values[at], before - 0.2), before + 0.2)
+            value = 0.5 * torch.maximum((values[at] - target) ** 2, (held - target) ** 2)
+            total = total + policy + 0.1 * value
+    return total / tokens
+
+
+def norms_in_float64(model):
+    """transformers rounds inside its norms to float32, so the gradients of two losses would not add up exactly."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = lambda states, norm=module: (
+                norm.weight * states * torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+            )
+
+
+@pytest.mark.parametrize(
+    ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
+)
+def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    settings = {**PPO, **adapter, "method.steps_per_generation": 4, "optim.per_device_train_batch_size": 4}
+    built = Built(settings, ROWS * 4, tmp_path, exact_head=exact_head)
+    trainer = built.trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    trainer.current_gradient_accumulation_steps = 2
+    if exact_head:
+        norms_in_float64(built.model)
+    torch.nn.init.normal_(trainer.head.weight, std=0.3)
+    trainer.model.train()
+    trainer._prepare_inputs([built.prepared.dataset[place] for place in range(16)])
+    trainer.rewards.close()
+    kl = trainer._metrics["train"]["objective/kl"][-1]
+    batch = {name: part.double() if part.is_floating_point() else part for name, part in
+             trainer._buffered_inputs[0].items()}  # fmt: skip
+    built.move()
+    built.model.zero_grad()
+    loss = trainer.compute_loss(built.model, dict(batch))
+    loss.backward()
+    value, ours = built._taken(loss)
+    built.model.zero_grad()
+    # two of the four batches that were sampled together make a step
+    expected = plain_loss(built, trainer, batch, batch["num_items_in_batch"] * 2 / 4)
+    expected.backward()
+    wanted, theirs = built._taken(expected)
+    assert kl != 0  # `Built` moved the model from its reference
+    assert any("value_head" in name for name in ours)
+    assert value == pytest.approx(wanted, rel=100 * near)
+    assert apart(ours, theirs) <= near
+    found = trainer._metrics["train"]
+    assert found["policy/clipfrac_avg"][-1] > 0
+    assert found["val/clipfrac_avg"][-1] > 0
+
+
+def test_the_divergence_is_taken_off_the_reward_token_by_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    settings = {**PPO, "method.steps_per_generation": 4, "optim.per_device_train_batch_size": 4, "method.beta": 0.5}
+    built = Built({**settings, "method.gamma": 1.0, "method.lam": 1.0}, ROWS * 4, tmp_path)
+    trainer = built.trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    trainer.model.train()
+    trainer._prepare_inputs([built.prepared.dataset[place] for place in range(16)])
+    trainer.rewards.close()
+    for batch in trainer._buffered_inputs:
+        for place in range(4):
+            prompt, answer = ids_of(batch, place)
+            with torch.no_grad():
+                away = built.logps(prompt, answer) - built.logps(prompt, answer, reference=True)
+            text = trainer.processing_class.decode(answer, skip_special_tokens=True)
+            score = float(not any(letter.isdigit() for letter in text)) + 0.5 * min(1.0, max(0.0, 2 - len(answer) / 4))
+            # with both at 1 a return is all that is still to come
+            wanted = [score - 0.5 * away[at:].sum().item() for at in range(len(answer))]
+            assert batch["returns"][place][: len(answer)].tolist() == pytest.approx(wanted, abs=1e-4)
