@@ -34,6 +34,8 @@ WORDS = {
     "end_of_epoch": "stop at the end of this epoch, with a checkpoint",
 }
 _MAX_BYTES = 4096
+# The folder is listed when it changed, and each second whatever its time says; a time may stand still for a tick.
+LIST_SECONDS, TICK_NS = 1.0, 50_000_000
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class Controls:
         self.every = every
         self._place = str(folder.control)
         self._known: set[str] = set()
-        self._next_look = 0.0
+        self._next_look = self._next_list = 0.0
+        self._changed = 0
         self._signals: list[Request] = []
 
     def pending(self) -> list[Request]:
@@ -136,6 +139,8 @@ class Controls:
         if now < self._next_look:
             return fresh
         self._next_look = now + self.every
+        if not self._may_hold_news(now):
+            return fresh
         for name in sorted(os.listdir(self._place)):
             if name in self._known or name.startswith("."):
                 continue
@@ -150,6 +155,17 @@ class Controls:
             elif self.writer is not None:
                 self.answer(Request(id=visible(name)[:100], do="", by="", t=0.0, path=path), "refused", found)
         return fresh
+
+    def _may_hold_news(self, now: float) -> bool:
+        """Whether the folder changed since it was last listed; once a second it is taken to have, for file systems that
+        tell late."""
+        changed = os.stat(self._place).st_mtime_ns
+        if changed == self._changed and now < self._next_list:
+            return False
+        self._next_list = now + LIST_SECONDS
+        # Another file may come within the same tick: a fresh time is not remembered.
+        self._changed = changed if abs(time.time_ns() - changed) > TICK_NS else 0
+        return True
 
     def answer(self, request: Request, status: str, message: str = "") -> None:
         """Say `accepted`, `done` or `refused`; the last two take the file away."""

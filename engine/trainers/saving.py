@@ -23,6 +23,16 @@ TOKENS_STATE = "tokens_state.json"
 ROWS = "rows"
 
 
+class RowIds:
+    """Which rows made a batch. No list, since accelerate and transformers walk each number of one on its way to the
+    device: a thousand calls a step for a batch of 64."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+
 class WithRows:
     """A collator that also hands on which rows made the batch; `collator` is the preview's own object."""
 
@@ -31,7 +41,10 @@ class WithRows:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.collator(rows)
-        batch[ROWS] = [row.get("rows") or [row.get("row", -1)] for row in rows]
+        packed = bool(rows) and "rows" in rows[0]
+        batch[ROWS] = RowIds(
+            [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
+        )
         return batch
 
 
@@ -61,8 +74,8 @@ class RunTrainer:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        for rows in inputs.pop(ROWS, ()):
-            self.batch_rows.extend(rows)
+        if (rows := inputs.pop(ROWS, None)) is not None:
+            self.batch_rows.extend(rows.ids)
         self._count(inputs)
         return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
@@ -143,6 +156,15 @@ class RunTrainer:
             counted = json.loads(found.read_text("utf-8"))
             self.tokens, self.trained_tokens = counted["total"], counted["trainable"]
             self._total_train_tokens = counted["trl_num_tokens"]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Before transformers 5.20 an adapter saved beside another (TRL's `ref`) was left at its start: load it here."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+        model = self.model if model is None else model  # type: ignore[attr-defined]
+        if len(getattr(model, "peft_config", ())) > 1:
+            trained = model.active_adapters[0]
+            model.load_adapter(resume_from_checkpoint, trained, is_trainable=True)
+            model.set_adapter(trained)
 
     def _say_checkpoint(self, step: int, state: str, **more: Any) -> None:
         if self.writer is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -103,3 +104,27 @@ def test_a_signal_asks_to_save_and_stop(run, worker):
     assert (asked.do, asked.by) == ("save_stop", "SIGTERM")
     worker.answer(asked, "done")
     assert view_of(run).controls["signal-SIGTERM"]["status"] == "done"
+
+
+def test_a_request_is_heard_whenever_it_comes_and_a_quiet_folder_is_not_listed(run, monkeypatch):
+    controls = Controls(run, every=0.0)
+    listed = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda place: listed.append(place) or listdir(place))
+    for _ in range(20):  # within one tick of the file system's clock
+        asked = control.request(run, "checkpoint")
+        assert [each.id for each in controls.pending()] == [asked]
+    time.sleep(0.1)
+    controls.pending()
+    listed.clear()
+    for _ in range(50):
+        assert controls.pending() == []
+    assert len(listed) <= 1
+    os.utime(run.control, (1, 1))
+    asked = control.request(run, "stop")
+    os.utime(run.control, ns=(controls._changed, controls._changed))  # a file system that tells late
+    deadline = time.monotonic() + 5
+    heard = []
+    while not heard and time.monotonic() < deadline:
+        heard = controls.pending()
+    assert [each.id for each in heard] == [asked]
