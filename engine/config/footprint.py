@@ -42,6 +42,13 @@ CPU_PROCESS = 730 * MiB
 OFFLOAD_IN_FLIGHT = 5
 
 
+# bytes of optimizer state for each trained number, whatever its own size (bitsandbytes; 8 bits with scales a block of 256)
+STATE_BYTES = {
+    "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04, "lion_32bit": 4.0, "lion_8bit": 1.02, "ademamix": 12.0,
+    "ademamix_8bit": 3.06,
+}  # fmt: skip
+
+
 def size_text(size: float) -> str:
     """Bytes for people: `12.6 GiB`, `40 MiB`."""
     return f"{size / GiB:.1f} GiB" if size >= 0.95 * GiB else f"{size / MiB:.0f} MiB"
@@ -211,7 +218,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
         "weights": weights,
         "adapter": 0.0 if config.adapter.kind == "none" else trained_bytes,
         "gradients": trained_bytes if stay else max(0.0, trained_bytes - activations - scores),
-        "optimizer": trained_bytes * STATES[config.optim.optim],
+        "optimizer": state_bytes(config, counts),
         "activations": activations,
         "logits": scores,
         "reference": weights if _holds_copy(config) else 0.0,
@@ -228,6 +235,13 @@ def _tokens(config: RunConfig, facts: Facts) -> tuple[int, int]:
     # The other half of a batch of rated answers only measures the drift, without gradients.
     each = 1 if method.rows == "rated" else method.sequences
     return config.optim.per_device_train_batch_size * length * each, length
+
+
+def state_bytes(config: RunConfig, counts: Parameters) -> float:
+    """Bytes of the optimizer's states."""
+    if config.optim.optim in STATE_BYTES:
+        return counts.trained * STATE_BYTES[config.optim.optim]
+    return counts.trained * trained_size(config) * STATES[config.optim.optim]
 
 
 def trained_size(config: RunConfig) -> float:
@@ -291,7 +305,7 @@ def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:
     if counts is None:
         return None
     trained = counts.trained * trained_size(config)
-    return int(trained * (1 + STATES[config.optim.optim])) + 2 * MiB
+    return int(trained + state_bytes(config, counts)) + 2 * MiB
 
 
 def device_bytes(facts: Facts) -> int | None:

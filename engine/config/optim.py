@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from engine.config.section import Advanced, Auto, Expert, Ge, Gt, Le, Lt, Section, Source, Title, Unit
+from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Lt, Section, Source, Title, Unit, Words
 
-Optimizer = Literal["adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop"]
+Optimizer = Literal[
+    "adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop", "adamw_8bit", "paged_adamw_8bit",
+    "lion_32bit", "lion_8bit", "ademamix", "ademamix_8bit",
+]  # fmt: skip
+BITSANDBYTES = ("adamw_8bit", "paged_adamw_8bit", "lion_32bit", "lion_8bit", "ademamix", "ademamix_8bit")
+"""Optimizers that come from the package bitsandbytes."""
+ADAM_SETTINGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "ademamix", "ademamix_8bit"),
+                    ("adam_beta1", "adam_beta2", "adam_epsilon")),
+    **dict.fromkeys(("lion_32bit", "lion_8bit"), ("adam_beta1", "adam_beta2")),
+}  # fmt: skip
+"""Optimizer -> those of Adam's settings that it uses; none for an optimizer that is not named."""
+_ADEMAMIX = {"alpha": (0.0, 100.0), "beta3": (0.0, 1.0), "t_alpha": (1, 10**9), "t_beta3": (1, 10**9)}
+OPTIM_ARGS: dict[str, dict[str, tuple[float, float]]] = {"ademamix": _ADEMAMIX, "ademamix_8bit": _ADEMAMIX}
+"""Optimizer -> the keys of `optim_args` that it takes, each with its least and largest value."""
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt", "constant", "constant_with_warmup"
 ]
@@ -36,8 +50,26 @@ class Optim(Section):
     max_steps: Annotated[int | None, Ge(1), Le(1_000_000_000), Title("Stop after"), Unit("steps"), Advanced] = None
     """Stop after so many optimizer steps, whatever the epochs. Empty means that the epochs decide."""
 
-    optim: Annotated[Optimizer, Title("Optimizer"), Advanced, Source("transformers: optim")] = "adamw_torch_fused"
-    """Which optimizer moves the weights. AdamW is the usual one; Adafactor needs less memory."""
+    optim: Annotated[
+        Optimizer,
+        Title("Optimizer"),
+        Words(
+            adamw_8bit="adamw_8bit, AdamW with states of 8 bits",
+            paged_adamw_8bit="paged_adamw_8bit, the same, and states move to the host when the card is full",
+            lion_32bit="lion_32bit, one state a weight; wants a smaller rate",
+            lion_8bit="lion_8bit, the least memory of these",
+            ademamix="ademamix, AdamW with a second, slow memory of gradients",
+            ademamix_8bit="ademamix_8bit, the same with states of 8 bits",
+        ),
+        Advanced,
+        Source("transformers: optim"),
+    ] = "adamw_torch_fused"
+    """Which optimizer moves the weights. AdamW is the usual one; Adafactor needs less memory. Those of 8 bits and 32 bits,
+    Lion (arXiv:2302.06675) and AdEMAMix (arXiv:2409.03137) come from the package bitsandbytes."""
+
+    optim_args: Annotated[dict[str, Any], Title("Optimizer's own"), Control("mapping"), Expert] = {}
+    """Settings that only the chosen optimizer has. AdEMAMix takes `alpha`, the weight of its slow memory (5), `beta3`, how
+    long that memory lasts (0.9999), and `t_alpha` and `t_beta3`, steps over which the two reach their values."""
 
     lr_scheduler_type: Annotated[Scheduler, Title("Schedule"), Advanced, Source("transformers: lr_scheduler_type")] = (
         "linear"

@@ -31,6 +31,7 @@ def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
         "adam_epsilon": optim.adam_epsilon,
         "max_grad_norm": optim.max_grad_norm,
         "optim": optim.optim,
+        "optim_args": ",".join(f"{name}={value}" for name, value in optim.optim_args.items()) or None,
         "bf16": False,
         "fp16": config.model.dtype == "float16" and torch.cuda.is_available(),
         "tf32": optim.tf32 if torch.cuda.is_available() else None,

@@ -15,6 +15,8 @@ from engine.config.method import METHODS
 from engine.memory.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN
 
+SMALLEST_8BIT = 4096  # bitsandbytes: min_8bit_size
+
 
 def receipt(config: Any, trainer: Any, prepared: Any) -> list[dict[str, Any]]:
     """The entries of the `receipt` event for a trainer that is about to start."""
@@ -26,13 +28,7 @@ def receipt(config: Any, trainer: Any, prepared: Any) -> list[dict[str, Any]]:
         _attention(config, model),
         _checkpointing(config, model),
         _loss(config, trainer),
-        _entry(
-            "optimizer",
-            config.optim.optim,
-            type(trainer.optimizer.optimizer if hasattr(trainer.optimizer, "optimizer") else trainer.optimizer).__name__
-            if trainer.optimizer is not None
-            else trainer.get_optimizer_cls_and_kwargs(trainer.args, model)[0].__name__,
-        ),
+        _optimizer(config, trainer),
         _entry(
             "rows",
             None,
@@ -72,6 +68,7 @@ def unmet(config: Any, entries: list[dict[str, Any]]) -> str | None:
         ("gradient checkpointing", config.memory.gradient_checkpointing in (True, "selective", "medium", "full")),
         ("quantization", config.model.quantization != "none"),
         ("packing", config.data.packing),
+        ("optimizer", config.optim.optim.endswith("8bit")),
     ):
         if asked and not by_name[feature]["count"]:
             return f"{feature} was requested and touched nothing in this model: turn it off or choose another model."
@@ -122,6 +119,19 @@ def _adapter(config: Any, model: Any) -> dict[str, Any]:
     if numbers:
         detail += f"; in {', '.join(sorted(numbers))}"
     return _entry("adapter", config.adapter.kind, "lora" if layers else "none", len(layers), detail)
+
+
+def _optimizer(config: Any, trainer: Any) -> dict[str, Any]:
+    """The optimizer's class, and for states of 8 bits how many weights have them: small ones keep 32."""
+    built = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    kind = type(built) if built is not None else trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0]
+    if not config.optim.optim.endswith("8bit"):
+        return _entry("optimizer", config.optim.optim, kind.__name__)
+    embeddings = {id(m.weight) for m in trainer.model.modules() if isinstance(m, torch.nn.Embedding)}
+    weights = [p for p in trainer.model.parameters() if p.requires_grad]
+    count = sum(p.numel() >= SMALLEST_8BIT and id(p) not in embeddings for p in weights)
+    detail = f"of {len(weights)} weights in 8 bits; embeddings and weights below {SMALLEST_8BIT:,} numbers in 32"
+    return _entry("optimizer", config.optim.optim, kind.__name__, count, detail)
 
 
 def _attention(config: Any, model: Any) -> dict[str, Any]:

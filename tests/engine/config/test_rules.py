@@ -291,7 +291,23 @@ CASES: dict[str, list[Case]] = {
         ({"optim.warmup_steps": 50, "optim.max_steps": 50}, Facts(), "optim.warmup_steps", "error")
     ],
     "adam-settings-need-adam": [
-        ({"optim.optim": "sgd", "optim.adam_beta2": 0.95}, Facts(), "optim.adam_beta2", "error")
+        ({"optim.optim": "sgd", "optim.adam_beta2": 0.95}, Facts(), "optim.adam_beta2", "error"),
+        ({"optim.optim": "lion_8bit", "optim.adam_epsilon": 1e-6}, Facts(), "optim.adam_epsilon", "error"),
+    ],
+    "optimizers-of-bitsandbytes-need-it": [
+        ({"optim.optim": "adamw_8bit"}, Facts(packages=NOTHING), "optim.optim", "error")
+    ],
+    "paging-needs-a-gpu": [({"optim.optim": "paged_adamw_8bit"}, Facts(machine=CPU), "optim.optim", "error")],
+    "optim-args-are-the-optimizers-own": [
+        ({"optim.optim_args": {"alpha": 5.0}}, Facts(), "optim.optim_args.alpha", "error"),
+        ({"optim.optim": "ademamix", "optim.optim_args": {"aplha": 5}}, Facts(), "optim.optim_args.aplha", "error"),
+        ({"optim.optim": "ademamix", "optim.optim_args": {"beta3": 1.5}}, Facts(), "optim.optim_args.beta3", "error"),
+        (
+            {"optim.optim": "ademamix", "optim.optim_args": {"t_alpha": 0.5}},
+            Facts(),
+            "optim.optim_args.t_alpha",
+            "error",
+        ),
     ],
     "learning-rate-is-in-proportion": [
         ({"model.name": "Qwen/Qwen3-8B", "optim.learning_rate": 0.1}, Facts(), "optim.learning_rate", "warning")
@@ -515,7 +531,7 @@ def test_texts_of_reading(snapshot: Any) -> None:
         {"fp16": False},
         {"learning_rate": 3},
         {"zzzzzzz": 3},
-        {"optim": {"learning_rate": "fast", "max_steps": 0, "optim": "adamw_8bit", "tf32": "maybe"}},
+        {"optim": {"learning_rate": "fast", "max_steps": 0, "optim": "adamw_9bit", "tf32": "maybe"}},
         {"model": {"dtype": "bfloat61", "quantization": 3, "chat_template_kwargs": "x"}},
         {"data": {"train": [{"path": "a", "fromat": "text", "format": "kto"}, 3, {}]}},
         {"data": {"train": 3, "max_length": 3}},
