@@ -268,12 +268,14 @@ class FormPart(Part):
 
     @staticmethod
     def _finding(finding: Finding) -> dict[str, Any]:
-        owner = fields.get(finding.path) or fields.get(".".join(finding.path.split(".")[:2]))
+        owner = fields.get(".".join(finding.path.split(".")[:2]))
+        part = fields.get(finding.path)
+        inside = f", {part.title.lower()}" if part is not None and owner is not None and part is not owner else ""
         return {
             "key": _key(finding),
             "path": owner.path if owner is not None else finding.path,
             "step": step_of_path(finding.path),
-            "title": owner.title if owner is not None else visible(finding.path or "the file"),
+            "title": owner.title + inside if owner is not None else visible(finding.path or "the file"),
             "severity": finding.severity,
             "message": shown(finding.text),
             "fix": visible(finding.fix.label) if finding.fix else "",

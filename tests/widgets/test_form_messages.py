@@ -87,6 +87,13 @@ def test_a_bad_value_is_a_finding_with_a_fix_that_one_message_applies(ask: Asker
     assert draft.value(LEARNING_RATE) in (None, "auto")
 
 
+def test_a_finding_inside_a_source_stands_at_the_sources_and_says_which(ask: Asker, draft: Draft) -> None:
+    draft.set(TRAIN, [{"path": "a.jsonl"}, {"path": "b.jsonl", "rows": -1}])
+    state = ask.edit("step", step="data")
+    (finding,) = [each for each in state["findings"] if each["severity"] == "error" and "-1" in each["message"]]
+    assert (finding["path"], finding["title"], finding["step"]) == (TRAIN, "Training data, rows", "data")
+
+
 def test_what_is_typed_stays_visible_while_it_is_wrong(ask: Asker) -> None:
     ask.edit("step", step="method")
     state = ask.edit("set", path=LEARNING_RATE, value="fast")

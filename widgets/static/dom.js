@@ -252,7 +252,7 @@ export function face(model, el, build) {
       } catch (trouble) {
         notice.dataset.kind = trouble.silent ? "silent" : "error";
         if (trouble.silent)
-          stage.notice("The kernel does not answer. A run that is going is not touched; run this cell again to come back.");
+          stage.notice("The kernel does not answer: it is busy with a cell, or gone. A run that is going is not touched. This view goes on once the kernel is free; if it is gone, run this cell again.");
         else stage.notice(trouble.hint ? `${trouble.message} ${trouble.hint}` : trouble.message);
         if (trouble.retired) root.classList.add("ftw-retired");
         return null;
