@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from engine.config.section import Advanced, Control, Expert, Ge, Gt, Later, Le, Required, Section, Title, Unit, Words
 
 Format = Literal[
-    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "unpaired_preference", "distill", "embedding",
+    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "unpaired_preference", "stepwise_supervision",
+    "distill", "embedding",
     "prompts",     "tokens",
 ]  # fmt: skip
 FORMATS_LATER = (

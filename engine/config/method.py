@@ -13,6 +13,7 @@ from engine.config.distill import Distill
 from engine.config.embedding import Embedding
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
 from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
+from engine.config.process_reward import Prm
 from engine.config.reward_model import Reward
 from engine.config.rollouts import Gdpo, Grpo, Ppo
 
@@ -52,6 +53,7 @@ Method = Annotated[
     | Orpo
     | Kto
     | Reward
+    | Prm
     | Embedding
     | Distill
     | Grpo
@@ -68,6 +70,7 @@ METHODS: dict[str, type[MethodSection]] = {
     "orpo": Orpo,
     "kto": Kto,
     "reward": Reward,
+    "prm": Prm,
     "embedding": Embedding,
     "distill": Distill,
     "grpo": Grpo,

@@ -119,6 +119,18 @@ class TaughtCollator(LanguageCollator):
 
 
 @dataclass
+class StepsCollator(LanguageCollator):
+    """A language batch whose labels are verdicts; with `last_only` that of the last step alone."""
+
+    last_only: bool = False
+
+    def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
+        if self.last_only:
+            rows = [{**row, "labels": _last_label(row["labels"])} for row in rows]
+        return super().__call__(rows)
+
+
+@dataclass
 class TextsCollator:
     """Anchors above, then positives, then the negatives of the rows that have one. `own_text` is where each anchor's own
     text stands among the texts below the anchors; every token is learned from."""
@@ -159,6 +171,8 @@ def collator_for(config: Any, processing_class: Any) -> Callable[[Rows], Any]:
         pad = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
     if rows == "pairs":
         return PreferenceCollator(pad)
+    if rows == "steps":
+        return StepsCollator(pad, last_only=method.train_on_last_step_only)
     if rows == "texts":
         return TextsCollator(pad)
     if rows == "distill":
@@ -166,6 +180,11 @@ def collator_for(config: Any, processing_class: Any) -> Callable[[Rows], Any]:
     if rows == "rated":
         return RatedCollator(pad, mismatched=method.loss_type == "kto")
     return LanguageCollator(pad, images=batch_images(processing_class))
+
+
+def _last_label(labels: list[int]) -> list[int]:
+    last = max(place for place, label in enumerate(labels) if label != IGNORED)
+    return [label if place == last else IGNORED for place, label in enumerate(labels)]
 
 
 def _padded(rows: list[list[int]], value: int, width: int) -> torch.Tensor:

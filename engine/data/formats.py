@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.data.judged import is_rated, read_rated
+from engine.data.judged import is_rated, read_rated, read_steps
 from engine.data.meanings import NEGATIVE, read_texts
 from engine.data.parts import (
     Example,
@@ -234,6 +234,17 @@ FORMATS: dict[str, Format] = {
                 **_EXTRA,
             },
             _read_preference,
+        ),
+        Format(
+            "stepwise_supervision",
+            "an answer in judged steps",
+            {
+                "prompt": ("prompt", "question", "problem", "query"),
+                "completions": ("completions", "steps"),
+                "labels": ("labels", "ratings"),
+                "tools?": ("tools",),
+            },
+            read_steps,
         ),
         Format(
             "embedding",

@@ -1,4 +1,4 @@
-"""Readers of rows in which somebody judged an answer: true or false for the whole of it."""
+"""Readers of rows in which somebody judged an answer: true or false for the whole of it, or for each of its steps."""
 
 from __future__ import annotations
 
@@ -47,3 +47,17 @@ def verdict(value: Any, place: str) -> bool:
 
 def _turns(value: Any, columns: Mapping[str, str], part: str, role: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": value}] if isinstance(value, str) else messages_of(value, columns, part)
+
+
+def read_steps(row: Row, columns: Mapping[str, str]) -> Example:
+    """A prompt, the steps of an answer and a verdict for each, as many as there are steps. Raises `FormatError`."""
+    prompt, steps, labels = (row.get(columns.get(part, part)) for part in ("prompt", "completions", "labels"))
+    name = visible(columns.get("completions", "completions"))
+    if not isinstance(steps, list) or not steps or not all(isinstance(step, str) for step in steps):
+        raise FormatError(f"column {name} must hold a list of texts, one a step; got {kind_of(steps)}")
+    if not isinstance(labels, list) or len(labels) != len(steps):
+        count = len(labels) if isinstance(labels, list) else 0
+        raise FormatError(f"there are {len(steps)} steps and {count} labels; they must be as many")
+    verdicts = [verdict(value, f"label {place}") for place, value in enumerate(labels)]
+    asked = prompt if isinstance(prompt, str) else messages_of(prompt, columns, "prompt")
+    return Example("steps", prompt=asked, steps=steps, verdicts=verdicts, tools=tools_of(row, columns))

@@ -193,8 +193,7 @@ def _counted(row: Row, shape: Shape, counts: Counts) -> Row:
     counts.kept += 1
     counts.tokens += shape.length(row)
     counts.trained_tokens += shape.trained(row)
-    if "label" in row:
-        name = str(row["label"]).lower()
+    for name in shape.classes(row):
         counts.classes[name] = counts.classes.get(name, 0) + 1
     return row
 

@@ -50,6 +50,10 @@ class Shape:
         """Tokens that are learned from."""
         raise NotImplementedError
 
+    def classes(self, row: Row) -> list[str]:
+        """The classes that the row belongs to, where there are any."""
+        return [str(row["label"]).lower()] if "label" in row else []
+
     def lacking(self, rows: Mapping[str, int]) -> str | None:
         """What is wrong with all rows together, by the number of rows of each class; None when nothing is."""
         return None
@@ -153,6 +157,26 @@ class Taught(Language):
             row[part] = row[part][:room] if side == "right" else row[part][max(len(row[part]) - room, 0) :]
 
 
+class Steps(Language):
+    """`input_ids`, and in `labels` 1 or 0 at the last token of each judged step."""
+
+    def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
+        ids, ends = tokens.steps(example)
+        labels = [IGNORED] * len(ids)
+        for end, verdict in zip(ends, example.verdicts, strict=True):
+            labels[end] = int(verdict)
+        return {"input_ids": ids, "labels": labels}
+
+    def classes(self, row: Row) -> list[str]:
+        return ["true" if label else "false" for label in row["labels"] if label != IGNORED]
+
+    def lacking(self, rows: Mapping[str, int]) -> str | None:
+        for name, other in (("true", "false"), ("false", "true")):
+            if not rows.get(name):
+                return f"every step is labelled {other}, and right steps are only told from wrong ones where both are there"
+        return None
+
+
 class Texts(Shape):
     """An anchor, a positive and perhaps a negative; without one `negative_ids` is empty. All of them are learned."""
 
@@ -201,6 +225,7 @@ SHAPES: dict[str, Shape] = {
     "language": Language(),
     "pairs": Pairs(),
     "rated": Rated(),
+    "steps": Steps(),
     "texts": Texts(),
     "distill": Taught(),
     "prompts": Prompts(),

@@ -142,6 +142,15 @@ class Tokens:
         ids = list(self.tokenizer(asked)["input_ids"])
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id else ids
 
+    def steps(self, example: Example) -> tuple[list[int], list[int]]:
+        """Ids of a prompt with the steps of an answer, a line each, and the place of each step's last token."""
+        ids = self.prompt(example.prompt, example.tools)
+        ends: list[int] = []
+        for step in example.steps:
+            ids = ids + list(self.tokenizer(f"{step}\n", add_special_tokens=False)["input_ids"])
+            ends.append(len(ids) - 1)
+        return ids, ends
+
     # -- a text to be turned into a vector -----------------------------------------------------------------------------
     def text(self, text: str) -> list[int]:
         """Ids of a text with the tokenizer's own special tokens and its end mark."""

@@ -13,17 +13,23 @@ from engine.config.kinds import Head
 from engine.config.method import METHODS
 from engine.errors import ModelError, nearest
 
-TASKS: dict[Head, str] = {"vocabulary": "CAUSAL_LM", "score": "SEQ_CLS", "none": "FEATURE_EXTRACTION"}
+TASKS: dict[Head, str] = {
+    "vocabulary": "CAUSAL_LM",
+    "score": "SEQ_CLS",
+    "steps": "TOKEN_CLS",
+    "none": "FEATURE_EXTRACTION",
+}
 
 
 def lora_config(config: Any) -> Any:
     """PEFT's LoraConfig from the adapter section."""
     from peft import LoraConfig
 
-    adapter = config.adapter
+    adapter, head = config.adapter, METHODS[config.method.kind].head
     return LoraConfig(
-        # PEFT trains a new head whole beside the adapter where the task has one.
-        task_type=TASKS[METHODS[config.method.kind].head],
+        # PEFT trains a new head whole beside the adapter where the task has one; `all-linear` must then leave it out.
+        task_type=TASKS[head],
+        exclude_modules=["score", "classifier"] if head == "steps" else None,
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,

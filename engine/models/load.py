@@ -17,6 +17,7 @@ from engine.errors import ModelError, visible
 LOADERS: dict[Head, str] = {
     "vocabulary": "AutoModelForCausalLM",
     "score": "AutoModelForSequenceClassification",
+    "steps": "AutoModelForTokenClassification",
     "none": "AutoModel",
 }
 """The transformers class for what a method puts on top of the model."""
@@ -71,12 +72,16 @@ def load_model(config: Any) -> Any:
         settings["quantization_config"] = quantization
         if torch.cuda.is_available():
             settings["device_map"] = {"": torch.cuda.current_device()}
-    if head == "score":
-        settings["num_labels"] = 1
+    if head in ("score", "steps"):
+        settings["num_labels"] = {"score": 1, "steps": 2}[head]
     try:
-        return loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
+        model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
+    if head == "steps" and isinstance(getattr(model, "dropout", None), torch.nn.Dropout):
+        # transformers drops a tenth of what a new head of tokens reads, unasked.
+        model.dropout.p = 0.0
+    return model
 
 
 def quantization_config(config: Any) -> Any:

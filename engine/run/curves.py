@@ -116,7 +116,9 @@ LEADING: dict[str, Groups] = {
     "reward": _SCORES,
     "prm": _SCORES,
     "embedding": (
-        ("eval_recall@1", "eval_recall@5", "eval_recall@10"), _LOSS, ("accuracy", "eval_accuracy"),
+        ("eval_recall@1", "eval_recall@5", "eval_recall@10"),
+        _LOSS,
+        ("accuracy", "eval_accuracy"),
         ("margin", "eval_margin"),
     ),
     "distill": (_LOSS, ("mean_token_accuracy", "eval_mean_token_accuracy"), ("kl",), ("entropy",)),

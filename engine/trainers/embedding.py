@@ -6,35 +6,26 @@ recall is measured over all held-out rows together, since a batch is too easy a 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import Trainer, TrainingArguments
 
-from engine.trainers.arguments import shared_arguments
-from engine.trainers.saving import RunTrainer, WithRows
+from engine.trainers import plain
+from engine.trainers.plain import Plain, arguments
+
+__all__ = ["Embedding", "arguments", "build", "pooled", "recall"]
 
 DEPTHS = (1, 5, 10)
 """How deep in the found texts recall is measured."""
 
 
-class Embedding(RunTrainer, Trainer):
-    """The trainer; `method` is the method's section."""
-
-    loss_by = "ours, on Trainer"
-    # The loss is a mean over anchors, so that gradient accumulation averages it.
-    loss_is_scaled_for_ga = False
-    method: Any
+class Embedding(Plain):
+    """The trainer of vectors."""
 
     def start(self, method: Any) -> None:
-        """What is not a Trainer's own."""
-        self.method = method
-        # Before transformers 5.19 this alone says that accumulation must average.
-        self.model_accepts_loss_kwargs = False
-        self.curves: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        super().start(method)
         self._held_out: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def compute_loss(
@@ -53,31 +44,19 @@ class Embedding(RunTrainer, Trainer):
     @torch.no_grad()
     def _note(self, model: Any, similarity: torch.Tensor, own: torch.Tensor) -> None:
         """The share of anchors that find their own text first in the batch, and by how much it is nearer."""
-        mine = similarity.gather(1, own[:, None])[:, 0]
-        others = similarity.scatter(1, own[:, None], -2.0).amax(1)
-        values = torch.stack([(mine > others).float().mean(), (mine - others).mean().float()])
-        mode = "train" if model.training else "eval"
-        found = self.accelerator.reduce(values, "mean").tolist()
         if similarity.shape[1] > 1:
-            for name, value in zip(("accuracy", "margin"), found, strict=True):
-                self.curves[mode][name].append(value)
+            mine = similarity.gather(1, own[:, None])[:, 0]
+            others = similarity.scatter(1, own[:, None], -2.0).amax(1)
+            self.note(model, {"accuracy": (mine > others).float().mean(), "margin": (mine - others).mean()})
 
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> tuple[Any, None, None]:
-        inputs = {name: value for name, value in self._prepare_inputs(inputs).items() if name != "rows"}
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs), None, None
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"
-        prefix = "eval_" if mode == "eval" else ""
-        logs |= {f"{prefix}{name}": sum(each) / len(each) for name, each in self.curves[mode].items()}
-        self.curves[mode].clear()
-        if mode == "eval" and self._held_out:
-            anchors, texts = (torch.cat(each) for each in zip(*self._held_out, strict=True))
-            self._held_out.clear()
-            anchors, texts = self.accelerator.gather(anchors), self.accelerator.gather(texts)
-            logs |= {f"eval_recall@{depth}": share for depth, share in recall(anchors, texts).items()}
-        super().log(logs, *args, **kwargs)
+    def at_evaluation(self) -> dict[str, float]:
+        """Recall over all held-out rows."""
+        if not self._held_out:
+            return {}
+        anchors, texts = (torch.cat(each) for each in zip(*self._held_out, strict=True))
+        self._held_out.clear()
+        found = recall(self.accelerator.gather(anchors), self.accelerator.gather(texts))
+        return {f"recall@{depth}": share for depth, share in found.items()}
 
     def told(self) -> str:
         """What the receipt tells of the loss."""
@@ -109,30 +88,4 @@ def recall(anchors_NH: torch.Tensor, texts_NH: torch.Tensor) -> dict[int, float]
     return {depth: (rank_N < depth).float().mean().item() for depth in DEPTHS if depth < len(rank_N)}
 
 
-def arguments(config: Any, run_folder: str | Path) -> TrainingArguments:
-    """Our sections as transformers' arguments."""
-    return TrainingArguments(**shared_arguments(config, run_folder))
-
-
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Embedding:
-    """The trainer, ready to `attach`."""
-    trainer = Embedding(
-        model=model,
-        args=arguments(config, run_folder),
-        data_collator=WithRows(collator),
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=processing_class,
-        callbacks=callbacks,
-    )
-    trainer.start(config.method)
-    return trainer
+build = partial(plain.build, Embedding)

@@ -14,6 +14,7 @@ METHODS: dict[str, str] = {
     "orpo": "engine.trainers.orpo",
     "kto": "engine.trainers.kto",
     "reward": "engine.trainers.reward",
+    "prm": "engine.trainers.prm",
     "embedding": "engine.trainers.embedding",
     "distill": "engine.trainers.distill",
     "grpo": "engine.trainers.grpo",

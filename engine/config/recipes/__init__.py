@@ -31,6 +31,7 @@ NAMES: dict[str, str] = {
     "pretrain-text": "read",
     "embedding": "vectors",
     "reward": "judge",
+    "prm": "judge",
 }
 
 

@@ -15,6 +15,7 @@ _LEARNS = {
     "language": "every token of the text",
     "pairs": "the chosen and the rejected answer",
     "rated": "the judged answer",
+    "steps": "the verdict of each step",
     "texts": "whole texts",
     "distill": "every token that the teacher judged",
     "prompts": "answers of its own",

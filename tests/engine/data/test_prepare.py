@@ -440,3 +440,22 @@ def test_texts_that_belong_together_are_whole_and_a_missing_negative_is_no_text(
     parts = preview(config, minimind, {"kind": "index", "index": 1})["rows"][0]["parts"]
     assert list(parts) == ["anchor", "positive", "negative"]
     assert "".join(token["text"] for token in parts["negative"]) == "a tree<|im_end|>"
+
+
+def test_a_verdict_stands_at_the_end_of_its_step(write: Write, make_config: Config, minimind: Any) -> None:
+    from engine.data.collate import StepsCollator
+
+    row = {"question": "2+2+2?", "steps": ["2+2 is 4.", "4+2 is 7."], "labels": [1, 0]}
+    config = make_config(write([row]), method="prm")
+    kept = prepare(config, minimind).dataset[0]
+    ends = [place for place, label in enumerate(kept["labels"]) if label != IGNORED]
+    assert [kept["labels"][place] for place in ends] == [1, 0]
+    assert minimind.decode(kept["input_ids"][: ends[0] + 1]).endswith("\n2+2 is 4.\n")
+    assert minimind.decode(kept["input_ids"][ends[0] + 1 : ends[1] + 1]) == "4+2 is 7.\n"
+    assert ends[1] == len(kept["input_ids"]) - 1
+    labels = StepsCollator(0, last_only=True)([kept])["labels"][0]
+    assert [place for place, label in enumerate(labels.tolist()) if label != IGNORED] == ends[1:]
+    with pytest.raises(DataError, match="every step is labelled true"):
+        prepare(make_config(write([{**row, "labels": [1, 1]}]), method="prm"), minimind)
+    with pytest.raises(DataError, match="there are 2 steps and 1 labels"):
+        prepare(make_config(write([{**row, "labels": [1]}]), method="prm"), minimind)

@@ -54,6 +54,15 @@ TEXTS = [
     for number in range(48)
 ]
 
+STEPS = [
+    {
+        "prompt": f"Count on from {number}.",
+        "completions": [f"After {number} comes {number + 1}.", f"After {number + 1} comes {number + 2 + number % 2}."],
+        "labels": [True, number % 2 == 0],
+    }
+    for number in range(48)
+]
+
 
 def lines(run: RunFolder, kind: str, segment: int | None = None) -> list[dict[str, Any]]:
     """The run's events of one kind, of one segment where given."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine.trainers.building import Built, apart
-from tests.engine.trainers.conftest import PAIRS, RATED, TAUGHT, TEXTS
+from tests.engine.trainers.conftest import PAIRS, RATED, STEPS, TAUGHT, TEXTS
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 
@@ -118,6 +118,16 @@ def embedding(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
+def prm(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """The negative log-probability of each step's verdict, mean over the steps."""
+    losses = []
+    for row in rows:
+        spread = built.model(input_ids=torch.tensor([row["input_ids"]])).logits[0].log_softmax(-1)
+        losses += [-spread[place, label] for place, label in enumerate(row["labels"]) if label != -100]
+    assert len(losses) == 2 * len(rows)
+    return torch.stack(losses).mean()
+
+
 CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] = [
     ("kto", {"method.kind": "kto"}, RATED, kto),
     ("ipo", {"method.kind": "ipo"}, PAIRS, ipo),
@@ -125,6 +135,7 @@ CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] 
     ("distill", {"method.kind": "distill"}, TAUGHT, distill),
     ("distill, softened", {"method.kind": "distill", "method.kd_temperature": 2.0}, TAUGHT, distill),
     ("embedding", {"method.kind": "embedding"}, TEXTS, embedding),
+    ("prm", {"method.kind": "prm"}, STEPS, prm),
     ("reward", {"method.kind": "reward", "method.center_rewards_coefficient": 0.1}, PAIRS, reward),
     ("orpo", {"method.kind": "orpo", "method.beta": 0.5}, PAIRS, orpo),
 ]

@@ -164,3 +164,22 @@ def test_recall_counts_how_many_lie_nearer():
     anchors[0] = texts[1] * 0.9 + texts[0] * 0.1  # its own text is second
     assert recall(anchors, texts) == pytest.approx({1: 11 / 12, 5: 1.0, 10: 1.0})
     assert recall(anchors[:3], texts[:3]) == pytest.approx({1: 2 / 3})
+
+
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+def test_a_process_reward_model_tells_a_foreign_step_from_one_of_the_solution(train, source, shared_data, adapter):
+    solved = [json.loads(line) for line in (shared_data / "gsm8k/train_1000.jsonl").open()][:40]
+    parts = [row["answer"].split("\n") for row in solved]
+    rows = [
+        {"prompt": row["question"][:120], "completions": [own[0], "####" * 3 + other[-1]], "labels": [True, False]}
+        for row, own, other in zip(solved, parts, parts[1:] + parts[:1], strict=True)
+    ]
+    settings = {"method.kind": "prm", **adapter, "data.train": [{"path": source(rows)}], "data.max_length": 512}
+    settings |= {"data.eval": [{"path": source(rows[:8])}], "run.eval_steps": 12, "optim.max_steps": 12}
+    settings |= {"optim.gradient_accumulation_steps": 1, "optim.learning_rate": 1e-2 if adapter else 3e-3}
+    run = train(settings)
+    assert sum(curve(run, "loss")[-3:]) < 0.7 * sum(curve(run, "loss")[:3])
+    assert curve(run, "eval_accuracy")[-1] > 0.85
+    assert curve(run, "margin")[-1] > curve(run, "margin")[0]
+    assert lines(run, "metrics")[0]["trained_tokens"] == 8
+    assert "no vocabulary head" in told(run, "loss")["detail"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file
 
-from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, TAUGHT, TEXTS, lines, resumed_from
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 DROPOUT = {**LORA, "adapter.lora_dropout": 0.1}
@@ -29,6 +29,7 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
         pytest.param({"method.kind": "reward", **LORA}, PAIRS, id="reward model, its new head beside the adapter"),
         pytest.param({"method.kind": "distill"}, TAUGHT, id="distillation"),
         pytest.param({"method.kind": "embedding", **DROPOUT}, TEXTS, id="embedding"),
+        pytest.param({"method.kind": "prm", **LORA}, STEPS, id="process reward model"),
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo"),
         pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo with the adapter switched off as reference"),
     ],

@@ -1,0 +1,90 @@
+"""transformers' Trainer with our saving and a method's own curves: for methods without a vocabulary head.
+
+A subclass gives `compute_loss` as a mean over its batch, and calls `note` with the curves of the batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from engine.trainers.arguments import shared_arguments
+from engine.trainers.saving import ROWS, RunTrainer, WithRows
+
+
+class Plain(RunTrainer, Trainer):
+    """The trainer; `method` is the method's section."""
+
+    # The loss is a mean over the batch, so that gradient accumulation averages it.
+    loss_is_scaled_for_ga = False
+    loss_by = "ours, on Trainer"
+    """Whose loss it is, for the receipt."""
+    method: Any
+
+    def start(self, method: Any) -> None:
+        """What is not a Trainer's own; `build` calls it."""
+        self.method = method
+        # Before transformers 5.19 this alone says that accumulation must average.
+        self.model_accepts_loss_kwargs = False
+        self.curves: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+
+    def note(self, model: Any, values: dict[str, torch.Tensor]) -> None:
+        """Curves of a batch: numbers that are averaged over ranks, and until they are logged; NaN counts as absent."""
+        with torch.no_grad():
+            stacked = torch.stack([value.float() for value in values.values()])
+            found = self.accelerator.reduce(stacked, "mean").tolist()
+        for name, value in zip(values, found, strict=True):
+            if value == value:
+                self.curves["train" if model.training else "eval"][name].append(value)
+
+    def at_evaluation(self) -> dict[str, float]:
+        """Curves of all held-out rows together."""
+        return {}
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> tuple[Any, None, None]:
+        inputs = {name: value for name, value in self._prepare_inputs(inputs).items() if name != ROWS}
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs), None, None
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"
+        found = {name: sum(each) / len(each) for name, each in self.curves[mode].items()}
+        self.curves[mode].clear()
+        if mode == "eval":
+            found |= self.at_evaluation()
+        logs |= {name if mode == "train" else f"eval_{name}": value for name, value in found.items()}
+        super().log(logs, *args, **kwargs)
+
+
+def arguments(config: Any, run_folder: str | Path) -> TrainingArguments:
+    """Our sections as transformers' arguments."""
+    return TrainingArguments(**shared_arguments(config, run_folder))
+
+
+def build(
+    kind: type[Plain],
+    config: Any,
+    run_folder: str | Path,
+    model: Any,
+    processing_class: Any,
+    collator: Any,
+    train: Any,
+    eval: Any | None,
+    callbacks: list[Any],
+) -> Plain:
+    """The trainer of this kind, ready to `attach`."""
+    trainer = kind(
+        model=model,
+        args=arguments(config, run_folder),
+        data_collator=WithRows(collator),
+        train_dataset=train,
+        eval_dataset=eval,
+        processing_class=processing_class,
+        callbacks=callbacks,
+    )
+    trainer.start(config.method)
+    return trainer
