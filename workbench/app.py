@@ -188,16 +188,21 @@ class WorkbenchApp(App[None]):
         else:
             await super().on_event(event)
 
-    async def on_ready(self) -> None:
+    def on_ready(self) -> None:
         """The first frame is painted: collect garbage again, but not in what was imported."""
         gc.freeze()
         gc.enable()
         self._use_keys()
-        early, self._early = self._early or [], None
-        for event in early:  # not through the queue: keys typed since then stand there already
-            await self.on_event(event)
+        # Behind what the screen has yet to do: on a busy machine it may not have given the focus to its form by now.
+        self.screen.call_later(self._take_early)
         if self._runs_first:
             self.action_runs()
+
+    async def _take_early(self) -> None:
+        """Hand on the keys that waited, one by one; those typed meanwhile stand behind them."""
+        while self._early:
+            await super().on_event(self._early.pop(0))
+        self._early = None
 
     def _use_keys(self) -> None:
         """The person's own keys, from keys.json in the config folder."""

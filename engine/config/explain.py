@@ -8,8 +8,12 @@ from typing import Any
 
 from engine.config.defaults import AUTO, LEARNING_RATES
 from engine.config.findings import shown
+from engine.config.kinds import MethodSection, example_row, needs_of
 from engine.config.meaning import expectation
+from engine.config.method import METHODS
+from engine.config.recipes import recipe_mapping
 from engine.config.renames import NAMES
+from engine.config.steps import GOALS
 from engine.config.terms import TERMS
 from engine.config.tree import SECTIONS, FieldSpec, fields
 from engine.errors import nearest
@@ -102,6 +106,28 @@ def of_setting(spec: FieldSpec) -> Explanation:
     if spec.source:
         facts.append(("source", spec.source))
     return Explanation(spec.path, spec.title, spec.help, tuple(facts))
+
+
+def of_kind(section: str, kind: str) -> tuple[str, tuple[str, ...]]:
+    """A kind of method or adapter: its words, and paragraphs that say when to take it, what it needs, such a row."""
+    model = SECTIONS[section][kind]
+    text = " ".join((model.__doc__ or "").split())
+    if not issubclass(model, MethodSection):
+        return fields[f"{section}.kind"].label(kind), (text,)
+    example = example_row(model)
+    return model.words, (text, *(("", "A row of its data:", example) if example else ()))
+
+
+def of_recipe(name: str) -> tuple[str, ...]:
+    """What a ready config is for, the rows it needs and such a row, in paragraphs; the demo brings its own rows."""
+    mapping = recipe_mapping(name)
+    method = METHODS[(mapping.get("method") or {}).get("kind") or fields.method.kind.default]
+    note = next((goal.note for goal in GOALS if goal.recipe == name), "")
+    if any(str(entry.get("path")).startswith("builtin/") for entry in (mapping.get("data") or {}).get("train") or ()):
+        return (note,)
+    about = (note, needs_of(method)) if note else (" ".join((method.__doc__ or "").split()),)
+    example = example_row(method)
+    return (*about, *(("", "A row of its data:", example) if example else ()))
 
 
 def of_section(name: str) -> Explanation:

@@ -26,6 +26,17 @@ NEEDS: dict[Rows, str] = {
 }
 """What the rows of a method must be, in words."""
 
+EXAMPLES: dict[str, str] = {
+    "messages": '{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}',
+    "text": '{"text": "A page of what it shall read."}',
+    "preference": '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}',
+    "unpaired_preference": '{"prompt": "2 + 2?", "completion": "4", "label": true}',
+    "prompts": '{"prompt": "2 + 2?", "answer": "4"}',
+    "embedding": '{"anchor": "2 + 2?", "positive": "two and two make four", "negative": "five is odd"}',
+    "distill": '{"input_ids": [5, 6], "target_token_ids": [[6, 9], [7, 2]], "target_logprobs": [[-0.1, -2.4], [-0.2, -1.9]]}',
+}
+"""One row of each format as it may stand in a JSONL file, for whoever has none yet."""
+
 Head = Literal["vocabulary", "score", "steps", "none"]
 """What stands on top of the model: its vocabulary; one number; a verdict for each token; nothing."""
 
@@ -55,6 +66,18 @@ class MethodSection(Section):
     """The learning rate that `auto` takes with an adapter."""
     full_rate: ClassVar[float]
     """The learning rate that `auto` takes when every weight is trained."""
+
+
+def example_row(method: type[MethodSection]) -> str:
+    """A row that the method learns from, as it stands in a file; empty where no format of it has an example."""
+    return next((EXAMPLES[name] for name in method.formats if name in EXAMPLES), "")
+
+
+def needs_of(method: type[MethodSection]) -> str:
+    """What data the method needs: the sentence of its docstring that says so."""
+    sentences = " ".join((method.__doc__ or "").split()).split(". ")
+    found = next((sentence for sentence in sentences if sentence.startswith("Needs ")), "")
+    return f"{found.rstrip('.')}." if found else ""
 
 
 def reference_of(method: MethodSection) -> str | None:

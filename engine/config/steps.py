@@ -100,15 +100,15 @@ GOALS: tuple[Goal, ...] = (
     Goal("read", "Read more text of my field", "pretrain-text", "Continued pretraining on plain text."),
     Goal(
         "score",
-        "Score answers with a rule",
+        "Let it try answers, and reward the good ones",
         "grpo",
         "Reinforcement learning (GRPO): its own answers are scored, and the better ones become likelier.",
     ),
+    Goal("vectors", "Make vectors for search", None, "Needs embedding training, which comes in a later version."),
     Goal(
-        "vectors",
-        "Make vectors for search",
-        "embedding",
-        "An embedding model, learned from texts that belong together.",
+        "judge",
+        "Make a judge that scores answers",
+        "reward",
+        "A reward model: a score for an answer, learned from pairs.",
     ),
-    Goal("judge", "Judge answers", "reward", "A reward model: a score for an answer, learned from pairs."),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.config.kinds import LANGUAGE_FORMATS, NEEDS
+from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
 from engine.config.method import METHODS
 from engine.data.detect import Detection, detect
 from engine.data.rows import Row, Rows, open_rows
@@ -229,6 +229,6 @@ def _check_fit(source: Source, method: str) -> None:
         raise DataError(message, f"Choose method.kind {' or '.join(takers)}, or other data.", path=visible(source.path))
     raise DataError(
         f"method {method} needs {NEEDS[section.rows]}; found {source.detection.why}",
-        "Name the columns under columns, or choose another method.",
+        f"Name the columns under columns, bring rows such as {example_row(section)}, or choose another method.",
         path=visible(source.path),
     )

@@ -33,7 +33,13 @@ def test_a_config_is_opened_changed_saved_and_left(tmux: Tmux) -> None:
     assert all(len(line) <= 80 for line in screen.splitlines())
     server.keys("4")
     server.wait_for("Epochs")
-    server.keys("j", "j", "j", "Enter", "BSpace", "3", "Enter")
+    for _ in range(9):
+        if "›Epochs" in server.screen():
+            break
+        server.keys("j")
+    server.keys("Enter")
+    server.wait_for("leave as it was")
+    server.keys("BSpace", "3", "Enter")
     server.wait_for("my.yaml *")
     server.keys("w")
     server.wait_for("Save the config as")

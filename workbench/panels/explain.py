@@ -45,7 +45,7 @@ class Explain(Scrolled):
             title, texts = self._text
             made = list(paragraph(title, width, "bold")) if title else []
             for text in texts:
-                made += paragraph(clean(text), width) if text else [[]]
+                made += paragraph(clean(text).replace("`", ""), width) if text else [[]]
             return made
         made = [*paragraph(spec.title, width, "bold"), *paragraph(clean(spec.help).replace("`", ""), width)]
         if self._effective is not None and self._effective.requested != self._effective.effective:

@@ -81,7 +81,9 @@ def value_parts(spec: FieldSpec, value: Any, effective: Effective | None, given:
 
 def unit_of(spec: FieldSpec, value: Any) -> str:
     """The unit after this value: 1 step, 2 steps."""
-    return spec.unit.removesuffix("s") if value == 1 and not isinstance(value, bool) else spec.unit
+    if value != 1 or isinstance(value, bool):
+        return spec.unit
+    return spec.unit.removesuffix("es") if spec.unit.endswith("ches") else spec.unit.removesuffix("s")
 
 
 def in_words(spec: FieldSpec, value: Any) -> str:

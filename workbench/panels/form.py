@@ -279,6 +279,13 @@ class FormPane(Widget):
             super().__init__()
             self.answer = answer
 
+    class Considered(Message):
+        """The cursor stands on a choice that is not taken yet."""
+
+        def __init__(self, key: str, value: Any) -> None:
+            super().__init__()
+            self.key, self.value = key, value
+
     def __init__(self) -> None:
         super().__init__()
         self.form = Form(id="form")
@@ -363,6 +370,12 @@ class FormPane(Widget):
         event.stop()
         if self._editor is event.option_list:
             self.post_message(self.Ended((self._key, self._values[event.option_index])))
+
+    @on(OptionList.OptionHighlighted, "#choices")
+    def _highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        event.stop()
+        if self._editor is event.option_list:
+            self.post_message(self.Considered(self._key, self._values[event.option_index]))
 
     def on_resize(self) -> None:
         """The editor stays on its row."""

@@ -15,9 +15,10 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 
+from engine.config.explain import of_kind, of_recipe
 from engine.config.findings import RANK, Finding
 from engine.config.schema import effective, fields
-from engine.config.steps import GOALS, STEPS, step_of_path
+from engine.config.steps import STEPS, step_of_path
 from engine.config.terms import TERMS
 from engine.errors import redact, visible
 from engine.memory.estimate import estimate
@@ -146,6 +147,7 @@ class BuildScreen(EditingScreen):
         self.set_class(self.step == "review", "alone")
         self._draw_rail()
         self.consequences.show(self._estimate, self._before)
+        self.consequences.display = not self._considering
         self._draw_focus(view)
         file = (
             draft.path.name
@@ -179,12 +181,16 @@ class BuildScreen(EditingScreen):
         spec = fields.of(self.draft.config, row.key) if row is not None else None
         if row is not None and row.key:
             self._focus[self.step] = row.key
-        if self._aside is not None:
+        if self._considering:
+            pass  # the kind under the cursor of the open list is explained
+        elif self._aside is not None:
             term = self._aside.removeprefix("term:")
             if term in TERMS:
                 self.explain.say(term, [TERMS[term]])
             else:
                 self.explain.show(fields[self._aside], None)
+        elif spec is not None and spec.name == "kind":
+            self._explain_kind(spec.section, spec.value(self.draft.config))
         elif spec is not None:
             self.explain.show(spec, view.effective.get(spec.path))
         elif row is not None and row.key.startswith("unsaved:") and int(row.key[8:]) < len(self.left):
@@ -192,12 +198,30 @@ class BuildScreen(EditingScreen):
             words = f"Its window was ended before it was saved. Until then it lies in {redact(str(kept.place))}."
             self.explain.say(row.label, [words, "", "Enter goes on with it; u takes that back."])
         elif row is not None and row.key.startswith("recipe:"):
-            goal = next((goal for goal in GOALS if goal.recipe == row.key.removeprefix("recipe:")), None)
-            self.explain.say(row.label, [goal.note if goal else "", "", "Enter takes this recipe; u takes it back."])
+            about = of_recipe(row.key.removeprefix("recipe:"))
+            self.explain.say(row.label, [*about, "", "Enter takes this recipe; u takes it back."])
         else:
             self.explain.say(STEPS[self._at].title, [STEPS[self._at].question])
         found = self.in_view()
         self.finding_line.show(found[0] if found else None, max(0, len(self.draft.findings) - 1))
+
+    @property
+    def _considering(self) -> bool:
+        """The list of methods or adapters is open."""
+        return (self.pane.editing or "").endswith(".kind")
+
+    def _explain_kind(self, section: str, kind: str) -> None:
+        title, paragraphs = of_kind(section, kind)
+        self.explain.say(title, [*paragraphs, "", f"Enter lists them all. {section}.kind"])
+
+    @on(FormPane.Considered)
+    def _considered(self, event: FormPane.Considered) -> None:
+        """The kind under the cursor of the open list is explained before it is taken."""
+        section, _, name = event.key.partition(".")
+        if name == "kind" and self.pane.editing == event.key:
+            title, paragraphs = of_kind(section, event.value)
+            self.consequences.display = False  # the words need the room, and nothing follows before one is taken
+            self.explain.say(title, paragraphs)
 
     def in_view(self) -> list[Finding]:
         """The findings nearest to where the person is: of the row, of the step, of all."""

@@ -215,7 +215,7 @@ def _model(view: View) -> Iterator[Row]:
         rows = (
             ("Kind", facts.model_type or None),
             ("Parameters", f"{facts.parameters:,}" if facts.parameters else None),
-            ("Layers", f"{facts.layers} of {facts.hidden_size}" if facts.layers else None),
+            ("Layers", f"{facts.layers} of width {facts.hidden_size:,}" if facts.layers else None),
             ("Context", f"{facts.max_length:,} tokens" if facts.max_length else None),
             ("Vocabulary", f"{facts.vocab_size:,}" if facts.vocab_size else None),
             ("Chat template", {True: "yes", False: "none in its files", None: None}[facts.chat_template]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.kinds import reference_of
+from engine.config.kinds import example_row, reference_of
 from engine.config.method import METHODS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
@@ -133,7 +133,9 @@ def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]
             if found is None or found in fits:
                 continue
             kind = next(kind for kind, section in METHODS.items() if found in section.formats)
-            todo = f"Rows of this kind are for {kind}: set method.kind, or name the format and its columns."
+            example = example_row(METHODS[config.method.kind])
+            such = f", or bring rows such as {example}" if example else ", or name the format and its columns"
+            todo = f"Rows of this kind are for {kind}: set method.kind{such}."
             fix = Fix(f"set method.kind to {kind}", {fields.method.kind.path: kind})
             yield must(
                 f"{spec.path}.{index}.format", f"{' or '.join(fits)} for {config.method.kind}", found, todo, fix=fix

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine.config.kinds import example_row
+from engine.config.method import METHODS
 from engine.data.detect import detect
 from engine.data.formats import read_example, transcript
 from engine.data.parts import FormatError
@@ -173,3 +175,13 @@ def test_alpaca_joins_instruction_and_input_and_keeps_the_history() -> None:
     row = {"instruction": "Add", "input": "2+2", "output": "4", "history": [["Hi", "Hello"]], "system": "Be brief"}
     example = read_example(row, "alpaca", {})
     assert [turn["content"] for turn in example.messages] == ["Be brief", "Hi", "Hello", "Add\n2+2", "4"]
+
+
+@pytest.mark.parametrize("kind", list(METHODS))
+def test_the_row_that_is_shown_for_a_method_is_one_that_it_learns_from(kind: str, tmp_path: Path) -> None:
+    row = example_row(METHODS[kind])
+    assert row, f"no format of {kind} has an example in engine.config.kinds.EXAMPLES"
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n{row}\n")
+    found = detect(open_rows(tmp_path / "rows.jsonl"))
+    assert found.format in METHODS[kind].formats
+    assert not found.problems

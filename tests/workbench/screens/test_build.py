@@ -13,6 +13,8 @@ from textual.widgets import Input, OptionList
 
 from engine.config.draft import Draft
 from engine.config.facts import Facts
+from engine.config.kinds import example_row, needs_of
+from engine.config.method import METHODS
 from engine.config.schema import fields, resolved
 from engine.config.steps import STEPS
 from engine.config.terms import TERMS
@@ -52,6 +54,16 @@ async def until(pilot: Any, true: Callable[[], bool], seconds: float = 20.0) -> 
             return
         await pilot.pause(0.05)
     raise AssertionError(f"it never came about:\n{shown(pilot.app)}")
+
+
+def told_at_right(app: WorkbenchApp) -> str:
+    """All that the right column explains, also what is out of sight."""
+    return "\n".join("".join(text for text, _ in line) for line in build(app).explain.made)
+
+
+def words_at_right(app: WorkbenchApp) -> str:
+    """The same in one line."""
+    return " ".join(told_at_right(app).split())
 
 
 async def go_to(pilot: Any, path: str) -> None:
@@ -100,12 +112,11 @@ async def test_a_whole_config_is_built_and_saved_by_keys_alone() -> None:
         assert app.draft.config.optim.learning_rate == 3e-4
         await pilot.press("6")
         await pilot.pause()
-        assert "optim.learning_rate" in shown(app)
+        await until(pilot, lambda: "optim.learning_rate" in shown(app))
         await pilot.press("w")
-        await pilot.pause()
+        await until(pilot, lambda: isinstance(app.screen.focused, Input))
         await pilot.press("enter")
-        await pilot.pause()
-        assert not app.draft.dirty
+        await until(pilot, lambda: not app.draft.dirty)
     saved = Draft.open("sft-lora.yaml")
     assert saved.config.optim.learning_rate == 3e-4
     assert saved.config.model.name == "builtin/tiny"
@@ -160,6 +171,51 @@ async def test_a_choice_opens_as_a_list_and_changes_the_fields_that_apply() -> N
         await pilot.pause()
         assert app.draft.config.method.kind == "dpo"
         assert "Beta" in shown(app)
+
+
+async def test_each_method_of_the_list_is_explained_before_it_is_taken_with_a_row_of_its_data() -> None:
+    app = app_of(Draft.new("demo"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await go_to(pilot, "method.kind")
+        assert "the model learns to give the answers in the examples" in words_at_right(app)  # what is set now
+        await pilot.press("enter")
+        for kind, section in METHODS.items():
+            await until(pilot, lambda title=section.words: title in words_at_right(app))  # type: ignore[misc]
+            said = words_at_right(app)
+            assert needs_of(section).replace("`", "") in said
+            assert example_row(section) in said, kind
+            await pilot.press("down")
+        await pilot.press("escape")
+        await until(pilot, lambda: METHODS["sft"].words in words_at_right(app))
+        assert app.draft.config.method.kind == "sft"
+
+
+async def test_rows_that_do_not_fit_the_method_say_what_is_missing_and_show_a_row(tmp_path: Path) -> None:
+    rows = tmp_path / "chat.jsonl"
+    rows.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    app = app_of(Draft.new("dpo"))
+    app.draft.set("data.train", [{"path": str(rows)}])
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: any(each.rule == "formats-fit-the-method" for each in app.draft.findings))
+        found = next(each for each in app.draft.findings if each.rule == "formats-fit-the-method")
+        assert "must be preference for dpo; got messages" in found.message
+        assert example_row(METHODS["dpo"]) in found.message
+        build(app).jump(found.path)
+        await until(pilot, lambda: '"chosen": "4", "rejected": "5"' in shown(app))
+        await pilot.press("f")
+        await until(pilot, lambda: app.draft.config.method.kind == "sft")
+
+
+async def test_a_goal_says_what_rows_it_needs_and_shows_one() -> None:
+    app = app_of(Draft.new("demo"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        build(app).pane.form.go_to("recipe:dpo")
+        await until(pilot, lambda: "Needs rows with a prompt, a chosen and a rejected answer" in words_at_right(app))
+        assert example_row(METHODS["dpo"]) in words_at_right(app)
+        build(app).pane.form.go_to("recipe:kto")
+        await until(pilot, lambda: "an answer and a label of true or false" in words_at_right(app))
 
 
 async def test_undo_and_redo_walk_through_every_change() -> None:
