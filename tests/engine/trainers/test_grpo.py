@@ -49,6 +49,24 @@ def test_the_reward_rises_and_every_group_is_kept_whole(train, source):
     assert sum(answer["advantage"] for answer in group["completions"]) == pytest.approx(0, abs=1e-5)
 
 
+def test_rewards_in_another_order_teach_nothing(train, source, tmp_path):
+    """The control of the test above: the same rewards, dealt to other answers; what they were for does not become likelier."""
+    (tmp_path / "dealt.py").write_text(
+        "import random\n"
+        "draw = random.Random(0)\n"
+        "def dealt(completions, completion_ids):\n"
+        "    texts = [messages[-1]['content'] for messages in completions]\n"
+        "    found = [float(not any(letter.isdigit() for letter in text)) for text in texts]\n"
+        "    draw.shuffle(found)\n"
+        "    return found\n"
+    )
+    settings = {**GRPO, "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 12}
+    settings |= {"optim.per_device_train_batch_size": 32, "optim.gradient_accumulation_steps": 1}
+    run = train({**settings, "method.reward_funcs": [f"{tmp_path}/dealt.py:dealt"]})
+    rewards = curve(run, "reward")
+    assert abs(sum(rewards[-3:]) - sum(rewards[:3])) / 3 < 0.2
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -243,6 +261,17 @@ def test_the_receipt_names_rewards_and_reference(train, source):
     assert told["effective"] == "GRPOTrainer"
     assert "regex x 1 (first rows' own answers: 0.00)" in told["detail"]
     assert "reference: adapter off" in told["detail"]
+
+
+def test_real_questions_are_asked_and_their_own_answers_score(train, shared_data):
+    data = {"data.train": [{"path": str(shared_data / "gsm8k/train_1000.jsonl"), "rows": 60}], "data.max_length": 200}
+    settings = {**GRPO, **data, "data.excess_length": "drop", "method.reward_funcs": ["gsm8k", "length:4"]}
+    settings |= {"optim.per_device_train_batch_size": 32, "optim.gradient_accumulation_steps": 1, "optim.max_steps": 12}
+    run = train(settings)
+    told = next(entry for entry in lines(run, "receipt")[0]["entries"] if entry["feature"] == "loss")
+    assert "gsm8k x 1 (first rows' own answers: 1.00)" in told["detail"]
+    short = curve(run, "rewards/length/mean")
+    assert sum(short[-3:]) > sum(short[:3]) + 0.3
 
 
 def test_held_out_prompts_are_answered_and_scored(train, source):
