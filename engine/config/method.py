@@ -77,9 +77,3 @@ METHODS: dict[str, type[MethodSection]] = {
     "gdpo": Gdpo,
     "ppo": Ppo,
 }
-
-_RESERVED = (
-    "ipo", "simpo", "orpo", "kto", "grpo", "gdpo", "ppo", "reward", "prm", "embedding", "distill",
-)  # fmt: skip
-KINDS_LATER = tuple(kind for kind in _RESERVED if kind not in METHODS)
-"""Kinds that the schema reserves and this version does not train yet."""

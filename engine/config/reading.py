@@ -17,7 +17,7 @@ from engine.config.data import FORMATS_LATER, DataSource
 from engine.config.facts import Facts
 from engine.config.findings import RANK, Finding, Fix, must, shown
 from engine.config.meaning import Unmeant, expectation, fit, meaning
-from engine.config.method import KINDS_LATER, Sft
+from engine.config.method import Sft
 from engine.config.migrate import migrate
 from engine.config.renames import CHANGES, NAMES, translate
 from engine.config.section import Section
@@ -155,17 +155,12 @@ class _Reader:
 
     def _bad_kind(self, spec: FieldSpec, got: Any) -> None:
         word = str(got).strip().lower()
-        if spec.section == "method" and word in KINDS_LATER:
-            close = "dpo" if word in ("ipo", "simpo", "orpo", "kto") else "sft"
-            todo = f"{word} comes in a later version; {close} is the nearest that this one trains."
-            fix = Fix(f"set kind to {close}", {spec.path: close})
-            self._refuse(spec.path, expectation(spec), got, todo, "method-not-in-this-version", fix)
-        elif spec.section == "adapter" and word == "qlora":
+        if spec.section == "adapter" and word == "qlora":
             todo = "QLoRA is LoRA on 4-bit weights: set kind to lora and model.quantization to nf4."
             fix = Fix("use LoRA on 4-bit weights", {spec.path: "lora", "model.quantization": "nf4"})
             self._refuse(spec.path, expectation(spec), got, todo, "bad-value", fix)
         else:
-            meant = {"full": "none", "pt": "pretrain", "cpt": "pretrain", "finetune": "sft"}.get(word)
+            meant = {"full": "none", "pt": "pretrain", "cpt": "pretrain", "finetune": "sft", "rm": "reward"}.get(word)
             close_kind = meant or nearest(word, spec.choices)
             known = f"Did you mean {close_kind}?" if close_kind else "Choose one of them."
             fix_kind = Fix(f"set kind to {close_kind}", {spec.path: close_kind}) if close_kind else None

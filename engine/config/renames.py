@@ -110,7 +110,7 @@ def _flag(changes: Changes) -> Callable[[Any], Changes | None]:
 
 
 def _stage(value: Any) -> Changes | None:
-    kinds = {"sft": "sft", "pt": "pretrain", "dpo": "dpo"}
+    kinds = {"sft": "sft", "pt": "pretrain", "dpo": "dpo", "kto": "kto", "rm": "reward", "ppo": "ppo"}
     return {"method.kind": kinds[value]} if value in kinds else {"method.kind": value}
 
 
@@ -132,6 +132,8 @@ CHANGES: dict[str, Callable[[Any], Changes | None]] = {
     "bf16": _flag({"model.dtype": "bfloat16"}),
     "fp16": _flag({"model.dtype": "float16"}),
     "flash_attention": _flag({"model.attention": "flash_attention_2"}),
+    "reward_model": _flag({"method.kind": "reward"}),
+    "process_reward_model": _flag({"method.kind": "prm"}),
     "use_peft": _flag({"adapter.kind": "lora"}),
     "train_on_inputs": _flag({"data.trained_turns": "all"}),
     "stage": _stage,

@@ -8,7 +8,6 @@ import pytest
 
 from engine.config.draft import Draft
 from engine.config.findings import Finding
-from engine.config.method import KINDS_LATER
 from engine.config.schema import RunConfig, fields, read
 
 GOOD: dict[str, Any] = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "builtin/dates"}]}}
@@ -117,6 +116,8 @@ def test_a_typo_is_answered_with_the_nearest_key_and_a_rename(key: str, section:
         ("warmup_ratio", 0.1, "optim.warmup_steps", 0.1),
         ("cutoff_len", 99, "data.max_length", 99),
         ("stage", "pt", "method.kind", "pretrain"),
+        ("stage", "rm", "method.kind", "reward"),
+        ("process_reward_model", True, "method.kind", "prm"),
         ("finetuning_type", "full", "adapter.kind", "none"),
         ("bf16", True, "model.dtype", "bfloat16"),
         ("fp16", False, "model.dtype", None),
@@ -150,13 +151,6 @@ def test_a_section_written_as_one_value_is_mended_by_its_fix() -> None:
     qlora = one({"adapter": "qlora"}, "adapter")
     draft = mended({"adapter": "qlora"}, qlora)
     assert (draft.config.adapter.kind, draft.config.model.quantization) == ("lora", "nf4")
-
-
-@pytest.mark.parametrize("kind", KINDS_LATER)
-def test_a_method_of_a_later_version_says_so(kind: str) -> None:
-    finding = one({"method": {"kind": kind}}, "method.kind")
-    assert finding.rule == "method-not-in-this-version"
-    assert "later version" in finding.message
 
 
 def test_an_unknown_method_has_its_own_message_and_keys_are_still_checked() -> None:
