@@ -1,9 +1,10 @@
 """What the engine adds to a training step: ours (events, receipt, telemetry, batch ids) against the plain TRL trainer.
 
-    python benchmarks/step_overhead.py [--shape tiny|0.6b] [--pairs 20] [--steps 40] [--results FILE --commit HASH]
+    python benchmarks/step_overhead.py [--shape tiny|0.6b] [--pairs 40] [--steps 120] [--seconds 330]
+                                       [--results FILE --commit HASH]
 
-Both train the same prepared rows with the same settings and no saving, in one process, in turn (A B A B ...). A run's time
-is from the end of its third step to the end of its last. Printed: the median ratio ours / plain with the 95% interval of
+Both train the same prepared rows with the same settings and no saving, in one process, in turn (A B B A A B ...), until
+the pairs are made or the seconds are over. A run's time is from the end of its third step to the end of its last. Printed: the median ratio ours / plain with the 95% interval of
 the median (bootstrap over pairs), the same by CPU time (all threads; what a busy machine still measures), and our own
 Python a step, timed around our hooks, by the clock and by the CPU time of the training's thread. What the writer's thread
 does beside the step counts in the CPU ratio.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import gc
 import json
 import os
 import random
@@ -125,6 +127,8 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
     settings, batch, length, dtype = shapes(options.shape)
     config = make_config(options, dtype, batch, length)
     set_seed(1)
+    # What earlier runs left is collected now and not while this one is timed.
+    gc.collect()
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = add_adapter(Qwen3ForCausalLM(Qwen3Config(**settings)).to(getattr(torch, dtype)), config)
     clock, collator = Clock(), LanguageCollator(pad_token_id=0)
@@ -182,8 +186,9 @@ def rounded(bounds: tuple[float, float]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=["tiny", "0.6b"], default="tiny")
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--seconds", type=float, default=330, help="no pair is begun later than this")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
@@ -197,13 +202,16 @@ def main() -> None:
     settings, batch, length, _ = shapes(options.shape)
     rows = make_rows(batch * 8, length, settings["vocab_size"])
     times: dict[bool, list[Pace]] = {True: [], False: []}
-    timed = Timed()
+    timed, begun = Timed(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         for ours in (True, False):
             build(options, ours, rows, tokenizer, Path(folder), timed)
         options.own.clear()
-        for _ in range(options.pairs):
-            for ours in (True, False):
+        for pair in range(options.pairs):
+            if time.perf_counter() - begun > options.seconds:
+                break
+            # Each goes first as often as the other, so that a machine that slows down slows both.
+            for ours in (True, False) if pair % 2 == 0 else (False, True):
                 times[ours].append(build(options, ours, rows, tokenizer, Path(folder), timed))
     clocks = {ours: [clock for clock, _ in found] for ours, found in times.items()}
     ratios, cpu_ratios = (
@@ -214,7 +222,8 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "device": device, "threads": torch.get_num_threads(), "shape": options.shape, "pairs": options.pairs,
+                "device": device, "threads": torch.get_num_threads(), "shape": options.shape,
+                "pairs": len(times[True]), "steps": options.steps,
                 "ours_ms": milliseconds(clocks[True]), "plain_ms": milliseconds(clocks[False]),
                 "ratio": round(statistics.median(ratios), 4), "interval": rounded(interval(ratios)),
                 "cpu_ratio": round(statistics.median(cpu_ratios), 4), "cpu_interval": rounded(interval(cpu_ratios)),
