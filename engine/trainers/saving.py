@@ -158,13 +158,17 @@ class RunTrainer:
             self._total_train_tokens = counted["trl_num_tokens"]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Before transformers 5.20 an adapter saved beside another (TRL's `ref`) was left at its start: load it here."""
-        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+        """Two things that loading an adapter loses: transformers 5.17 leaves one that was saved beside another (TRL's
+        `ref`) at its start, and PEFT raises weights of bfloat16 to float32."""
         model = self.model if model is None else model  # type: ignore[attr-defined]
+        dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
+        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
         if len(getattr(model, "peft_config", ())) > 1:
             trained = model.active_adapters[0]
             model.load_adapter(resume_from_checkpoint, trained, is_trainable=True)
             model.set_adapter(trained)
+        for name, weight in model.named_parameters():
+            weight.data = weight.data.to(dtypes.get(name, weight.dtype))
 
     def _say_checkpoint(self, step: int, state: str, **more: Any) -> None:
         if self.writer is not None:

@@ -22,7 +22,9 @@ IDS = torch.arange(2 * 12).reshape(2, 12) % 128
 
 def lora(model=None, dtype="float32", **settings):
     config = SimpleNamespace(
-        adapter=Lora.model_construct(**{"r": 4, "lora_alpha": 8, **settings}), model=SimpleNamespace(dtype=dtype)
+        adapter=Lora.model_construct(**{"r": 4, "lora_alpha": 8, **settings}),
+        model=SimpleNamespace(dtype=dtype),
+        method=SimpleNamespace(kind="sft"),
     )
     return add_adapter(tiny_model() if model is None else model, config)
 

@@ -17,6 +17,7 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
     [
         pytest.param({}, CONVERSATIONS, id="sft, full weights, over an epoch's end"),
         pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout"),
+        pytest.param({"model.dtype": "bfloat16", **LORA}, CONVERSATIONS, id="sft, LoRA in bfloat16"),
         pytest.param(
             {"method.kind": "pretrain", "data.packing": True, "data.packing_cross_doc_attn_mask": True},
             TEXT,
@@ -52,7 +53,7 @@ def test_resuming_equals_never_stopping(train, source, tmp_path, settings, rows)
     name = "adapter_model.safetensors" if settings.get("adapter.kind") == "lora" else "model.safetensors"
     first, second = (load_file(run.checkpoints / "checkpoint-10" / name) for run in (whole, again))
     assert first.keys() == second.keys()
-    assert all(first[key].equal(second[key]) for key in first)
+    assert all(first[key].dtype == second[key].dtype and first[key].equal(second[key]) for key in first)
 
 
 def test_samples_leave_no_trace_in_the_training(train, source):
