@@ -1,0 +1,116 @@
+"""Method x feature x adapter: in each cell the feature does what it says and changes no number, or it is refused.
+
+By default each method runs once plain and once with all that goes together, adapters in turn; every cell by itself is slow.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config.facts import Facts
+from engine.config.files import put
+from engine.config.schema import read
+from engine.hardware import GiB, Machine
+from engine.trainers.table import METHODS
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
+from tests.engine.trainers.test_grpo import GRPO
+
+CPU = Machine(cpu_count=2, memory_bytes=16 * GiB, disk_free_bytes=100 * GiB, name="cpu")
+LINES = [{"text": f"What comes after {number}? {number + 1} comes after {number}."} for number in range(48)]
+PROMPTS = {name: value for name, value in GRPO.items() if name != "method.kind"}
+ROWS = {
+    "sft": CONVERSATIONS, "pretrain": LINES, "kto": RATED, "prm": STEPS, "embedding": TEXTS, "distill": TAUGHT,
+    "grpo": CONVERSATIONS, "gdpo": CONVERSATIONS, "ppo": CONVERSATIONS,
+}  # fmt: skip
+OWN = {
+    "distill": {"optim.per_device_train_batch_size": 16},  # short rows: else no tensor is large enough to move
+    "grpo": PROMPTS,
+    "gdpo": PROMPTS,
+    "ppo": {name: value for name, value in PROMPTS.items() if name != "method.num_generations"},
+}
+LORA = {"adapter.kind": "lora", "adapter.r": 4}
+ADAPTERS = {
+    "none": {},
+    "lora": LORA,
+    "dora": {**LORA, "adapter.use_dora": True},
+    "unfrozen": {"adapter.unfrozen_parameters": [r"(.*\.)?layers\.[23]\.|score"]},
+}
+FEATURES = {
+    "use_cut_ce": {"kernels.use_cut_ce": True},
+    "selective": {"memory.gradient_checkpointing": "selective"},
+    "medium": {"memory.gradient_checkpointing": "medium"},
+    "full": {"memory.gradient_checkpointing": "full"},
+    "disk": {"memory.activation_offloading": "disk"},
+}
+TOGETHER = (("use_cut_ce", "selective"), ("use_cut_ce", "full", "disk"), ("use_cut_ce", "medium"))
+REFUSED = {
+    "memory.activation_offloading": "cpu",
+    "memory.layer_offloading": True,
+    "memory.tiled_mlp": True,
+    "memory.fp32_norms": True,
+    "kernels.fused_attn_kernel": True,
+    "kernels.kernel_auto_compose": True,
+    "kernels.quantization_aware": "fp8",
+}
+HEADLESS = ("reward", "embedding", "prm")
+PLAIN: dict[tuple[str, str], list[float]] = {}
+
+
+def settings(source, method, adapter):
+    common = {"method.kind": method, "optim.max_steps": 2, "optim.gradient_accumulation_steps": 1, "run.save_steps": 2}
+    rows = ROWS.get(method, PAIRS)
+    return {**common, **OWN.get(method, {}), **ADAPTERS[adapter], "data.train": [{"path": source(rows)}]}
+
+
+def losses(run):
+    return [event["loss"] for event in lines(run, "metrics") if "loss" in event]
+
+
+def check(run, plain, features, method):
+    """The losses are those of the plain run, and the receipt tells each feature with what it acted on."""
+    assert losses(run) == pytest.approx(plain, rel=2e-5, abs=2e-6)
+    said = {entry["feature"]: entry for event in lines(run, "receipt") for entry in event["entries"]}
+    for name in features:
+        if name == "use_cut_ce":
+            entry = said["cut cross-entropy"]
+            assert entry["count"] or (method in HEADLESS and "no vocabulary head" in entry["detail"])
+        elif name == "disk":
+            assert said["activation offloading"]["count"] > 16 << 10  # bytes of the first batch
+        else:
+            assert (said["gradient checkpointing"]["effective"], said["gradient checkpointing"]["count"] >= 4) == (
+                name,
+                True,
+            )
+
+
+def together(*names):
+    return {path: value for name in names for path, value in FEATURES[name].items()}
+
+
+@pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
+def test_features_together_change_no_number_in_any_method(train, source, number, method):
+    adapter, names = list(ADAPTERS)[number % len(ADAPTERS)], TOGETHER[number % len(TOGETHER)]
+    base = settings(source, method, adapter)
+    check(train({**base, **together(*names)}), losses(train(base)), names, method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("method", METHODS)
+def test_each_feature_with_each_adapter_in_each_method(train, source, method, adapter, feature):
+    base = settings(source, method, adapter)
+    if (method, adapter) not in PLAIN:
+        PLAIN[method, adapter] = losses(train(base))
+    check(train({**base, **together(feature)}), PLAIN[method, adapter], (feature,), method)
+
+
+@pytest.mark.parametrize("path", REFUSED)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_cpu_or_this_version_cannot_do_is_refused_in_every_method(method, path):
+    for adapter in ADAPTERS.values():
+        mapping = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "rows.jsonl"}]}}
+        for name, value in {"method.kind": method, **adapter, path: REFUSED[path]}.items():
+            put(mapping, name, value)
+        found = [finding for finding in read(mapping, Facts(machine=CPU)).findings if finding.path == path]
+        assert [finding.severity for finding in found] == ["error"]
