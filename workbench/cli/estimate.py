@@ -24,6 +24,8 @@ _CLASSES = {
     "reference": "reference model",
     "overhead": "driver and fragments",
 }
+# Where there is no card, what lies beside the model is the process with its libraries.
+_ON_CPU = {**_CLASSES, "overhead": "the process and fragments"}
 
 
 @click.command(short_help="Memory, steps, disk and time before launch.")
@@ -35,6 +37,7 @@ def command(file: Path, machine: str | None, rehearse: bool, as_json: bool) -> i
     """Estimate memory, steps, disk and time of the config FILE from its numbers alone."""
     from engine.config.facts import DataFacts
     from engine.config.files import absolute, load
+    from engine.config.footprint import longest_row
     from engine.config.reading import read
     from engine.data.look import look_at
     from engine.hardware import parse_machine
@@ -63,7 +66,7 @@ def command(file: Path, machine: str | None, rehearse: bool, as_json: bool) -> i
     for finding in reading.findings:
         if finding.severity == "error":
             click.echo(f"x {visible(finding.message)}", err=True)
-    rows = lines(found, facts)
+    rows = lines(found, facts, longest_row(reading.config, facts))
     if measured is not None:
         rows += rehearsed(measured, found)
     for label, value in rows:
@@ -107,8 +110,11 @@ def _ends_are_interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def lines(found: Any, facts: Any) -> list[tuple[str, str]]:
-    """The estimate as label and value, numbers with units; what is not known says why."""
+def lines(found: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
+    """The estimate as label and value, numbers with units; what is not known says why. Memory is that of rows of
+    `longest` tokens."""
+    on_gpu = facts.machine is None or bool(facts.machine.gpus)
+    names = _CLASSES if on_gpu else _ON_CPU
     model = "unknown until the model is here"
     data = "unknown until rows are counted"
     rows = [
@@ -119,8 +125,9 @@ def lines(found: Any, facts: Any) -> list[tuple[str, str]]:
         ("of all parameters", _number(found.total_parameters, model)),
     ]
     if found.memory:
-        rows += [(f"  {_CLASSES[name]}", gib(size)) for name, size in found.memory.items()]
-    rows.append(("memory", gib(found.memory_total) if found.memory_total is not None else model))
+        rows.append(("memory for rows of", f"{longest:,} tokens"))
+        rows += [(f"  {names[name]}", gib(size)) for name, size in found.memory.items()]
+    rows.append(("memory in all", gib(found.memory_total) if found.memory_total is not None else model))
     if found.device_bytes is not None:
         where = "of the card" if facts.machine and facts.machine.gpus else "of this machine"
         rows.append((where, gib(found.device_bytes)))

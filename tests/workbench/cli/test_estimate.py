@@ -29,6 +29,15 @@ def test_the_table_has_numbers_with_units(config: Path) -> None:
         assert words in output
 
 
+def test_the_table_says_for_which_rows_and_what_lies_beside_the_model(config: Path) -> None:
+    config.write_text(config.read_text() + "  max_length: 512\n")
+    card, cpu = run(str(config), "--for", "1xH100-80GB").output, run(str(config), "--for", "cpu").output
+    assert "512 tokens" in card
+    assert "driver and fragments" in card
+    assert "driver" not in cpu
+    assert "the process and fragments" in cpu
+
+
 def test_json_holds_every_number(config: Path) -> None:
     found = json.loads(run(str(config), "--for", "1xH100-80GB", "--json").output)
     assert found["machine"] == "1xH100-80GB"
