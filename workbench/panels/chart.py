@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.actions import SkipAction
@@ -26,8 +27,10 @@ from engine.errors import visible
 from workbench.panels import raster
 from workbench.panels.figures import count, number
 from workbench.panels.glyphs import ascii_only
+from workbench.panels.paint import cut
 
 SMOOTHINGS: tuple[str, ...] = ("", "mean", "median")
+LEAST_LABEL = 6  # cells; a legend with less room than that says nothing
 _SMOOTH_FROM = 40  # fewer points than this are all drawn as they are: smoothing would bend a line of evaluations
 
 
@@ -425,9 +428,16 @@ class Chart(Widget, can_focus=True):
             signs = raster.STYLE_SIGNS_PLAIN if ascii_only() else raster.STYLE_SIGNS
             if self.title:
                 segments.append(Segment(f"{visible(self.title)}  ", bold))
+            left = width - sum(cell_len(segment.text) for segment in segments)
             for index, line in enumerate(self._lines):
-                segments.append(Segment(f"{signs[index % len(signs)]} ", base + self._line_style(index)))
-                segments.append(Segment(f"{visible(line.label or line.name)}  ", bold if index == 0 else faint))
+                sign, label = f"{signs[index % len(signs)]} ", visible(line.label or line.name)
+                room = left - cell_len(sign)
+                if index and room < LEAST_LABEL:
+                    break
+                label = cut(label, room)
+                segments.append(Segment(sign, base + self._line_style(index)))
+                segments.append(Segment(f"{label}  ", bold if index == 0 else faint))
+                left = room - cell_len(label) - 2
         else:
             segments.append(Segment(visible(self.title), bold))
         flags = [

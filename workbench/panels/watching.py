@@ -229,6 +229,8 @@ class StatusLine(Bar):
             return answer, "$warning"
         if view.bad_lines:
             return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
+        if view.state == "finished" and not view.cause and (steps := committed(view)):
+            return f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}.", "$wb-dim"
         if view.state in ("stopped", "finished") and view.cause:
             return view.cause, "$wb-dim"
         return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"

@@ -41,6 +41,7 @@ from workbench.panels.watching import (
     RunBar,
     Samples,
     StatusLine,
+    committed,
 )
 from workbench.screens.batch import BatchScreen
 from workbench.screens.dialog import Ask
@@ -99,6 +100,7 @@ class MonitorScreen(Screen[None]):
         self._asked: tuple[str, str, float] | None = None
         self._log_stamp: tuple[int, int] = (-1, -1)
         self._was_over = False
+        self._lived = False
         self._way_on = ""
         self._words = ""
 
@@ -140,6 +142,7 @@ class MonitorScreen(Screen[None]):
         """Open the run and look at it twice a second; once where the line may be slow."""
         self.watching = open_view(self.folder)
         self.query_one(Groups).folder = self.folder
+        self._lived = not self.view.over
         self._set_size()
         self.query_one("#main", Chart).focus()
         self._follow_state()
@@ -156,6 +159,12 @@ class MonitorScreen(Screen[None]):
             self.app.goodbye.append(  # type: ignore[attr-defined]
                 f"{self.folder.id} goes on without this window. `workbench {path}` shows it again."
             )
+        kept = committed(self.view)
+        if self._lived and self.view.state == "finished" and kept:
+            path = visible(str(self.folder.checkpoints / f"checkpoint-{kept[-1]}"))
+            words = f"{self.folder.id} is finished; its model is in {path}."
+            if words not in self.app.goodbye:  # type: ignore[attr-defined]
+                self.app.goodbye.append(words)  # type: ignore[attr-defined]
         self.watching.close()
 
     def on_resize(self) -> None:

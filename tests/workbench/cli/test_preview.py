@@ -38,7 +38,7 @@ def _run(*arguments: Any, cwd: Path | None = None) -> subprocess.CompletedProces
         [sys.executable, "-m", "workbench", "preview", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
@@ -101,3 +101,18 @@ def test_a_terminal_gets_colour_and_underline_and_no_markup() -> None:
     text = marked(part, colour=True)
     assert text.plain == "[b]q␛[0manswer"
     assert [(span.start, span.end, str(span.style)) for span in text.spans] == [(8, 14, "green underline")]
+
+
+@pytest.mark.slow  # the hub's client tries again for half a minute and more
+def test_a_hub_that_cannot_be_reached_is_one_sentence_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(_chat("a", "b")) + "\n")
+    (tmp_path / "run.yaml").write_text("model:\n  name: no-org/no-model\ndata:\n  train:\n    - path: rows.jsonl\n")
+    done = _run(tmp_path / "run.yaml")
+    assert done.returncode == 1
+    assert "no-org/no-model is neither a folder here nor to be had from the hub" in done.stderr
+    assert "Check the name and the network, or download it on another machine" in done.stderr
+    assert "Traceback" not in done.stderr

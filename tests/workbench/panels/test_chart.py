@@ -237,3 +237,15 @@ async def test_a_terminal_without_unicode_gets_plain_characters(monkeypatch: pyt
         assert "o" in text
     finally:
         glyphs.ascii_only.cache_clear()
+
+
+async def test_a_legend_that_does_not_fit_is_cut_with_a_sign_or_left_out() -> None:
+    series = recorded([1.0, 2.0, 3.0])
+    named = [Line(name, series, 0, name) for name in ("token accuracy 1", "held-out accuracy 2")]
+    for width, words in ((60, "╌╌ held-out accuracy 2"), (42, "╌╌ held-out"), (30, "loss  ── token accuracy 1")):
+        app = ChartApp(*named)
+        async with app.run_test(size=(width, 12)) as pilot:
+            await pilot.pause()
+            title = text_of(app).splitlines()[0].rstrip()
+            assert words in title
+            assert title.endswith(("accuracy 2", "…", "accuracy 1"))

@@ -371,3 +371,15 @@ async def test_leaving_a_run_outside_the_known_folder_says_how_to_come_back(make
         await pilot.pause(0.2)
         await pilot.press("q")
     assert app.goodbye == [f"dates-0001 goes on without this window. `workbench {run.path}` shows it again."]
+
+
+async def test_a_run_that_finishes_in_sight_says_where_its_model_is(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run()
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        writer(run).write("finished", 14.0, step=60, seconds=13.0)
+        run.update_json(state="finished")
+        await until(pilot, lambda: "Done: the trained model is checkpoint-60 of dates-0001." in shown(app))
+        await pilot.press("q")
+    assert app.goodbye == [f"dates-0001 is finished; its model is in {run.checkpoints / 'checkpoint-60'}."]
