@@ -34,7 +34,7 @@ EXAMPLES: dict[str, str] = {
     "prompts": '{"prompt": "2 + 2?", "answer": "4"}',
     "stepwise_supervision": '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}',
     "embedding": '{"anchor": "2 + 2?", "positive": "two and two make four", "negative": "five is odd"}',
-    "distill": '{"input_ids": [5, 6], "target_token_ids": [[6, 9], [7, 2]], "target_logprobs": [[-0.1, -2.4], [-0.2, -1.9]]}',
+    "distill": '{"input_ids": [5, 6], "target_token_ids": [[], [6, 9]], "target_logprobs": [[], [-0.1, -2.4]]}',
 }
 """One row of each format as it may stand in a JSONL file, for whoever has none yet."""
 
