@@ -20,8 +20,6 @@ os.environ.setdefault("COLORTERM", "truecolor")
 os.environ["TERM"] = "xterm-256color"
 os.environ["WORKBENCH_THEME"] = "dark"
 
-from pictures_notebook import RUN, picture, training
-
 from engine.config.draft import Draft
 from engine.run.store import ENDED, find
 from workbench.app import WorkbenchApp
@@ -46,7 +44,7 @@ def to_png(svg: str, target: Path) -> None:
         )  # fmt: skip
 
 
-async def photograph(runs: Path) -> None:
+async def photograph(runs: Path, run: str) -> None:
     app = WorkbenchApp(draft=Draft.new("demo"), runs_dir=runs)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("4")
@@ -58,7 +56,7 @@ async def photograph(runs: Path) -> None:
             await pilot.pause(0.5)
         await pilot.pause(0.5)
         to_png(app.export_screenshot(), DOCS / "preview.png")
-        app.push_screen(MonitorScreen(find(RUN, runs)))
+        app.push_screen(MonitorScreen(find(run, runs)))
         await pilot.pause(2)
         to_png(app.export_screenshot(), DOCS / "monitor.png")
 
@@ -66,11 +64,14 @@ async def photograph(runs: Path) -> None:
 def main() -> None:
     if shutil.which("chromium") is None:
         sys.exit("chromium is not installed; it draws the pictures.")
+    sys.path.append(str(DOCS))  # where PYTHONSAFEPATH is set, a script's own folder is not looked in
+    from pictures_notebook import RUN, picture, training
+
     with tempfile.TemporaryDirectory() as folder, training(Path(folder)) as runs:
         picture(DOCS / "widget.png", runs)
         while find(RUN, runs).state not in ENDED:
             time.sleep(1)
-        asyncio.run(photograph(runs))
+        asyncio.run(photograph(runs, RUN))
 
 
 if __name__ == "__main__":

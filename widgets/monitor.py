@@ -6,6 +6,7 @@ only when they changed, numbers as arrays, whole curves thinned once. One reader
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -291,9 +292,23 @@ class Monitor(Face):
 
     def wait(self, seconds: float | None = None) -> str:
         """Returns the run's state once it has ended, or after so many seconds. Interrupting the cell leaves the run alone."""
-        give_up = math.inf if seconds is None else time.monotonic() + seconds
-        while True:
-            state, over = self._part.seen(self.run.id, lambda view: (view.state, view.over))
-            if over or time.monotonic() >= give_up:
-                return state
+        give_up = _give_up(seconds)
+        while not (state := self._state_if_over(give_up)):
             time.sleep(PAUSE_SECONDS)
+        return state
+
+    async def ended(self, seconds: float | None = None) -> str:
+        """`wait` for a cell that awaits it: the kernel goes on answering meanwhile, and so the views stay alive."""
+        give_up = _give_up(seconds)
+        while not (state := self._state_if_over(give_up)):
+            await asyncio.sleep(PAUSE_SECONDS)
+        return state
+
+    def _state_if_over(self, give_up: float) -> str:
+        """The run's state once it has ended or the time is up; nothing before."""
+        state, over = self._part.seen(self.run.id, lambda view: (view.state, view.over))
+        return state if over or time.monotonic() >= give_up else ""
+
+
+def _give_up(seconds: float | None) -> float:
+    return math.inf if seconds is None else time.monotonic() + seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from typing import Any
@@ -222,4 +223,29 @@ def test_hostile_names_are_made_visible(written: Callable[..., Any]) -> None:
     assert "\x1b" not in text
     assert "evil\\u202emodel" in view.parts["head"]["model"]
     assert [entry["title"] for entry in view.parts["names"]][-1] == "a\\u202eb"
+    monitor.close()
+
+
+async def test_while_a_cell_awaits_the_end_the_view_is_answered(written: Callable[..., Any]) -> None:
+    run = written()
+    run.steps(3)
+    monitor = Monitor(run.folder)
+    view = View(monitor)
+    waiting = asyncio.create_task(monitor.ended())
+    await asyncio.sleep(0)
+    run.steps(4)
+    view.look()
+    assert view.curves["loss"][-1][0] == 7
+    assert not waiting.done()
+    run.finish()
+    assert await asyncio.wait_for(waiting, 20) == "finished"
+    assert await monitor.ended() == monitor.wait() == "finished"
+    monitor.close()
+
+
+async def test_waiting_for_a_while_says_how_far_the_run_is(written: Callable[..., Any]) -> None:
+    run = written()
+    run.steps(3)
+    monitor = Monitor(run.folder)
+    assert await monitor.ended(0.1) == monitor.wait(0.1) == "running"
     monitor.close()
