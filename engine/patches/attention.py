@@ -59,10 +59,11 @@ def attention_layers(trainer: Any) -> Iterator[torch.nn.Module]:
 
 def fuse(layers: list[torch.nn.Module]) -> Callable[[], None]:
     """Gives these layers the fused forward; returns the undo. Raises ModelError where a layer would answer otherwise."""
-    for kind in {type(layer) for layer in layers}:
-        _try(next(layer for layer in layers if type(layer) is kind))
+    forwards = {kind: _forward_of(kind) for kind in {type(layer) for layer in layers}}
+    for kind, forward in forwards.items():
+        _try(next(layer for layer in layers if type(layer) is kind), forward)
     for layer in layers:
-        layer.forward = types.MethodType(_forward, layer)
+        layer.forward = types.MethodType(forwards[type(layer)], layer)
 
     def undo() -> None:
         for layer in layers:
@@ -71,42 +72,42 @@ def fuse(layers: list[torch.nn.Module]) -> Callable[[], None]:
     return undo
 
 
-def _forward(
-    self: Any,
-    hidden_states: torch.Tensor,
-    position_embeddings: tuple[torch.Tensor, torch.Tensor],
-    attention_mask: torch.Tensor | None,
-    past_key_values: Any = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention with queries and keys normed and rotated at once; arguments and results are the class's own."""
-    rows = hidden_states.shape[:-1]
-    heads = (*rows, -1, self.head_dim)
-    q, k = norm_rope(
-        self.q_proj(hidden_states).view(heads),
-        self.k_proj(hidden_states).view(heads),
-        _scale(self.q_norm),
-        _scale(self.k_norm),
-        *position_embeddings,
-        eps=_source(self.q_norm).variance_epsilon,
-    )
-    q, k = q.transpose(1, 2), k.transpose(1, 2)
-    v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
-    if past_key_values is not None:
-        k, v = past_key_values.update(k, v, self.layer_idx)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager(type(self).__module__))
-    dropout = self.attention_dropout if self.training else 0.0
-    out, weights = attend(
-        self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling,
-        sliding_window=getattr(self, "sliding_window", None), **kwargs,
-    )  # fmt: skip
-    return self.o_proj(out.reshape(*rows, -1).contiguous()), weights
+def _forward_of(kind: type) -> Callable[..., Any]:
+    """The fused forward for a class. What `attention: eager` asks for is looked up here: no graph may hold an import."""
+    eager = importlib.import_module(kind.__module__).eager_attention_forward
 
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention with queries and keys normed and rotated at once; arguments and results are the class's own."""
+        rows = hidden_states.shape[:-1]
+        heads = (*rows, -1, self.head_dim)
+        q, k = norm_rope(
+            self.q_proj(hidden_states).view(heads),
+            self.k_proj(hidden_states).view(heads),
+            _scale(self.q_norm),
+            _scale(self.k_norm),
+            *position_embeddings,
+            eps=_source(self.q_norm).variance_epsilon,
+        )
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+        dropout = self.attention_dropout if self.training else 0.0
+        out, weights = attend(
+            self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling,
+            sliding_window=getattr(self, "sliding_window", None), **kwargs,
+        )  # fmt: skip
+        return self.o_proj(out.reshape(*rows, -1).contiguous()), weights
 
-def _eager(module: str) -> Callable[..., Any]:
-    """The model's own attention in single operations, which `attention: eager` asks for."""
-    found: Callable[..., Any] = importlib.import_module(module).eager_attention_forward
-    return found
+    return forward
 
 
 def _source(norm: Any) -> Any:
@@ -124,7 +125,7 @@ def _scale(norm: Any) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _try(layer: Any) -> None:
+def _try(layer: Any, forward: Callable[..., Any]) -> None:
     """Both forms of one layer on 8 tokens. Raises ModelError where they differ by more than their rounding."""
     weight = _scale(layer.q_norm)
     hidden = torch.randn(1, 8, layer.config.hidden_size, device=weight.device, dtype=weight.dtype)
@@ -133,7 +134,7 @@ def _try(layer: Any) -> None:
     training = layer.training
     layer.eval()
     theirs = layer(hidden, position_embeddings=position, attention_mask=None)[0]
-    ours = _forward(layer, hidden, position, None)[0]
+    ours = forward(layer, hidden, position, None)[0]
     layer.train(training)
     error = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
     if not error <= _TOLERANCE.get(weight.dtype, 1e-4):

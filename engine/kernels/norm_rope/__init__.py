@@ -173,8 +173,8 @@ def _norm_rope_backward_op(
     *found, dq_weight, dk_weight = _backward(
         dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offset, with_dweight=with_dweight
     )
-    none = q.new_empty(0)
-    return *found, none if dq_weight is None else dq_weight, none if dk_weight is None else dk_weight
+    # An operation may not hand out one tensor twice.
+    return *found, *(q.new_empty(0) if weight is None else weight for weight in (dq_weight, dk_weight))
 
 
 @_norm_rope_op.register_fake
