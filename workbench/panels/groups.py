@@ -125,13 +125,14 @@ def _answer(each: dict[str, Any], width: int) -> list[Line]:
         facts.append(f"reward {_figure(each.get('reward'))}")
     facts.append(f"{count(each['tokens'])} tokens" if isinstance(each.get("tokens"), int) else "")
     facts.append("cut off at max_completion_length" if each.get("cut_off") else "")
-    words = "   ".join(filter(None, facts))
+    facts = list(filter(None, facts))
+    words = "   ".join(facts)
     head = f"{sign} advantage {value:+.2f}"
     made: list[Line]
     if cell_len(head) + 3 + cell_len(words) <= width:
         made = [[(head, style), (f"   {words}", "dim")]]
     else:
-        made = [[(head, style)], *paragraph(words, width, "dim", indent="  ")]
+        made = [[(head, style)], *paragraph(", ".join(facts), width, "dim", indent="  ")]
     text = _text(each.get("text"))
     return [*made, *(paragraph(text, width, "value", indent="  ") if text.strip() else [[("  no words", "faint")]])]
 
@@ -142,10 +143,11 @@ def _beside(blocks: list[list[Line]], width: int) -> list[Line]:
         return blocks[0]
     rows: list[Line] = []
     for parts in zip_longest(*blocks, fillvalue=()):
+        *before, last = parts
         row: list[tuple[str, str]] = []
-        for line in parts:
+        for line in before:
             row += [*line, (" " * (width + GAP - sum(cell_len(text) for text, _ in line)), "")]
-        rows.append(row)
+        rows.append([*row, *last])
     return rows
 
 

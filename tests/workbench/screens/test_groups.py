@@ -105,6 +105,7 @@ async def test_answers_stand_side_by_side_where_there_is_room(run: Any, shown: S
         await until(pilot, lambda: "answer 40.1" in shown(app))
         lines = shown(app).splitlines()
         assert any("advantage +0.50" in line and "advantage -0.50" in line for line in lines)
+        assert "…" not in shown(app)
 
 
 async def test_hostile_answers_stay_text(run: Any, shown: Shown, hostile: str) -> None:
