@@ -51,11 +51,12 @@ class Patches:
 
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
-        from engine.patches import attention, compiled, head, offload
+        from engine.patches import attention, compiled, evaluation, head, offload
 
         self._add(head.cut_cross_entropy(self.config, trainer))
         self._add(attention.fused_attention(self.config, trainer))
         self._add(offload.activation_offloading(self.config, trainer, self.folder))
+        self._add(evaluation.bf16_full_eval(self.config, trainer))
         self._add(compiled.torch_compile(self.config, trainer))
 
     def entries(self) -> list[dict[str, Any]]:

@@ -87,6 +87,8 @@ def _precision(config: Any, model: Any) -> dict[str, Any]:
     detail = ", ".join(f"{count:,} in {kind}" for kind, count in kinds.most_common())
     if trained:
         detail += f"; trained in {', '.join(sorted(trained))}"
+    if torch.cuda.is_available():
+        detail += f"; TF32 {'on' if torch.backends.cuda.matmul.fp32_precision == 'tf32' else 'off'}"
     return _entry("precision", config.model.dtype, kinds.most_common(1)[0][0], sum(kinds.values()), detail)
 
 

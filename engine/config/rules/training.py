@@ -311,3 +311,21 @@ def tf32_needs_a_card_that_has_it(config: RunConfig, facts: Facts) -> Iterator[F
         yield must(
             path, "false or auto without a GPU", True, "A CPU has no TF32.", fix=Fix("let it be chosen", unset=(path,))
         )
+
+
+@rule(
+    reads=(fields.optim.bf16_full_eval, fields.data.eval, fields.model.dtype, fields.model.quantization),
+)
+def bf16_eval_needs_float32_and_held_out_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, fix = fields.optim.bf16_full_eval.path, Fix("leave it out", unset=(fields.optim.bf16_full_eval.path,))
+    if not config.optim.bf16_full_eval:
+        return
+    if config.model.dtype != "float32" or config.model.quantization != "none":
+        held = config.model.quantization if config.model.quantization != "none" else config.model.dtype
+        todo = "It is for weights that are trained in float32; others are computed as they are."
+        yield must(path, f"left out with {held} weights", True, todo, fix=fix)
+    elif not config.data.eval:
+        yield must(path, "left out without held-out data", True, "Name data.eval, or remove it.", fix=fix)
+    elif facts.machine is not None and any(gpu.capability < (8, 0) for gpu in facts.machine.gpus):
+        name = facts.machine.gpus[0].name
+        yield must(path, f"left out on {name}", True, "Only cards since 2020 compute bfloat16.", fix=fix)

@@ -298,6 +298,14 @@ CASES: dict[str, list[Case]] = {
         ({"optim.optim": "adamw_8bit"}, Facts(packages=NOTHING), "optim.optim", "error")
     ],
     "paging-needs-a-gpu": [({"optim.optim": "paged_adamw_8bit"}, Facts(machine=CPU), "optim.optim", "error")],
+    "bf16-eval-needs-float32-and-held-out-rows": [
+        ({"optim.bf16_full_eval": True, **more}, Facts(machine=machine), "optim.bf16_full_eval", "error")
+        for more, machine in (
+            ({}, None),
+            ({"model.dtype": "float32"}, None),
+            ({"model.dtype": "float32", "data.eval": [{"path": "b.jsonl"}]}, OLD),
+        )
+    ],
     "optim-args-are-the-optimizers-own": [
         ({"optim.optim_args": {"alpha": 5.0}}, Facts(), "optim.optim_args.alpha", "error"),
         ({"optim.optim": "ademamix", "optim.optim_args": {"aplha": 5}}, Facts(), "optim.optim_args.aplha", "error"),

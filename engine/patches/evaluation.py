@@ -1,0 +1,57 @@
+"""`optim.bf16_full_eval`: held-out rows are computed with bfloat16 weights, and training goes on with its own.
+
+transformers has a switch of this name, which does nothing while a training is under way; here the trainer instance's
+`evaluate` swaps the float32 weights for a bfloat16 copy and puts the very same tensors back, whatever happens. Buffers
+stay as they are: rotary angles need their digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.patches.plan import Applied
+
+FEATURE = "bf16 full eval"
+
+
+def bf16_full_eval(config: Any, trainer: Any) -> Applied | None:
+    """Wraps this trainer's `evaluate`; None where it was not asked for."""
+    if not config.optim.bf16_full_eval:
+        return None
+    weights = float32_weights(trainer)
+    before, evaluate = vars(trainer).get("evaluate"), trainer.evaluate
+
+    def in_bfloat16(*args: Any, **kwargs: Any) -> Any:
+        kept = [weight.data for weight in weights]
+        try:
+            for weight in weights:
+                weight.data = weight.data.to(torch.bfloat16)
+            return evaluate(*args, **kwargs)
+        finally:
+            for weight, data in zip(weights, kept, strict=True):
+                weight.data = data
+
+    trainer.evaluate = in_bfloat16
+
+    def undo() -> None:
+        if before is None:
+            vars(trainer).pop("evaluate", None)
+        else:
+            trainer.evaluate = before
+
+    copied = sum(weight.numel() for weight in weights) * 2
+    detail = f"weights; a copy of {copied / 2**20:,.1f} MiB while held-out rows are computed"
+    return Applied(FEATURE, True, "bfloat16", len(weights), detail, undo)
+
+
+def float32_weights(trainer: Any) -> list[torch.nn.Parameter]:
+    """The float32 weights of every model that the trainer holds, each once."""
+    found = {
+        id(weight): weight
+        for value in vars(trainer).values()
+        for weight in (value.parameters() if isinstance(value, torch.nn.Module) else ())
+        if weight.dtype == torch.float32
+    }
+    return list(found.values())
