@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 
 MiB = 1024**2
 Path = Literal["none", "fused", "cut"]
-HEADLESS = ("reward", "prm", "embedding")
 # A tile of TRL's head is so many tokens high and so many words wide, whatever the vocabulary.
 TOKEN_CHUNK, VOCABULARY_CHUNK = 4096, 32768
 # Without Triton tiles are worked on in plain torch, in float32: TRL makes seven copies and a mask, ours so many copies.
@@ -52,7 +52,7 @@ class Head:
 
 def path_of(config: RunConfig) -> Path:
     """Which way this config's scores take."""
-    if config.method.kind in HEADLESS:
+    if METHODS[config.method.kind].head != "vocabulary":
         return "none"
     return "cut" if config.kernels.use_cut_ce is True else "fused"
 

@@ -89,4 +89,5 @@ def test_no_way_holds_the_scores_of_all_tokens() -> None:
 def test_which_way_is_taken() -> None:
     assert path_of(read({}).config) == "fused"
     assert path_of(read({"kernels": {"use_cut_ce": True}}).config) == "cut"
+    assert path_of(read({"method": {"kind": "reward"}}).config) == "none"
     assert path_of(read({"method": {"kind": "dpo"}, "kernels": {"use_cut_ce": False}}).config) == "fused"

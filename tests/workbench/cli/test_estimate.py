@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from engine.errors import UsageError, WorkbenchError
+from engine.hardware import this_machine
 from workbench.cli.estimate import command, gib
 
 
@@ -80,7 +81,8 @@ def test_a_rehearsal_measures_shows_its_error_and_is_remembered(
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = json.loads(run(str(config), "--rehearse", "--json").output)
     found = told["rehearsal"]
-    assert found["memory_peak"] > 300 * 1024**2  # the process itself, with torch in it
+    # On a CPU the process itself counts, with torch in it; on a card the tiny model alone.
+    assert found["memory_peak"] > (1 if this_machine().gpus else 300) * 1024**2
     assert found["longest"] > 90
     assert found["error"] == round(found["estimated"] / found["memory_peak"] - 1, 4)
     assert found["seconds_per_step"] > 0
