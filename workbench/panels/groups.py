@@ -124,7 +124,7 @@ def _answer(each: dict[str, Any], width: int) -> list[Line]:
     if len(facts) != 1:
         facts.append(f"reward {_figure(each.get('reward'))}")
     facts.append(f"{count(each['tokens'])} tokens" if isinstance(each.get("tokens"), int) else "")
-    facts.append("cut off at max_completion_length" if each.get("cut_off") else "")
+    facts.append("cut off" if each.get("cut_off") else "")
     facts = list(filter(None, facts))
     words = "   ".join(facts)
     head = f"{sign} advantage {value:+.2f}"

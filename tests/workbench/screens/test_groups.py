@@ -69,7 +69,7 @@ async def test_each_answer_of_a_group_stands_with_its_rewards_and_what_it_was_wo
         "reference: 2021-03-03",
         "▲ advantage +0.50   exact_match 1   format -   reward 1   7 tokens",
         "▼ advantage -0.50",
-        "cut off at max_completion_length",
+        "7 tokens   cut off",
         "  answer 40.3",
     ):
         assert words in text, words
