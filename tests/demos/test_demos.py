@@ -70,6 +70,15 @@ def test_plain_text_is_learned(tmp_path: Path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_rewards_alone_teach(tmp_path: Path) -> None:
+    play("grpo_dates.sh", tmp_path, steps=150, timeout=1100)
+    right = [e["rewards/exact_match/mean"] for e in events(tmp_path, "grpo-dates-0001", "metrics")]
+    assert sum(right[-20:]) / 20 > sum(right[:20]) / 20 + 0.05
+    assert events(tmp_path, "grpo-dates-0001", "rollout")
+
+
 @pytest.mark.parametrize("kind", ["german", "pairs", "text"])
 def test_made_rows_repeat_and_hold_the_same_days_out(kind: str, tmp_path: Path) -> None:
     def made(name: str, *options: str) -> str:
