@@ -21,6 +21,9 @@ from engine.errors import WorkbenchError, redact, visible
 from engine.run.spawn import safe_python
 
 PLACE = "method.reward_funcs"
+LOAD_SECONDS = (
+    60.0  # a process starts and imports what it needs once, which a short limit for one call is not meant for
+)
 _TODO = {
     "numbers": "Return one finite number, or None where it does not apply, for each completion.",
     "hangs": "Make it faster, or raise method.reward_timeout.",
@@ -44,7 +47,8 @@ class RewardFunctions:
         command = [sys.executable, "-P", "-m", "engine.rewards.process"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         for spec in self.specs:
-            answer = self._ask(spec, {"load": [spec.text]}, "while it was loaded")
+            seconds = max(self.timeout, LOAD_SECONDS)
+            answer = self._ask(spec, {"load": [spec.text]}, "while it was loaded", seconds)
             if "problem" in answer:
                 raise WorkbenchError(f"{PLACE}: {_named(spec)} {visible(redact(answer['problem']))}.")
 
@@ -52,7 +56,7 @@ class RewardFunctions:
         """What function `number` gives for a batch of columns, `completions` among them. Raises WorkbenchError."""
         self.start()
         spec = self.specs[number]
-        answer = self._ask(spec, {"function": number, "batch": dict(batch)}, f"on {_those(rows)}")
+        answer = self._ask(spec, {"function": number, "batch": dict(batch)}, f"on {_those(rows)}", self.timeout)
         if "problem" not in answer:
             return list(answer["values"])
         place = answer.get("row")
@@ -78,17 +82,17 @@ class RewardFunctions:
             process.kill()
             process.wait()
 
-    def _ask(self, spec: RewardSpec, request: dict[str, Any], where: str) -> dict[str, Any]:
+    def _ask(self, spec: RewardSpec, request: dict[str, Any], where: str, seconds: float) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._line(time.monotonic() + self.timeout)
+            line = self._line(time.monotonic() + seconds)
         except TimeoutError:  # an OSError of its own kind, so it comes first
             self.close()
             raise WorkbenchError(
-                f"{PLACE}: {_named(spec)} did not return within {self.timeout:g} seconds {where}.", _TODO["hangs"]
+                f"{PLACE}: {_named(spec)} did not return within {seconds:g} seconds {where}.", _TODO["hangs"]
             ) from None
         except OSError:
             line = b""
