@@ -65,10 +65,11 @@ def main() -> None:
     if shutil.which("chromium") is None:
         sys.exit("chromium is not installed; it draws the pictures.")
     sys.path.append(str(DOCS))  # where PYTHONSAFEPATH is set, a script's own folder is not looked in
-    from pictures_notebook import RUN, picture, training
+    from pictures_notebook import RUN, training
 
     with tempfile.TemporaryDirectory() as folder, training(Path(folder)) as runs:
-        picture(DOCS / "widget.png", runs)
+        # A process of its own: an event loop of the browser's must not be near the app's.
+        subprocess.run([sys.executable, str(DOCS / "pictures_notebook.py"), "--runs", str(runs)], check=True)
         while find(RUN, runs).state not in ENDED:
             time.sleep(1)
         asyncio.run(photograph(runs, RUN))

@@ -1,9 +1,9 @@
 """Renders the README's picture of the notebook from the real widgets in a real JupyterLab: part of `make pictures`.
 
-    python docs/pictures_notebook.py [FILE.png] [--dark] [--width PIXELS]
+    python docs/pictures_notebook.py [FILE.png] [--dark] [--width PIXELS] [--runs DIR]
 
 It trains the built-in demo in a process of its own and photographs two cells while that goes on: the form on one of its
-steps, and the monitor of the run. Alone it ends the run afterwards; `make pictures` lets it go on for the app's own.
+steps, and the monitor of the run. It ends the run afterwards; one that is named by `--runs` it lets go on.
 Needs chromium.
 """
 
@@ -108,8 +108,10 @@ def main() -> None:
     parser.add_argument("target", nargs="?", type=Path, default=DOCS / "widget.png")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--width", type=int, default=900)
+    parser.add_argument("--runs", type=Path, help="a folder in which the demo is being trained already")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, training(Path(folder)) as runs:
+    with contextlib.ExitStack() as held:
+        runs = options.runs or held.enter_context(training(Path(held.enter_context(tempfile.TemporaryDirectory()))))
         picture(options.target, runs, dark=options.dark, width=options.width)
 
 
