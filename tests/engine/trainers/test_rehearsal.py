@@ -12,18 +12,29 @@ from datasets import Dataset
 from engine.config.files import as_yaml
 from engine.rehearse import Measuring
 from engine.run.store import RunFolder, create
-from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, RATED, lines
+from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
+from tests.engine.trainers.test_grpo import GRPO
+from tests.engine.trainers.test_ppo import PPO
 
-TEXTS = [{"text": "one two " * (3 + number)} for number in range(12)]
-CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
+PLAIN = [{"text": "one two " * (3 + number)} for number in range(12)]
+CASES: list[Any] = [
     ("sft", CONVERSATIONS, {}),
     ("sft", CONVERSATIONS, {"adapter.kind": "lora", "memory.gradient_checkpointing": True}),
     ("sft", CONVERSATIONS, {"data.packing": True}),
     ("sft", CONVERSATIONS, {"memory.activation_offloading": "disk"}),
-    ("pretrain", TEXTS, {"data.packing": True}),
+    ("pretrain", PLAIN, {"data.packing": True}),
     ("dpo", PAIRS, {"method.kind": "dpo"}),
     ("dpo", PAIRS, {"method.kind": "dpo", "method.reference": "precompute"}),
     ("kto", RATED, {"method.kind": "kto"}),
+    pytest.param("ipo", PAIRS, {}, marks=pytest.mark.slow),
+    pytest.param("simpo", PAIRS, {}, marks=pytest.mark.slow),
+    pytest.param("orpo", PAIRS, {}, marks=pytest.mark.slow),
+    ("reward", PAIRS, {}),
+    ("prm", STEPS, {}),
+    ("embedding", TEXTS, {}),
+    ("distill", TAUGHT, {}),
+    ("grpo", CONVERSATIONS, GRPO),
+    ("ppo", CONVERSATIONS, PPO),
 ]
 
 
@@ -44,10 +55,11 @@ def test_every_method_is_rehearsed_by_its_own_trainer(
     folder = create(tmp_path / "runs", as_yaml(mapping), {"rehearse": True})
     run = train(folder=folder)
     (told,) = lines(run, "rehearsed")
-    assert told["rows"] == 8
+    count = 2 * written["optim.per_device_train_batch_size"]
+    assert told["rows"] == count
     assert told["memory_peak"] >= told["memory_before"] > 0
     assert told["seconds"] > 0
-    assert 0 < told["longest"] <= told["tokens"] <= 8 * told["longest"]
+    assert 0 < told["longest"] <= told["tokens"] <= count * told["longest"]
     assert not list(run.checkpoints.glob("checkpoint-*"))
     assert [event["step"] for event in lines(run, "metrics")] == [1, 2]
 
