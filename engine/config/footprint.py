@@ -290,13 +290,26 @@ def _activations(
 def _tier_width(model: ModelFacts, hidden: int, wide: int, tier: bool | str) -> int:
     """Elements a token that a layer keeps: its input, attention's output, and the products of its tier
     (`engine.memory.tiers`)."""
-    head, heads, kv = model.head_dim or 0, model.heads or 0, model.kv_heads or 0
     if tier not in ("selective", "medium"):
         return hidden
-    products = [(hidden, head * heads), (hidden, head * kv), (hidden, head * kv), (head * heads, hidden)]
-    products += [(hidden, wide), (hidden, wide), (wide, hidden)]
-    kept = sum(width for inner, width in products if tier == "selective" or width <= inner)
-    return hidden + head * heads + kept
+    kept = sum(width for inner, width in _products(model, hidden, wide) if tier == "selective" or width <= inner)
+    return hidden + (model.head_dim or 0) * (model.heads or 0) + kept
+
+
+def _products(model: ModelFacts, hidden: int, wide: int) -> list[tuple[int, int]]:
+    """Inner size and width of each matrix product of a dense decoder layer."""
+    q, kv = (model.head_dim or 0) * (model.heads or 0), (model.head_dim or 0) * (model.kv_heads or 0)
+    return [(hidden, q), (hidden, kv), (hidden, kv), (q, hidden), (hidden, wide), (hidden, wide), (wide, hidden)]
+
+
+def layer_operations(config: RunConfig, facts: Facts) -> int | None:
+    """Floating-point operations of one layer's matrix products in a forward pass of one batch."""
+    model = facts.model
+    if model is None or not model.hidden_size:
+        return None
+    wide = model.intermediate_size or 4 * model.hidden_size
+    weights = sum(inner * width for inner, width in _products(model, model.hidden_size, wide))
+    return 2 * weights * _tokens(config, facts)[0]
 
 
 def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:

@@ -72,18 +72,25 @@ def kept_by_layers(tier, layers):
         return meter.live
 
 
-def test_auto_takes_the_cheapest_tier_that_fits():
+def chosen(gib, **shape):
+    """What auto takes on a card of this size, for rows of 2,048 tokens with LoRA."""
     config = read({"model": {"name": "m"}, "adapter": {"kind": "lora"}, "data": {"max_length": 2048}}).config
-    model = ModelFacts(
-        "m", parameters=600_000_000, hidden_size=1024, layers=28, heads=16, kv_heads=8, head_dim=128,
-        intermediate_size=3072, vocab_size=32_000, linears=(("q_proj", 1024, 2048, 28),),
-    )  # fmt: skip
-    chosen = []
-    for gib in (80, 24, 14, 8, 5):
-        machine = Machine(gpus=(Gpu("card", gib * GiB, (9, 0)),), memory_bytes=64 * GiB)
-        chosen.append(resolved(config, Facts(machine=machine, model=model)).memory.gradient_checkpointing)
-    assert chosen == sorted(chosen, key=(False, "selective", "medium", True).index)
-    assert set(chosen) == {False, "selective", "medium", True}
+    machine = Machine(gpus=(Gpu("card", gib * GiB, (9, 0)),), memory_bytes=64 * GiB)
+    linears = (("q_proj", shape["hidden_size"], 2048, shape["layers"]),)
+    model = ModelFacts("m", heads=16, kv_heads=8, head_dim=128, vocab_size=32_000, linears=linears, **shape)
+    return resolved(config, Facts(machine=machine, model=model)).memory.gradient_checkpointing
+
+
+def test_auto_takes_the_cheapest_tier_that_fits():
+    large = {"parameters": 7_000_000_000, "hidden_size": 4096, "layers": 32, "intermediate_size": 12_288}
+    tiers = [chosen(gib, **large) for gib in range(16, 140, 4)]
+    assert tiers == sorted(tiers, key=(True, "medium", "selective", False).index)
+    assert set(tiers) == {False, "selective", "medium", True}
+
+
+def test_auto_computes_small_layers_again_whole():
+    small = {"parameters": 600_000_000, "hidden_size": 1024, "layers": 28, "intermediate_size": 3072}
+    assert {chosen(gib, **small) for gib in range(4, 40, 2)} == {False, True}
 
 
 @pytest.mark.parametrize(("method", "adapter", "rows"), [("sft", "lora", CONVERSATIONS), ("dpo", "lora", PAIRS)])
