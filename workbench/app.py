@@ -198,8 +198,11 @@ class WorkbenchApp(App[None]):
         if self._runs_first:
             self.action_runs()
 
-    async def _take_early(self) -> None:
+    async def _take_early(self, tries: int = 50) -> None:
         """Hand on the keys that waited, one by one; those typed meanwhile stand behind them."""
+        if self.screen.focused is None and tries:  # a screen without anything to focus has them after a second
+            self.set_timer(0.02, lambda: self._take_early(tries - 1))
+            return
         while self._early:
             await super().on_event(self._early.pop(0))
         self._early = None
