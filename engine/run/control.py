@@ -131,10 +131,22 @@ class Controls:
         self._next_look = self._next_list = 0.0
         self._changed = 0
         self._signals: list[Request] = []
+        self._stop_asked = False
 
     def pending(self) -> list[Request]:
-        """Requests not seen before, oldest first. Looks at the folder at most every tenth of a second."""
-        fresh, self._signals = self._signals, []
+        """Requests not seen before, oldest first. Looks at the folder at most every tenth of a second.
+
+        A signal is the supervisor's way to hurry a plain `stop` along: it makes no `save_stop` of it.
+        """
+        signals, self._signals = self._signals, []
+        if signals:
+            self._next_look = self._next_list = 0.0
+        fresh = self._from_folder()
+        self._stop_asked |= any(request.do == "stop" for request in fresh)
+        return fresh if self._stop_asked else [*signals, *fresh]
+
+    def _from_folder(self) -> list[Request]:
+        fresh: list[Request] = []
         now = time.monotonic()
         if now < self._next_look:
             return fresh

@@ -106,6 +106,21 @@ def test_a_signal_asks_to_save_and_stop(run, worker):
     assert view_of(run).controls["signal-SIGTERM"]["status"] == "done"
 
 
+def test_a_signal_after_a_plain_stop_saves_nothing(run, worker):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        worker.on_signals()
+        worker.pending()
+        control.request(run, "stop", now=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert [asked.do for asked in worker.pending()] == ["stop"]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert worker.pending() == []
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_request_is_heard_whenever_it_comes_and_a_quiet_folder_is_not_listed(run, monkeypatch):
     controls = Controls(run, every=0.0)
     listed = []
