@@ -13,6 +13,7 @@ help:                ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Making the environment in $(VENV): torch and its friends, a few minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,notebook]'
 	touch $@
