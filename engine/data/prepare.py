@@ -134,14 +134,9 @@ def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: 
             if plan.on_bad_row == "error":
                 raise _placed(problem, source.rows, index) from None
             counts.bad += 1
-    for (number, index), row in zip(at, made or _rows(tokens, pieces), strict=True):
+    for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
         row["row"] = bases[number] + index
         yield from fit(plan, row, counts)
-
-
-def _rows(tokens: Tokens, pieces: list[Piece]) -> list[Row]:
-    made = iter(tokens.rows([piece for piece in pieces if piece.ready is None]))
-    return [piece.ready if piece.ready is not None else next(made) for piece in pieces]
 
 
 def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.data.chat import Chat, MaskError, Message, Span, Turn, token_mask
 from engine.data.collate import IGNORED
-from engine.data.parts import Example
+from engine.data.parts import Example, FormatError
 from engine.data.plan import Plan
 from engine.data.vision import expand
 from engine.errors import WorkbenchError
@@ -52,6 +52,8 @@ class Tokens:
 
     # -- SFT and pretraining -------------------------------------------------------------------------------------------
     def piece(self, example: Example) -> Piece:
+        if example.kind == "tokens":
+            return Piece("", [], False, ready=self._given(example))
         if example.kind == "text":
             text = self._closed(example.text)
             return Piece(text, [(0, len(text))], True, images=example.images)
@@ -69,9 +71,9 @@ class Tokens:
 
     def rows(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Token rows of several pieces in one call of the tokenizer."""
-        rows: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = [{**piece.ready, "piece": piece} for piece in pieces if piece.ready is not None]
         for special in (False, True):
-            chosen = [piece for piece in pieces if piece.special is special]
+            chosen = [piece for piece in pieces if piece.special is special and piece.ready is None]
             if not chosen:
                 continue
             texts = [piece.text for piece in chosen]
@@ -91,6 +93,18 @@ class Tokens:
             ids, labels = expand(self.processing_class, piece.text, piece.images, ids, labels)
             return {"input_ids": ids, "labels": labels, "images": [str(image) for image in piece.images]}
         return {"input_ids": ids, "labels": labels}
+
+    def _given(self, example: Example) -> dict[str, Any]:
+        """The row of ids that the data hold themselves; without labels all of them are learned."""
+        size = len(self.tokenizer)
+        strange = next((token for token in example.input_ids if not 0 <= token < size), None)
+        if strange is not None:
+            raise FormatError(
+                f"input_ids: token {strange} is not in the vocabulary of {size:,} tokens",
+                "Tokenize the data with the model's own tokenizer.",
+            )
+        labels = example.input_ids if example.labels is None else example.labels
+        return {"input_ids": list(example.input_ids), "labels": list(labels)}
 
     # -- a prompt and its answers --------------------------------------------------------------------------------------
     def answers(

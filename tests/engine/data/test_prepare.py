@@ -152,6 +152,17 @@ def test_plain_text_is_split_without_losing_a_token(write: Write, make_config: C
     assert prepared.counts["split"] == 1
 
 
+@pytest.mark.parametrize("method", ["sft", "pretrain"])
+def test_rows_of_tokens_are_taken_as_they_are(write: Write, make_config: Config, gpt2: Any, method: str) -> None:
+    ids, labels = gpt2("The quick brown fox")["input_ids"], [IGNORED, IGNORED]
+    path = write([{"input_ids": ids, "labels": [*labels, *ids[2:]]}, {"input_ids": ids, "labels": None}])
+    first, second = prepare(make_config(path, method=method), gpt2).dataset
+    assert (first["input_ids"], first["labels"]) == (ids, [*labels, *ids[2:]])
+    assert (second["input_ids"], second["labels"]) == (ids, ids)
+    with pytest.raises(DataError, match="token 60000 is not in the vocabulary of 50,257 tokens"):
+        prepare(make_config(write([{"input_ids": [1, 60000]}], "strange.jsonl"), method=method), gpt2)
+
+
 def test_rows_with_nothing_to_learn_are_never_trained(write: Write, make_config: Config, minimind: Any) -> None:
     nothing = {"messages": [{"role": "user", "content": "Hello?"}]}
     path = write([_chat("one?", "first"), nothing])
