@@ -90,6 +90,11 @@ async def until(pilot: Any, test: Callable[[], bool], seconds: float = 10) -> No
     raise AssertionError("it never came")
 
 
+async def asked(pilot: Any, inspector: Any, rows: dict[str, Any]) -> None:
+    """Questions wait for their turn, so the newest is not there with the key press."""
+    await until(pilot, lambda: inspector.asked[-1].params["rows"] == rows)
+
+
 async def test_raw_rows_show_while_the_tokenizer_is_not_there(tmp_path: Path, shown: Shown) -> None:
     slow = Slow()
     app = app_of(draft_of(tmp_path, rows_of(40)), slow)
@@ -103,8 +108,7 @@ async def test_raw_rows_show_while_the_tokenizer_is_not_there(tmp_path: Path, sh
         await pilot.press("N")
         await pilot.pause(0.1)
         assert "raw row 2" in shown(app)
-        await pilot.pause(2 * ASK_SECONDS)
-        assert slow.asked[-1].params["rows"] == {"kind": "index", "index": 2}
+        await asked(pilot, slow, {"kind": "index", "index": 2})
         assert all(question.done for question in slow.asked[:-1])  # what is no longer wanted is cancelled
 
 
@@ -116,12 +120,12 @@ async def test_a_held_key_asks_now_and_then_and_last_for_the_row_in_sight(tmp_pa
         began, before = time.monotonic(), len(slow.asked)
         await pilot.press(*["n"] * 30)
         assert "raw row 30" in shown(app)  # as it stands it shows at each press
-        await until(pilot, lambda: slow.asked[-1].params["rows"] == {"kind": "index", "index": 30})
-        assert len(slow.asked) - before <= (time.monotonic() - began) / ASK_SECONDS + 1
-        asked = len(slow.asked)
+        await asked(pilot, slow, {"kind": "index", "index": 30})
+        assert len(slow.asked) - before <= (time.monotonic() - began) / (0.8 * ASK_SECONDS) + 2  # timers are early, too
+        so_far = len(slow.asked)
         await pilot.press("n", "escape")  # a question that waits for its turn is cancelled like one under way
         await pilot.pause(2 * ASK_SECONDS)
-        assert len(slow.asked) <= asked + 1
+        assert len(slow.asked) <= so_far + 1
         assert all(question.done for question in slow.asked)
         assert "cancelled" in shown(app)
 
@@ -150,8 +154,9 @@ async def test_a_random_row_is_shown_at_once_and_asked_for_by_its_number(tmp_pat
         await until(pilot, lambda: "raw row 0" in shown(app))
         slow.asked[-1].finish(batch(0))
         await pilot.pause(0.1)
+        before = len(slow.asked)
         await pilot.press("r")
-        await pilot.pause(2 * ASK_SECONDS)
+        await until(pilot, lambda: len(slow.asked) > before)
         index = slow.asked[-1].params["rows"]["index"]
         assert f"raw row {index}" in shown(app)
 
@@ -163,7 +168,7 @@ async def test_the_worst_rows_in_turn_and_that_there_is_none(tmp_path: Path, sho
         await until(pilot, lambda: "raw row 0" in shown(app))
         slow.asked[-1].finish(batch(0))
         await pilot.press("w")
-        assert slow.asked[-1].params["rows"] == {"kind": "worst", "by": "longest"}
+        await asked(pilot, slow, {"kind": "worst", "by": "longest"})
         slow.asked[-1].on_progress({"what": "looking for the worst rows", "done": 20, "total": 40})
         await until(pilot, lambda: "looking for the worst rows: 20 of 40" in shown(app))
         slow.asked[-1].finish(batch(17, truncated=True))
@@ -171,6 +176,7 @@ async def test_the_worst_rows_in_turn_and_that_there_is_none(tmp_path: Path, sho
         assert "the longest row" in shown(app)
         assert "cut at data.max_length" in shown(app)
         await pilot.press("w")
+        await asked(pilot, slow, {"kind": "worst", "by": "masked"})
         slow.asked[-1].finish({**batch(0), "rows": []})
         await until(pilot, lambda: "there is none: a row with nothing trained" in shown(app))
         assert "question 17" in shown(app)
@@ -182,13 +188,11 @@ async def test_a_search_goes_on_from_the_row_it_found(tmp_path: Path, shown: Sho
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "raw row 0" in shown(app))
         await pilot.press("slash", *"row 1", "enter")
-        await pilot.pause(0.1)
-        assert slow.asked[-1].params["rows"] == {"kind": "search", "text": "row 1", "start": 0}
+        await asked(pilot, slow, {"kind": "search", "text": "row 1", "start": 0})
         slow.asked[-1].finish(batch(10))
         await until(pilot, lambda: "holds 'row 1'" in shown(app))
         await pilot.press("slash", "enter")
-        await pilot.pause(0.1)
-        assert slow.asked[-1].params["rows"] == {"kind": "search", "text": "row 1", "start": 11}
+        await asked(pilot, slow, {"kind": "search", "text": "row 1", "start": 11})
 
 
 async def test_esc_cancels_the_question_first_and_then_goes_back(tmp_path: Path, shown: Shown) -> None:
@@ -230,9 +234,9 @@ async def test_packs_are_shown_or_their_rows(tmp_path: Path, shown: Shown) -> No
         assert "data.packing is off" in shown(app)
         draft.set("data.packing", True)
         await pilot.press("b")
-        assert slow.asked[-1].params["config"]["data"]["packing"] is False
+        await until(pilot, lambda: slow.asked[-1].params["config"]["data"]["packing"] is False)
         await pilot.press("b")
-        assert slow.asked[-1].params["config"]["data"]["packing"] is True
+        await until(pilot, lambda: slow.asked[-1].params["config"]["data"]["packing"] is True)
         slow.asked[-1].finish(batch(0, documents=[1, 1], separate=True, source_rows=[3, 9], positions=[0, 0]))
         await until(pilot, lambda: "A pack of 2 rows" in shown(app))
         assert "row 9: 1 tokens at 1, position ids from 0" in shown(app)
