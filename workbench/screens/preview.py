@@ -140,8 +140,13 @@ class PreviewScreen(Screen[None]):
             self._due.stop()
         self._status(f"{words} …   esc cancels")
         rest = self._asked + ASK_SECONDS - time.monotonic()
-        self._due = self.set_timer(rest, partial(self._send, words)) if rest > 0 else None
+        self._due = self.set_timer(rest, partial(self._send_due, words)) if rest > 0 else None
         if self._due is None:
+            self._send(words)
+
+    def _send_due(self, words: str) -> None:
+        """Its turn has come, unless it was cancelled when the timer had already run out."""
+        if self._due is not None:
             self._send(words)
 
     def _send(self, words: str) -> None:
