@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 workbench: $(STAMP)  ## make the environment and open the app on the built-in demo
-	$(BIN)/workbench demo --app
+	$(BIN)/workbench
 
 demo: $(STAMP)       ## the same training without a terminal
 	$(BIN)/workbench demo
