@@ -41,6 +41,7 @@ from engine.run.control import Controls
 from engine.run.late import LateWriter
 from engine.run.store import create
 from engine.trainers import sft
+from engine.trainers.job import Job
 from engine.trainers.receipt import receipt
 from engine.trainers.watching import Watching
 
@@ -147,7 +148,7 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
         watching = Watching(
             run, writer, Controls(run, writer), {"method": "sft", "model": "bench", "devices": []}, 1, [], 1, list
         )
-        trainer = sft.build(config, run.path, model, tokenizer, collator, rows, None, [watching, clock])
+        trainer = sft.build(Job(config, run.path, model, tokenizer, collator, rows, callbacks=[watching, clock]))
         trainer.args.save_strategy = "no"
         watching.trainer = trainer
         trainer.remove_callback(PrinterCallback)

@@ -91,9 +91,9 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     from engine.models.load import load_model, load_processing_class
     from engine.patches.plan import Patches
     from engine.rehearse import Measuring
+    from engine.trainers.job import Job
     from engine.trainers.receipt import receipt, unmet
     from engine.trainers.table import method
-    from engine.trainers.watching import Watching
 
     transformers.utils.logging.set_verbosity_error()
     # Names that transformers renames between the versions we support; a person can do nothing about them.
@@ -121,19 +121,12 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     newest, skipped = checkpoint.newest_valid(run)
     for path, reason in skipped:
         say.finding("checkpoints", f"{path.name} is skipped: {reason}")
-    watching = Watching(
+    watching = _watching(
         run,
         writer,
         controls,
-        {
-            "method": config.method.kind,
-            "model": config.model.name,
-            "resumed_from_step": checkpoint.step_of(newest) if newest else None,
-            "devices": _devices(),
-        },
-        config.run.logging_steps,
-        config.run.prompts,
-        config.run.prompts_steps,
+        config,
+        newest,
         lambda: generate(
             trainer.accelerator.unwrap_model(trainer.model),
             processing_class,
@@ -143,14 +136,16 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         ),
     )
     trainer = module.build(
-        config,
-        run.path,
-        model,
-        processing_class,
-        collator_for(config, processing_class),
-        measuring.dataset if measuring else prepared.dataset,
-        held_out.dataset if held_out else None,
-        [watching, measuring] if measuring else [watching],
+        Job(
+            config,
+            run.path,
+            model,
+            processing_class,
+            collator_for(config, processing_class),
+            measuring.dataset if measuring else prepared.dataset,
+            held_out.dataset if held_out else None,
+            [watching, measuring] if measuring else [watching],
+        )
     )
     watching.trainer = trainer
     trainer.remove_callback(transformers.PrinterCallback)
@@ -172,6 +167,27 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         say.write("rehearsed", **measuring.result())
         return 0
     return _end(trainer, watching, say, begun)
+
+
+def _watching(
+    run: RunFolder,
+    writer: LateWriter | None,
+    controls: Controls | None,
+    config: Any,
+    newest: Path | None,
+    answers: Callable[[], list[str]],
+) -> Any:
+    """What writes the run's events while it trains; `answers` are the model's to the pinned prompts."""
+    from engine.trainers.watching import Watching
+
+    opening = {
+        "method": config.method.kind,
+        "model": config.model.name,
+        "resumed_from_step": checkpoint.step_of(newest) if newest else None,
+        "devices": _devices(),
+    }
+    shown = config.run.logging_steps, config.run.prompts, config.run.prompts_steps
+    return Watching(run, writer, controls, opening, *shown, answers)
 
 
 def _end(trainer: Any, watching: Any, say: _Speaker, begun: float) -> int:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from trl import SFTConfig, SFTTrainer
+from trl import SFTTrainer
 
 from engine.kernels.linear_logp import linear_logp
-from engine.trainers import sft
-from engine.trainers.saving import RunTrainer, WithRows
+from engine.trainers.job import Job
+from engine.trainers.saving import RunTrainer
+from engine.trainers.sft import arguments
 from engine.trainers.some_logits import some_logits
+
+__all__ = ["Distill", "arguments", "build"]
 
 
 class Distill(RunTrainer, SFTTrainer):
@@ -109,30 +111,8 @@ def _settings_of(base: Any) -> dict[str, Any]:
     return {"logit_scale": known["logit_scale"], "soft_cap": known["final_logit_softcapping"]}
 
 
-def arguments(config: Any, run_folder: str | Path) -> SFTConfig:
-    """Our sections as TRL's config."""
-    return sft.arguments(config, run_folder)
-
-
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Distill:
+def build(job: Job) -> Distill:
     """The trainer, ready to `attach`."""
-    trainer = Distill(
-        model=model,
-        args=arguments(config, run_folder),
-        data_collator=WithRows(collator),
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=processing_class,
-        callbacks=callbacks,
-    )
-    trainer.method = config.method
+    trainer = Distill(args=arguments(job.config, job.run_folder), **job.given())
+    trainer.method = job.config.method
     return trainer

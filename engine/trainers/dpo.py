@@ -8,6 +8,7 @@ from typing import Any
 from trl import DPOConfig, DPOTrainer
 
 from engine.trainers.arguments import shared_arguments
+from engine.trainers.job import Job
 from engine.trainers.reference import frozen_copy, where
 from engine.trainers.saving import RunTrainer, WithRows
 
@@ -41,29 +42,11 @@ def with_loss(config: Any, run_folder: str | Path, **loss: Any) -> DPOConfig:
     )
 
 
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-    args: DPOConfig | None = None,
-) -> Dpo:
+def build(job: Job, args: DPOConfig | None = None) -> Dpo:
     """The trainer, ready to `attach`. With `reference: copy` the base model is loaded a second time and frozen."""
-    trainer = Dpo(
-        model=model,
-        ref_model=frozen_copy(config),
-        args=args or arguments(config, run_folder),
-        # Precomputed reference values are made while the trainer is built, by a forward pass that takes every key of
-        # the batch for the model: row ids join only afterwards.
-        data_collator=collator,
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=processing_class,
-        callbacks=callbacks,
-    )
-    trainer.data_collator = WithRows(collator)
+    # Precomputed reference values are made while the trainer is built, by a forward pass that takes every key of the
+    # batch for the model: row ids join only afterwards.
+    given = job.given(ref_model=frozen_copy(job.config), data_collator=job.collator)
+    trainer = Dpo(args=args or arguments(job.config, job.run_folder), **given)
+    trainer.data_collator = WithRows(job.collator)
     return trainer

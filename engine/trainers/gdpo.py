@@ -13,6 +13,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from engine.trainers.grpo import group_arguments
+from engine.trainers.job import Job
 from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
 
 
@@ -43,17 +44,7 @@ def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
     return rollout_arguments(config, run_folder, **more)
 
 
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Gdpo:
+def build(job: Job) -> Gdpo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
-    args = arguments(config, run_folder)
-    trainer: Gdpo = built(Gdpo, args, config, model, processing_class, train, eval, callbacks)
+    trainer: Gdpo = built(Gdpo, arguments(job.config, job.run_folder), job)
     return trainer

@@ -7,6 +7,7 @@ from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
 
+from engine.trainers.job import Job
 from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
 
 
@@ -30,17 +31,7 @@ def group_arguments(config: Any) -> dict[str, Any]:
     }
 
 
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Grpo:
+def build(job: Job) -> Grpo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
-    args = arguments(config, run_folder)
-    trainer: Grpo = built(Grpo, args, config, model, processing_class, train, eval, callbacks)
+    trainer: Grpo = built(Grpo, arguments(job.config, job.run_folder), job)
     return trainer

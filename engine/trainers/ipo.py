@@ -11,6 +11,7 @@ from typing import Any
 from trl import DPOConfig
 
 from engine.trainers import dpo
+from engine.trainers.job import Job
 
 
 def arguments(config: Any, run_folder: str | Path) -> DPOConfig:
@@ -18,16 +19,6 @@ def arguments(config: Any, run_folder: str | Path) -> DPOConfig:
     return dpo.with_loss(config, run_folder, loss_type=["ipo"])
 
 
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> dpo.Dpo:
+def build(job: Job) -> dpo.Dpo:
     """The trainer, ready to `attach`, as `dpo.build` makes it."""
-    args = arguments(config, run_folder)
-    return dpo.build(config, run_folder, model, processing_class, collator, train, eval, callbacks, args)
+    return dpo.build(job, arguments(job.config, job.run_folder))

@@ -13,8 +13,9 @@ from typing import Any
 from trl import KTOConfig, KTOTrainer
 
 from engine.trainers.arguments import shared_arguments
+from engine.trainers.job import Job
 from engine.trainers.reference import frozen_copy, where
-from engine.trainers.saving import RunTrainer, WithRows
+from engine.trainers.saving import RunTrainer
 
 
 class Kto(RunTrainer, KTOTrainer):
@@ -49,32 +50,14 @@ def balanced(good: int, bad: int) -> tuple[float, float]:
     return max(1.0, bad / good), max(1.0, good / bad)
 
 
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Kto:
+def build(job: Job) -> Kto:
     """The trainer, ready to `attach`. `train` holds rows of both sorts (`engine.data.shapes.Rated` sees to that)."""
-    args = arguments(config, run_folder)
-    if config.method.balance_weights:
-        good = sum(train["label"])
-        for_good, for_bad = balanced(good, len(train) - good)
+    args = arguments(job.config, job.run_folder)
+    if job.config.method.balance_weights:
+        good = sum(job.train["label"])
+        for_good, for_bad = balanced(good, len(job.train) - good)
         args.desirable_weight *= for_good
         args.undesirable_weight *= for_bad
-    trainer = Kto(
-        model=model,
-        ref_model=frozen_copy(config),
-        args=args,
-        data_collator=WithRows(collator),
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=processing_class,
-        callbacks=callbacks,
-    )
-    trainer.args.train_sampling_strategy = shared_arguments(config, run_folder)["train_sampling_strategy"]
+    trainer = Kto(args=args, **job.given(ref_model=frozen_copy(job.config)))
+    trainer.args.train_sampling_strategy = shared_arguments(job.config, job.run_folder)["train_sampling_strategy"]
     return trainer

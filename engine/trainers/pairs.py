@@ -7,7 +7,6 @@ logits. A method gives `judge`: scores of a batch to its loss and rewards. Sums 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from trl import SFTTrainer
 
 from engine.data.collate import IGNORED
 from engine.trainers import sft
-from engine.trainers.saving import RunTrainer, WithRows
+from engine.trainers.job import Job
+from engine.trainers.saving import RunTrainer
 
 
 @dataclass(frozen=True)
@@ -100,26 +100,8 @@ class ReferenceFree(RunTrainer, SFTTrainer):
         return "no reference model: none is loaded"
 
 
-def build(
-    kind: type[ReferenceFree],
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> ReferenceFree:
+def build(kind: type[ReferenceFree], job: Job) -> ReferenceFree:
     """The trainer of this kind, ready to `attach`."""
-    trainer = kind(
-        model=model,
-        args=sft.arguments(config, run_folder),
-        data_collator=WithRows(collator),
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=processing_class,
-        callbacks=callbacks,
-    )
-    trainer.method = config.method
+    trainer = kind(args=sft.arguments(job.config, job.run_folder), **job.given())
+    trainer.method = job.config.method
     return trainer

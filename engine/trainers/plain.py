@@ -13,7 +13,8 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from engine.trainers.arguments import shared_arguments
-from engine.trainers.saving import ROWS, RunTrainer, WithRows
+from engine.trainers.job import Job
+from engine.trainers.saving import ROWS, RunTrainer
 
 
 class Plain(RunTrainer, Trainer):
@@ -65,26 +66,8 @@ def arguments(config: Any, run_folder: str | Path) -> TrainingArguments:
     return TrainingArguments(**shared_arguments(config, run_folder))
 
 
-def build(
-    kind: type[Plain],
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Plain:
+def build(kind: type[Plain], job: Job) -> Plain:
     """The trainer of this kind, ready to `attach`."""
-    trainer = kind(
-        model=model,
-        args=arguments(config, run_folder),
-        data_collator=WithRows(collator),
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=processing_class,
-        callbacks=callbacks,
-    )
-    trainer.start(config.method)
+    trainer = kind(args=arguments(job.config, job.run_folder), **job.given())
+    trainer.start(job.config.method)
     return trainer

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+from engine.trainers.job import Job
 from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
 
 HEAD = "value_head"
@@ -206,18 +207,8 @@ def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
     return args
 
 
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Ppo:
+def build(job: Job) -> Ppo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
-    args = arguments(config, run_folder)
-    trainer: Ppo = built(Ppo, args, config, model, processing_class, train, eval, callbacks)
-    trainer.value(config)
+    trainer: Ppo = built(Ppo, arguments(job.config, job.run_folder), job)
+    trainer.value(job.config)
     return trainer

@@ -13,7 +13,8 @@ import torch
 from trl import RewardConfig, RewardTrainer
 
 from engine.trainers.arguments import shared_arguments
-from engine.trainers.saving import RunTrainer, WithRows
+from engine.trainers.job import Job
+from engine.trainers.saving import RunTrainer
 
 
 class Reward(RunTrainer, RewardTrainer):
@@ -42,29 +43,14 @@ def arguments(config: Any, run_folder: str | Path) -> RewardConfig:
     )
 
 
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Reward:
+def build(job: Job) -> Reward:
     """The trainer, ready to `attach`."""
-    trainer = Reward(
-        model=model,
-        args=arguments(config, run_folder),
-        data_collator=WithRows(collator),
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=getattr(processing_class, "tokenizer", processing_class),
-        callbacks=callbacks,
-    )
+    tokenizer = getattr(job.processing_class, "tokenizer", job.processing_class)
+    args = arguments(job.config, job.run_folder)
+    trainer = Reward(args=args, **job.given(processing_class=tokenizer))
     # TRL turns what is trained beside quantized weights into bfloat16; the new head reads hidden states as the model gives
     # them.
-    for name, parameter in model.named_parameters():
+    for name, parameter in job.model.named_parameters():
         if ".score." in name:
-            parameter.data = parameter.data.to(getattr(torch, config.model.dtype))
+            parameter.data = parameter.data.to(getattr(torch, job.config.model.dtype))
     return trainer

@@ -23,6 +23,7 @@ from engine.generate import stop_ids
 from engine.rewards.scoring import Rewards, columns_of
 from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
+from engine.trainers.job import Job
 from engine.trainers.reference import frozen_copy
 from engine.trainers.saving import RunTrainer
 
@@ -267,28 +268,14 @@ def rollout_arguments(config: Any, run_folder: str | Path, **more: Any) -> GRPOC
     )
 
 
-def built(
-    kind: type[Any],
-    args: GRPOConfig,
-    config: Any,
-    model: Any,
-    processing_class: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Any:
+def built(kind: type[Any], args: GRPOConfig, job: Job) -> Any:
     """The trainer of this class with its rewards tried and its reference in place, ready to `attach`."""
-    rewards, told = tried(config, train, processing_class)
+    config = job.config
+    rewards, told = tried(config, job.train, job.processing_class)
     args.reward_weights = rewards.weights
-    trainer = kind(
-        model=model,
-        reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))],
-        args=args,
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=processing_class,
-        callbacks=callbacks,
-    )
+    given = job.given(reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))])
+    del given["data_collator"]  # TRL hands prompts on as they are
+    trainer = kind(args=args, **given)
     trainer.take(config, rewards, told)
     trainer.hold_to(frozen_copy(config) if reference_of(config.method) else None, config.method.beta)
     return trainer

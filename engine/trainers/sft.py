@@ -8,7 +8,8 @@ from typing import Any
 from trl import SFTConfig, SFTTrainer
 
 from engine.trainers.arguments import shared_arguments
-from engine.trainers.saving import RunTrainer, WithRows
+from engine.trainers.job import Job
+from engine.trainers.saving import RunTrainer
 
 
 class Sft(RunTrainer, SFTTrainer):
@@ -25,23 +26,6 @@ def arguments(config: Any, run_folder: str | Path) -> SFTConfig:
     )
 
 
-def build(
-    config: Any,
-    run_folder: str | Path,
-    model: Any,
-    processing_class: Any,
-    collator: Any,
-    train: Any,
-    eval: Any | None,
-    callbacks: list[Any],
-) -> Sft:
+def build(job: Job) -> Sft:
     """The trainer, ready to `attach` to its run."""
-    return Sft(
-        model=model,
-        args=arguments(config, run_folder),
-        data_collator=WithRows(collator),
-        train_dataset=train,
-        eval_dataset=eval,
-        processing_class=processing_class,
-        callbacks=callbacks,
-    )
+    return Sft(args=arguments(job.config, job.run_folder), **job.given())

@@ -27,6 +27,7 @@ class Built:
         from engine.data.prepare import prepare
         from engine.models.adapters import add_adapter
         from engine.models.load import load_model, load_processing_class
+        from engine.trainers.job import Job
         from engine.trainers.table import method
 
         source = folder / "rows.jsonl"
@@ -45,9 +46,7 @@ class Built:
         self.collate = collator_for(self.config, tokenizer)
         model = add_adapter(load_model(self.config), self.config)
         module = method(self.config.method.kind)
-        self.trainer = module.build(
-            self.config, folder, model, tokenizer, self.collate, self.prepared.dataset, None, []
-        )
+        self.trainer = module.build(Job(self.config, folder, model, tokenizer, self.collate, self.prepared.dataset))
         self.model = self.trainer.model
         self.reference = getattr(self.trainer, "ref_model", None)
         for each in (self.model, self.reference):
