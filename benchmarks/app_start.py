@@ -1,18 +1,20 @@
 """Start to the first step's fields on screen, against a bare Textual app of one label, interleaved.
 
 Counts a frame only when the step rail and the fields with their values are on it. Also types a key at that very moment
-and looks for its effect. Prints the medians, their ratio and the 95 % interval of the ratio (bootstrap).
-Run in quiet: `python benchmarks/app_start.py [PAIRS]`.
+and looks for its effect. Prints the medians, the median ratio and its 95 % interval (bootstrap over pairs).
+Run in quiet: `python benchmarks/app_start.py [PAIRS] [--results FILE --commit HASH]`.
 """
 
 from __future__ import annotations
 
-import random
+import argparse
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
+from _device import processor
+from _figures import Results, ratio, result_options
 from _terminal import Terminal
 
 BARE = """
@@ -55,20 +57,13 @@ def _argv(folder: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def interval(pairs: list[tuple[float, float]], draws: int = 4000) -> tuple[float, float]:
-    """95 % interval of the ratio of medians, by drawing pairs anew."""
-    chance = random.Random(0)
-    ratios = []
-    for _ in range(draws):
-        drawn = [chance.choice(pairs) for _ in pairs]
-        ratios.append(statistics.median(a for a, _ in drawn) / statistics.median(b for _, b in drawn))
-    ratios.sort()
-    return ratios[int(0.025 * draws)], ratios[int(0.975 * draws)]
-
-
 def main() -> int:
     """Measure and judge."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", nargs="?", type=int, default=20)
+    result_options(parser)
+    given = parser.parse_args()
+    count = given.count
     with tempfile.TemporaryDirectory() as folder:
         runs = str(Path(folder) / "runs")
         ours(runs), bare()
@@ -77,10 +72,14 @@ def main() -> int:
             seconds, took = ours(runs)
             kept += took
             pairs.append((seconds, bare()))
-    low, high = interval(pairs)
-    mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"ours {mine * 1000:.0f} ms, bare {theirs * 1000:.0f} ms, ratio {mine / theirs:.2f} [{low:.2f}, {high:.2f}]")
+    share, low, high = ratio(pairs)
+    mine, theirs = ([1000 * seconds for seconds in column] for column in zip(*pairs, strict=True))
+    told = f"ratio {share:.2f} [{low:.2f}, {high:.2f}]"
+    print(f"ours {statistics.median(mine):.0f} ms, bare {statistics.median(theirs):.0f} ms, {told}")
     print(f"key typed at first paint kept in {kept} of {count}; mark {MARK}")
+    results = Results(given, processor())
+    results.add("app_start", f"{count} pairs; {told}; key kept {kept} of {count}", ms=mine)
+    results.add("app_start", f"{count} pairs", "bare Textual app", ms=theirs)
     return 0 if high <= MARK and kept == count else 1
 
 

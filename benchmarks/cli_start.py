@@ -1,8 +1,8 @@
 """How long `workbench --help` and `workbench check` take against the bare imports they need, interleaved.
 
-    python benchmarks/cli_start.py [--pairs 20]
+    python benchmarks/cli_start.py [--pairs 20] [--results FILE --commit HASH]
 
-Printed: medians of wall and CPU time, and the ratio of the medians with its 95% bootstrap interval. The marks:
+Printed: medians of wall and CPU time, and the median ratio with its 95% bootstrap interval. The marks:
 `--help` at most 2x `import click`, `check` without --data at most 3x `import pydantic, ruamel.yaml`.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import resource
 import statistics
 import subprocess
@@ -18,6 +17,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from _device import processor
+from _figures import Results, ratio, result_options
 
 CONFIG = "model:\n  name: builtin/tiny\nadapter:\n  kind: lora\n  r: 8\ndata:\n  train:\n    - path: rows.jsonl\n"
 ROW = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
@@ -32,21 +34,13 @@ def once(command: list[str], folder: Path) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def interval(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """Ratio of medians and its 95% interval, pairs drawn again 2,000 times."""
-    draw = random.Random(0)
-    ratios = []
-    for _ in range(2000):
-        chosen = [draw.randrange(len(ours)) for _ in ours]
-        ratios.append(statistics.median(ours[i] for i in chosen) / statistics.median(theirs[i] for i in chosen))
-    ratios.sort()
-    return statistics.median(ours) / statistics.median(theirs), ratios[50], ratios[1949]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20)
-    pairs = parser.parse_args().pairs
+    result_options(parser)
+    given = parser.parse_args()
+    pairs = given.pairs
+    results = Results(given, processor())
     workbench, python = [sys.executable, "-m", "workbench"], [sys.executable, "-c"]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -61,12 +55,13 @@ def main() -> None:
             once(theirs, folder)
             times = [(once(ours, folder), once(theirs, folder)) for _ in range(pairs)]
             for index, kind in enumerate(("wall", "CPU")):
-                left, right = [pair[0][index] for pair in times], [pair[1][index] for pair in times]
-                ratio, low, high = interval(left, right)
+                left, right = ([1000 * pair[side][index] for pair in times] for side in (0, 1))
+                told = "{:.2f}x [{:.2f}, {:.2f}]".format(*ratio(list(zip(left, right, strict=True))))
                 print(
-                    f"{name:<8}{kind:<5}{statistics.median(left) * 1000:7.0f} ms against "
-                    f"{statistics.median(right) * 1000:5.0f} ms: {ratio:.2f}x [{low:.2f}, {high:.2f}], mark {mark}x"
+                    f"{name:<8}{kind:<5}{statistics.median(left):7.0f} ms against "
+                    f"{statistics.median(right):5.0f} ms: {told}, mark {mark}x"
                 )
+                results.add("cli_start", f"{name}; {kind} time; {pairs} pairs; {told}", ms=left)
 
 
 if __name__ == "__main__":

@@ -12,19 +12,17 @@ every seed reaches 95 % within 90 seconds.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import json
 import os
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 from _device import processor
+from _figures import Results, result_options
 
 from engine.config.facts import Facts
 from engine.config.files import overrides
@@ -71,8 +69,7 @@ def main() -> int:
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     given.add_argument("--runs", type=Path)
-    given.add_argument("--results", type=Path)
-    given.add_argument("--commit", default="")
+    result_options(given)
     given.add_argument("--check", action="store_true")
     given.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     options = given.parse_intermixed_args()
@@ -80,8 +77,7 @@ def main() -> int:
         outcomes = [told(one(seed, options.runs or Path(scratch), options.settings)) for seed in options.seeds]
     good = [outcome for outcome in outcomes if outcome.accuracy >= WANTED and outcome.seconds <= SECONDS]
     print(f"{len(good)} of {len(outcomes)} seeds reach {WANTED:.0%} within {SECONDS} s")
-    if options.results:
-        record(options.results, options.commit, outcomes)
+    record(options, outcomes)
     return int(options.check and len(good) < len(outcomes))
 
 
@@ -154,35 +150,13 @@ def ask(folder: Path, seed: int) -> list[tuple[str, str, str]]:
     return answers_to(model, tokenizer, dates.rows("eval", seed=seed + 1000), batch_size=250)
 
 
-def record(file: Path, commit: str, outcomes: list[Outcome]) -> None:
+def record(given: argparse.Namespace, outcomes: list[Outcome]) -> None:
     """One row a seed: milliseconds a step with their 10th and 90th percentile."""
-    new = not file.exists()
-    with file.open("a", newline="") as out:
-        rows = csv.writer(out, lineterminator="\n")
-        if new:
-            rows.writerow(
-                [
-                    "date",
-                    "commit",
-                    "device",
-                    "torch",
-                    "triton",
-                    "work",
-                    "shape",
-                    "impl",
-                    "ms",
-                    "ms_p10",
-                    "ms_p90",
-                    "peak_mib",
-                    "floor_ms",
-                ]
-            )
-        for outcome in outcomes:
-            steps = outcome.step_seconds
-            figures = [round(1000 * steps[int(share * (len(steps) - 1))], 2) for share in (0.5, 0.1, 0.9)]
-            shape = f"seed={outcome.seed} steps={len(steps)} seconds={outcome.seconds:.1f} exact={outcome.accuracy:.3f}"
-            row = [datetime.date.today(), commit, processor(), version("torch"), "", "demo", shape, "ours", *figures]
-            rows.writerow([*row, "", ""])
+    results = Results(given, processor(), "torch")
+    for outcome in outcomes:
+        steps = outcome.step_seconds
+        shape = f"seed={outcome.seed} steps={len(steps)} seconds={outcome.seconds:.1f} exact={outcome.accuracy:.3f}"
+        results.add("demo", shape, ms=[1000 * seconds for seconds in steps])
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ allocator's peak on a GPU and the resident pages on a CPU; the driver's own shar
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import json
 import os
 import random
@@ -25,6 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from _device import processor
+from _figures import Results, result_options
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
@@ -130,12 +129,12 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="also the less usual cases")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--together", type=int, default=3, help="rehearsals at a time")
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--commit", default="")
+    result_options(parser)
     options = parser.parse_args()
     logging.disable_progress_bar()
     names = options.only or list(CASES)[: None if options.all else 6]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    results = Results(options, device, "torch")
     print(f"{device}, torch {torch.__version__}, {options.shape}, rows of {options.length} tokens; GiB", flush=True)
     print(f"{'case':<32}{'allocated':>11}{'reserved':>11}{'estimate':>11}{'error':>8}  estimate by class")
     with tempfile.TemporaryDirectory() as place:
@@ -147,10 +146,11 @@ def main() -> None:
             for name, found in zip(
                 names, pool.map(lambda name: measure(name, folder, options.length), names), strict=True
             ):
-                show(name, found, options, device)
+                show(name, found)
+                record(results, f"{options.shape} {name}", found)
 
 
-def show(name: str, found: Any, options: argparse.Namespace, device: str) -> None:
+def show(name: str, found: Any) -> None:
     if isinstance(found, str):
         print(f"{name:<32}  {found}", flush=True)
         return
@@ -159,14 +159,13 @@ def show(name: str, found: Any, options: argparse.Namespace, device: str) -> Non
     figures = "".join(f"{size / GiB:>11.2f}" for size in sizes)
     parts = " ".join(f"{label} {size / GiB:.2f}" for label, size in classes.items())
     print(f"{name:<32}{figures}{measured.error or 0:>+8.1%}  {parts}", flush=True)
-    if options.results:
-        with options.results.open("a", newline="") as file:
-            writer = csv.writer(file)
-            for which, size in (("measured", measured.memory_peak), ("estimate", measured.estimated or 0)):
-                day = datetime.date.today().isoformat()
-                shape = f"{options.shape} {name}, rows of {measured.longest}"
-                row = [day, options.commit, device, torch.__version__, "", "estimate_error", shape, which]
-                writer.writerow([*row, "", "", "", f"{size / 2**20:.0f}", ""])
+
+
+def record(results: Results, case: str, found: Any) -> None:
+    if not isinstance(found, str):
+        measured, _ = found
+        for which, size in (("measured", measured.memory_peak), ("estimate", measured.estimated or 0)):
+            results.add("estimate_error", f"{case}, rows of {measured.longest}", which, peak_mib=size / 2**20)
 
 
 if __name__ == "__main__":

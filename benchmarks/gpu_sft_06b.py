@@ -9,8 +9,6 @@ and peak memory as the run's own events tell them, and how the run ended.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import json
 import statistics
 import tempfile
@@ -18,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from _figures import Results, result_options
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.builtin import tiny
@@ -41,8 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--limit", type=float, default=300, help="seconds to wait for the run")
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--commit", default="")
+    result_options(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         make_model(Path(place) / "model")
@@ -92,15 +90,9 @@ def report(options: argparse.Namespace, state: str, events: list[dict]) -> None:
         "receipt": next(e["entries"] for e in events if e["kind"] == "receipt"),
     }
     print(json.dumps(summary, indent=1))
-    if options.results:
-        with options.results.open("a", newline="") as file:
-            csv.writer(file).writerow(
-                [
-                    datetime.date.today().isoformat(), options.commit, summary["device"], torch.__version__, "",
-                    "sft_06b_lora", "4x2048 packed, checkpointing", "ours", f"{summary['step_ms']:.4f}",
-                    f"{times[len(times) // 10]:.4f}", f"{times[-1 - len(times) // 10]:.4f}", summary["peak_mib"], "",
-                ]
-            )  # fmt: skip
+    results = Results(options, summary["device"], "torch")
+    shape = "4x2048 packed, checkpointing"
+    results.add("sft_06b_lora", shape, ms=times, peak_mib=summary["peak_mib"])
 
 
 if __name__ == "__main__":

@@ -2,17 +2,20 @@
 
 Opens the DPO recipe on the Method step with all levels shown, edits a number and types; each key is timed from its
 write to the frame that shows the new text. Prints median, p95 and the most. Run in quiet:
-`python benchmarks/key_to_paint.py [KEYS]`.
+`python benchmarks/key_to_paint.py [KEYS] [--results FILE --commit HASH]`.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from _device import processor
+from _figures import Results, result_options
 from _terminal import Terminal
 
 MARK_MS = 50.0
@@ -54,15 +57,20 @@ def measure(keys: int, busy: bool) -> list[float]:
 
 def main() -> int:
     """Measure quiet and busy."""
-    keys = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("keys", nargs="?", type=int, default=200)
+    result_options(parser)
+    given = parser.parse_args()
+    results = Results(given, processor())
     worst = 0.0
     for name, busy in (("quiet", False), ("inspector at work", True)):
-        times = sorted(measure(keys, busy))
+        times = sorted(measure(given.keys, busy))
         p95 = times[int(0.95 * len(times))]
         worst = max(worst, p95)
         print(
             f"{name}: median {statistics.median(times):.1f} ms, p95 {p95:.1f} ms, most {times[-1]:.1f} ms, {len(times)} keys"
         )
+        results.add("key_to_paint", f"{name}; {len(times)} keys; p95 {p95:.1f} ms", ms=times)
     print(f"mark: p95 at most {MARK_MS:.0f} ms")
     return 0 if worst <= MARK_MS else 1
 

@@ -1,6 +1,7 @@
 """What the monitor costs while it watches: CPU share, memory and bytes to the terminal, on a run of a million lines.
 
 python benchmarks/monitor_cost.py [--lines 1000000] [--seconds 30] [--keep FOLDER] [--check]
+                                  [--results FILE --commit HASH]
 
 The app runs in a pseudo-terminal of 80x24 while another process appends metrics to the run (five steps a second). CPU
 is the time of the app's process after the whole curve was read, over wall time; memory is what it holds at the end.
@@ -16,6 +17,8 @@ import time
 from pathlib import Path
 
 import psutil
+from _device import processor
+from _figures import Results, result_options
 from _terminal import Terminal
 from monitor_open import make
 
@@ -93,9 +96,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--check", action="store_true")
+    result_options(parser)
     options = parser.parse_args()
     os.environ.pop("SSH_CONNECTION", None)
-    late = False
+    results, late = Results(options, processor()), False
     with tempfile.TemporaryDirectory() as temporary:
         root = options.keep or Path(temporary)
         run = next(store.runs_in(root), None) or make(root, options.lines)
@@ -108,6 +112,8 @@ def main() -> int:
                 limit = {"cpu_percent": budget, "rss_mib": 100.0}.get(name)
                 late |= limit is not None and value > limit
                 print(f"{hertz:g} Hz  {name:21} {value:8.2f}" + (f"   budget {limit:g}" if limit else ""))
+            shape = f"{options.lines} lines, {hertz:g} Hz; {figures['cpu_percent']:.1f} % of a core"
+            results.add("monitor_cost", shape, peak_mib=figures["rss_mib"])
     return 1 if options.check and late else 0
 
 

@@ -1,6 +1,6 @@
 """How fast the monitor opens a run of a million metric lines: first look, whole curve, second opening, memory, stalls.
 
-python benchmarks/monitor_open.py [--lines 1000000] [--keep FOLDER] [--check]
+python benchmarks/monitor_open.py [--lines 1000000] [--keep FOLDER] [--check] [--results FILE --commit HASH]
 
 Each opening is a fresh process. Prints one line per figure with its budget; `--check` exits 1 when one is passed.
 """
@@ -17,6 +17,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from _device import processor
+from _figures import Results, result_options
 
 from engine.run import store
 from engine.run.events import EventWriter
@@ -102,11 +105,13 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--check", action="store_true")
+    result_options(parser)
     parser.add_argument("--look", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.look:
         look(options.look)
         return 0
+    results = Results(options, processor())
     with tempfile.TemporaryDirectory() as temporary:
         root = options.keep or Path(temporary)
         run = next(store.runs_in(root), None) or make(root, options.lines)
@@ -123,6 +128,8 @@ def main() -> int:
                 budget = budgets.get(key)
                 late |= budget is not None and value > budget
                 print(f"{name:15} {key:16} {value:9.3f}" + (f"   budget {budget}" if budget is not None else ""))
+            shape = f"{options.lines} lines; {name}; whole curve after {figures['whole_s']:.3g} s"
+            results.add("monitor_open", shape, ms=[1000 * figures["first_s"]], peak_mib=figures["peak_mib"])
     return 1 if options.check and late else 0
 
 

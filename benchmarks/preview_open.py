@@ -1,6 +1,6 @@
 """How long a large file takes to show: raw rows, index, a random row, its tokens; and what a preview costs a CPU run.
 
-    python benchmarks/preview_open.py --rows 1000000
+    python benchmarks/preview_open.py --rows 1000000 [--results FILE --commit HASH]
     python benchmarks/preview_open.py --beside --model FOLDER     # a training loop with and without a busy preview
 
 The first part runs in fresh processes and prints the median of several. The second interleaves windows of a training
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import resource
 import statistics
 import subprocess
@@ -21,6 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from _device import processor
+from _figures import Results, ratio, result_options
 
 KEY_SECONDS = 1 / 30
 """The usual repeat rate of a held key; the app asks for tokens less often (`ASK_SECONDS`), for the newest row wanted."""
@@ -72,16 +74,28 @@ def main() -> None:
     options.add_argument("--pairs", type=int, default=20)
     options.add_argument("--seconds", type=float, default=2.0)
     options.add_argument("--model", default="builtin/tiny")
+    result_options(options)
     given = options.parse_args()
+    results = Results(given, processor(), *(["torch"] if given.beside else []))
     with tempfile.TemporaryDirectory() as folder:
         path = write_rows(Path(folder) / "rows.jsonl", given.rows)
         print(json.dumps({"file_mb": path.stat().st_size / 1e6}))
         if given.beside:
-            print(json.dumps(beside(path, given)))
+            found = beside(path, given)
+            print(json.dumps(found))
+            told = "{speed_with_preview:.3f} [{low:.3f}, {high:.3f}]".format(**found)
+            results.add("preview_beside", f"held key, {given.pairs} pairs; speed of a CPU run {told}")
             return
         runs = [json.loads(_python(OPEN, str(path))) for _ in range(given.repeat)]
-        print(json.dumps({name: statistics.median(run[name] for run in runs) for name in runs[0]}))
-        print(json.dumps(tokens(path, given.model)))
+        found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        print(json.dumps(found))
+        asked = tokens(path, given.model)
+        print(json.dumps(asked))
+        shape = f"{given.rows} rows"
+        results.add("preview_open", f"{shape}; first rows", ms=[1000 * found["first_rows"]])
+        results.add("preview_open", f"{shape}; whole index", ms=[1000 * found["index"]])
+        results.add("preview_open", f"{shape}; random row, raw", ms=[1000 * found["slowest_random_row"]])
+        results.add("preview_open", f"{shape}; random row with tokens", ms=[1000 * asked["random_preview"]])
 
 
 def write_rows(path: Path, count: int) -> Path:
@@ -116,7 +130,7 @@ def beside(path: Path, given: argparse.Namespace) -> dict[str, Any]:
     from workbench.screens.preview import ASK_SECONDS
 
     config = {"model": {"name": given.model}, "method": {"kind": "sft"}, "data": {"train": [{"path": str(path)}]}}
-    ratios = []
+    pairs: list[tuple[float, float]] = []
     with subprocess.Popen(
         [sys.executable, "-c", TRAIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as run:
@@ -140,12 +154,12 @@ def beside(path: Path, given: argparse.Namespace) -> dict[str, Any]:
                     seed += 1
                     wanted = {"kind": "random", "seed": pair * 1000 + seed}
                     asked = time.perf_counter()
-                    inspector.ask("preview", config=config, rows=wanted, count=5).result(60)
+                    inspector.ask("preview", config=config, rows=wanted, count=1).result(60)
                     time.sleep(max(0.0, max(KEY_SECONDS, ASK_SECONDS) - (time.perf_counter() - asked)))
-                ratios.append(int(run.stdout.readline()) / alone)
+                pairs.append((int(run.stdout.readline()), alone))
         run.stdin.close()
-    mean, spread = statistics.mean(ratios), statistics.stdev(ratios) / math.sqrt(len(ratios))
-    return {"speed_with_preview": mean, "low": mean - 1.96 * spread, "high": mean + 1.96 * spread, "pairs": len(ratios)}
+    share, low, high = ratio(pairs)
+    return {"speed_with_preview": share, "low": low, "high": high, "pairs": len(pairs)}
 
 
 def _python(code: str, *arguments: str) -> str:

@@ -1,6 +1,6 @@
 """Reading, all rules, effective values and the estimate after one edit, over every setting of the full schema.
 
-    python benchmarks/read_edit.py [--rounds 40]
+    python benchmarks/read_edit.py [--rounds 40] [--results FILE --commit HASH]
 
 Each round sets every setting of a DPO-with-LoRA config (the largest form) to another value and takes the time until
 findings, effective values and estimate are there, as a key press in a form does. Printed: median, p95, p99, worst.
@@ -11,6 +11,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+
+from _device import processor
+from _figures import Results, result_options
 
 from engine.config.draft import Draft
 from engine.config.facts import DataFacts, Facts, SourceFacts, model_facts
@@ -41,13 +44,14 @@ def values(spec: FieldSpec) -> list[object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    rounds = parser.parse_args().rounds
+    result_options(parser)
+    given = parser.parse_args()
     draft = Draft.new("dpo")
     draft.set("data.train.0.path", "rows.jsonl")
     draft.learn(FACTS)
     specs = [spec for spec in fields_of(draft.config) if spec.control != "sources" and spec.name != "kind"]
     times = []
-    for number in range(rounds):
+    for number in range(given.rounds):
         for spec in specs:
             typed = values(spec)
             started = time.perf_counter()
@@ -62,6 +66,8 @@ def main() -> None:
         f"{len(times)} edits of {len(specs)} settings: median {statistics.median(times):.2f} ms, "
         f"p95 {at[0.95]:.2f} ms, p99 {at[0.99]:.2f} ms, worst {times[-1]:.2f} ms (p99 must be at most 3 ms)"
     )
+    shape = f"{len(times)} edits of {len(specs)} settings; p99 {at[0.99]:.2f} ms"
+    Results(given, processor()).add("read_edit", shape, ms=times)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ nothing else, which a model of half a million weights cannot check, so nothing c
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import json
 import os
 import signal
@@ -27,11 +25,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from _device import processor
+from _figures import Results, result_options
 
 from engine.config.files import overrides
 from engine.config.schema import read
@@ -283,21 +281,18 @@ def _differences(whole: RunFolder, broken: RunFolder) -> list[str]:
     return wrong
 
 
-def _record(file: Path, commit: str, outcome: Outcome) -> None:
+def _record(results: Results, outcome: Outcome) -> None:
     """One row a job: losses, no times, so that it may be run beside other work."""
     learned = "/".join(f"{loss:.4f}" for loss in outcome.learned)
     shape = f"{outcome.job.name}; {outcome.job.steps} steps; measured loss {outcome.frozen:.4f} frozen {learned} seeds 1/2/3"
-    with file.open("a", newline="") as out:
-        row = [datetime.date.today(), commit, processor(), version("torch"), "", "real_data", shape, "ours"]
-        csv.writer(out, lineterminator="\n").writerow([*row, "", "", "", "", ""])
+    results.add("real_data", shape)
 
 
 def main() -> int:
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given.add_argument("--only", nargs="+", default=[], metavar="WORDS", help="jobs whose name holds one of these")
     given.add_argument("--runs", type=Path)
-    given.add_argument("--results", type=Path)
-    given.add_argument("--commit", default="")
+    result_options(given)
     given.add_argument("--check", action="store_true", help="exit 1 unless every job is as it must be")
     options = given.parse_args()
     data = os.environ.get("WORKBENCH_TEST_DATA")
@@ -312,8 +307,7 @@ def main() -> int:
             outcome = bench.outcome(job)
             print(outcome.sentence(), flush=True)
             bad += bool(outcome.wrong)
-            if options.results:
-                _record(options.results, options.commit, outcome)
+            _record(Results(options, processor(), "torch"), outcome)
     return int(options.check and bad > 0)
 
 

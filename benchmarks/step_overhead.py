@@ -13,8 +13,6 @@ does beside the step counts in the CPU ratio.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import gc
 import json
 import os
@@ -29,6 +27,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from _device import processor
+from _figures import Results, ratio, result_options
 from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
 from transformers.utils import logging
 from trl import SFTTrainer
@@ -170,17 +169,11 @@ def pace(clock: Clock) -> Pace:
     return (ended[0] - begun[0]) / steps, (ended[1] - begun[1]) / steps
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(4000))
-    return medians[100], medians[-101]
-
-
 def milliseconds(seconds: list[float]) -> float:
     return round(statistics.median(seconds) * 1e3, 3)
 
 
-def rounded(bounds: tuple[float, float]) -> list[float]:
+def rounded(*bounds: float) -> list[float]:
     return [round(bound, 4) for bound in bounds]
 
 
@@ -190,8 +183,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seconds", type=float, default=330, help="no pair is begun later than this")
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--commit", default="")
+    result_options(parser)
     options = parser.parse_args()
     options.own = []
     logging.set_verbosity_error()
@@ -215,44 +207,34 @@ def main() -> None:
             for ours in (True, False) if pair % 2 == 0 else (False, True):
                 times[ours].append(build(options, ours, rows, tokenizer, Path(folder), timed))
     clocks = {ours: [clock for clock, _ in found] for ours, found in times.items()}
-    ratios, cpu_ratios = (
-        [ours[which] / plain[which] for ours, plain in zip(times[True], times[False], strict=True)] for which in (0, 1)
+    pairs, cpu_pairs = (
+        [(ours[which], plain[which]) for ours, plain in zip(times[True], times[False], strict=True)] for which in (0, 1)
     )
+    share, low, high = ratio(pairs)
+    cpu_share, *cpu_interval = ratio(cpu_pairs)
+    own = milliseconds([clock for clock, _ in options.own])
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
     peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0
     print(
         json.dumps(
             {
                 "device": device, "threads": torch.get_num_threads(), "shape": options.shape,
-                "pairs": len(times[True]), "steps": options.steps,
+                "pairs": len(pairs), "steps": options.steps,
                 "ours_ms": milliseconds(clocks[True]), "plain_ms": milliseconds(clocks[False]),
-                "ratio": round(statistics.median(ratios), 4), "interval": rounded(interval(ratios)),
-                "cpu_ratio": round(statistics.median(cpu_ratios), 4), "cpu_interval": rounded(interval(cpu_ratios)),
-                "own_python_ms": milliseconds([clock for clock, _ in options.own]),
+                "ratio": round(share, 4), "interval": rounded(low, high),
+                "cpu_ratio": round(cpu_share, 4), "cpu_interval": rounded(*cpu_interval),
+                "own_python_ms": own,
                 "own_python_cpu_ms": milliseconds([cpu for _, cpu in options.own]),
                 "tokens_per_second": round(batch * length / statistics.median(clocks[True])),
             },
             indent=1,
         )
     )  # fmt: skip
-    if options.results:
-        record(options, device, clocks, peak)
-
-
-def record(options: argparse.Namespace, device: str, times: dict[bool, list[float]], peak: float) -> None:
-    with options.results.open("a", newline="") as file:
-        writer = csv.writer(file)
-        for ours, name in ((True, "ours"), (False, "trl")):
-            ordered = sorted(value * 1e3 for value in times[ours])
-            middle = statistics.median(ordered)
-            tenth = len(ordered) // 10
-            writer.writerow(
-                [
-                    datetime.date.today().isoformat(), options.commit, device, torch.__version__, "", "step_overhead",
-                    options.shape, name, f"{middle:.4f}", f"{ordered[tenth]:.4f}", f"{ordered[-1 - tenth]:.4f}",
-                    f"{peak:.0f}", "",
-                ]
-            )  # fmt: skip
+    shape = f"{options.shape}; {len(pairs)} pairs of {options.steps} steps"
+    told = f"ratio {share:.3f} [{low:.3f}, {high:.3f}]"
+    results = Results(options, device, "torch")
+    for ours, name, words in ((True, "ours", f"; {told}; own Python {own} ms"), (False, "trl", "")):
+        results.add("step_overhead", shape + words, name, ms=[1e3 * value for value in clocks[ours]], peak_mib=peak)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from _device import processor
+from _figures import Results, result_options
 from jupyter_client.session import Session
 
 from engine.run import store
@@ -125,6 +127,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--hz", type=float, default=4)
     parser.add_argument("--steps-per-second", type=float, default=5)
+    result_options(parser)
     options = parser.parse_args()
     counter, draw = Counter(), random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -160,6 +163,8 @@ def main() -> None:
         "limit_kib_per_second": LIMIT / 1024,
     }
     print(json.dumps(result, indent=1))
+    shape = f"{seconds:.0f} s, {options.hz:g} Hz, {result['wire_kib_per_second']} KiB/s on the wire"
+    Results(options, processor()).add("widget_traffic", shape)
     raise SystemExit(0 if (counter.wire + opening) / seconds <= LIMIT else 1)
 
 

@@ -1,0 +1,80 @@
+"""What every benchmark does with its figures: a row of results.csv for each, and the interval of a ratio of pairs."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import random
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+COLUMNS = "date,commit,device,torch,triton,work,shape,impl,ms,ms_p10,ms_p90,peak_mib,floor_ms"
+
+
+def result_options(parser: argparse.ArgumentParser) -> None:
+    """Where a benchmark's figures are kept, and which commit they are of."""
+    parser.add_argument("--results", type=Path, metavar="FILE")
+    parser.add_argument("--commit", default="", metavar="HASH")
+
+
+class Results:
+    """Rows for the file that `result_options` names; nothing where it names none. A new file begins with its columns."""
+
+    def __init__(self, given: argparse.Namespace, device: str, *packages: str) -> None:
+        """`packages` (torch, triton) are those that the figures depend on: their versions stand in each row."""
+        self.file: Path | None = given.results
+        versions = [_version(name) if name in packages else "" for name in ("torch", "triton")]
+        self._first = [datetime.date.today().isoformat(), given.commit, device, *versions]
+
+    def add(
+        self,
+        work: str,
+        shape: str,
+        impl: str = "ours",
+        *,
+        ms: Sequence[float] = (),
+        peak_mib: float | None = None,
+        floor_ms: float | None = None,
+    ) -> None:
+        """One row: the median of `ms` and its 10th and 90th percentile, each left out where there is nothing to tell."""
+        if self.file is None:
+            return
+        new = not self.file.exists()
+        peak = "" if peak_mib is None else f"{peak_mib:.0f}"
+        floor = "" if floor_ms is None else f"{floor_ms:.4f}"
+        with self.file.open("a", newline="") as out:
+            rows = csv.writer(out, lineterminator="\n")
+            if new:
+                out.write(COLUMNS + "\n")
+            rows.writerow([*self._first, work, shape, impl, *_shares(ms), peak, floor])
+
+
+def ratio(pairs: Sequence[tuple[float, float]], draws: int = 4000) -> tuple[float, float, float]:
+    """Median of the pairs' ratios first / second, and its 95 % interval by drawing pairs again (bootstrap).
+
+    A machine that slows down slows both of a pair, so their ratio tells more than that of two medians.
+    """
+    draw = random.Random(0)
+    ratios = [first / second for first, second in pairs]
+    found = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return statistics.median(ratios), found[int(0.025 * draws)], found[int(0.975 * draws) - 1]
+
+
+def _shares(ms: Sequence[float]) -> list[str]:
+    if not ms:
+        return ["", "", ""]
+    ordered = sorted(ms)
+    if len(ordered) == 1:
+        return [f"{ordered[0]:.4g}", "", ""]
+    tenth = len(ordered) // 10
+    return [f"{value:.4g}" for value in (statistics.median(ordered), ordered[tenth], ordered[-1 - tenth])]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
