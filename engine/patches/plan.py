@@ -40,6 +40,7 @@ class Patches:
         self.config, self.folder = config, folder
         self.applied: list[Applied] = []
         self._undo: list[Callable[[], None]] = []
+        self._offloading: Any = None
 
     def on_model(self, model: Any) -> None:
         """Features of the model itself. Raises ModelError for one that was asked for and cannot act on this model."""
@@ -48,6 +49,12 @@ class Patches:
         base = model.get_base_model() if hasattr(model, "peft_config") else model
         if (tier := self.config.memory.gradient_checkpointing) in POLICIES:
             self._undo.append(use_tier(base, tier))
+        if self.config.memory.layer_offloading:
+            from engine.patches.layer_offload import LayerOffloading
+
+            self._offloading = LayerOffloading()
+            self._undo.append(self._offloading.undo)
+            self._offloading.on_model(model)
 
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
@@ -58,6 +65,9 @@ class Patches:
         self._add(offload.activation_offloading(self.config, trainer, self.folder))
         self._add(evaluation.bf16_full_eval(self.config, trainer))
         self._add(compiled.torch_compile(self.config, trainer))
+        if self._offloading is not None:
+            # Around everything else that changed how a layer is called.
+            self._add(self._offloading.on_trainer(trainer))
 
     def entries(self) -> list[dict[str, Any]]:
         """Entries for the receipt."""

@@ -1,0 +1,97 @@
+"""`memory.layer_offloading`: frozen weights of decoder layers wait on the host and stream to the card, in every method.
+
+In two halves. Before the trainer is built the policy's frozen layer weights move to locked host memory, so that a model
+larger than the card never lies on it whole. After every other feature has acted the layers' calls are wrapped; a copied
+reference, which the trainer made, joins then. What trains stays on the card: adapters, norms and heads that train,
+`modules_to_save`; so do weights that two layers share, and the statistics of 4-bit weights (a thirtieth of their bytes).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError
+from engine.memory.layer_stream import LayerStream, Weights
+from engine.patches.compiled import decoder_layers
+from engine.patches.plan import Applied
+
+FEATURE = "layer offloading"
+_LEAVE_OUT = "Leave it out."
+
+
+class LayerOffloading:
+    """The streams of one run's models."""
+
+    def __init__(self) -> None:
+        self.streams: list[LayerStream] = []
+        self._shared = 0
+
+    def on_model(self, model: Any) -> None:
+        """Moves the model's frozen layer weights to the host. Raises ModelError where there is nothing to move or no card."""
+        if not torch.cuda.is_available():
+            raise ModelError("memory.layer_offloading: must be false without a GPU; got true.", _LEAVE_OUT)
+        layers = list(decoder_layers(SimpleNamespace(model=model)))
+        if not layers:
+            raise ModelError(
+                "memory.layer_offloading: the model has no decoder layers that could be found.", _LEAVE_OUT
+            )
+        if not self._stream(layers):
+            raise ModelError(
+                "memory.layer_offloading: no weight of the decoder layers is frozen, so none can wait on the host.",
+                "Train an adapter, or leave it out.",
+            )
+
+    def on_trainer(self, trainer: Any) -> Applied:
+        """Joins models that the trainer made, and lets the layers drive their streams from now on."""
+        known = {id(layer) for stream in self.streams for layer in stream.layers}
+        for value in list(vars(trainer).values()):
+            if isinstance(value, torch.nn.Module):
+                layers = [each for each in decoder_layers(SimpleNamespace(model=value)) if id(each) not in known]
+                known.update(map(id, layers))
+                self._stream(layers)
+        for stream in self.streams:
+            stream.attach()
+        return self._told()
+
+    def undo(self) -> None:
+        """Wrappers are gone and every weight is a whole tensor, in the host's memory."""
+        while self.streams:
+            self.streams.pop().close()
+
+    def _stream(self, layers: list[Any]) -> bool:
+        """A stream for the layers of one model that have frozen weights; False where none has."""
+        uses = Counter(id(p) for layer in layers for p in {id(p): p for p in layer.parameters()}.values())
+        self._shared += sum(count > 1 for count in uses.values())
+        found = [(layer, [p for p in frozen_weights(layer) if uses[id(p)] == 1]) for layer in layers]
+        found = [(layer, weights) for layer, weights in found if weights]
+        if not found:
+            return False
+        device = torch.device("cuda", torch.cuda.current_device())
+        weights = [Weights(parameters, device) for _, parameters in found]
+        self.streams.append(LayerStream([layer for layer, _ in found], weights, device))
+        return True
+
+    def _told(self) -> Applied:
+        layers = [held for stream in self.streams for held in stream.weights]
+        moved, widest = sum(held.size for held in layers), max(held.size for held in layers)
+        room = sum(2 * max(held.size for held in stream.weights) for stream in self.streams)
+        detail = (
+            f"layers; {moved / 2**20:,.1f} MiB of frozen weights wait in locked host memory and come one layer "
+            f"(at most {widest / 2**20:,.1f} MiB) ahead; on the card at most {room / 2**20:,.1f} MiB of them"
+        )
+        if self._shared:
+            detail += f"; {self._shared} weights that layers share stay on the card"
+        return Applied(FEATURE, True, "locked host memory", len(layers), detail)
+
+
+def frozen_weights(layer: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Weights of a layer that may be streamed: frozen, none of an adapter, held as one plain block of numbers."""
+    for name, parameter in layer.named_parameters():
+        plain = type(parameter.data) is torch.Tensor and parameter.data.layout is torch.strided
+        if not parameter.requires_grad and "lora_" not in name and plain and parameter.numel():
+            yield parameter
