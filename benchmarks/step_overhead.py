@@ -144,9 +144,9 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
         return pace(clock)
     run = create(folder, as_yaml({"version": 1}), {})
     with LateWriter(run) as writer:
-        watching = Watching(
-            run, writer, Controls(run, writer), {"method": "sft", "model": "bench", "devices": []}, 1, [], 1, list
-        )
+        controls = Controls(run, writer)
+        controls.listen(writer)
+        watching = Watching(run, writer, controls, {"method": "sft", "model": "bench", "devices": []}, 1, [], 1, list)
         trainer = sft.build(Job(config, run.path, model, tokenizer, collator, rows, callbacks=[watching, clock]))
         trainer.args.save_strategy = "no"
         watching.trainer = trainer

@@ -37,6 +37,7 @@ def main(folder: str) -> int:
     with RunLock(run), LateWriter(run) as writer:
         checkpoint.collect(run)
         controls = Controls(run, writer)
+        controls.listen(writer)
         controls.on_signals()
         return _guarded(run, writer, controls)
 

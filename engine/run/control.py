@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import stat
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from engine.run.store import ENDED, RunFolder
 
 if TYPE_CHECKING:
     from engine.run.events import EventWriter
+    from engine.run.late import LateWriter
     from engine.run.view import RunView
 
 DO = ("stop", "save_stop", "checkpoint", "end_of_epoch")
@@ -118,7 +120,8 @@ def parse(path: Path) -> Request | str:
 class Controls:
     """The worker's ear: `pending()` between steps, `answer()` when a request is accepted, done or refused.
 
-    With a writer, files that are no request are refused by `pending` itself. `on_signals` turns SIGTERM and SIGINT into
+    With a writer, files that are no request are refused as they are found. After `listen` the folder is looked at on the
+    writer's thread, and a step asks for nothing but what was heard. `on_signals` turns SIGTERM and SIGINT into
     a `save_stop`, so a terminal's Ctrl-C, a scheduler and a person are served by the same code.
     """
 
@@ -132,16 +135,34 @@ class Controls:
         self._changed = 0
         self._signals: list[Request] = []
         self._stop_asked = False
+        self._looking = threading.Lock()
+        self._listening = False
+        self._heard: list[Request] = []
+
+    def listen(self, writer: LateWriter) -> None:
+        """From now on the folder is looked at beside the steps."""
+        self._listening = True
+        writer.beside(self._hear)
+
+    def _hear(self) -> None:
+        with self._looking:
+            self._heard += self._from_folder()
 
     def pending(self) -> list[Request]:
         """Requests not seen before, oldest first. Looks at the folder at most every tenth of a second.
 
         A signal is the supervisor's way to hurry a plain `stop` along: it makes no `save_stop` of it.
         """
+        if self._listening and not self._heard and not self._signals:
+            return []
         signals, self._signals = self._signals, []
-        if signals:
-            self._next_look = self._next_list = 0.0
-        fresh = self._from_folder()
+        with self._looking:
+            fresh, self._heard = self._heard, []
+            # A signal comes after its request, which must not be missed.
+            if signals:
+                self._next_look = self._next_list = 0.0
+            if signals or not self._listening:
+                fresh = fresh + self._from_folder()
         self._stop_asked |= any(request.do == "stop" for request in fresh)
         return fresh if self._stop_asked else [*signals, *fresh]
 

@@ -1,7 +1,7 @@
 """An event writer that keeps the numbers of a step off the step: a thread makes and writes them, a tenth of a second late.
 
-`later` costs its caller an append; what is expensive (encoding, files, counters of the machine) runs while the step waits
-for its matrices. Order holds: `write` first writes all that came before it, so a checkpoint is never told before the
+`later` costs its caller an append, no wake-up; what is expensive (encoding, files, counters of the machine, and work given
+to `beside`) runs ten times a second while the step waits for its matrices. Order holds: `write` first writes all that came before it, so a checkpoint is never told before the
 steps it holds, and whoever dies by SIGKILL loses the numbers of a tenth of a second, not an event that promised something.
 """
 
@@ -26,7 +26,8 @@ class LateWriter(EventWriter):
     def __init__(self, folder: RunFolder, segment: int | None = None) -> None:
         super().__init__(folder, segment)
         self._queue: deque[tuple[float, str, Make]] = deque()
-        self._waiting, self._closing = threading.Event(), threading.Event()
+        self._closing = threading.Event()
+        self._beside: list[Callable[[], None]] = []
         self._writing = threading.RLock()
         self._problem: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -37,10 +38,14 @@ class LateWriter(EventWriter):
             self._raise()
         self._queue.append((time.monotonic(), kind, make))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="late-events", daemon=True)
-            self._thread.start()
-        if not self._waiting.is_set():
-            self._waiting.set()
+            self._start()
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """Have `work` done on the writer's thread ten times a second from now on. A problem ends it and is raised by the
+        next call of `later` or `write`."""
+        self._beside.append(work)
+        if self._thread is None:
+            self._start()
 
     def write(self, kind: str, **payload: Any) -> int:
         with self._writing:
@@ -52,7 +57,6 @@ class LateWriter(EventWriter):
 
     def close(self) -> None:
         self._closing.set()
-        self._waiting.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -61,13 +65,20 @@ class LateWriter(EventWriter):
                 self._drain()
             super().close()
 
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name="late-events", daemon=True)
+        self._thread.start()
+
     def _work(self) -> None:
-        while not self._closing.is_set():
-            self._waiting.wait()
-            self._closing.wait(LATE_SECONDS)
-            self._waiting.clear()
+        while not self._closing.wait(LATE_SECONDS):
             with self._writing:
                 self._drain()
+            try:
+                for work in self._beside:
+                    work()
+            except Exception as problem:  # noqa: BLE001 - as in `_drain`
+                self._problem = problem
+                self._beside.clear()
 
     def _drain(self) -> None:
         """Write what waits, in order. The first problem is kept for the training's own thread and ends the queue."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from engine.errors import WorkbenchError
 from engine.run import control
 from engine.run.control import Controls
 from engine.run.events import EventWriter
+from engine.run.late import LateWriter
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
 
@@ -143,3 +145,41 @@ def test_a_request_is_heard_whenever_it_comes_and_a_quiet_folder_is_not_listed(r
     while not heard and time.monotonic() < deadline:
         heard = controls.pending()
     assert [each.id for each in heard] == [asked]
+
+
+def test_who_listens_hears_each_request_once_and_a_step_looks_at_no_file(run, monkeypatch):
+    with LateWriter(run) as writer:
+        ear = Controls(run, writer, every=0.0)
+        ear.listen(writer)
+        own, looked = threading.current_thread(), []
+        stat = os.stat
+        monkeypatch.setattr(os, "stat", lambda *a, **k: looked.append(threading.current_thread()) or stat(*a, **k))
+        ids, heard = [], []
+        (run.control / "nonsense.json").write_text("{")
+        for do in ("checkpoint", "checkpoint", "end_of_epoch"):
+            ids.append(control.request(run, do))
+            deadline = time.monotonic() + 10
+            while len(heard) < len(ids) and time.monotonic() < deadline:
+                heard += [each.id for each in ear.pending()]
+                time.sleep(0.01)
+        assert heard == ids
+        assert ear.pending() == []
+        assert looked
+        assert own not in looked
+    assert view_of(run).controls["nonsense.json"]["status"] == "refused"
+
+
+def test_a_signal_right_after_a_stop_finds_it_before_the_listener_does(run):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    with LateWriter(run) as writer:
+        ear = Controls(run, writer)
+        ear.listen(writer)
+        try:
+            ear.on_signals()
+            control.request(run, "stop", now=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert [asked.do for asked in ear.pending()] == ["stop"]
+            assert ear.pending() == []
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -87,3 +87,23 @@ def test_closing_leaves_no_thread_and_no_event_behind(run):
     writer.close()
     assert threading.active_count() == before
     assert [event["step"] for event in lines(run)] == list(range(1000))
+
+
+def test_work_beside_is_done_again_and_again_until_it_breaks_which_is_told(run):
+    done = []
+
+    def work():
+        done.append(threading.current_thread())
+        if len(done) == 3:
+            raise WorkbenchError("the folder is gone")
+
+    with LateWriter(run) as writer:
+        writer.beside(work)
+        until(lambda: writer._problem is not None)
+        with pytest.raises(WorkbenchError, match="the folder is gone"):
+            writer.later("metrics", lambda: {"step": 1})
+        writer.later("metrics", lambda: {"step": 2})
+        until(lambda: run.events.read_bytes().endswith(b"\n"))
+    assert threading.current_thread() not in done
+    assert [event["step"] for event in lines(run)] == [2]
+    assert len(done) == 3
