@@ -31,10 +31,20 @@ class Kernels(Section):
     kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Later(True), Expert] = False
     """Time the combinations of kernels on this machine and take the fastest."""
 
-    quantization_aware: Annotated[bool | Literal["fp8"], Title("Quantization-aware"), Later(True, "fp8"), Expert] = (
-        False
+    quantization_aware: Annotated[
+        bool | Literal["fp8"],
+        Title("Quantization-aware"),
+        Expert,
+        Source("torchao; arXiv:1712.05877, arXiv:2209.05433"),
+    ] = False
+    """Compute the linear layers with fewer bits. `true` rounds weights and inputs to int8 on the way, as they will be after a
+    later quantization, and learns around it; nothing gets faster. `fp8` multiplies in 8-bit floating point for speed, on
+    cards from the H100 on. Needs torchao. Heads, routers and adapters stay as they are, and so do saved weights."""
+
+    fp8_recipe_name: Annotated[Literal["tensorwise", "rowwise"], Title("FP8 scales"), Expert, Source("torchao")] = (
+        "tensorwise"
     )
-    """Train with the rounding of a later quantization in place: `true` for int8, `fp8` on cards that have it."""
+    """What shares a scale in FP8 products: a whole tensor, which is the fastest, or a row, which holds outliers better."""
 
     torch_compile: Annotated[bool | Auto, Title("Compile"), Expert, Source("torch.compile")] = "auto"
     """Let torch compile each decoder layer. The first batch waits for it, seconds on a GPU and a minute or more on a CPU; all

@@ -58,8 +58,9 @@ class Patches:
 
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
-        from engine.patches import attention, compiled, evaluation, head, offload
+        from engine.patches import attention, compiled, evaluation, head, offload, rounding
 
+        self._add(rounding.quantization_aware(self.config, trainer))
         self._add(head.cut_cross_entropy(self.config, trainer))
         self._add(attention.fused_attention(self.config, trainer))
         self._add(offload.activation_offloading(self.config, trainer, self.folder))

@@ -20,6 +20,7 @@ from engine.errors import WorkbenchError, redact, visible
 NEEDED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "pydantic", "textual")
 OPTIONAL = {
     "bitsandbytes": "4-bit and 8-bit weights (QLoRA): pip install 'finetuning-workbench[gpu]'",
+    "torchao": "FP8 products and int8 rounding in training: pip install 'finetuning-workbench[gpu]'",
     "flash-attn": "FlashAttention 2; torch's own attention is used without it",
     "anywidget": "the notebook: pip install 'finetuning-workbench[notebook]'",
 }

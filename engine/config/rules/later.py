@@ -50,20 +50,6 @@ def kernel_auto_compose_comes_later(config: RunConfig, facts: Facts) -> Iterator
     yield from _refuse(fields.kernels.kernel_auto_compose, config, "false", todo)
 
 
-@rule(reads=(fields.kernels.quantization_aware,))
-def int8_aware_training_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.kernels.quantization_aware is True:
-        todo = "Training with int8 rounding in place comes in a later version."
-        yield from _refuse(fields.kernels.quantization_aware, config, "false", todo)
-
-
-@rule(reads=(fields.kernels.quantization_aware,))
-def fp8_training_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.kernels.quantization_aware == "fp8":
-        todo = "FP8 training comes in a later version; it will need CUDA, compute capability 9.0 and torchao."
-        yield from _refuse(fields.kernels.quantization_aware, config, "false", todo)
-
-
 @rule(reads=(fields.data.streaming,))
 def streaming_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "It comes in a later version; prepared rows are memory-mapped, so large data need disk, not memory."

@@ -21,7 +21,7 @@ GOOD: dict[str, Any] = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"
 CPU = Machine(cpu_count=4, memory_bytes=16 * GiB, disk_free_bytes=100 * GiB, name="cpu")
 H100, OLD = parse_machine("1xH100-80GB"), parse_machine("1xT4-16GB")
 LARGE = model_facts("Qwen/Qwen3-8B")
-NOTHING: dict[str, str | None] = dict.fromkeys(("bitsandbytes", "flash-attn", "flash-attn-3"))
+NOTHING: dict[str, str | None] = dict.fromkeys(("bitsandbytes", "flash-attn", "flash-attn-3", "torchao"))
 
 
 def rows(**known: Any) -> Facts:
@@ -40,6 +40,7 @@ TINY_FACTS = model_facts("builtin/tiny")
 LORA = {"adapter.kind": "lora"}
 DPO = {"method.kind": "dpo"}
 KTO = {"method.kind": "kto"}
+FP8, INT8 = {"kernels.quantization_aware": "fp8"}, {"kernels.quantization_aware": True}
 GRPO = {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "optim.per_device_train_batch_size": 8}
 # rule -> cases of (settings on top of GOOD, facts, where the finding stands, its severity)
 Case = tuple[dict[str, Any], Facts, str, str]
@@ -364,11 +365,28 @@ CASES: dict[str, list[Case]] = {
     "kernel-auto-compose-comes-later": [
         ({"kernels.kernel_auto_compose": True}, Facts(), "kernels.kernel_auto_compose", "error")
     ],
-    "int8-aware-training-comes-later": [
-        ({"kernels.quantization_aware": True}, Facts(), "kernels.quantization_aware", "error")
+    "fp8-needs-a-gpu": [(FP8, Facts(machine=CPU), "kernels.quantization_aware", "error")],
+    "fp8-needs-a-card-that-has-it": [
+        (FP8, Facts(machine=parse_machine(name)), "kernels.quantization_aware", "error")
+        for name in ("1xA100-80GB", "1xRTX4090")
     ],
-    "fp8-training-comes-later": [
-        ({"kernels.quantization_aware": "fp8"}, Facts(), "kernels.quantization_aware", "error")
+    "quantization-aware-needs-torchao": [
+        (changes, Facts(packages=NOTHING), "kernels.quantization_aware", "error") for changes in (FP8, INT8)
+    ],
+    "fp8-needs-bfloat16": [({**FP8, "model.dtype": "float32"}, Facts(), "model.dtype", "error")],
+    "int8-rounding-needs-plain-weights": [
+        ({**INT8, **LORA, "model.quantization": "nf4"}, Facts(), "kernels.quantization_aware", "error")
+    ],
+    "fp8-needs-plain-weights": [
+        ({**FP8, **LORA, "model.quantization": "int8"}, Facts(), "kernels.quantization_aware", "error")
+    ],
+    "fp8-wants-compiled-layers": [
+        ({**FP8, **changes}, Facts(machine=H100), "kernels.torch_compile", "warning")
+        for changes in ({}, {"kernels.torch_compile": False})
+    ],
+    "fp8-scales-need-fp8": [
+        ({**changes, "kernels.fp8_recipe_name": "rowwise"}, Facts(), "kernels.fp8_recipe_name", "error")
+        for changes in ({}, INT8)
     ],
     "torch-compile-options-are-known": [
         (

@@ -5,7 +5,10 @@ By default each method runs once plain and once with all that goes together, ada
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 
 from engine.config.facts import Facts
 from engine.config.files import put
@@ -41,6 +44,7 @@ FEATURES = {
     "medium": {"memory.gradient_checkpointing": "medium"},
     "full": {"memory.gradient_checkpointing": "full"},
     "disk": {"memory.activation_offloading": "disk"},
+    "int8": {"kernels.quantization_aware": True},
 }
 TOGETHER = (("use_cut_ce", "selective"), ("use_cut_ce", "full", "disk"), ("use_cut_ce", "medium"))
 REFUSED = {
@@ -53,6 +57,8 @@ REFUSED = {
     "kernels.quantization_aware": "fp8",
 }
 HEADLESS = ("reward", "embedding", "prm")
+SAMPLED = ("grpo", "gdpo", "ppo")
+LINEARS = 4 * 7
 PLAIN: dict[tuple[str, str], list[float]] = {}
 
 
@@ -66,10 +72,26 @@ def losses(run):
     return [event["loss"] for event in lines(run, "metrics") if "loss" in event]
 
 
+def receipt(run):
+    return {entry["feature"]: entry for event in lines(run, "receipt") for entry in event["entries"]}
+
+
+def check_rounded(run, plain, method):
+    """Every linear layer of policy and reference copy is rounded, which the loss shows, a little."""
+    said, reference = receipt(run), "reference: copy" in receipt(run)["loss"]["detail"]
+    assert said["quantization-aware"]["count"] == LINEARS * (2 if reference else 1)
+    if method not in SAMPLED:  # where answers differ, and all rewards may be nought
+        assert losses(run) != plain
+        assert losses(run) == pytest.approx(plain, rel=0.05, abs=0.02)
+
+
 def check(run, plain, features, method):
     """The losses are those of the plain run, and the receipt tells each feature with what it acted on."""
+    if "int8" in features:
+        check_rounded(run, plain, method)
+        return
     assert losses(run) == pytest.approx(plain, rel=2e-5, abs=2e-6)
-    said = {entry["feature"]: entry for event in lines(run, "receipt") for entry in event["entries"]}
+    said = receipt(run)
     for name in features:
         if name == "use_cut_ce":
             entry = said["cut cross-entropy"]
@@ -88,10 +110,12 @@ def together(*names):
 
 
 @pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
-def test_features_together_change_no_number_in_any_method(train, source, number, method):
+def test_features_together_change_no_number_in_any_method_and_int8_changes_few(train, source, number, method):
     adapter, names = list(ADAPTERS)[number % len(ADAPTERS)], TOGETHER[number % len(TOGETHER)]
     base = settings(source, method, adapter)
-    check(train({**base, **together(*names)}), losses(train(base)), names, method)
+    plain = losses(train(base))
+    check(train({**base, **together(*names)}), plain, names, method)
+    check(train({**base, **together("int8")}), plain, ("int8",), method)
 
 
 @pytest.mark.slow
@@ -103,6 +127,21 @@ def test_each_feature_with_each_adapter_in_each_method(train, source, method, ad
     if (method, adapter) not in PLAIN:
         PLAIN[method, adapter] = losses(train(base))
     check(train({**base, **together(feature)}), PLAIN[method, adapter], (feature,), method)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
+def test_fp8_acts_in_each_method(train, source, number, method):
+    pytest.importorskip("torchao")
+    base = {**settings(source, method, list(ADAPTERS)[number % len(ADAPTERS)]), "model.dtype": "bfloat16"}
+    plain, run = losses(train(base)), train({**base, "kernels.quantization_aware": "fp8"})
+    said, reference = receipt(run), "reference: copy" in receipt(run)["loss"]["detail"]
+    assert said["quantization-aware"]["count"] == LINEARS * (2 if reference else 1)
+    assert said["quantization-aware"]["effective"] == "fp8, tensorwise (torchao)"
+    assert all(math.isfinite(loss) for loss in losses(run))
+    if method not in SAMPLED:
+        assert losses(run) == pytest.approx(plain, rel=0.1, abs=0.05)
 
 
 @pytest.mark.parametrize("path", REFUSED)

@@ -1,0 +1,85 @@
+"""Rules about computing with fewer bits: the machine, the package and the weights that `quantization_aware` needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.rules.registry import rule
+from engine.config.tree import RunConfig, fields
+
+LEAST_CAPABILITY = (9, 0)
+_SPEC = fields.kernels.quantization_aware
+_OFF = Fix("turn it off", unset=(_SPEC.path,))
+
+
+@rule(reads=(_SPEC,))
+def fp8_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware == "fp8" and facts.machine is not None and not facts.machine.gpus:
+        todo = "FP8 products are a GPU's, of compute capability 9.0 or more."
+        yield must(_SPEC.path, "false or true without a GPU", "fp8", todo, fix=_OFF)
+
+
+@rule(reads=(_SPEC,))
+def fp8_needs_a_card_that_has_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware != "fp8" or facts.machine is None:
+        return
+    old = next((gpu for gpu in facts.machine.gpus if gpu.capability < LEAST_CAPABILITY), None)
+    if old:
+        todo = f"It needs compute capability 9.0, as an H100 has it; this card has {old.capability[0]}.{old.capability[1]}."
+        yield must(_SPEC.path, f"false or true on {old.name}", "fp8", todo, fix=_OFF)
+
+
+@rule(reads=(_SPEC,))
+def quantization_aware_needs_torchao(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware is False or facts.packages is None:
+        return
+    if facts.packages.get("torchao", "") is None:
+        todo = "Install it with `pip install torchao`, or turn it off."
+        yield must(_SPEC.path, "false without the package torchao", config.kernels.quantization_aware, todo, fix=_OFF)
+
+
+@rule(reads=(_SPEC, fields.model.dtype))
+def fp8_needs_bfloat16(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware == "fp8" and config.model.dtype != "bfloat16":
+        path, dtype = fields.model.dtype.path, config.model.dtype
+        todo = "Results of FP8 products are bfloat16: take that, or set kernels.quantization_aware to false."
+        fix = Fix("take bfloat16", {path: "bfloat16"})
+        yield must(path, "bfloat16 while kernels.quantization_aware is fp8", dtype, todo, fix=fix)
+
+
+@rule(reads=(_SPEC, fields.model.quantization))
+def int8_rounding_needs_plain_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware is True and config.model.quantization != "none":
+        todo = f"Weights held as {config.model.quantization} are rounded already: keep one of the two."
+        rule_text = f"false while model.quantization is {config.model.quantization}"
+        yield must(_SPEC.path, rule_text, True, todo, fix=_OFF)
+
+
+@rule(reads=(_SPEC, fields.model.quantization))
+def fp8_needs_plain_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware == "fp8" and config.model.quantization != "none":
+        todo = f"FP8 products are made of bfloat16 weights, not of {config.model.quantization}: keep one of the two."
+        rule_text = f"false while model.quantization is {config.model.quantization}"
+        yield must(_SPEC.path, rule_text, "fp8", todo, fix=_OFF)
+
+
+@rule(reads=(_SPEC, fields.kernels.torch_compile, fields.kernels.torch_compile_options))
+def fp8_wants_compiled_layers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    kernels, path = config.kernels, fields.kernels.torch_compile.path
+    compiled = kernels.torch_compile is True or (kernels.torch_compile == "auto" and kernels.torch_compile_options)
+    if kernels.quantization_aware == "fp8" and not compiled:
+        todo = "Without it rounding to FP8 takes more time than its products save: set it to true."
+        fix = Fix("compile the layers", {path: True})
+        rule_text = "true for kernels.quantization_aware: fp8 to be quick"
+        yield must(path, rule_text, kernels.torch_compile, todo, severity="warning", fix=fix)
+
+
+@rule(reads=(fields.kernels.fp8_recipe_name, _SPEC))
+def fp8_scales_need_fp8(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec, name = fields.kernels.fp8_recipe_name, config.kernels.fp8_recipe_name
+    if config.kernels.quantization_aware != "fp8" and name != spec.default:
+        todo = "It says how FP8 products are scaled, and there are none: remove it, or set quantization_aware to fp8."
+        rule_text = "left out while kernels.quantization_aware is not fp8"
+        yield must(spec.path, rule_text, name, todo, fix=Fix("remove it", unset=(spec.path,)))
