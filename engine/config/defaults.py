@@ -61,7 +61,8 @@ def _tf32(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 
 
 # To choose what to keep, the host looks at every operation: 5.5 ms a layer and batch (28 layers, 4 x 2,048 tokens, H200),
-# in which the card multiplies this often. A layer that takes less is sooner computed again whole.
+# in which the card multiplies this often. A layer that takes less is sooner computed again whole, unless it is compiled:
+# then the choice is made once.
 TIERS_PAY = 2e12
 
 
@@ -82,6 +83,7 @@ def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if (
         facts.machine is not None
         and facts.machine.gpus
+        and not _compiled(config, facts)
         and (footprint.layer_operations(config, facts) or 0) < TIERS_PAY
     ):
         return True, f"{without}; layers of this size are computed again sooner than chosen from"
@@ -100,6 +102,11 @@ def _torch_compile(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if config.kernels.torch_compile_options:
         return True, "torch_compile_options are given"
     return False, "compiling delays the first step, so it is left to be asked for"
+
+
+def _compiled(config: RunConfig, facts: Facts) -> bool:
+    asked = config.kernels.torch_compile
+    return bool(_torch_compile(config, facts)[0] if asked == "auto" else asked)
 
 
 def _ten_times(label: str) -> Resolve:

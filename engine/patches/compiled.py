@@ -1,13 +1,16 @@
 """`kernels.torch_compile`: each decoder layer compiled by itself, in every method.
 
 A layer is compiled once and serves all that are like it, so the wait does not grow with depth, and nothing between layers
-can break the graph. What generates keeps the plain layers: with a cache of keys that grows each token would be a new
-shape. The options reach the compiler with each compilation and are restored by it. How many graphs came of it and how
-long they took is told after the first step; a run in which none came ends there.
+can break the graph. Its checkpoint is part of what is compiled, also where the release of transformers puts it around the
+layer: so the compiler chooses by the tier what is kept, at no cost for the host, and what the backward pass does not ask
+for (the last product of a layer) is not computed again. What generates keeps the plain layers: with a cache of keys that
+grows each token would be a new shape. The options reach the compiler with each compilation and are restored by it. How
+many graphs came of it and how long they took is told after the first step; a run in which none came ends there.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import time
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
@@ -31,15 +35,17 @@ def torch_compile(config: Any, trainer: Any) -> Applied | None:
     layers = list(decoder_layers(trainer))
     if not layers:
         raise ModelError("kernels.torch_compile: the model has no decoder layers that could be compiled.", _TURN_OFF)
-    if (reason := refusal(layers[0], config.memory.gradient_checkpointing)) is not None:
+    if (reason := refusal()) is not None:
         raise ModelError(f"kernels.torch_compile: {reason}", _TURN_OFF)
     undo_cache = _without_cache(trainer)
+    undo_checkpoints = checkpoint_inside(_models(trainer))
     undo_layers = compile_layers(layers, config.kernels.torch_compile_options, one_shape=config.data.packing)
     undo_step = _tell_after_first_step(trainer, len(layers))
 
     def undo() -> None:
         undo_step()
         undo_layers()
+        undo_checkpoints()
         undo_cache()
 
     return Applied(FEATURE, True, "inductor", len(layers), f"layers; {_words(config)}", undo)
@@ -63,22 +69,77 @@ def _outermost(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
         yield from _outermost(child)
 
 
-def refusal(layer: torch.nn.Module, tier: Any) -> str | None:
-    """Why this machine or these libraries cannot compile the layer, as a sentence, or None."""
-    if tier in ("selective", "medium") and not checkpoints_inside(layer):
-        return (
-            f"with gradient_checkpointing: {tier} this release of transformers checkpoints around the compiled layer, "
-            "where the tier cannot see what to keep; take full."
-        )
+def refusal() -> str | None:
+    """Why this machine cannot compile, as a sentence, or None."""
     compilers = [os.environ.get("CC"), os.environ.get("CXX"), "c++", "g++", "gcc", "cc", "clang"]
     if not any(name and shutil.which(name) for name in compilers):
         return "torch needs a C compiler on this machine (gcc or clang), and none is on the PATH."
     return None
 
 
-def checkpoints_inside(layer: torch.nn.Module) -> bool:
-    """Whether the layer's checkpoint is part of its `forward`, where the compiler and its policy meet."""
-    return hasattr(type(layer).forward, "__wrapped__")
+class _Inside:
+    """Stands where a layer keeps its checkpoint function and lets calls pass: the compiled code makes the checkpoint."""
+
+    def __init__(self, checkpoint: functools.partial[Any]) -> None:
+        self.checkpoint, self.keywords = checkpoint, checkpoint.keywords
+
+    def __call__(self, run: Callable[..., Any], *args: Any) -> Any:
+        return run(*args)
+
+
+def checkpoint_inside(models: list[Any]) -> Callable[[], None]:
+    """From now on these models' layers make their checkpoints in the compiled code; returns the undo.
+
+    Where transformers makes them in a layer's `forward` (5.23), there is nothing to do; before, `__call__` made them
+    around it.
+    """
+    around = [model for model in models if any(map(_checkpoints_around, model.modules()))]
+    before = [vars(model).get("gradient_checkpointing_enable") for model in around]
+    for model in around:
+        model.gradient_checkpointing_enable = _then_inside(model, model.gradient_checkpointing_enable)
+        _move_inside(model)
+
+    def undo() -> None:
+        for model, held in zip(around, before, strict=True):
+            vars(model).pop("gradient_checkpointing_enable")
+            if held is not None:
+                model.gradient_checkpointing_enable = held
+            for module in model.modules():
+                moved = vars(module).get("_gradient_checkpointing_func")
+                if isinstance(moved, _Inside):
+                    module._gradient_checkpointing_func = moved.checkpoint
+
+    return undo
+
+
+def _checkpoints_around(module: torch.nn.Module) -> bool:
+    return isinstance(module, GradientCheckpointingLayer) and type(module).__call__ is not torch.nn.Module.__call__
+
+
+def _then_inside(model: Any, enable: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enable)
+    def gradient_checkpointing_enable(*args: Any, **kwargs: Any) -> Any:
+        done = enable(*args, **kwargs)
+        _move_inside(model)
+        return done
+
+    return gradient_checkpointing_enable
+
+
+def _move_inside(model: Any) -> None:
+    moved: dict[int, _Inside] = {}
+    for module in filter(_checkpoints_around, model.modules()):
+        held = vars(module).get("_gradient_checkpointing_func")
+        if isinstance(held, functools.partial):
+            module._gradient_checkpointing_func = moved.setdefault(id(held), _Inside(held))
+
+
+def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled of each layer: its call, in the checkpoint that was moved inside."""
+    if layer.training and layer.gradient_checkpointing and isinstance(layer._gradient_checkpointing_func, _Inside):
+        checkpoint = layer._gradient_checkpointing_func.checkpoint
+        return checkpoint(functools.partial(layer._call_impl, **kwargs), *args)
+    return layer._call_impl(*args, **kwargs)
 
 
 def compile_layers(
@@ -89,8 +150,9 @@ def compile_layers(
     `options` are names of torch._inductor.config. With `one_shape` the first graph is for the first batch's own lengths,
     else for any length at once, so that batches of different lengths do not compile anew until torch gives up.
     """
+    compiled = torch.compile(_call, options=dict(options) or None, dynamic=None if one_shape else True)
     for layer in layers:
-        layer._compiled_call_impl = _unless_generating(layer, options, None if one_shape else True)
+        layer._compiled_call_impl = _unless_generating(layer, compiled)
 
     def undo() -> None:
         for layer in layers:
@@ -99,15 +161,22 @@ def compile_layers(
     return undo
 
 
-def _unless_generating(layer: torch.nn.Module, options: dict[str, Any], dynamic: bool | None) -> Callable[..., Any]:
-    plain: Callable[..., Any] = layer._call_impl
-    compiled = torch.compile(plain, options=dict(options) or None, dynamic=dynamic)
-
+def _unless_generating(layer: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        generating = kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
-        return (plain if generating else compiled)(*args, **kwargs)
+        if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
+            return layer._call_impl(*args, **kwargs)
+        return compiled(layer, *args, **kwargs)
 
     return call
+
+
+def _models(trainer: Any) -> list[Any]:
+    """Every model of transformers that the trainer holds, each of which can turn checkpointing on for its layers."""
+    values = (value for value in vars(trainer).values() if isinstance(value, torch.nn.Module))
+    found = {
+        id(module): module for value in values for module in value.modules() if isinstance(module, PreTrainedModel)
+    }
+    return list(found.values())
 
 
 def _without_cache(trainer: Any) -> Callable[[], None]:

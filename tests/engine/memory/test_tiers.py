@@ -72,9 +72,10 @@ def kept_by_layers(tier, layers):
         return meter.live
 
 
-def chosen(gib, **shape):
+def chosen(gib, compiled=False, **shape):
     """What auto takes on a card of this size, for rows of 2,048 tokens with LoRA."""
-    config = read({"model": {"name": "m"}, "adapter": {"kind": "lora"}, "data": {"max_length": 2048}}).config
+    settings = {"model": {"name": "m"}, "adapter": {"kind": "lora"}, "data": {"max_length": 2048}}
+    config = read({**settings, "kernels": {"torch_compile": compiled}}).config
     machine = Machine(gpus=(Gpu("card", gib * GiB, (9, 0)),), memory_bytes=64 * GiB)
     linears = (("q_proj", shape["hidden_size"], 2048, shape["layers"]),)
     model = ModelFacts("m", heads=16, kv_heads=8, head_dim=128, vocab_size=32_000, linears=linears, **shape)
@@ -91,6 +92,7 @@ def test_auto_takes_the_cheapest_tier_that_fits():
 def test_auto_computes_small_layers_again_whole():
     small = {"parameters": 600_000_000, "hidden_size": 1024, "layers": 28, "intermediate_size": 3072}
     assert {chosen(gib, **small) for gib in range(4, 40, 2)} == {False, True}
+    assert {chosen(gib, compiled=True, **small) for gib in range(4, 40, 2)} == {False, "selective", "medium", True}
 
 
 @pytest.mark.parametrize(("method", "adapter", "rows"), [("sft", "lora", CONVERSATIONS), ("dpo", "lora", PAIRS)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from types import SimpleNamespace
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.config.kernels import COMPILE_OPTIONS
 from engine.errors import ModelError
-from engine.memory.tiers import use_tier
+from engine.memory.tiers import tier_of, use_tier
 from engine.patches import compiled
 from tests.engine.patches.conftest import tiny_model
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
@@ -164,6 +166,72 @@ def test_a_qwen3_layer_keeps_its_gradients_over_batches_of_any_length_in_one_gra
         for name, gradient in gradients.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
     assert counters["stats"]["unique_graphs"] - graphs == 1
+
+
+class Around(GradientCheckpointingLayer):
+    """A layer as releases of transformers before 5.23 have it: the checkpoint is made around it."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False)
+
+    def __call__(self, x):
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(super().__call__, x)
+        return super().__call__(x)
+
+    def _call_impl(self, x):
+        return x + self.down(torch.nn.functional.silu(self.up(x)))
+
+
+class Older(PreTrainedModel):
+    config_class, supports_gradient_checkpointing = PreTrainedConfig, True
+
+    def __init__(self):
+        super().__init__(PreTrainedConfig())
+        self.layers = torch.nn.ModuleList([Around(self.config), Around(self.config)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def get_input_embeddings(self):
+        return torch.nn.Embedding(1, 1)
+
+
+def stepped(model, x):
+    model.zero_grad()
+    model.train()(x).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@needs_compiler
+def test_a_checkpoint_around_a_layer_becomes_part_of_what_is_compiled():
+    torch.manual_seed(0)
+    model, x = Older(), torch.randn(3, 8, requires_grad=True)
+    plain, products = stepped(model, x), []
+    done = compiled.torch_compile(config(tier="full"), SimpleNamespace(model=model, training_step=None))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert [tier_of(layer) for layer in model.layers] == ["full", "full"]
+
+    def count(graph):
+        kinds = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        products.append(sum(node.target in kinds for node in graph.nodes))
+
+    with inductor.patch(post_grad_custom_post_pass=count):
+        ours = stepped(model, x)
+    # Both forward; then the first of them again, and two gradients of each. The last product is asked for by nobody.
+    assert products == [2, 1 + 4]
+    for gradient, found in zip(plain, ours, strict=True):
+        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
+    done.undo()
+    assert all(isinstance(layer._gradient_checkpointing_func, functools.partial) for layer in model.layers)
+    assert "gradient_checkpointing_enable" not in vars(model)
+    for gradient, found in zip(plain, stepped(model, x), strict=True):
+        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_without_layers_and_a_machine_without_a_compiler_are_refused(monkeypatch):
