@@ -11,6 +11,7 @@ from engine.config.findings import shown
 from engine.config.kinds import MethodSection, example_row, needs_of
 from engine.config.meaning import expectation
 from engine.config.method import METHODS
+from engine.config.optimizers import KINDS
 from engine.config.recipes import recipe_mapping
 from engine.config.renames import NAMES
 from engine.config.steps import GOALS
@@ -102,6 +103,12 @@ def of_setting(spec: FieldSpec) -> Explanation:
         facts.append(("only with", f"{spec.section}.kind {' or '.join(spec.kinds)}"))
     for item in spec.items:
         facts.append((item.name, item.help))
+    if spec is fields.optim.optim_args:
+        for kind, optimizer in KINDS.items():
+            facts += [
+                (f"{kind} {key}", f"{own.takes}, default {shown(own.default)}: {own.text}")
+                for key, own in optimizer.own.items()
+            ]
     facts.append(("level", spec.level))
     if spec.source:
         facts.append(("source", spec.source))

@@ -15,7 +15,7 @@ from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import reference_of
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
-from engine.config.unfrozen import trained_by_name
+from engine.config.unfrozen import matrices_by_name, trained_by_name
 
 MiB = 1024**2
 GiB = 1024**3
@@ -25,6 +25,7 @@ QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8}
 # bytes of optimizer state for each byte of a trained parameter
 STATES = {
     "adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.02, "sgd": 0.0, "adagrad": 1.0, "rmsprop": 1.0,
+    "adopt": 2.0, "came": 1.01, "schedule_free_adamw": 2.0,
 }  # fmt: skip
 # Measured on an H100 with Qwen3 shapes of 0.6B and 1.7B (torch 2.11, transformers 5.17):
 # a decoder layer keeps so many elements a token per hidden, MLP and query-key-value element,
@@ -131,6 +132,8 @@ class Parameters:
     base: int
     trained_base: int
     adapter: int
+    matrices: tuple[tuple[int, int, int], ...] = ()
+    """Those of them that are matrices inside the layers, as (rows, columns, how many)."""
 
     @property
     def trained(self) -> int:
@@ -146,17 +149,21 @@ def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
     adapter = config.adapter
     if adapter.kind == "none":
         named = trained_by_name(model, adapter.unfrozen_parameters) if adapter.unfrozen_parameters else None
-        return Parameters(model.parameters, model.parameters if named is None else named, 0)
+        if named is not None:
+            return Parameters(model.parameters, named, 0, matrices_by_name(model, adapter.unfrozen_parameters))
+        whole = tuple((wide_out, wide_in, count) for _, wide_in, wide_out, count in model.linears)
+        return Parameters(model.parameters, model.parameters, 0, whole)
     if not model.linears:
         return None
-    trained = 0
+    trained, factors = 0, []
     for name, wide_in, wide_out, count in model.linears:
         if _is_target(name, adapter.target_modules):
             trained += count * adapter.r * (wide_in + wide_out)
+            factors += [(adapter.r, wide_in, count), (wide_out, adapter.r, count)]
             if adapter.use_dora:
                 trained += count * wide_out
     saved = sum(_whole_module(name, model) for name in adapter.modules_to_save)
-    return Parameters(model.parameters, 0, trained + saved)
+    return Parameters(model.parameters, 0, trained + saved, tuple(factors))
 
 
 def _is_target(name: str, targets: str | list[str]) -> bool:
@@ -239,9 +246,19 @@ def _tokens(config: RunConfig, facts: Facts) -> tuple[int, int]:
 
 def state_bytes(config: RunConfig, counts: Parameters) -> float:
     """Bytes of the optimizer's states."""
-    if config.optim.optim in STATE_BYTES:
-        return counts.trained * STATE_BYTES[config.optim.optim]
-    return counts.trained * trained_size(config) * STATES[config.optim.optim]
+    name, size = config.optim.optim, trained_size(config)
+    if name in STATE_BYTES:
+        return counts.trained * STATE_BYTES[name]
+    if name in STATES:
+        return counts.trained * size * STATES[name]
+    inside = sum(rows * columns * count for rows, columns, count in counts.matrices)
+    held = sum(_matrix_states(config, rows, columns) * count for rows, columns, count in counts.matrices)
+    return size * (held + STATES["adamw_torch"] * max(0, counts.trained - inside))
+
+
+def _matrix_states(config: RunConfig, rows: int, columns: int) -> float:
+    """Numbers of state for one matrix of a layer, with an optimizer that treats matrices apart."""
+    return rows * columns
 
 
 def trained_size(config: RunConfig) -> float:

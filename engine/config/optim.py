@@ -8,19 +8,8 @@ from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, L
 
 Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop", "adamw_8bit", "paged_adamw_8bit",
-    "lion_32bit", "lion_8bit", "ademamix", "ademamix_8bit",
+    "lion_32bit", "lion_8bit", "ademamix", "ademamix_8bit", "muon", "adopt", "came", "schedule_free_adamw",
 ]  # fmt: skip
-BITSANDBYTES = ("adamw_8bit", "paged_adamw_8bit", "lion_32bit", "lion_8bit", "ademamix", "ademamix_8bit")
-"""Optimizers that come from the package bitsandbytes."""
-ADAM_SETTINGS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "ademamix", "ademamix_8bit"),
-                    ("adam_beta1", "adam_beta2", "adam_epsilon")),
-    **dict.fromkeys(("lion_32bit", "lion_8bit"), ("adam_beta1", "adam_beta2")),
-}  # fmt: skip
-"""Optimizer -> those of Adam's settings that it uses; none for an optimizer that is not named."""
-_ADEMAMIX = {"alpha": (0.0, 100.0), "beta3": (0.0, 1.0), "t_alpha": (1, 10**9), "t_beta3": (1, 10**9)}
-OPTIM_ARGS: dict[str, dict[str, tuple[float, float]]] = {"ademamix": _ADEMAMIX, "ademamix_8bit": _ADEMAMIX}
-"""Optimizer -> the keys of `optim_args` that it takes, each with its least and largest value."""
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt", "constant", "constant_with_warmup"
 ]
@@ -60,16 +49,21 @@ class Optim(Section):
             lion_8bit="lion_8bit, the least memory of these",
             ademamix="ademamix, AdamW with a second, slow memory of gradients",
             ademamix_8bit="ademamix_8bit, the same with states of 8 bits",
+            muon="muon, orthogonal steps for the matrices of the layers, AdamW for the rest; one state a matrix",
+            adopt="adopt, AdamW that converges with any beta 2",
+            came="came, about half of AdamW's states; holds back updates that are not sure",
+            schedule_free_adamw="schedule_free_adamw, AdamW that averages its weights in place of a falling rate",
         ),
         Advanced,
         Source("transformers: optim"),
     ] = "adamw_torch_fused"
     """Which optimizer moves the weights. AdamW is the usual one; Adafactor needs less memory. Those of 8 bits and 32 bits,
-    Lion (arXiv:2302.06675) and AdEMAMix (arXiv:2409.03137) come from the package bitsandbytes."""
+    Lion (arXiv:2302.06675) and AdEMAMix (arXiv:2409.03137) come from the package bitsandbytes, ADOPT (arXiv:2411.02853)
+    and CAME (arXiv:2307.02047) from pytorch-optimizer, schedule-free AdamW (arXiv:2405.15682) from schedulefree. Muon
+    (arXiv:2502.16982) is torch's; with LoRA it takes each of the two factors as a matrix."""
 
     optim_args: Annotated[dict[str, Any], Title("Optimizer's own"), Control("mapping"), Expert] = {}
-    """Settings that only the chosen optimizer has. AdEMAMix takes `alpha`, the weight of its slow memory (5), `beta3`, how
-    long that memory lasts (0.9999), and `t_alpha` and `t_beta3`, steps over which the two reach their values."""
+    """Settings that only the chosen optimizer has, each with its bounds. What is left out has its default."""
 
     lr_scheduler_type: Annotated[Scheduler, Title("Schedule"), Advanced, Source("transformers: lr_scheduler_type")] = (
         "linear"

@@ -25,6 +25,23 @@ def trained_by_name(model: ModelFacts, patterns: list[str]) -> int | None:
     return sum(size for name, size in _names(model) if any(pattern.match(name) for pattern in known))
 
 
+def matrices_by_name(model: ModelFacts, patterns: list[str]) -> tuple[tuple[int, int, int], ...]:
+    """Those of them that are linear layers, as (rows, columns, how many); `trained_by_name` must know the names."""
+    known = [re.compile(pattern) for pattern in patterns]
+    layers = model.layers or 1
+    found = [
+        (wide_out, wide_in, count // layers)
+        for layer in range(layers)
+        for name, wide_in, wide_out, count in model.linears
+        if any(pattern.match(_weight(layer, name)) for pattern in known)
+    ]
+    return tuple(found)
+
+
+def _weight(layer: int, name: str) -> str:
+    return f"model.layers.{layer}.{'self_attn' if name in _ATTENTION else 'mlp'}.{name}.weight"
+
+
 def _names(model: ModelFacts) -> Iterator[tuple[str, int]]:
     hidden, layers = model.hidden_size or 0, model.layers or 0
     head = hidden * (model.vocab_size or 0)
@@ -35,7 +52,6 @@ def _names(model: ModelFacts) -> Iterator[tuple[str, int]]:
     yield "model.norm.weight", hidden
     for layer in range(layers):
         for name, wide_in, wide_out, count in model.linears:
-            block = "self_attn" if name in _ATTENTION else "mlp"
-            yield f"model.layers.{layer}.{block}.{name}.weight", wide_in * wide_out * count // layers
+            yield _weight(layer, name), wide_in * wide_out * count // layers
         for norm in ("input_layernorm", "post_attention_layernorm"):
             yield f"model.layers.{layer}.{norm}.weight", hidden

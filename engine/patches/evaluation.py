@@ -24,6 +24,8 @@ def bf16_full_eval(config: Any, trainer: Any) -> Applied | None:
     before, evaluate = vars(trainer).get("evaluate"), trainer.evaluate
 
     def in_bfloat16(*args: Any, **kwargs: Any) -> Any:
+        # A schedule-free optimizer averages here, in float32: what it averages into must be what comes back.
+        trainer.average_weights()
         kept = [weight.data for weight in weights]
         try:
             for weight in weights:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from engine.config.optimizers import BUILT_HERE
+
 
 def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
     """Keyword arguments for TrainingArguments and its subclasses. `config` is resolved: no `auto` is left in it.
@@ -15,6 +17,7 @@ def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
     float16 gradients underflow. Saving is ours (`engine.trainers.saving`), so transformers never rotates checkpoints.
     """
     optim, run = config.optim, config.run
+    ours = optim.optim in BUILT_HERE
     return {
         "output_dir": str(Path(run_folder) / "checkpoints"),
         "per_device_train_batch_size": optim.per_device_train_batch_size,
@@ -30,8 +33,9 @@ def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
         "adam_beta2": optim.adam_beta2,
         "adam_epsilon": optim.adam_epsilon,
         "max_grad_norm": optim.max_grad_norm,
-        "optim": optim.optim,
-        "optim_args": ",".join(f"{name}={value}" for name, value in optim.optim_args.items()) or None,
+        # Those of ours are built by `engine.trainers.optimizers`; transformers does not know all their names.
+        "optim": "adamw_torch" if ours else optim.optim,
+        "optim_args": None if ours else ",".join(f"{key}={value}" for key, value in optim.optim_args.items()) or None,
         "bf16": False,
         "fp16": config.model.dtype == "float16" and torch.cuda.is_available(),
         "tf32": optim.tf32 if torch.cuda.is_available() else None,

@@ -23,7 +23,7 @@ class Job:
     callbacks: list[Any] = field(default_factory=list)
 
     def given(self, **own: Any) -> dict[str, Any]:
-        """What every trainer of transformers is given, by its argument; `own` comes on top or in its place."""
+        """What every trainer of ours is given, by its argument; `own` comes on top or in its place."""
         return {
             "model": self.model,
             "data_collator": WithRows(self.collator),
@@ -31,5 +31,6 @@ class Job:
             "eval_dataset": self.eval,
             "processing_class": self.processing_class,
             "callbacks": self.callbacks,
+            "optim": self.config.optim,
             **own,
         }

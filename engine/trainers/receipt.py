@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from engine.config.method import METHODS
+from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY
 from engine.memory.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN
+from engine.trainers.optimizers.building import told
 
 SMALLEST_8BIT = 4096  # bitsandbytes: min_8bit_size
 
@@ -68,7 +70,7 @@ def unmet(config: Any, entries: list[dict[str, Any]]) -> str | None:
         ("gradient checkpointing", config.memory.gradient_checkpointing in (True, "selective", "medium", "full")),
         ("quantization", config.model.quantization != "none"),
         ("packing", config.data.packing),
-        ("optimizer", config.optim.optim.endswith("8bit")),
+        ("optimizer", config.optim.optim.endswith("8bit") or config.optim.optim in MATRICES_ONLY),
     ):
         if asked and not by_name[feature]["count"]:
             return f"{feature} was requested and touched nothing in this model: turn it off or choose another model."
@@ -124,16 +126,19 @@ def _adapter(config: Any, model: Any) -> dict[str, Any]:
 
 
 def _optimizer(config: Any, trainer: Any) -> dict[str, Any]:
-    """The optimizer's class, and for states of 8 bits how many weights have them: small ones keep 32."""
+    """The optimizer's class and what it moves; for states of 8 bits how many weights have them: small ones keep 32."""
+    name = config.optim.optim
+    if name in BUILT_HERE:
+        return _entry("optimizer", name, *told(config.optim, trainer.model))
     built = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     kind = type(built) if built is not None else trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0]
-    if not config.optim.optim.endswith("8bit"):
-        return _entry("optimizer", config.optim.optim, kind.__name__)
+    if not name.endswith("8bit"):
+        return _entry("optimizer", name, kind.__name__)
     embeddings = {id(m.weight) for m in trainer.model.modules() if isinstance(m, torch.nn.Embedding)}
     weights = [p for p in trainer.model.parameters() if p.requires_grad]
     count = sum(p.numel() >= SMALLEST_8BIT and id(p) not in embeddings for p in weights)
     detail = f"of {len(weights)} weights in 8 bits; embeddings and weights below {SMALLEST_8BIT:,} numbers in 32"
-    return _entry("optimizer", config.optim.optim, kind.__name__, count, detail)
+    return _entry("optimizer", name, kind.__name__, count, detail)
 
 
 def _attention(config: Any, model: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 
 from engine.run import checkpoint
 from engine.run.store import RunFolder
+from engine.trainers.optimizers.building import optimizer_for
 from engine.trainers.parts import Parts, Stateful
 
 TOKENS_STATE = "tokens_state.json"
@@ -56,6 +57,11 @@ class RunTrainer:
     keep: int
     commit_info: dict[str, Any]
 
+    def __init__(self, *args: Any, optim: Any = None, **kwargs: Any) -> None:
+        """`optim` is the section of that name; without it the optimizer is the one of the arguments."""
+        self._optim = optim
+        super().__init__(*args, **kwargs)
+
     def attach(self, run: RunFolder, writer: Any, keep: int, commit_info: dict[str, Any]) -> None:
         """`writer` is the run's EventWriter on rank 0 and None elsewhere; `commit_info` goes into COMMIT.json."""
         self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
@@ -71,6 +77,21 @@ class RunTrainer:
 
     def _registered(self) -> Parts:
         return self.__dict__.setdefault("_parts", Parts())
+
+    # -- the optimizer -------------------------------------------------------------------------------------------------
+    def create_optimizer(self, model: Any = None) -> Any:
+        """transformers' own, or one that `engine.trainers.optimizers` builds."""
+        if self.optimizer is None and self._optim is not None:  # type: ignore[has-type]
+            taken = self.model if model is None else model  # type: ignore[attr-defined]
+            decayed = self.get_decay_parameter_names(taken)  # type: ignore[attr-defined]
+            self.optimizer = optimizer_for(self._optim, taken, decayed)
+        return super().create_optimizer(model)  # type: ignore[misc]
+
+    def average_weights(self) -> None:
+        """Gives the model the weights that are meant for use, where the optimizer keeps others for training
+        (schedule-free): before held-out rows, samples and checkpoints. The next step takes its own back. On all ranks."""
+        if callable(average := getattr(self.optimizer, "eval", None)):
+            average()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -119,6 +140,7 @@ class RunTrainer:
         ):
             return
         first = self.args.should_save  # type: ignore[attr-defined]
+        self.average_weights()
         self._say_checkpoint(step, "saving")
         tmp = self.run.checkpoints / f"checkpoint-{step}.tmp"
         if first:

@@ -198,9 +198,12 @@ class Watching(TrainerCallback):
             self.controls.answer(request, status, message)
 
     def _samples(self, step: int) -> None:
-        if not self.prompts or step == self._sampled or self.writer is None:
+        if not self.prompts or step == self._sampled:
             return
         self._sampled = step
+        self.trainer.average_weights()
+        if self.writer is None:
+            return
         for index, (prompt, completion) in enumerate(zip(self.prompts, self.sample(), strict=True)):
             self.writer.write("sample", step=step, index=index, prompt=prompt, completion=completion)
 

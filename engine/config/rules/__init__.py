@@ -11,7 +11,20 @@ from dataclasses import replace
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding
-from engine.config.rules import data, fit, kernels, later, memory, method, model, rollouts, rounding, run, training  # noqa: F401  each fills the table
+from engine.config.rules import (  # noqa: F401  each fills the table
+    data,
+    fit,
+    kernels,
+    later,
+    memory,
+    method,
+    model,
+    optimizers,
+    rollouts,
+    rounding,
+    run,
+    training,
+)
 from engine.config.rules.registry import RULES, Rule, rule
 from engine.config.tree import RunConfig
 

@@ -1,4 +1,4 @@
-"""Rules about adapter, optimizer and schedule: no setting without an effect, nothing out of proportion."""
+"""Rules about adapter, rate and schedule: no setting without an effect, nothing out of proportion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.optim import ADAM_SETTINGS, BITSANDBYTES, OPTIM_ARGS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 from engine.config.unfrozen import trained_by_name
@@ -201,59 +200,6 @@ def warmup_ends_before_the_run(config: RunConfig, facts: Facts) -> Iterator[Find
     if steps is not None and warmup >= 1 and warmup >= steps:
         todo = "The learning rate would never reach its value. A share such as 0.03 fits every length."
         yield must(path, f"less than the {steps:,} steps of the run", warmup, todo, fix=Fix("take 3 %", {path: 0.03}))
-
-
-@rule(reads=(fields.optim.optim, fields.optim.adam_beta1, fields.optim.adam_beta2, fields.optim.adam_epsilon))
-def adam_settings_need_adam(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    used = ADAM_SETTINGS.get(config.optim.optim, ())
-    for spec in (fields.optim.adam_beta1, fields.optim.adam_beta2, fields.optim.adam_epsilon):
-        value = spec.value(config)
-        if value != spec.default and spec.name not in used:
-            rule_text = f"left out with the optimizer {config.optim.optim}, which does not use it"
-            yield must(
-                spec.path,
-                rule_text,
-                value,
-                "Remove it, or take adamw_torch_fused.",
-                fix=Fix("remove it", unset=(spec.path,)),
-            )
-
-
-@rule(reads=(fields.optim.optim,))
-def optimizers_of_bitsandbytes_need_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, name = fields.optim.optim.path, config.optim.optim
-    if name in BITSANDBYTES and facts.packages is not None and facts.packages.get("bitsandbytes", "") is None:
-        todo = "Install it with `pip install bitsandbytes`, or take adamw_torch_fused."
-        fix = Fix("take adamw_torch_fused", unset=(path,))
-        yield must(path, "an optimizer of torch without the package bitsandbytes", name, todo, fix=fix)
-
-
-@rule(reads=(fields.optim.optim,))
-def paging_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, name = fields.optim.optim.path, config.optim.optim
-    if name.startswith("paged_") and facts.machine is not None and not facts.machine.gpus:
-        todo = "On a CPU the states are in the host's memory already: take adamw_8bit."
-        yield must(
-            path, "an optimizer without paging on a CPU", name, todo, fix=Fix("take adamw_8bit", {path: "adamw_8bit"})
-        )
-
-
-@rule(reads=(fields.optim.optim, fields.optim.optim_args))
-def optim_args_are_the_optimizers_own(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    known = OPTIM_ARGS.get(config.optim.optim, {})
-    for key, value in config.optim.optim_args.items():
-        path = f"{fields.optim.optim_args.path}.{key}"
-        if key not in known:
-            close = nearest(str(key), known)
-            todo = f"Did you mean {close}?" if close else f"It takes {', '.join(known)}." if known else "Remove it."
-            yield must(path, f"left out with the optimizer {config.optim.optim}, which does not use it", value, todo)
-            continue
-        least, most = known[key]
-        whole = isinstance(least, int)
-        number = isinstance(value, (int,) if whole else (int, float)) and not isinstance(value, bool)
-        if not number or not least <= value <= most:
-            room = f"a whole number from {least:,} to {most:,}" if whole else f"a number from {least:g} to {most:g}"
-            yield must(path, room, value, "Give such a number, or remove it.")
 
 
 @rule(reads=(fields.optim.learning_rate, fields.method.kind, fields.adapter.kind))

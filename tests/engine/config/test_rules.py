@@ -21,7 +21,9 @@ GOOD: dict[str, Any] = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"
 CPU = Machine(cpu_count=4, memory_bytes=16 * GiB, disk_free_bytes=100 * GiB, name="cpu")
 H100, OLD = parse_machine("1xH100-80GB"), parse_machine("1xT4-16GB")
 LARGE = model_facts("Qwen/Qwen3-8B")
-NOTHING: dict[str, str | None] = dict.fromkeys(("bitsandbytes", "flash-attn", "flash-attn-3", "torchao"))
+NOTHING: dict[str, str | None] = dict.fromkeys(
+    ("bitsandbytes", "flash-attn", "flash-attn-3", "torchao", "pytorch-optimizer", "schedulefree")
+)
 
 
 def rows(**known: Any) -> Facts:
@@ -295,8 +297,21 @@ CASES: dict[str, list[Case]] = {
         ({"optim.optim": "sgd", "optim.adam_beta2": 0.95}, Facts(), "optim.adam_beta2", "error"),
         ({"optim.optim": "lion_8bit", "optim.adam_epsilon": 1e-6}, Facts(), "optim.adam_epsilon", "error"),
     ],
-    "optimizers-of-bitsandbytes-need-it": [
-        ({"optim.optim": "adamw_8bit"}, Facts(packages=NOTHING), "optim.optim", "error")
+    "optimizers-of-packages-need-them": [
+        ({"optim.optim": name}, Facts(packages=NOTHING), "optim.optim", "error")
+        for name in ("adamw_8bit", "adopt", "schedule_free_adamw")
+    ],
+    "schedule-free-has-no-schedule": [
+        ({"optim.optim": "schedule_free_adamw", **more}, Facts(), "optim.lr_scheduler_type", "error")
+        for more in ({}, {"optim.lr_scheduler_type": "cosine", "optim.warmup_steps": 0.1})
+    ],
+    "schedule-free-averages-with-beta1": [
+        (
+            {"optim.optim": "schedule_free_adamw", "optim.lr_scheduler_type": "constant", "optim.adam_beta1": 0},
+            Facts(),
+            "optim.adam_beta1",
+            "error",
+        )
     ],
     "paging-needs-a-gpu": [({"optim.optim": "paged_adamw_8bit"}, Facts(machine=CPU), "optim.optim", "error")],
     "bf16-eval-needs-float32-and-held-out-rows": [
@@ -315,6 +330,13 @@ CASES: dict[str, list[Case]] = {
             {"optim.optim": "ademamix", "optim.optim_args": {"t_alpha": 0.5}},
             Facts(),
             "optim.optim_args.t_alpha",
+            "error",
+        ),
+        ({"optim.optim": "muon", "optim.optim_args": {"ns_steps": 0}}, Facts(), "optim.optim_args.ns_steps", "error"),
+        (
+            {"optim.optim": "muon", "optim.optim_args": {"adjust_lr_fn": "fast"}},
+            Facts(),
+            "optim.optim_args.adjust_lr_fn",
             "error",
         ),
     ],

@@ -16,6 +16,7 @@ from engine.config.facts import DataFacts, Facts, model_facts
 from engine.config.findings import shown
 from engine.config.kernels import COMPILE_OPTIONS
 from engine.config.meaning import expectation
+from engine.config.optimizers import BUILT_HERE, KINDS
 from engine.config.recipes import recipe_mapping, recipes
 from engine.config.renames import CHANGES, NAMES
 from engine.config.schema import SECTIONS, effective, fields, fields_of, read, resolved
@@ -224,7 +225,8 @@ def test_names_are_those_of_the_libraries() -> None:
     arguments, lora, dpo, schedules, optimizers, missing = json.loads(done.stdout.splitlines()[-1])
     assert missing == []
     assert set(fields.optim.lr_scheduler_type.choices) <= set(schedules)
-    assert set(fields.optim.optim.choices) <= set(optimizers)
+    assert set(fields.optim.optim.choices) - BUILT_HERE <= set(optimizers)
+    assert tuple(KINDS) == fields.optim.optim.choices
     assert {spec.name for spec in fields.optim} <= set(arguments)
     # PEFT takes the one beside its config; the other is the name that partial fine-tuning has elsewhere.
     elsewhere = {"kind", "autocast_adapter_dtype", "unfrozen_parameters"}

@@ -1,0 +1,80 @@
+"""Rules about the choice of the optimizer: its package, the settings it listens to, and what it cannot go with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.optimizers import KINDS
+from engine.config.rules.registry import rule
+from engine.config.tree import RunConfig, fields
+from engine.errors import nearest
+
+
+@rule(reads=(fields.optim.optim, fields.optim.adam_beta1, fields.optim.adam_beta2, fields.optim.adam_epsilon))
+def adam_settings_need_adam(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    used = KINDS[config.optim.optim].adam
+    for spec in (fields.optim.adam_beta1, fields.optim.adam_beta2, fields.optim.adam_epsilon):
+        value = spec.value(config)
+        if value != spec.default and spec.name not in used:
+            rule_text = f"left out with the optimizer {config.optim.optim}, which does not use it"
+            yield must(
+                spec.path,
+                rule_text,
+                value,
+                "Remove it, or take adamw_torch_fused.",
+                fix=Fix("remove it", unset=(spec.path,)),
+            )
+
+
+@rule(reads=(fields.optim.optim,))
+def optimizers_of_packages_need_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, name = fields.optim.optim.path, config.optim.optim
+    package = KINDS[name].package
+    if package and facts.packages is not None and facts.packages.get(package, "") is None:
+        todo = f"Install it with `pip install {package}`, or take adamw_torch_fused."
+        fix = Fix("take adamw_torch_fused", unset=(path,))
+        yield must(path, f"an optimizer of torch without the package {package}", name, todo, fix=fix)
+
+
+@rule(reads=(fields.optim.optim,))
+def paging_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, name = fields.optim.optim.path, config.optim.optim
+    if name.startswith("paged_") and facts.machine is not None and not facts.machine.gpus:
+        todo = "On a CPU the states are in the host's memory already: take adamw_8bit."
+        yield must(
+            path, "an optimizer without paging on a CPU", name, todo, fix=Fix("take adamw_8bit", {path: "adamw_8bit"})
+        )
+
+
+@rule(reads=(fields.optim.optim, fields.optim.optim_args))
+def optim_args_are_the_optimizers_own(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    known = KINDS[config.optim.optim].own
+    for key, value in config.optim.optim_args.items():
+        path = f"{fields.optim.optim_args.path}.{key}"
+        if key not in known:
+            close = nearest(str(key), known)
+            todo = f"Did you mean {close}?" if close else f"It takes {', '.join(known)}." if known else "Remove it."
+            yield must(path, f"left out with the optimizer {config.optim.optim}, which does not use it", value, todo)
+        elif not known[key].fits(value):
+            yield must(path, known[key].takes, value, "Give such a value, or remove it.")
+
+
+@rule(reads=(fields.optim.optim, fields.optim.lr_scheduler_type))
+def schedule_free_has_no_schedule(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, schedule = fields.optim.lr_scheduler_type.path, config.optim.lr_scheduler_type
+    if config.optim.optim == "schedule_free_adamw" and not schedule.startswith("constant"):
+        flat = "constant_with_warmup" if config.optim.warmup_steps else "constant"
+        todo = "It averages its weights in place of a falling rate; a warm-up alone may stand beside it."
+        rule_text = "constant or constant_with_warmup with schedule_free_adamw"
+        yield must(path, rule_text, schedule, todo, fix=Fix(f"take {flat}", {path: flat}))
+
+
+@rule(reads=(fields.optim.optim, fields.optim.adam_beta1))
+def schedule_free_averages_with_beta1(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.optim.adam_beta1.path
+    if config.optim.optim == "schedule_free_adamw" and config.optim.adam_beta1 == 0:
+        todo = "It weighs the average against the newest weights."
+        fix = Fix("take the usual value", unset=(path,))
+        yield must(path, "above 0 with schedule_free_adamw", 0.0, todo, fix=fix)

@@ -1,0 +1,159 @@
+"""The optimizers that transformers does not build, from torch and the packages that have them.
+
+`optimizer_for` is asked by every trainer of ours (`engine.trainers.saving`). Weight decay spares what transformers spares.
+A matrix inside a layer is a weight of two dimensions in one of the model's repeated blocks; embeddings, heads, norms,
+biases and fused experts (three dimensions) are not, and AdamW moves them. Both factors of a LoRA adapter are matrices.
+
+schedule-free AdamW gets no warm-up of its own: the scheduler's changes its rate, which it weighs the average by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import AdamW, Optimizer
+
+from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, own_value
+from engine.trainers.optimizers.joined import Joined
+
+Weights = dict[str, torch.nn.Parameter]
+
+
+class Split(NamedTuple):
+    """The trained weights by name: matrices inside the layers, and all others."""
+
+    matrices: Weights
+    rest: Weights
+
+
+def split(model: torch.nn.Module) -> Split:
+    """The trained weights of a model, each once."""
+    inside: set[int] = set()
+    embedded = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList):
+            inside.update(id(weight) for weight in module.parameters() if weight.ndim == 2)
+    found = Split({}, {})
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            matrix = id(weight) in inside and id(weight) not in embedded
+            (found.matrices if matrix else found.rest)[name] = weight
+    return found
+
+
+def optimizer_for(optim: Any, model: torch.nn.Module, decayed: Collection[str]) -> Optimizer | None:
+    """The optimizer of the section `optim` for this model; None where it is one of transformers' own.
+
+    `decayed` are the names of weights that weight decay is for.
+    """
+    if optim.optim not in BUILT_HERE:
+        return None
+    own = _Own(optim)
+    parts = split(model)
+    if optim.optim in MATRICES_ONLY:
+        if not parts.matrices:
+            return adamw(optim, parts.rest, decayed)
+        return Joined(
+            [_MAKERS[optim.optim](own, _groups(own, parts.matrices, decayed)), adamw(optim, parts.rest, decayed)]
+        )
+    return _MAKERS[optim.optim](own, _groups(own, {**parts.matrices, **parts.rest}, decayed))
+
+
+def told(optim: Any, model: torch.nn.Module) -> tuple[str, int, str]:
+    """For the receipt: the implementation, how many weights it moves, and who moves how many numbers."""
+    kind = _NAMES[optim.optim]
+    parts = split(model)
+    if optim.optim not in MATRICES_ONLY:
+        weights = [*parts.matrices.values(), *parts.rest.values()]
+        return kind, len(weights), f"weights of {_numbers(weights):,} numbers"
+    matrices, rest = list(parts.matrices.values()), list(parts.rest.values())
+    detail = f"matrices inside the layers, of {_numbers(matrices):,} numbers"
+    if rest:
+        detail += f"; torch.optim.AdamW moves {len(rest)} other weights of {_numbers(rest):,} numbers"
+    return kind, len(matrices), detail
+
+
+def _numbers(weights: list[torch.nn.Parameter]) -> int:
+    return sum(weight.numel() for weight in weights)
+
+
+def adamw(optim: Any, weights: Weights, decayed: Collection[str]) -> AdamW:
+    """torch's AdamW for these weights, with the settings of the section."""
+    groups = _groups(_Own(optim), weights, decayed)
+    betas = (optim.adam_beta1, optim.adam_beta2)
+    return AdamW(groups, lr=optim.learning_rate, betas=betas, eps=optim.adam_epsilon, fused=True)
+
+
+class _Own:
+    """The section, and the chosen optimizer's own settings: `own["momentum"]`."""
+
+    def __init__(self, optim: Any) -> None:
+        self.optim = optim
+
+    def __getitem__(self, key: str) -> Any:
+        return own_value(self.optim.optim, self.optim.optim_args, key)
+
+
+def _groups(own: _Own, weights: Weights, decayed: Collection[str]) -> list[dict[str, Any]]:
+    """Two groups, with weight decay and without, in the order of the model; an empty one is left out if it can be."""
+    with_decay = [weight for name, weight in weights.items() if name in decayed]
+    without = [weight for name, weight in weights.items() if name not in decayed]
+    groups = [
+        {"params": with_decay, "weight_decay": own.optim.weight_decay},
+        {"params": without, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]] or groups[:1]
+
+
+def _muon(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
+    return torch.optim.Muon(
+        groups,
+        lr=own.optim.learning_rate,
+        momentum=own["momentum"],
+        ns_steps=own["ns_steps"],
+        adjust_lr_fn=own["adjust_lr_fn"],
+    )
+
+
+def _adopt(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
+    from pytorch_optimizer import ADOPT
+
+    betas = (own.optim.adam_beta1, own["beta2"])
+    return ADOPT(groups, lr=own.optim.learning_rate, betas=betas, eps=own["eps"], weight_decouple=True)
+
+
+def _came(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
+    from pytorch_optimizer import CAME
+
+    betas = (own.optim.adam_beta1, own.optim.adam_beta2, own["beta3"])
+    return CAME(groups, lr=own.optim.learning_rate, betas=betas, clip_threshold=own["clip_threshold"])
+
+
+def _schedule_free_adamw(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
+    from schedulefree import AdamWScheduleFree
+
+    return AdamWScheduleFree(
+        groups,
+        lr=own.optim.learning_rate,
+        betas=(own.optim.adam_beta1, own.optim.adam_beta2),
+        eps=own.optim.adam_epsilon,
+        warmup_steps=0,
+        r=own["r"],
+    )
+
+
+_MAKERS: dict[str, Callable[[_Own, list[dict[str, Any]]], Optimizer]] = {
+    "muon": _muon,
+    "adopt": _adopt,
+    "came": _came,
+    "schedule_free_adamw": _schedule_free_adamw,
+}
+_NAMES = {
+    "muon": "torch.optim.Muon",
+    "adopt": "pytorch_optimizer.ADOPT",
+    "came": "pytorch_optimizer.CAME",
+    "schedule_free_adamw": "schedulefree.AdamWScheduleFree",
+}
+"""The implementations as the receipt calls them."""

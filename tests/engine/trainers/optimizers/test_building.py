@@ -1,0 +1,224 @@
+"""Optimizers that we build: the library's own steps on the same gradients, the right weights for each part, exact resume."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine.config.optim import Optim
+from engine.config.optimizers import BUILT_HERE, KINDS, MATRICES_ONLY
+from engine.trainers.optimizers.building import optimizer_for, split, told
+
+PACKAGES = {"pytorch-optimizer": "pytorch_optimizer", "schedulefree": "schedulefree", "bitsandbytes": "bitsandbytes"}
+DECAY = 0.1
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(32, 96), nn.Linear(96, 32, bias=False), nn.LayerNorm(32)
+        self.places = nn.Embedding(4, 32)
+        self.experts = nn.Parameter(torch.randn(2, 32, 32) / 8)
+
+
+class Model(nn.Module):
+    """Embeddings tied to the head, two layers, a norm: what a decoder has, without its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed, self.layers, self.norm = nn.Embedding(128, 32), nn.ModuleList([Layer(), Layer()]), nn.LayerNorm(32)
+        self.head = nn.Linear(32, 128, bias=False)
+        self.head.weight = self.embed.weight
+        self.layers[0].up.weight.requires_grad_(False)
+
+
+def section(name: str, **more: Any) -> Any:
+    if KINDS[name].package:
+        pytest.importorskip(PACKAGES[KINDS[name].package])
+    return Optim.model_construct(optim=name, learning_rate=3e-3, weight_decay=DECAY, **more)
+
+
+def decayed(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_parameters() if "norm" not in name and "bias" not in name]
+
+
+def built(model: nn.Module, optim: Any) -> Any:
+    optimizer = optimizer_for(optim, model, decayed(model))
+    assert optimizer is not None
+    return optimizer
+
+
+def give_gradients(model: nn.Module, step: int) -> None:
+    torch.manual_seed(100 + step)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.randn_like(weight) / 4 + weight.detach() / 8
+
+
+def steps(model: nn.Module, optimizer: Any, begin: int, end: int) -> None:
+    for step in range(begin, end):
+        if hasattr(optimizer, "train"):
+            optimizer.train()
+        give_gradients(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def by_hand(name: str, model: nn.Module) -> list[Any]:
+    """The libraries' own classes, given weights by name."""
+    named = {each: weight for each, weight in model.named_parameters() if weight.requires_grad}
+    groups = [
+        {"params": [weight for each, weight in named.items() if each in decayed(model)], "weight_decay": DECAY},
+        {"params": [weight for each, weight in named.items() if each not in decayed(model)], "weight_decay": 0.0},
+    ]
+    if name == "muon":
+        inside = ["layers.0.down.weight", "layers.1.up.weight", "layers.1.down.weight"]
+        rest = [
+            {**group, "params": [p for p in group["params"] if not any(p is named[n] for n in inside)]}
+            for group in groups
+        ]
+        muon = torch.optim.Muon(
+            [named[each] for each in inside], lr=3e-3, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"
+        )
+        return [muon, torch.optim.AdamW(rest, lr=3e-3, fused=True)]
+    if name == "schedule_free_adamw":
+        import schedulefree
+
+        return [schedulefree.AdamWScheduleFree(groups, lr=3e-3)]
+    import pytorch_optimizer
+
+    if name == "adopt":
+        return [pytorch_optimizer.ADOPT(groups, lr=3e-3, weight_decouple=True)]
+    return [pytorch_optimizer.CAME(groups, lr=3e-3)]
+
+
+@pytest.mark.parametrize("name", ["muon", "adopt", "came", "schedule_free_adamw"])
+def test_weights_move_as_by_the_librarys_own_class(name):
+    ours, theirs = Model(), Model()
+    steps(ours, built(ours, section(name)), 0, 6)
+    for_theirs = by_hand(name, theirs)
+    for step in range(6):
+        give_gradients(theirs, step)
+        for each in for_theirs:
+            if hasattr(each, "train"):
+                each.train()
+            each.step()
+    start = dict(Model().named_parameters())
+    for key, weight in ours.named_parameters():
+        assert torch.equal(weight, dict(theirs.named_parameters())[key]), key
+        assert weight.requires_grad == (not torch.equal(weight, start[key])), key
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(BUILT_HERE))
+def test_a_checkpoint_goes_on_to_the_bit(name, dtype):
+    whole, again = Model().to(dtype), Model().to(dtype)
+    optimizer = built(whole, section(name))
+    steps(whole, optimizer, 0, 3)
+    if hasattr(optimizer, "eval"):
+        optimizer.eval()
+    file = io.BytesIO()
+    torch.save({"weights": whole.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    steps(whole, optimizer, 3, 6)
+
+    file.seek(0)
+    # As transformers reads it: nothing but tensors and plain values.
+    saved = torch.load(file, weights_only=True)
+    again.load_state_dict(saved["weights"])
+    resumed = built(again, section(name))
+    resumed.load_state_dict(saved["optimizer"])
+    steps(again, resumed, 3, 6)
+    for (key, weight), other in zip(whole.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(weight, other), key
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_HERE))
+def test_the_rate_of_the_scheduler_is_the_rate_of_every_part(name):
+    model = Model()
+    optimizer = built(model, section(name))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    assert schedule.get_last_lr()[0] == 0.0
+    steps(model, optimizer, 0, 2)
+    for weight, start in zip(model.parameters(), Model().parameters(), strict=True):
+        assert torch.equal(weight, start)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_HERE))
+def test_a_checkpoint_of_a_resumed_run_is_the_same_again(name):
+    """The scheduler's rate and every setting come back, and parts still share them after loading."""
+    model = Model()
+    optimizer = built(model, section(name))
+    steps(model, optimizer, 0, 2)
+    other = built(model, section(name))
+    other.load_state_dict(optimizer.state_dict())
+    for group in other.param_groups:
+        group["lr"] = 0.0
+    before = [weight.clone() for weight in model.parameters()]
+    if name != "schedule_free_adamw":  # whose weights move on towards the average at any rate
+        steps(model, other, 2, 3)
+        assert all(torch.equal(weight, start) for weight, start in zip(model.parameters(), before, strict=True))
+    again = other.state_dict()
+    assert [group["lr"] for group in again["param_groups"]] == [0.0] * len(other.param_groups)
+    assert again["state"].keys() == optimizer.state_dict()["state"].keys()
+
+
+def test_only_matrices_inside_the_layers_are_taken_apart():
+    parts = split(Model())
+    assert set(parts.matrices) == {"layers.0.down.weight", "layers.1.up.weight", "layers.1.down.weight"}
+    assert "embed.weight" in parts.rest
+    assert "layers.1.experts" in parts.rest
+    assert "layers.1.places.weight" in parts.rest
+    assert "layers.0.up.weight" not in {**parts.matrices, **parts.rest}
+
+
+@pytest.mark.parametrize("name", sorted(MATRICES_ONLY))
+def test_the_receipt_counts_what_each_part_moves(name):
+    kind, count, detail = told(section(name), Model())
+    assert count == 3
+    assert f"{3 * 32 * 96:,} numbers" in detail
+    optimizer = built(Model(), section(name))
+    others = sum(weight.numel() for group in optimizer.parts[1].param_groups for weight in group["params"])
+    assert f"of {others:,} numbers" in detail
+    assert kind.rsplit(".", 1)[-1] == type(optimizer.parts[0]).__name__
+
+
+def test_a_group_that_is_added_later_belongs_to_adamw():
+    """PPO's value head has a rate of its own, and one row: no matrix to make orthogonal."""
+    model, head = Model(), nn.Linear(32, 1)
+    optimizer = built(model, section("muon"))
+    optimizer.add_param_group({"params": list(head.parameters()), "lr": 1e-2, "weight_decay": 0.0})
+    start = head.weight.detach().clone()
+    head.weight.grad = torch.ones_like(head.weight)
+    optimizer.step()
+    # AdamW's first step is the rate itself, whatever the gradient.
+    assert torch.allclose(start - head.weight, torch.full_like(start, 1e-2), atol=1e-6)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[-1]["lr"] == 1e-2
+    assert optimizer.param_groups[-1] is optimizer.parts[-1].param_groups[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name in sorted(BUILT_HERE) for key in KINDS[name].own], ids=str
+)
+def test_each_own_setting_changes_the_steps(name, key):
+    own, start = KINDS[name].own[key], Model()
+    steps(start, built(start, section(name)), 0, 3)
+    for value in own.words or (own.least, own.most):
+        assert own.fits(value)
+        changed = Model()
+        steps(changed, built(changed, section(name, optim_args={key: value})), 0, 3)
+        if not all(torch.equal(one, two) for one, two in zip(start.parameters(), changed.parameters(), strict=True)):
+            return
+    pytest.fail("neither end of its bounds changes anything")
+
+
+def test_others_are_left_to_transformers():
+    optim = SimpleNamespace(optim="adamw_torch_fused")
+    assert optimizer_for(optim, Model(), []) is None

@@ -1,0 +1,107 @@
+"""Whole runs with optimizers of ours: the loss falls, a resume goes on to the bit, what is saved and shown is the average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
+
+
+def settings(source, name, **more):
+    return {
+        "data.train": [{"path": source(CONVERSATIONS)}], "optim.optim": name, "optim.learning_rate": 1e-3,
+        "optim.max_steps": 6, "run.save_steps": 3, **more,
+    }  # fmt: skip
+
+
+def losses(run, name="loss"):
+    return {event["step"]: event[name] for event in lines(run, "metrics") if name in event}
+
+
+def weights(run, step):
+    path = run.checkpoints / f"checkpoint-{step}"
+    return load_file(next(path.glob("*model.safetensors")))
+
+
+def resumes_exactly(train, run, where):
+    again = train(folder=resumed_from(run, 3, where))
+    whole = losses(run)
+    assert {step: loss for step, loss in losses(again).items() if step > 3} == {
+        step: loss for step, loss in whole.items() if step > 3
+    }
+    ends, others = weights(run, 6), weights(again, 6)
+    assert all(torch.equal(ends[name], others[name]) for name in ends)
+
+
+def optimizer_in_receipt(run):
+    return next(entry for entry in lines(run, "receipt")[0]["entries"] if entry["feature"] == "optimizer")
+
+
+def test_schedule_free_shows_and_saves_its_average_and_trains_on(train, source, tmp_path):
+    pytest.importorskip("schedulefree")
+    flat = {"optim.lr_scheduler_type": "constant_with_warmup", "optim.warmup_steps": 2}
+    held_out = {"data.eval": [{"path": source(CONVERSATIONS[:8])}], "run.eval_steps": 2}
+    shown = {"run.prompts": ["What comes after 3?"], "run.prompts_steps": 2, "run.max_new_tokens": 3}
+    run = train(settings(source, "schedule_free_adamw", **flat, **held_out, **shown))
+    found = losses(run)
+    assert found[6] < found[1]
+    saved = torch.load(run.checkpoints / "checkpoint-6" / "optimizer.pt", weights_only=True)
+    assert not any(group["train_mode"] for group in saved["param_groups"])
+    # The scheduler's warm-up is the only one: 1 of 2 steps, then the whole rate.
+    assert saved["param_groups"][0]["scheduled_lr"] == pytest.approx(1e-3)
+    assert saved["param_groups"][0]["warmup_steps"] == 0
+    # Held-out loss at the end is that of the saved weights, so it is the average that is judged.
+    assert losses(run, "eval_loss")[6] == pytest.approx(held_out_loss(run), rel=1e-5)
+    resumes_exactly(train, run, tmp_path / "again")
+
+
+def held_out_loss(run):
+    """The loss of the last checkpoint on the held-out rows, in plain torch."""
+    from transformers import AutoModelForCausalLM
+
+    from engine.config.files import load
+    from engine.config.schema import read
+    from engine.data.collate import collator_for
+    from engine.data.prepare import prepare
+    from engine.models.load import load_processing_class
+
+    config = read(load(run.config).mapping).config
+    tokenizer = load_processing_class(config)
+    rows = prepare(config, tokenizer, "eval").dataset
+    model = AutoModelForCausalLM.from_pretrained(run.checkpoints / "checkpoint-6", dtype=torch.float32).eval()
+    total = []
+    with torch.no_grad():
+        for start in range(0, len(rows), 4):
+            batch = collator_for(config, tokenizer)([rows[place] for place in range(start, start + 4)])
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+            labels = batch["labels"][:, 1:]
+            total.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+    return torch.stack(total).mean().item()
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(train, source, tmp_path, adapter):
+    lora = {"adapter.kind": "lora", "adapter.r": 4} if adapter == "lora" else {}
+    run = train(settings(source, "muon", **lora))
+    found = losses(run)
+    assert found[6] < found[1]
+    said = optimizer_in_receipt(run)
+    assert said["effective"] == "torch.optim.Muon"
+    saved = torch.load(run.checkpoints / "checkpoint-6" / "optimizer.pt", weights_only=True)["state"].values()
+    assert said["count"] == sum("momentum_buffer" in state for state in saved) > 0
+    assert any("exp_avg_sq" in state for state in saved) == (adapter == "none")
+    if adapter == "none":
+        resumes_exactly(train, run, tmp_path / "again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adopt", "came"])
+def test_every_other_one_trains_and_resumes_exactly(train, source, tmp_path, name):
+    pytest.importorskip("pytorch_optimizer")
+    run = train(settings(source, name, **{"optim.weight_decay": 0.01}))
+    found = losses(run)
+    assert found[6] < found[1]
+    assert optimizer_in_receipt(run)["count"] > 0
+    resumes_exactly(train, run, tmp_path / "again")
