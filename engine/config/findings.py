@@ -69,7 +69,8 @@ def shown(value: Any) -> str:
     elif isinstance(value, int):
         text = str(value) if abs(value) < 10**40 else f"a number of about {value.bit_length() * 3 // 10} digits"
     elif isinstance(value, Mapping):
-        text = "settings (" + ", ".join(str(key) for key in list(value)[:4]) + ")" if value else "no settings"
+        text = "{" + ", ".join(f"{key}: {shown(item)}" for key, item in list(value.items())[:4]) + "}"
+        text = text if 0 < len(value) <= 4 else f"{len(value)} settings" if value else "no settings"
     elif isinstance(value, (list, tuple)):
         text = (
             "a list of " + str(len(value)) if len(value) > 4 else "[" + ", ".join(shown(item) for item in value) + "]"

@@ -10,22 +10,24 @@ from engine.errors import UsageError, visible
 
 
 @click.command(short_help="Write a config from a recipe.")
-@click.option(
-    "--recipe", "name", metavar="RECIPE", default="sft-lora", show_default=True, help="Which; see `workbench recipes`."
-)
+@click.argument("first", required=False, metavar="[RECIPE]")
+@click.option("--recipe", "named", metavar="RECIPE", help="Which; see `workbench recipes`.  [default: sft-lora]")
 @click.option(
     "-o", "--output", "output", type=click.Path(path_type=Path), help="The file; without it the config is printed."
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-def command(name: str, output: Path | None, force: bool) -> int:
+def command(first: str | None, named: str | None, output: Path | None, force: bool) -> int:
     """Write a config from a recipe, with comments that say what to change.
 
     \b
-    workbench new --recipe dpo -o my.yaml
+    workbench new dpo -o my.yaml
     """
     from engine.config.draft import write
     from engine.config.recipes import recipe_text
 
+    if first and named and first != named:
+        raise UsageError(f"one recipe at a time; got {visible(first)} and --recipe {visible(named)}.")
+    name = first or named or "sft-lora"
     text = recipe_text(name)
     if output is None:
         click.echo(text, nl=False)

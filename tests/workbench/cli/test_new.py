@@ -50,3 +50,12 @@ def test_places_that_cannot_be_written_say_so(tmp_path: Path) -> None:
     wrong = run("--recipe", "sft-lorra").exception
     assert isinstance(wrong, UsageError)
     assert "Did you mean sft-lora?" in wrong.message
+
+
+def test_a_recipe_may_be_named_without_the_option_and_two_are_refused() -> None:
+    assert run("dpo").stdout == recipe_text("dpo")
+    assert run("dpo", "--recipe", "dpo").stdout == recipe_text("dpo")
+    assert run().stdout == recipe_text("sft-lora")
+    problem = run("dpo", "--recipe", "demo").exception
+    assert isinstance(problem, UsageError)
+    assert "got dpo and --recipe demo" in problem.message
