@@ -1,0 +1,415 @@
+"""A step of each method, ours against the plain TRL trainer with the same settings and against TRL's own defaults.
+
+    python benchmarks/gpu_methods.py --shape 8b --arms plain ours "cut, compiled" [--methods sft dpo] [--seconds 200]
+                                     [--profile ARM] [--results FILE --commit HASH]
+
+LoRA r=16 on all linear layers of a Qwen3 shape, random weights made on the card in bf16, 4 sequences of 2,048 tokens a
+step (prompts of 64 and answers of 64 tokens where a method generates). All arms of a method share the frozen base and
+train at the same time, each in a thread of its own: a step of one, then a step of the next, in an order that turns, so
+what slows the card down slows all. Each runs its trainer's own loop, ours with events, receipt and telemetry. Times are
+from the release of a trainer to the end of its step on the device; the ratio is that of the medians, its 95 % interval
+from drawing the rounds again. The peak is what an arm alone would take: its weights, its optimizer and its step.
+`--profile` prints where the device's time in one step of an arm goes. Rows are written as soon as they are known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import json
+import logging
+import os
+import statistics
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+import transformers
+from _figures import Results, ratio, result_options
+from datasets import Dataset
+from peft import get_peft_model
+from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification, TrainerCallback
+
+from engine.config.files import as_yaml
+from engine.config.schema import read, resolved
+from engine.data.collate import collator_for
+from engine.data.look import look_at
+from engine.models.adapters import add_adapter, lora_config
+from engine.patches.plan import Patches
+from engine.run.control import Controls
+from engine.run.late import LateWriter
+from engine.run.store import create
+from engine.trainers.job import Job
+from engine.trainers.receipt import receipt
+from engine.trainers.table import method as module_of
+from engine.trainers.watching import Watching
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "8b": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+KERNELS = "kernels.use_cut_ce", "kernels.torch_compile"
+ON = dict.fromkeys(KERNELS, True)
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "default": {},
+    "ours": {},
+    "cut": {"kernels.use_cut_ce": True},
+    "fused": {"kernels.fused_attn_kernel": True},
+    "compiled": {"kernels.torch_compile": True},
+    "cut, compiled": ON,
+    "all three": {**ON, "kernels.fused_attn_kernel": True},
+    "cut, compiled, medium": {**ON, "memory.gradient_checkpointing": "medium"},
+    "cut, compiled, selective": {**ON, "memory.gradient_checkpointing": "selective"},
+    "cut, compiled, auto": {**ON, "memory.gradient_checkpointing": "auto"},
+    "cut, compiled, none": {**ON, "memory.gradient_checkpointing": False},
+    "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
+    "none": {"memory.gradient_checkpointing": False},
+}
+"""Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
+adapters), `ours` the same settings with no feature on."""
+WARM = 3
+CARD = torch.cuda.is_available()
+
+
+class Baton(TrainerCallback):
+    """Holds a trainer after each step until it is released again."""
+
+    def __init__(self) -> None:
+        self.go, self.there = threading.Event(), threading.Event()
+        self.over, self.failed = False, ""
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._hold()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        wait()
+        self._hold()
+        control.should_training_stop = self.over
+
+    def _hold(self) -> None:
+        self.there.set()
+        self.go.wait()
+        self.go.clear()
+
+    def release(self) -> None:
+        """One step of it; returns when the device has done it. Raises RuntimeError when its trainer fell."""
+        self.there.clear()
+        self.go.set()
+        self.there.wait()
+        if self.failed:
+            raise RuntimeError(self.failed)
+
+
+class Arm:
+    """One trainer in its thread, and what its steps took."""
+
+    def __init__(self, name: str, trainer: Any, close: Callable[[], None], told: str) -> None:
+        self.name, self.trainer, self.close, self.told = name, trainer, close, told
+        self.baton = Baton()
+        trainer.add_callback(self.baton)
+        trainer.remove_callback(PrinterCallback)
+        self.times: list[float] = []
+        self.peak, self.failed = 0, ""
+        self.thread = threading.Thread(target=self._train, daemon=True)
+        self.thread.start()
+        self.baton.there.wait()
+
+    def _train(self) -> None:
+        try:
+            self.trainer.train()
+        except Exception as problem:  # noqa: BLE001 - one arm's failure is a finding, the others go on
+            traceback.print_exc()
+            self.baton.failed = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
+        self.baton.there.set()
+
+    def step(self) -> float:
+        wait()
+        held = torch.cuda.memory_allocated()
+        if CARD:
+            torch.cuda.reset_peak_memory_stats()
+        begun = time.perf_counter()
+        self.baton.release()
+        took = (time.perf_counter() - begun) * 1e3
+        self.peak = torch.cuda.max_memory_allocated() - held
+        return took
+
+    def alone(self) -> float:
+        """MiB that the arm would take at its peak with the card to itself."""
+        weights = {
+            p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in self.trainer.model.parameters()
+        }
+        states = self.trainer.optimizer.state.values() if self.trainer.optimizer is not None else ()
+        held = sum(value.nbytes for state in states for value in state.values() if isinstance(value, torch.Tensor))
+        return (sum(weights.values()) + held + self.peak) / 2**20
+
+    def end(self) -> None:
+        self.baton.over = True
+        self.baton.go.set()
+        self.thread.join(60)
+        self.close()
+
+
+def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path) -> Any:
+    """The run's config, with `auto` resolved for this card and shape."""
+    kind: dict[str, Any] = {"kind": method}
+    if method in ("grpo", "gdpo"):
+        kind |= {"rewards": [{"name": "length"}], "max_completion_length": 64, "num_generations": 4, "beta": 0.0}
+    mapping: dict[str, Any] = {
+        "version": 1,
+        "model": {"name": str(folder), "dtype": "bfloat16"},
+        "method": kind,
+        "adapter": {"kind": "lora", "r": 16, "lora_alpha": 32},
+        "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens, "packing": False},
+        "optim": {
+            "per_device_train_batch_size": rows_a_step(options, method), "gradient_accumulation_steps": 1,
+            "max_steps": 100_000, "learning_rate": 1e-4,
+        },
+        "memory": {"gradient_checkpointing": True},
+        "kernels": {},
+        "run": {"save_steps": 1_000_000},
+    }  # fmt: skip
+    for path, value in arm.items():
+        section, name = path.split(".")
+        mapping[section][name] = value
+    reading = read(mapping)
+    wrong = [found.message for found in reading.findings if found.severity == "error"]
+    if wrong:
+        raise SystemExit(f"{method}: {wrong}")
+    return resolved(reading.config, look_at(reading.config, sources=False))
+
+
+def rows_a_step(options: argparse.Namespace, method: str) -> int:
+    """Rows that make `--rows` sequences: a pair is two."""
+    return options.rows // 2 if method in ("dpo", "ipo", "simpo", "orpo", "reward") else options.rows
+
+
+def data(options: argparse.Namespace, method: str, vocabulary: int) -> Dataset:
+    """Rows of the shape that the method learns from, every sequence of the full length."""
+    generator, count = torch.Generator().manual_seed(0), 64
+
+    def ids(length: int) -> list[int]:
+        # As in text, some tokens are far more frequent than others.
+        uniform = torch.rand(length, generator=generator)
+        return [int(each) for each in (vocabulary**uniform).long().clamp(max=vocabulary - 1)]
+
+    half = options.tokens // 2
+    rows: list[dict[str, Any]] = []
+    for row in range(count):
+        if method in ("sft", "pretrain"):
+            each = ids(options.tokens)
+            rows.append({"input_ids": each, "labels": each, "row": row})
+        elif method == "kto":
+            rows.append({"prompt_ids": ids(half), "completion_ids": ids(half), "label": row % 2 == 0, "row": row})
+        else:
+            rows.append({"prompt_ids": ids(half), "chosen_ids": ids(half), "rejected_ids": ids(half), "row": row})
+    return Dataset.from_list(rows)
+
+
+class Builder:
+    """Makes the arms of one method around one frozen base."""
+
+    def __init__(self, options: argparse.Namespace, method: str, folder: Path, tokenizer: Any) -> None:
+        self.options, self.method, self.folder, self.tokenizer = options, method, folder, tokenizer
+        size = SHAPES[options.shape]
+        few = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936} if options.shape != "tiny" else {}
+        self.shape = Qwen3Config(
+            **size, **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, **few},
+            tie_word_embeddings=options.shape != "8b", pad_token_id=0, num_labels=1,
+        )  # fmt: skip
+        self.shape.architectures = ["Qwen3ForCausalLM"]
+        self.shape.save_pretrained(folder)
+        self.device = "cuda" if CARD else "cpu"
+        self.weights: dict[str, torch.Tensor] | None = None
+        self.rows = data(options, method, self.shape.vocab_size)
+
+    def base(self) -> Any:
+        kind = Qwen3ForSequenceClassification if self.method == "reward" else Qwen3ForCausalLM
+        torch.manual_seed(0)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device(self.device):
+                model = kind(copy.deepcopy(self.shape))
+        finally:
+            torch.set_default_dtype(before)
+        if self.weights is not None:
+            model.load_state_dict(self.weights, assign=True)
+            model.tie_weights()
+        self.weights = model.state_dict()
+        return model
+
+    def arm(self, name: str) -> Arm:
+        config = settings(self.options, self.method, ARMS[name], self.folder)
+        place = Path(tempfile.mkdtemp(dir=self.folder.parent))
+        if name in ("plain", "default"):
+            return Arm(name, self.theirs(config, place, name == "default"), lambda: None, "")
+        model = add_adapter(self.base(), config)
+        patches = Patches(config, place)
+        patches.on_model(model)
+        run = create(place, as_yaml({"version": 1}), {})
+        stack = contextlib.ExitStack()
+        writer = stack.enter_context(LateWriter(run))
+        stack.callback(patches.undo)
+        opening = {"method": self.method, "model": "bench", "devices": []}
+        watching = Watching(run, writer, Controls(run, writer), opening, 1, [], 1, list)
+        collator = collator_for(config, self.tokenizer)
+        job = Job(config, run.path, model, self.tokenizer, collator, self.rows, callbacks=[watching])
+        trainer = module_of(self.method).build(job)
+        trainer.args.save_strategy = "no"
+        watching.trainer = trainer
+        trainer.attach(run, writer, 2, {})
+        patches.on_trainer(trainer)
+        prepared = argparse.Namespace(counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="")
+        prepared.dataset = self.rows
+        writer.write("receipt", entries=receipt(config, trainer, prepared) + patches.entries())
+        return Arm(name, trainer, stack.close, f"checkpointing {config.memory.gradient_checkpointing},")
+
+    def theirs(self, config: Any, place: Path, default: bool) -> Any:
+        """The library's trainer on the same rows; `default` with the precision that TRL comes with."""
+        module = module_of(self.method)
+        arguments = module.arguments(config, place)
+        arguments.save_strategy = "no"
+        if default:
+            arguments = dataclasses.replace(arguments, bf16=True)
+            model = get_peft_model(self.base(), lora_config(config))
+        else:
+            model = add_adapter(self.base(), config)
+        ours = next(
+            kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, transformers.Trainer)
+        )
+        library = next(kind for kind in ours.__mro__ if kind.__module__.startswith("trl.trainer"))
+        kind = type(library.__name__, (library,), {"_prepare_dataset": lambda self, dataset, *_, **__: dataset})
+        return kind(
+            model=model, args=arguments, data_collator=collator_for(config, self.tokenizer), train_dataset=self.rows,
+            processing_class=self.tokenizer,
+        )  # fmt: skip
+
+
+def compare(options: argparse.Namespace, method: str, names: list[str], until: float, results: Results) -> None:
+    """Builds, warms and steps the arms in turn until the time is over; tells after each few rounds."""
+    from engine.builtin import tiny
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.folder())
+    with tempfile.TemporaryDirectory() as folder:
+        model_folder = Path(folder) / "model"
+        model_folder.mkdir()
+        builder, arms = Builder(options, method, model_folder, tokenizer), []
+        for name in names:
+            begun = time.perf_counter()
+            if begun > until:
+                say(f"{method} {name}: not reached")
+                continue
+            try:
+                arm = builder.arm(name)
+                took = [arm.step() for _ in range(WARM)]
+            except (RuntimeError, ValueError, TypeError, AttributeError) as problem:
+                say(f"{method} {name}: FAILED {type(problem).__name__}: {str(problem).splitlines()[0][:300]}")
+                traceback.print_exc()
+                continue
+            arms.append(arm)
+            loss = arm.trainer.state.log_history[0].get("loss")
+            say(
+                f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, "
+                f"first loss {loss}, {time.perf_counter() - begun:.1f} s in all"
+            )
+        rounds = 0
+        while arms and rounds < options.rounds and (time.perf_counter() < until or rounds < 3):
+            turn = rounds % len(arms)
+            for arm in arms[turn:] + arms[:turn]:
+                arm.times.append(arm.step())
+            rounds += 1
+        report(options, method, arms, results)
+        for arm in arms:
+            if arm.name == options.profile:
+                profile(arm)
+            arm.end()
+        arms.clear()
+        del builder
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+
+
+def report(options: argparse.Namespace, method: str, arms: list[Arm], results: Results) -> None:
+    peers = {arm.name: arm for arm in arms if arm.name in ("plain", "default")}
+    tokens = options.rows * options.tokens
+    for arm in arms:
+        middle = statistics.median(arm.times)
+        words = "".join(
+            f"  {peer}/ours {1 / found[0]:.3f} [{1 / found[2]:.3f}, {1 / found[1]:.3f}] ours/{peer} <= {found[2]:.4f}"
+            for peer, other in peers.items()
+            if other is not arm
+            for found in [ratio(list(zip(arm.times, other.times, strict=True)))]
+        )
+        say(
+            f"{method:7} {arm.name:26} {middle:8.1f} ms {tokens / middle * 1e3:8.0f} tokens/s "
+            f"{arm.alone() / 1024:6.2f} GiB n={len(arm.times)}{words}"
+        )
+        results.add(
+            f"step_{options.shape.replace('.', '')}_lora_{method}", f"{options.rows}x{options.tokens}",
+            f"trl {arm.name}" if arm.name in peers else arm.name, ms=arm.times, peak_mib=arm.alone(),
+        )  # fmt: skip
+
+
+def profile(arm: Arm) -> None:
+    """Where the device's time goes in one step: the kernels that take most of it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        arm.step()
+    events = [event for event in seen.key_averages() if event.self_device_time_total > 0]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events)
+    launches = sum(event.count for event in events)
+    say(f"{arm.name}: {total / 1e3:.1f} ms on the device in {launches:,} kernels")
+    for event in events[:45]:
+        say(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6} x  {event.key[:150]}")
+
+
+def wait() -> None:
+    """Until the device has done all that it was given; on a CPU, where this script only shows that it runs, at once."""
+    if CARD:
+        torch.cuda.synchronize()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
+    parser.add_argument(
+        "--methods", nargs="*", default=["sft"], choices=["sft", "pretrain", "dpo", "ipo", "kto", "reward"]
+    )
+    parser.add_argument("--arms", nargs="*", default=["plain", "ours", "cut, compiled"], choices=list(ARMS))
+    parser.add_argument("--rows", type=int, default=4, help="sequences a step")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=25, help="steps of each arm at most")
+    parser.add_argument("--seconds", type=float, default=200, help="no round is begun later than this")
+    parser.add_argument("--profile", choices=list(ARMS), help="the kernels of one step of this arm")
+    result_options(parser)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    begun = time.perf_counter()
+    device = torch.cuda.get_device_name() if CARD else "cpu"
+    say(json.dumps({"device": device, "torch": torch.__version__, "shape": options.shape}))
+    results = Results(options, device, "torch", "triton")
+    for place, method in enumerate(options.methods):
+        left = options.seconds - (time.perf_counter() - begun)
+        compare(options, method, options.arms, time.perf_counter() + left / (len(options.methods) - place), results)
+
+
+if __name__ == "__main__":
+    main()
