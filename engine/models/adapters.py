@@ -54,6 +54,7 @@ def add_adapter(model: Any, config: Any) -> Any:
 
     _check_targets(model, config.adapter.target_modules)
     _check_parameters(model, config.adapter.target_parameters)
+    _check_saved(model, config.adapter.modules_to_save)
     in_float32 = config.model.dtype != "bfloat16" or config.adapter.autocast_adapter_dtype
     model = get_peft_model(model, lora_config(config), autocast_adapter_dtype=in_float32)
     if not in_float32:
@@ -98,6 +99,19 @@ def _check_parameters(model: Any, targets: list[str]) -> None:
         if any(len(shape) not in (2, 3) for shape in found):
             raise ModelError(
                 f"adapter.target_parameters: {target!r} has {len(found[0])} dimension, and an adapter needs 2 or 3."
+            )
+
+
+def _check_saved(model: Any, names: list[str]) -> None:
+    if getattr(model, "stored_fp8", None) is None:
+        return
+    from engine.models.stored_fp8 import Fp8Linear
+
+    for path, module in model.named_modules():
+        if isinstance(module, Fp8Linear) and any(path == name or path.endswith("." + name) for name in names):
+            raise ModelError(
+                f"adapter.modules_to_save: {path!r} is stored in FP8 and cannot be trained whole.",
+                "Give it an adapter through target_modules.",
             )
 
 

@@ -59,6 +59,8 @@ def load_model(config: Any) -> Any:
     import torch
     import transformers
 
+    from engine.models.stored_fp8 import stored_fp8, take_scales
+
     source = model_folder(config)
     head = METHODS[config.method.kind].head
     loader = getattr(transformers, LOADERS[head])
@@ -72,16 +74,41 @@ def load_model(config: Any) -> Any:
         settings["quantization_config"] = quantization
         if torch.cuda.is_available():
             settings["device_map"] = {"": torch.cuda.current_device()}
-    if head in ("score", "steps"):
-        settings["num_labels"] = {"score": 1, "steps": 2}[head]
+    labels = {"score": 1, "steps": 2}.get(head)
     try:
+        stored = stored_fp8(source, settings["revision"])
+        if stored is not None:
+            _refuse_what_fp8_cannot(config)
+            settings["config"] = stored.config
+            if labels is not None:
+                stored.config.num_labels = labels
+        elif labels is not None:
+            settings["num_labels"] = labels
         model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
+    if stored is not None:
+        take_scales(model, stored, keep=config.adapter.kind == "lora")
     if head == "steps" and isinstance(getattr(model, "dropout", None), torch.nn.Dropout):
         # transformers drops a tenth of what a new head of tokens reads, unasked.
         model.dropout.p = 0.0
     return model
+
+
+def _refuse_what_fp8_cannot(config: Any) -> None:
+    """Raises ModelError for settings that would use the FP8 numbers of a layer without their scales."""
+    if config.model.quantization != "none":
+        raise ModelError(
+            f"model.quantization: must be none for a model that is stored in FP8; got {config.model.quantization}.",
+            "Its numbers have eight bits already.",
+        )
+    adapter = config.adapter
+    for name in ("use_dora", "target_parameters"):
+        if adapter.kind == "lora" and getattr(adapter, name):
+            raise ModelError(
+                f"adapter.{name}: must be left out for a model that is stored in FP8.",
+                "It works on plain weights: take plain LoRA, or the model in bfloat16.",
+            )
 
 
 def quantization_config(config: Any) -> Any:

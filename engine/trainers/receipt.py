@@ -15,6 +15,7 @@ from engine.config.method import METHODS
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY
 from engine.memory.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN
+from engine.models.stored_fp8 import Fp8Linear
 from engine.trainers.optimizers.building import told
 
 SMALLEST_8BIT = 4096  # bitsandbytes: min_8bit_size
@@ -42,6 +43,8 @@ def receipt(config: Any, trainer: Any, prepared: Any) -> list[dict[str, Any]]:
     ]
     if config.model.quantization != "none":
         entries.append(_quantization(config, model))
+    if getattr(model, "stored_fp8", None) is not None:
+        entries.append(_stored_fp8(model))
     if config.data.packing:
         apart = config.data.packing_cross_doc_attn_mask
         entries.append(
@@ -169,6 +172,18 @@ def _quantization(config: Any, model: Any) -> dict[str, Any]:
         count,
         "linear layers" + ("; statistics quantized again" if config.model.quantization != "int8" else ""),
     )
+
+
+def _stored_fp8(model: Any) -> dict[str, Any]:
+    """What became of weights that the model's files hold in FP8."""
+    held = model.stored_fp8
+    scales = f"blocks of {held.block[0]} x {held.block[1]}" if held.block else "a scale for each matrix"
+    kept = [module.weight.dtype for module in model.modules() if isinstance(module, Fp8Linear)]
+    if kept:
+        detail = f"linear layers; {scales}; numbers stay as stored and are scaled in each product"
+        return _entry("stored weights", "fp8", _name(kept[0]), len(kept), detail)
+    detail = f"linear layers; {scales}; scaled once, as full weights are trained"
+    return _entry("stored weights", "fp8", _name(next(model.parameters()).dtype), held.layers, detail)
 
 
 def _loss(config: Any, trainer: Any) -> dict[str, Any]:

@@ -1,0 +1,213 @@
+"""Models whose files hold FP8 numbers with scales (`quant_method: fp8`, as DeepSeek-V3 and Qwen3-FP8 are published).
+
+Under an adapter the weights stay in FP8, one byte a number, and are scaled to the model's format in each product, forward
+and backward; without one they are scaled once and trained as plain numbers. Scales are applied here and not by
+transformers, whose loader takes the size of a block from the number of scales, which is wrong where the last block is
+ragged, and needs a GPU and kernels from a hub to keep FP8. Refuses FP8 numbers outside linear layers, such as fused
+experts, and numbers that bring no scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError, visible
+
+_SUFFIXES = (".weight_scale_inv", ".weight_scale")
+_FORMATS = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+Block = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a model's files hold it: its config without the note on quantization, the size of a block of one scale (rows
+    and columns, or one scale for a matrix), and the folder."""
+
+    config: Any
+    block: Block | None
+    source: str
+    revision: str | None
+
+
+@dataclass(frozen=True)
+class Held:
+    """What became of the FP8 numbers, left on the model as `stored_fp8` for the receipt."""
+
+    layers: int
+    kept: bool
+    block: Block | None
+
+
+def stored_fp8(source: str, revision: str | None) -> Stored | None:
+    """How the model is stored, or None where that is not FP8. Raises OSError or ValueError for a config not to be had."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    found = getattr(config, "quantization_config", None)
+    found = found if isinstance(found, dict) or found is None else found.to_dict()
+    if found is None or found.get("quant_method") != "fp8":
+        return None
+    del config.quantization_config
+    size = found.get("weight_block_size")
+    return Stored(config, (int(size[0]), int(size[1])) if size else None, source, revision)
+
+
+def take_scales(model: Any, stored: Stored, *, keep: bool) -> None:
+    """Gives every linear layer that is stored in FP8 its scales; `keep` leaves its numbers in FP8. Changes the model.
+
+    The model was loaded with the numbers as they stand, which every wider format holds exactly. Raises ModelError for
+    numbers that no linear layer holds, without a scale, or with scales that do not cover them.
+    """
+    formats, scales = _read(stored)
+    layers = 0
+    for name, dtype in formats.items():
+        parent, leaf, module = _layer(model, name)
+        if module is None and leaf == "lm_head":
+            continue  # a head that this method does not have
+        if type(module) is not torch.nn.Linear:
+            raise ModelError(
+                f"model.name: {visible(name)} is stored in FP8 and is no linear layer of the loaded model.",
+                "Only linear layers are read in FP8; fused experts are not. Take a model in bfloat16.",
+            )
+        scale, block = _fitting(name, module, scales.get(name), stored.block)
+        if keep:
+            setattr(parent, leaf, Fp8Linear(module, dtype, scale, block))
+        else:
+            weight = module.weight.data
+            module.weight.data = dequantized(weight.to(dtype), scale.to(weight.device), block, weight.dtype)
+        layers += 1
+    if not layers:
+        raise ModelError(
+            f"model.name: {visible(stored.source)} says that it is stored in FP8 and holds no such numbers."
+        )
+    model.stored_fp8 = Held(layers, keep, stored.block)
+
+
+class Fp8Linear(torch.nn.Linear):
+    """A frozen linear layer whose weight stays in FP8: `x @ dequantized(weight, scale).T + bias`.
+
+    `weight` (N, K) float8 and `weight_scale_inv` float32, one for each block. Gradients reach x alone. `compute_dtype` tells
+    PEFT the format of an adapter beside it. Casts of the module leave both as they are: they would change the numbers.
+    """
+
+    def __init__(self, layer: torch.nn.Linear, dtype: torch.dtype, scale: torch.Tensor, block: Block) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        self.compute_dtype = layer.weight.dtype
+        self.weight = torch.nn.Parameter(layer.weight.data.to(dtype), requires_grad=False)
+        self.weight_scale_inv: torch.Tensor
+        self.register_buffer("weight_scale_inv", scale.to(layer.weight.device))
+        self.block = block
+        self.bias = layer.bias
+        self.train(layer.training)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Product.apply(input, self.weight, self.weight_scale_inv, *self.block)
+        return out if self.bias is None else out + self.bias
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Fp8Linear:
+        dtype = self.weight.dtype
+        self.weight.data = self.weight.data.view(torch.uint8)
+        self.weight_scale_inv = self.weight_scale_inv.view(torch.int32)
+        super()._apply(fn, recurse)
+        self.weight.data = self.weight.data.view(dtype)
+        self.weight_scale_inv = self.weight_scale_inv.view(torch.float32)
+        return self
+
+
+class _Product(torch.autograd.Function):
+    """Keeps the FP8 numbers for the backward pass, not the wide ones, which are made again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, rows: int, columns: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight, scale)
+        ctx.block = rows, columns
+        return torch.nn.functional.linear(x, dequantized(weight, scale, ctx.block, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,), (weight, scale) = gradients, ctx.saved_tensors
+        return gradient @ dequantized(weight, scale, ctx.block, gradient.dtype), None, None, None, None
+
+
+def dequantized(weight: torch.Tensor, scale: torch.Tensor, block: Block, dtype: torch.dtype) -> torch.Tensor:
+    """`weight.float() * scale`, each scale repeated over its block, rounded once to `dtype`.
+
+    weight (N, K) float8; scale (ceil(N / rows), ceil(K / columns)) float32; blocks at the ends may be ragged.
+    """
+    rows, columns = block
+    out = weight.to(dtype)
+    by_row = scale.repeat_interleave(rows, 0)[: out.shape[0]]
+    whole = out.shape[1] // columns
+    if whole:
+        out[:, : whole * columns].unflatten(1, (whole, columns)).mul_(by_row[:, :whole, None])
+    if whole < by_row.shape[1]:
+        out[:, whole * columns :].mul_(by_row[:, whole:])
+    return out
+
+
+def _read(stored: Stored) -> tuple[dict[str, torch.dtype], dict[str, torch.Tensor]]:
+    """By the layer's name: the format of its FP8 weight, and its scales."""
+    from safetensors import safe_open
+
+    formats: dict[str, torch.dtype] = {}
+    scales: dict[str, torch.Tensor] = {}
+    for file in _files(stored):
+        with safe_open(file, "pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118  not a mapping
+                suffix = next((each for each in _SUFFIXES if key.endswith(each)), None)
+                if suffix is not None:
+                    scales[key.removesuffix(suffix)] = tensors.get_tensor(key)
+                elif (dtype := _FORMATS.get(tensors.get_slice(key).get_dtype())) is not None:
+                    formats[key.removesuffix(".weight")] = dtype
+    return formats, scales
+
+
+def _files(stored: Stored) -> Iterator[Path]:
+    folder = Path(stored.source)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(stored.source, revision=stored.revision, allow_patterns="*.safetensors"))
+    yield from sorted(folder.glob("*.safetensors"))
+
+
+def _layer(model: Any, name: str) -> tuple[Any, str, Any]:
+    """The module of this name with its parent; files of a model with a head name it from the head on, others do not."""
+    prefix = f"{model.base_model_prefix}."
+    for candidate in (name, name.removeprefix(prefix), prefix + name):
+        parent, _, leaf = candidate.rpartition(".")
+        try:
+            holder = model.get_submodule(parent)
+        except AttributeError:
+            continue
+        if isinstance(module := getattr(holder, leaf, None), torch.nn.Module):
+            return holder, leaf, module
+    return None, name.rpartition(".")[2], None
+
+
+def _fitting(
+    name: str, module: torch.nn.Linear, scale: torch.Tensor | None, block: Block | None
+) -> tuple[torch.Tensor, Block]:
+    """The scales as a float32 matrix and the size of a block, or ModelError where they do not cover the weight."""
+    high, wide = module.weight.shape
+    if scale is None:
+        raise ModelError(f"model.name: {visible(name)} is stored in FP8 without a scale, so its numbers mean nothing.")
+    scale = scale.float()
+    if scale.numel() == 1:
+        return scale.reshape(1, 1), (high, wide)
+    if block is None and scale.numel() == high:
+        return scale.reshape(high, 1), (1, wide)
+    wanted = (-(-high // block[0]), -(-wide // block[1])) if block is not None else None
+    if block is None or tuple(scale.shape) != wanted:
+        raise ModelError(
+            f"model.name: {visible(name)} has scales of shape {tuple(scale.shape)} for a weight of {high} x {wide}; "
+            + (f"blocks of {block[0]} x {block[1]} want {wanted}." if block else "its config names no size of a block.")
+        )
+    return scale, block

@@ -1,0 +1,217 @@
+"""A model stored in FP8 trains adapters as its dequantized twin does, ragged blocks and all, and takes half the room."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from engine.builtin import tiny
+from engine.errors import ModelError
+from engine.models.adapters import add_adapter
+from engine.models.load import load_model
+from engine.models.stored_fp8 import Fp8Linear, dequantized
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
+
+# The last blocks are ragged, and their number divides the sizes, which must not be taken for a block of another size.
+BLOCKS = [(48, 48), (40, 128), None]
+LINEARS = 4 * 7
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return tiny.folder()
+
+
+def by_hand(weight, scale, block):
+    """Each number times the scale of its block, one at a time."""
+    rows, columns = block
+    out = torch.empty(weight.shape)
+    for row in range(weight.shape[0]):
+        for column in range(weight.shape[1]):
+            out[row, column] = weight[row, column].float() * scale[row // rows, column // columns]
+    return out
+
+
+def stored(weight, block):
+    """The weight in FP8, a scale for each block, and what they mean in float32."""
+    rows, columns = block or weight.shape
+    high, wide = (-(-size // step) for size, step in zip(weight.shape, (rows, columns), strict=True))
+    scale = torch.empty(high, wide)
+    out, numbers = torch.empty(weight.shape), torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    for row in range(high):
+        for column in range(wide):
+            part = slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
+            scale[row, column] = weight[part].abs().max() / 448
+            numbers[part] = (weight[part] / scale[row, column]).to(torch.float8_e4m3fn)
+            out[part] = numbers[part].float() * scale[row, column]
+    return numbers, scale if block else scale.reshape(()), out
+
+
+def folders(plain, where, block):
+    """The built-in model stored in FP8, and the same numbers stored in float32."""
+    found = {}
+    for name in ("fp8", "twin"):
+        shutil.copytree(plain, where / name)
+        found[name] = load_file(where / name / "model.safetensors")
+    for key, weight in list(found["fp8"].items()):
+        if "layers." in key and weight.dim() == 2:
+            scale_key = key.replace(".weight", ".weight_scale_inv")
+            found["fp8"][key], found["fp8"][scale_key], found["twin"][key] = stored(weight, block)
+    for name, tensors in found.items():
+        save_file(tensors, where / name / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((where / "fp8" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": block, "activation_scheme": "dynamic"}
+    (where / "fp8" / "config.json").write_text(json.dumps(config))
+    return where / "fp8", where / "twin"
+
+
+def config(folder, dtype="float32", adapter="lora", method="sft", **changes):
+    lora = {
+        "kind": adapter, "r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear",
+        "target_parameters": [], "modules_to_save": [], "use_rslora": False, "use_dora": False, "bias": "none",
+        "autocast_adapter_dtype": False, "unfrozen_parameters": [], **changes,
+    }  # fmt: skip
+    model = {"name": str(folder), "tokenizer": None, "dtype": dtype, "attention": "sdpa", "quantization": "none"}
+    return SimpleNamespace(
+        model=SimpleNamespace(revision=None, **model),
+        adapter=SimpleNamespace(**lora),
+        method=SimpleNamespace(kind=method),
+    )
+
+
+def gradients(model):
+    torch.manual_seed(2)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data = 0.1 * torch.randn(weight.shape).to(weight.dtype)
+    ids = torch.randint(3, 200, (2, 24))
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss.item(), {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_on_fp8_have_the_gradients_of_the_dequantized_model(plain, tmp_path, block, dtype):
+    fp8, twin = folders(plain, tmp_path, block)
+    found = []
+    for folder in (fp8, twin):
+        torch.manual_seed(1)
+        made = config(folder, dtype)
+        model = add_adapter(load_model(made), made)
+        found.append((model, *gradients(model)))
+    (ours, loss, grads), (theirs, twin_loss, twin_grads) = found
+    assert loss == twin_loss
+    assert grads.keys() == twin_grads.keys()
+    assert len(grads) == 2 * LINEARS
+    for name, gradient in twin_grads.items():
+        assert gradient.dtype == grads[name].dtype == getattr(torch, dtype)
+        assert (grads[name].double() - gradient.double()).norm() <= 1e-6 * gradient.double().norm(), name
+    layers = [module for module in ours.modules() if isinstance(module, Fp8Linear)]
+    assert len(layers) == LINEARS
+    for module, other in zip(layers, (m.base_layer for m in theirs.modules() if hasattr(m, "base_layer")), strict=True):
+        assert module.weight.element_size() == 1
+        assert module.weight.numel() == other.weight.numel()
+    assert ours.stored_fp8.kept
+
+
+def test_a_model_stored_in_fp8_is_trained_whole_as_plain_numbers(plain, tmp_path):
+    fp8, twin = folders(plain, tmp_path, (48, 48))
+    for method in ("sft", "reward"):
+        torch.manual_seed(1)
+        ours = load_model(config(fp8, adapter="none", method=method))
+        torch.manual_seed(1)
+        theirs = load_model(config(twin, adapter="none", method=method))
+        assert not ours.stored_fp8.kept
+        assert not hasattr(ours.config, "quantization_config")
+        for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(weight, other), name
+
+
+@pytest.mark.parametrize(("shape", "block"), [((50, 70), (16, 32)), ((64, 64), (48, 48)), ((5, 9), (8, 16))])
+def test_each_number_takes_the_scale_of_its_block(shape, block):
+    torch.manual_seed(0)
+    weight = torch.randn(shape).to(torch.float8_e4m3fn)
+    scale = torch.rand(-(-shape[0] // block[0]), -(-shape[1] // block[1])) + 0.5
+    wanted = by_hand(weight, scale, block)
+    assert torch.equal(dequantized(weight, scale, block, torch.float32), wanted)
+    assert torch.equal(dequantized(weight, scale, block, torch.bfloat16), wanted.to(torch.bfloat16))
+
+
+def test_a_cast_or_a_copy_of_the_model_leaves_the_numbers_and_their_scales():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(20, 12)
+    ours = Fp8Linear(layer, torch.float8_e4m3fn, torch.rand(2, 2), (8, 16))
+    before, scales = ours.weight.clone().view(torch.uint8), ours.weight_scale_inv.clone()
+    for model in (ours.to(torch.bfloat16), copy.deepcopy(ours).double(), ours.cpu()):
+        assert torch.equal(model.weight.view(torch.uint8), before)
+        assert model.weight.dtype == torch.float8_e4m3fn
+        assert torch.equal(model.weight_scale_inv, scales)
+        assert not model.weight.requires_grad
+
+
+def test_what_the_backward_pass_keeps_is_the_fp8_weight():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        layer = Fp8Linear(torch.nn.Linear(64, 64), torch.float8_e4m3fn, torch.ones(1, 1), (64, 64))
+        layer(torch.randn(2, 64, requires_grad=True))
+    assert [tensor.dtype for tensor in kept if tensor.numel() == 64 * 64] == [torch.float8_e4m3fn]
+
+
+def test_adapters_beside_fp8_do_not_take_its_format():
+    model = torch.nn.Sequential(
+        Fp8Linear(torch.nn.Linear(8, 8).bfloat16(), torch.float8_e4m3fn, torch.ones(1, 1), (8, 8))
+    )
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["0"]), autocast_adapter_dtype=False)
+    assert {weight.dtype for name, weight in adapted.named_parameters() if "lora_" in name} == {torch.bfloat16}
+
+
+def broken(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_files_that_do_not_add_up_are_one_sentence(plain, tmp_path):
+    name = "model.layers.0.mlp.up_proj"
+    fp8, _ = folders(plain, tmp_path, (48, 48))
+    broken(fp8, lambda tensors: tensors.pop(f"{name}.weight_scale_inv"))
+    with pytest.raises(ModelError, match=f"{name} is stored in FP8 without a scale"):
+        load_model(config(fp8))
+    broken(fp8, lambda tensors: tensors.update({f"{name}.weight_scale_inv": torch.ones(2, 2)}))
+    with pytest.raises(ModelError, match=r"scales of shape \(2, 2\) for a weight of 128 x 64; blocks of 48 x 48 want"):
+        load_model(config(fp8))
+    broken(fp8, lambda tensors: tensors.update({f"{name}.weight_scale_inv": torch.ones(3, 2)}))
+    for changes in ({"use_dora": True}, {"target_parameters": ["up_proj.weight"]}):
+        with pytest.raises(ModelError, match=f"adapter.{next(iter(changes))}: must be left out"):
+            load_model(config(fp8, **changes))
+    expert = "model.layers.0.mlp.experts.0.up_proj"
+    broken(fp8, lambda tensors: tensors.update({f"{expert}.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}))
+    with pytest.raises(ModelError, match=f"{expert} is stored in FP8 and is no linear layer"):
+        load_model(config(fp8))
+    broken(fp8, lambda tensors: tensors.pop(f"{expert}.weight"))
+    made = config(fp8, modules_to_save=["up_proj"])
+    with pytest.raises(ModelError, match=r"modules_to_save: .*up_proj' is stored in FP8"):
+        add_adapter(load_model(made), made)
+    made.model.quantization = "nf4"
+    with pytest.raises(ModelError, match="must be none for a model that is stored in FP8; got nf4"):
+        load_model(made)
+
+
+def test_a_run_on_fp8_learns_and_its_receipt_says_so(plain, tmp_path, train, source):  # noqa: F811
+    fp8, _ = folders(plain, tmp_path, (48, 48))
+    settings = {"model.name": str(fp8), "model.dtype": "bfloat16", "adapter.kind": "lora", "adapter.r": 4}
+    run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 6})
+    said = {entry["feature"]: entry for event in lines(run, "receipt") for entry in event["entries"]}
+    assert said["stored weights"]["effective"] == "float8_e4m3fn"
+    assert said["stored weights"]["count"] == LINEARS
+    assert "blocks of 48 x 48" in said["stored weights"]["detail"]
+    losses = [event["loss"] for event in lines(run, "metrics") if "loss" in event]
+    assert losses[-1] < losses[0]
