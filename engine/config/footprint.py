@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from engine.config import head
 from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import reference_of
 from engine.config.method import METHODS
+from engine.config.optimizers import own_value
 from engine.config.tree import RunConfig
 from engine.config.unfrozen import matrices_by_name, trained_by_name
 
@@ -252,13 +254,28 @@ def state_bytes(config: RunConfig, counts: Parameters) -> float:
     if name in STATES:
         return counts.trained * size * STATES[name]
     inside = sum(rows * columns * count for rows, columns, count in counts.matrices)
-    held = sum(_matrix_states(config, rows, columns) * count for rows, columns, count in counts.matrices)
-    return size * (held + STATES["adamw_torch"] * max(0, counts.trained - inside))
+    held = sum(_matrix_bytes(config, rows, columns) * count for rows, columns, count in counts.matrices)
+    rest = 4.0 if name == "q_galore_adamw_8bit" else size  # bitsandbytes keeps embeddings and small weights in float32
+    return held + rest * STATES["adamw_torch"] * max(0, counts.trained - inside)
 
 
-def _matrix_states(config: RunConfig, rows: int, columns: int) -> float:
-    """Numbers of state for one matrix of a layer, with an optimizer that treats matrices apart."""
-    return rows * columns
+def _matrix_bytes(config: RunConfig, rows: int, columns: int) -> float:
+    """Bytes of state for one matrix of a layer, with an optimizer that treats matrices apart."""
+    name, size = config.optim.optim, trained_size(config)
+    long, short = max(rows, columns), min(rows, columns)
+    if name == "muon":
+        return size * rows * columns
+    own = partial(own_value, name, config.optim.optim_args)
+    if name == "dion":
+        return size * (rows * columns + short * math.ceil(own("rank_fraction") * short))
+    rank = min(own("rank"), short)
+    if name == "q_galore_adamw_8bit":
+        return rank * (2.04 * long + short * (own("proj_bits") / 8 + 8 / 256)) + 4 * short
+    basis, moments = {
+        "std": (short, long), "reverse_std": (long, short), "right": (columns, rows), "left": (rows, columns),
+        "full": (rows + columns, rank),
+    }[own("proj_type")]  # fmt: skip
+    return size * rank * (basis + 2 * moments)
 
 
 def trained_size(config: RunConfig) -> float:

@@ -14,15 +14,15 @@ _BETAS = ("adam_beta1", "adam_beta2")
 
 
 class Own:
-    """A setting of one optimizer: a number within bounds (whole where its default is), or one of some words."""
+    """A setting of one optimizer: a number within bounds (whole where they are), or one of some words."""
 
-    def __init__(self, default: Any, least: float | None, most: float | None, text: str, words: tuple[str, ...] = ()):
+    def __init__(self, default: Any, least: float | None, most: float | None, text: str, words: tuple[Any, ...] = ()):
         self.default, self.least, self.most, self.text, self.words = default, least, most, text, words
 
     def fits(self, value: Any) -> bool:
         """Whether the value is of this kind and within the bounds."""
         if self.words:
-            return value in self.words
+            return not isinstance(value, bool) and value in self.words
         kinds = (int,) if self.whole else (int, float)
         return (
             isinstance(value, kinds)
@@ -40,7 +40,7 @@ class Own:
     def takes(self) -> str:
         """What it takes, in words."""
         if self.words:
-            return " or ".join(self.words)
+            return " or ".join(str(word) for word in self.words)
         return (
             f"a {'whole ' if self.whole else ''}number from {self.least:{_shape(self)}} to {self.most:{_shape(self)}}"
         )
@@ -82,6 +82,32 @@ _MUON = {
         words=(_MATCH, "original"),
     ),
 }  # fmt: skip
+_DION = {
+    "momentum": _MUON["momentum"],
+    "rank_fraction": Own(0.25, 0.01, 1.0, "rank of a step, as a share of the weight's shorter side"),
+    "adjust_lr_fn": Own(
+        _MATCH, None, None,
+        "how the rate follows a weight's shape: match_rms_adamw as for Muon; original by the root of rows over columns, "
+        "for rates of its own",
+        words=(_MATCH, "original"),
+    ),
+}  # fmt: skip
+_GALORE = {
+    "rank": Own(128, 1, 65_536, "directions of a gradient that are kept"),
+    "update_proj_gap": Own(200, 1, 1_000_000, "steps after which they are chosen anew"),
+    "scale": Own(0.25, 0.001, 100.0, "what the projected layers' steps are multiplied by"),
+}
+_PROJECTION = Own(
+    "std", None, None,
+    "the side that is projected: std the longer, reverse_std the shorter, right the columns, left the rows, full both",
+    words=("std", "reverse_std", "right", "left", "full"),
+)  # fmt: skip
+_Q_GALORE = {
+    "proj_bits": Own(4, None, None, "bits a number of the projection", words=(4, 8)),
+    "cos_threshold": Own(0.4, 0.0, 1.0, "a layer whose first direction stays as alike as this waits longer"),
+    "gamma_proj": Own(2.0, 1.0, 100.0, "times as long each time"),
+    "queue_size": Own(5, 1, 1_000, "choices that the likeness is averaged over"),
+}
 
 KINDS: dict[str, Kind] = {
     "adamw_torch_fused": Kind(adam=_ADAM),
@@ -120,13 +146,18 @@ KINDS: dict[str, Kind] = {
             "r": Own(0.0, 0.0, 10.0, "power of the step by which later weights count more in the average"),
         },
     ),
+    "dion": Kind("", _ADAM, _DION),
+    "galore_adamw": Kind("pytorch-optimizer", _ADAM, {**_GALORE, "proj_type": _PROJECTION}),
+    "q_galore_adamw_8bit": Kind("bitsandbytes", _ADAM, {**_GALORE, **_Q_GALORE}),
 }
 """Optimizer -> what it is."""
 
-BUILT_HERE = frozenset({"muon", "adopt", "came", "schedule_free_adamw"})
-"""Those that `engine.trainers.optimizers` builds; the others are transformers' own."""
-MATRICES_ONLY = frozenset({"muon"})
+PROJECTED = frozenset({"galore_adamw", "q_galore_adamw_8bit"})
+"""Those that project the gradients of the layers that `optim.optim_target_modules` names."""
+MATRICES_ONLY = frozenset({"muon", "dion"})
 """Those that move the matrices inside the layers, and leave every other weight to AdamW."""
+BUILT_HERE = frozenset({"adopt", "came", "schedule_free_adamw"}) | MATRICES_ONLY | PROJECTED
+"""Those that `engine.trainers.optimizers` builds; the others are transformers' own."""
 
 
 def own_value(name: str, args: dict[str, Any], key: str) -> Any:

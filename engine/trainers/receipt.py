@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.config.method import METHODS
-from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY
+from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
 from engine.memory.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN
 from engine.models.stored_fp8 import Fp8Linear
@@ -73,7 +73,7 @@ def unmet(config: Any, entries: list[dict[str, Any]]) -> str | None:
         ("gradient checkpointing", config.memory.gradient_checkpointing in (True, "selective", "medium", "full")),
         ("quantization", config.model.quantization != "none"),
         ("packing", config.data.packing),
-        ("optimizer", config.optim.optim.endswith("8bit") or config.optim.optim in MATRICES_ONLY),
+        ("optimizer", config.optim.optim.endswith("8bit") or config.optim.optim in MATRICES_ONLY | PROJECTED),
     ):
         if asked and not by_name[feature]["count"]:
             return f"{feature} was requested and touched nothing in this model: turn it off or choose another model."

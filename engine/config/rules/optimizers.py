@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.optimizers import KINDS
+from engine.config.optimizers import KINDS, PROJECTED, own_value
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -78,3 +79,50 @@ def schedule_free_averages_with_beta1(config: RunConfig, facts: Facts) -> Iterat
         todo = "It weighs the average against the newest weights."
         fix = Fix("take the usual value", unset=(path,))
         yield must(path, "above 0 with schedule_free_adamw", 0.0, todo, fix=fix)
+
+
+@rule(reads=(fields.optim.optim, fields.adapter.kind))
+def galore_trains_full_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, name = fields.optim.optim.path, config.optim.optim
+    if name in PROJECTED and config.adapter.kind == "lora":
+        todo = "LoRA's factors are of low rank already: set adapter.kind to none, or take adamw_torch_fused."
+        fix = Fix("take adamw_torch_fused", unset=(path,))
+        yield must(path, "an optimizer for adapters while adapter.kind is lora", name, todo, fix=fix)
+
+
+@rule(reads=(fields.optim.optim, fields.optim.optim_target_modules))
+def projected_layers_need_galore(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec, given = fields.optim.optim_target_modules, config.optim.optim_target_modules
+    if config.optim.optim not in PROJECTED and given != spec.default:
+        rule_text = f"left out with the optimizer {config.optim.optim}, which does not project"
+        todo = f"Remove it, or take {' or '.join(sorted(PROJECTED))}."
+        yield must(spec.path, rule_text, given, todo, fix=Fix("remove it", unset=(spec.path,)))
+
+
+@rule(reads=(fields.optim.optim, fields.optim.optim_target_modules))
+def projected_layers_are_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec, given = fields.optim.optim_target_modules, config.optim.optim_target_modules
+    if config.optim.optim not in PROJECTED:
+        return
+    fix = Fix("all linear layers", unset=(spec.path,))
+    if not given or (isinstance(given, str) and not given.strip()):
+        yield must(spec.path, "all-linear, names or a regular expression", None, "Name the layers.", fix=fix)
+    for pattern in [given] if isinstance(given, str) else given:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError):
+            yield must(spec.path, "a regular expression", pattern, "Its brackets or stars do not add up.", fix=fix)
+
+
+@rule(reads=(fields.optim.optim, fields.optim.optim_args, fields.model.name))
+def galore_has_a_low_rank(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, name = facts.model, config.optim.optim
+    if name not in PROJECTED or model is None or model.name != config.model.name or not model.linears:
+        return
+    rank = own_value(name, config.optim.optim_args, "rank")
+    side = max(min(wide_in, wide_out) for _, wide_in, wide_out, _ in model.linears)
+    if KINDS[name].own["rank"].fits(rank) and rank >= side:
+        path, low = f"{fields.optim.optim_args.path}.rank", max(1, side // 4)
+        todo = "At a layer's whole width the projection saves nothing."
+        rule_text = f"below {side:,}, the shorter side of the model's layers"
+        yield must(path, rule_text, rank, todo, fix=Fix(f"take {low}", {path: low}))

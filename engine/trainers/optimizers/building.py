@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.optim import AdamW, Optimizer
+from transformers.trainer_utils import check_target_module_exists
 
-from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, own_value
+from engine.config.optimizers import BUILT_HERE, KINDS, MATRICES_ONLY, PROJECTED, own_value
+from engine.trainers.optimizers.dion import Dion
 from engine.trainers.optimizers.joined import Joined
 
 Weights = dict[str, torch.nn.Parameter]
@@ -43,6 +45,16 @@ def split(model: torch.nn.Module) -> Split:
     return found
 
 
+def projected(optim: Any, model: torch.nn.Module) -> Weights:
+    """The matrices inside the layers whose modules `optim_target_modules` names, in transformers' way."""
+    named = optim.optim_target_modules
+    return {
+        name: weight
+        for name, weight in split(model).matrices.items()
+        if named == "all-linear" or check_target_module_exists(named, name.rpartition(".")[0])
+    }
+
+
 def optimizer_for(optim: Any, model: torch.nn.Module, decayed: Collection[str]) -> Optimizer | None:
     """The optimizer of the section `optim` for this model; None where it is one of transformers' own.
 
@@ -50,23 +62,34 @@ def optimizer_for(optim: Any, model: torch.nn.Module, decayed: Collection[str]) 
     """
     if optim.optim not in BUILT_HERE:
         return None
-    own = _Own(optim)
-    parts = split(model)
+    own, make, parts = _Own(optim), _MAKERS[optim.optim], split(model)
+    every = {**parts.matrices, **parts.rest}
     if optim.optim in MATRICES_ONLY:
-        if not parts.matrices:
-            return adamw(optim, parts.rest, decayed)
-        return Joined(
-            [_MAKERS[optim.optim](own, _groups(own, parts.matrices, decayed)), adamw(optim, parts.rest, decayed)]
-        )
-    return _MAKERS[optim.optim](own, _groups(own, {**parts.matrices, **parts.rest}, decayed))
+        return Joined([make(own, _groups(own, parts.matrices, decayed)), adamw(optim, parts.rest, decayed)])
+    if optim.optim not in PROJECTED:
+        return make(own, _groups(own, every, decayed))
+    low = projected(optim, model)
+    groups = [{**group, **_projection(own)} for group in _groups(own, low, decayed)]
+    made = make(own, groups + _groups(own, {name: p for name, p in every.items() if name not in low}, decayed))
+    if optim.optim == "q_galore_adamw_8bit":
+        _embeddings_in_32_bits(model)
+    return made
 
 
 def told(optim: Any, model: torch.nn.Module) -> tuple[str, int, str]:
     """For the receipt: the implementation, how many weights it moves, and who moves how many numbers."""
     kind = _NAMES[optim.optim]
     parts = split(model)
+    weights = [*parts.matrices.values(), *parts.rest.values()]
+    if optim.optim in PROJECTED:
+        low, rank = list(projected(optim, model).values()), _Own(optim)["rank"]
+        detail = f"matrices of {_numbers(low):,} numbers, their gradients projected to rank {rank:,}"
+        if len(weights) > len(low):
+            detail += (
+                f"; {len(weights) - len(low)} other weights of {_numbers(weights) - _numbers(low):,} numbers whole"
+            )
+        return kind, len(low), detail
     if optim.optim not in MATRICES_ONLY:
-        weights = [*parts.matrices.values(), *parts.rest.values()]
         return kind, len(weights), f"weights of {_numbers(weights):,} numbers"
     matrices, rest = list(parts.matrices.values()), list(parts.rest.values())
     detail = f"matrices inside the layers, of {_numbers(matrices):,} numbers"
@@ -144,16 +167,62 @@ def _schedule_free_adamw(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
     )
 
 
+def _dion(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
+    return Dion(
+        groups,
+        lr=own.optim.learning_rate,
+        momentum=own["momentum"],
+        rank_fraction=own["rank_fraction"],
+        adjust_lr_fn=own["adjust_lr_fn"],
+    )
+
+
+def _projection(own: _Own) -> dict[str, Any]:
+    """What makes a group one of projected weights; the library calls one of them by another name than transformers."""
+    keys = [key for key in KINDS[own.optim.optim].own if key != "proj_type"]
+    found = {key: own[key] for key in keys}
+    return {**found, "projection_type": own["proj_type"]} if own.optim.optim == "galore_adamw" else found
+
+
+def _galore_adamw(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
+    from engine.trainers.optimizers.galore import GaLoreAdamW
+
+    betas = (own.optim.adam_beta1, own.optim.adam_beta2)
+    return GaLoreAdamW(groups, lr=own.optim.learning_rate, betas=betas, eps=own.optim.adam_epsilon)
+
+
+def _q_galore_adamw_8bit(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
+    from engine.trainers.optimizers.q_galore import QGaLoreAdamW8bit
+
+    betas = (own.optim.adam_beta1, own.optim.adam_beta2)
+    return QGaLoreAdamW8bit(groups, lr=own.optim.learning_rate, betas=betas, eps=own.optim.adam_epsilon)
+
+
+def _embeddings_in_32_bits(model: torch.nn.Module) -> None:
+    """As transformers has it for every optimizer of bitsandbytes."""
+    from bitsandbytes.optim import GlobalOptimManager
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
+
+
 _MAKERS: dict[str, Callable[[_Own, list[dict[str, Any]]], Optimizer]] = {
     "muon": _muon,
     "adopt": _adopt,
     "came": _came,
     "schedule_free_adamw": _schedule_free_adamw,
+    "dion": _dion,
+    "galore_adamw": _galore_adamw,
+    "q_galore_adamw_8bit": _q_galore_adamw_8bit,
 }
 _NAMES = {
     "muon": "torch.optim.Muon",
     "adopt": "pytorch_optimizer.ADOPT",
     "came": "pytorch_optimizer.CAME",
     "schedule_free_adamw": "schedulefree.AdamWScheduleFree",
+    "dion": "our Dion",
+    "galore_adamw": "pytorch_optimizer.GaLore",
+    "q_galore_adamw_8bit": "our QGaLoreAdamW8bit on bitsandbytes",
 }
 """The implementations as the receipt calls them."""

@@ -305,6 +305,25 @@ CASES: dict[str, list[Case]] = {
         ({"optim.optim": "schedule_free_adamw", **more}, Facts(), "optim.lr_scheduler_type", "error")
         for more in ({}, {"optim.lr_scheduler_type": "cosine", "optim.warmup_steps": 0.1})
     ],
+    "galore-trains-full-weights": [
+        ({"optim.optim": name, **LORA}, Facts(), "optim.optim", "error")
+        for name in ("galore_adamw", "q_galore_adamw_8bit")
+    ],
+    "projected-layers-need-galore": [
+        ({"optim.optim_target_modules": ["mlp"]}, Facts(), "optim.optim_target_modules", "error")
+    ],
+    "projected-layers-are-named": [
+        (
+            {"optim.optim": "galore_adamw", "optim.optim_target_modules": named},
+            Facts(),
+            "optim.optim_target_modules",
+            "error",
+        )
+        for named in ([], "mlp.(", ["mlp", "(q"])
+    ],
+    "galore-has-a-low-rank": [
+        ({"optim.optim": "galore_adamw"}, Facts(model=TINY_FACTS), "optim.optim_args.rank", "error"),
+    ],
     "schedule-free-averages-with-beta1": [
         (
             {"optim.optim": "schedule_free_adamw", "optim.lr_scheduler_type": "constant", "optim.adam_beta1": 0},
@@ -333,6 +352,12 @@ CASES: dict[str, list[Case]] = {
             "error",
         ),
         ({"optim.optim": "muon", "optim.optim_args": {"ns_steps": 0}}, Facts(), "optim.optim_args.ns_steps", "error"),
+        (
+            {"optim.optim": "q_galore_adamw_8bit", "optim.optim_args": {"proj_bits": 5}},
+            Facts(),
+            "optim.optim_args.proj_bits",
+            "error",
+        ),
         (
             {"optim.optim": "muon", "optim.optim_args": {"adjust_lr_fn": "fast"}},
             Facts(),

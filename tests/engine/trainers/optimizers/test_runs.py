@@ -97,11 +97,19 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(train, source,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adopt", "came"])
+@pytest.mark.parametrize("name", ["adopt", "came", "dion", "galore_adamw", "q_galore_adamw_8bit"])
 def test_every_other_one_trains_and_resumes_exactly(train, source, tmp_path, name):
-    pytest.importorskip("pytorch_optimizer")
-    run = train(settings(source, name, **{"optim.weight_decay": 0.01}))
+    pytest.importorskip({"q_galore_adamw_8bit": "bitsandbytes", "dion": "torch"}.get(name, "pytorch_optimizer"))
+    own = {"optim.optim_args": {"rank": 16, "update_proj_gap": 2, "scale": 1.0}} if "galore" in name else {}
+    run = train(settings(source, name, **{"optim.weight_decay": 0.01, "run.save_steps": 3}, **own))
     found = losses(run)
     assert found[6] < found[1]
     assert optimizer_in_receipt(run)["count"] > 0
     resumes_exactly(train, run, tmp_path / "again")
+
+
+def test_galore_without_a_layer_of_that_name_ends_the_run(train, source):
+    pytest.importorskip("pytorch_optimizer")
+    named = {"optim.optim_target_modules": ["no_such_layer"], "optim.optim_args": {"rank": 8}}
+    run = train(settings(source, "galore_adamw", **named), code=1)
+    assert "optimizer was requested and touched nothing" in lines(run, "failed")[0]["message"]
