@@ -17,11 +17,13 @@ from engine.errors import ModelError
 from engine.models.adapters import add_adapter
 from engine.models.load import load_model
 from engine.models.stored_fp8 import Fp8Linear, dequantized
+from engine.patches.compiled import compile_layers, decoder_layers
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
 
 # The last blocks are ragged, and their number divides the sizes, which must not be taken for a block of another size.
 BLOCKS = [(48, 48), (40, 128), None]
 LINEARS = 4 * 7
+NUMBERS = 4 * (4 * 64 * 64 + 3 * 64 * 128)
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +92,8 @@ def gradients(model):
     torch.manual_seed(2)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
-            weight.data = 0.1 * torch.randn(weight.shape).to(weight.dtype)
-    ids = torch.randint(3, 200, (2, 24))
+            weight.data = 0.1 * torch.randn(weight.shape).to(weight)
+    ids = torch.randint(3, 200, (2, 24)).to(model.device)
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
     return loss.item(), {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
@@ -215,3 +217,25 @@ def test_a_run_on_fp8_learns_and_its_receipt_says_so(plain, tmp_path, train, sou
     assert "blocks of 48 x 48" in said["stored weights"]["detail"]
     losses = [event["loss"] for event in lines(run, "metrics") if "loss" in event]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_card_the_weights_stay_in_fp8_and_the_gradients_are_the_twins(plain, tmp_path, compiled):
+    fp8, twin = folders(plain, tmp_path, (48, 48))
+    found = []
+    for folder in (fp8, twin):
+        torch.manual_seed(1)
+        made = config(folder, "bfloat16")
+        model = add_adapter(load_model(made), made).to("cuda")
+        if compiled:
+            compile_layers(list(decoder_layers(SimpleNamespace(model=model))), {})
+        found.append((*gradients(model), sum(w.numel() * w.element_size() for w in model.parameters())))
+    torch._dynamo.reset()
+    (loss, grads, size), (twin_loss, twin_grads, twin_size) = found
+    assert loss == pytest.approx(twin_loss, rel=1e-2 if compiled else 1e-6)
+    for name, gradient in twin_grads.items():
+        apart = (grads[name].double() - gradient.double()).norm() / gradient.double().norm()
+        assert apart <= (5e-2 if compiled else 1e-6), name
+    assert twin_size - size == NUMBERS
