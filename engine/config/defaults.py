@@ -163,6 +163,10 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         found.append(
             Effective(fields.memory.gradient_checkpointing.path, "full", True, "every layer is computed again")
         )
+    if config.memory.tiled_mlp and config.memory.tiled_mlp_tokens is None:
+        tokens, size = footprint.batch_tokens(config, facts), footprint.tile_tokens(config, facts)
+        reason = f"tiles of a batch of at most {tokens:,} tokens"
+        found.append(Effective(fields.memory.tiled_mlp_tokens.path, None, size, reason))
     if config.optim.per_device_eval_batch_size is None and config.data.eval:
         size = config.optim.per_device_train_batch_size
         path = fields.optim.per_device_eval_batch_size.path

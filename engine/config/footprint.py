@@ -41,6 +41,17 @@ FRAGMENTS = 0.02
 CUDA_CONTEXT = 600 * MiB
 # A worker before its model is there, with torch, transformers, TRL and datasets loaded (torch 2.13 on a CPU).
 CPU_PROCESS = 730 * MiB
+# dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
+PEAK = {
+    (7, 0): 1.1e14, (7, 5): 6.5e13, (8, 0): 3.1e14, (8, 6): 1.2e14, (8, 9): 1.8e14, (9, 0): 9.0e14, (10, 0): 2.0e15,
+    (10, 3): 2.2e15, (12, 0): 2.1e14,
+}  # fmt: skip
+# Bytes a second from locked host memory to the usual card of a compute capability: PCIe of generation 3, 4 and 5, at 85 %
+# of their rate. 55 GB/s was measured on an H100.
+BUS = {(7, 0): 1.3e10, (8, 0): 2.6e10, (9, 0): 5.5e10}
+# Share of the peak that the products of an 8B layer reach at 8,192 tokens (H100: 4.0 ms for 3.16e12 operations).
+PRODUCTS_REACH = 0.88
+TILE_TOKENS = 32_768
 # Offloaded activations wait in so many tensors until their copy is done (TRL: max_fwd_stash_size).
 OFFLOAD_IN_FLIGHT = 5
 
@@ -212,10 +223,10 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     if model is None or counts is None or not model.hidden_size or not model.layers or not model.vocab_size:
         return None
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
-    weights = _weights(config, model, counts)
+    weights = _weights(config, model, counts) - _weights_on_the_host(config, facts)
     trained_bytes = counts.trained * trained_size(config)
     tokens, length = _tokens(config, facts)
-    kept, layer = _activations(config, model, tokens, length, checkpointing)
+    kept, layer = _activations(config, facts, model, tokens, length, checkpointing)
     size = BYTES[config.model.dtype]
     scored = head.Head(tokens, model.hidden_size, model.vocab_size, size, head.is_trained(config), on_gpu)
     scores = head.head_bytes(head.path_of(config), scored)
@@ -234,6 +245,17 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     }
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def batch_tokens(config: RunConfig, facts: Facts) -> int:
+    """Tokens of the largest batch that gradients flow through."""
+    return _tokens(config, facts)[0]
+
+
+def tile_tokens(config: RunConfig, facts: Facts) -> int:
+    """The most tokens of one tile of the feed-forward blocks, where none are given: about 32k, or a quarter of a batch."""
+    tokens = batch_tokens(config, facts)
+    return config.memory.tiled_mlp_tokens or (TILE_TOKENS if tokens > TILE_TOKENS else max(16, math.ceil(tokens / 4)))
 
 
 def _tokens(config: RunConfig, facts: Facts) -> tuple[int, int]:
@@ -298,8 +320,41 @@ def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
     return linear * QUANTIZED[config.model.quantization] + max(0, counts.base - linear) * kept
 
 
+def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
+    """Bytes of the frozen weights of all decoder layers; nothing while the model's shape is unknown."""
+    model, counts = known_model(config, facts), parameters(config, facts)
+    if model is None or counts is None or not model.vocab_size or not model.hidden_size:
+        return None
+    if model.experts:  # fused experts are no linear layers
+        numbers = max(0, counts.base - 2 * model.vocab_size * model.hidden_size)
+    else:
+        numbers = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
+    size = QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
+    return max(0, numbers - counts.trained_base) * size or None
+
+
+def _weights_on_the_host(config: RunConfig, facts: Facts) -> float:
+    """What `layer_offloading` takes off the card: all layers but two."""
+    model, moved = known_model(config, facts), layers_bytes(config, facts)
+    if not config.memory.layer_offloading or moved is None or model is None or not model.layers:
+        return 0.0
+    return moved * max(0, model.layers - 2) / model.layers
+
+
+def layer_seconds(config: RunConfig, facts: Facts) -> tuple[float, float] | None:
+    """How long the bus takes for one layer's frozen weights, and the card for its products in a forward pass."""
+    model, moved, operations = known_model(config, facts), layers_bytes(config, facts), layer_operations(config, facts)
+    if model is None or not model.layers or not moved or not operations or not facts.machine or not facts.machine.gpus:
+        return None
+    capability = min(gpu.capability for gpu in facts.machine.gpus)
+    if capability < min(PEAK):
+        return None
+    speed, bus = (table[max(known for known in table if known <= capability)] for table in (PEAK, BUS))
+    return moved / model.layers / bus, operations / (PRODUCTS_REACH * speed)
+
+
 def _activations(
-    config: RunConfig, model: ModelFacts, tokens: int, length: int, checkpointing: bool | str
+    config: RunConfig, facts: Facts, model: ModelFacts, tokens: int, length: int, checkpointing: bool | str
 ) -> tuple[float, float]:
     """What all layers keep for the backward pass, and what one of them needs while it is differentiated: its gradients,
     and all that it forgot where it is computed again."""
@@ -314,6 +369,13 @@ def _activations(
     if config.model.attention == "eager":
         layer += tokens * length * (model.heads or 1) * (size + 4)
     gradients = tokens * (GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide) * size
+    if config.memory.tiled_mlp:
+        # Of the wide results no layer keeps any, and the one being differentiated has those of one tile.
+        whole, share = layer, min(1.0, tile_tokens(config, facts) / tokens)
+        layer *= (kept - KEPT_WIDE * wide) / kept
+        gradients = (whole - layer) * share + tokens * (
+            GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide * share
+        ) * size
     if config.memory.activation_offloading:
         return OFFLOAD_IN_FLIGHT * tokens * max(hidden, wide) * size, layer + gradients
     if not checkpointing:

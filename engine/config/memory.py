@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from engine.config.section import Auto, Expert, Later, Section, Source, Title, Words
+from engine.config.section import Auto, Expert, Ge, Later, Le, Section, Source, Title, Unit, Words
 
 
 class Memory(Section):
@@ -29,11 +29,25 @@ class Memory(Section):
     """Move intermediate results until they are needed: `cpu` to the host's memory, beside the computation, and `disk` to a
     private file in the run folder, which costs the time that the disk takes."""
 
-    layer_offloading: Annotated[bool, Later(True), Expert] = False
-    """Keep the frozen layers in the host's memory and bring them in one by one."""
+    layer_offloading: Annotated[bool, Expert] = False
+    """Keep the frozen weights of the layers in the host's memory and bring them to the card one layer ahead, forward and
+    backward: two layers' weights on the card in place of all. What is trained stays there. Costs no time where a batch
+    computes a layer longer than the bus moves one, about 14,000 tokens for 16-bit weights on an H100; generation brings
+    every layer in for every token."""
 
-    tiled_mlp: Annotated[bool, Title("Tiled MLP"), Later(True), Expert] = False
-    """Compute the feed-forward layers in pieces of the sequence, for very long rows."""
+    tiled_mlp: Annotated[bool, Title("Tiled MLP"), Expert, Source("arXiv:2506.13996")] = False
+    """Compute the feed-forward blocks in tiles of the batch's tokens and again in the backward pass, so that only one
+    tile's intermediate results are held: for very long rows. Same gradients. Beside full checkpointing it costs no time."""
+
+    tiled_mlp_tokens: Annotated[
+        Annotated[int, Ge(16), Le(2**24)] | None, Title("Tokens a tile"), Unit("tokens"), Expert
+    ] = None
+    """The most tokens of a tile. Empty: 32,768, or a quarter of the batch where it has no more than that. Small tiles
+    hold less; below some thousand tokens they keep a card less busy."""
+
+    tiled_mlp_fp32_sums: Annotated[bool, Title("Sums of tiles in float32"), Expert] = False
+    """Add the gradients of a block's tiles in float32, for four bytes more per trained weight of one block. Otherwise they
+    are added in the weights' own format, as gradients of batches are."""
 
     fp32_norms: Annotated[bool, Title("Norms in float32"), Later(True), Expert] = False
     """Keep normalisation layers in float32 under sharded training."""

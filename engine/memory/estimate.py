@@ -20,11 +20,6 @@ _MFU = 0.30
 _CPU_FLOPS_PER_CORE = 2.0e10
 # FLOP a parameter and token that checkpointing computes again: all of the forward pass, or a share of it.
 _AGAIN: dict[Any, float] = {False: 0.0, "selective": 0.0, "medium": 1.0}
-# dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
-_PEAK = {
-    (7, 0): 1.1e14, (7, 5): 6.5e13, (8, 0): 3.1e14, (8, 6): 1.2e14, (8, 9): 1.8e14, (9, 0): 9.0e14, (10, 0): 2.0e15,
-    (10, 3): 2.2e15, (12, 0): 2.1e14,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +112,10 @@ def _seconds(
     work = flops * counts.base * data.tokens * steps / per_epoch
     if not machine.gpus:
         return work / (_CPU_FLOPS_PER_CORE * (machine.cpu_count or 1))
-    known = [capability for capability in _PEAK if capability <= machine.gpus[0].capability]
+    known = [capability for capability in footprint.PEAK if capability <= machine.gpus[0].capability]
     if not known:
         return None
-    speed = _PEAK[max(known)] * _MFU * footprint.device_count(config, facts)
+    speed = footprint.PEAK[max(known)] * _MFU * footprint.device_count(config, facts)
     if config.model.dtype == "float32":
         speed /= 2 if config.optim.tf32 else 8
     return work / speed

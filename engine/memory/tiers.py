@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from engine.memory.tiling import computing
+
 _ATTENTION = (
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
@@ -36,7 +38,10 @@ _ATTENTION_OPS, _PRODUCT_OPS = _ops(_ATTENTION), _ops(_PRODUCTS)
 
 
 def _kept(op: Any, args: tuple[Any, ...], widest: float) -> bool:
-    """Whether the result is held: attention, and products at most `widest` times as wide as their inner size."""
+    """Whether the result is held: attention, and products at most `widest` times as wide as their inner size; of what is
+    computed in tiles nothing, since it is computed again anyway."""
+    if computing():
+        return False
     if op in _ATTENTION_OPS or "flash_attn" in str(op):
         return True
     name = _PRODUCT_OPS.get(op)

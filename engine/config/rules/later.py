@@ -26,18 +26,6 @@ def _refuse(spec: FieldSpec, config: RunConfig, rule_text: str, todo: str, chang
         yield must(spec.path, f"{rule_text} in this version", value, todo, fix=fix)
 
 
-@rule(reads=(fields.memory.layer_offloading,))
-def layer_offloading_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = "Offloading layers comes in a later version; 4-bit weights (model.quantization: nf4) make a model fit now."
-    yield from _refuse(fields.memory.layer_offloading, config, "false", todo)
-
-
-@rule(reads=(fields.memory.tiled_mlp,))
-def tiled_mlp_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = "Tiling comes in a later version; checkpointing and a smaller batch make long rows fit now."
-    yield from _refuse(fields.memory.tiled_mlp, config, "false", todo)
-
-
 @rule(reads=(fields.memory.fp32_norms,))
 def fp32_norms_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "It acts under sharded training (FSDP2), which comes in a later version."

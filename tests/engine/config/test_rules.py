@@ -40,6 +40,7 @@ def model(**known: Any) -> Facts:
 
 TINY_FACTS = model_facts("builtin/tiny")
 LORA = {"adapter.kind": "lora"}
+STREAMED = {**LORA, "memory.layer_offloading": True}
 DPO = {"method.kind": "dpo"}
 KTO = {"method.kind": "kto"}
 FP8, INT8 = {"kernels.quantization_aware": "fp8"}, {"kernels.quantization_aware": True}
@@ -395,8 +396,81 @@ CASES: dict[str, list[Case]] = {
             "warning",
         )
     ],
-    "layer-offloading-comes-later": [({"memory.layer_offloading": True}, Facts(), "memory.layer_offloading", "error")],
-    "tiled-mlp-comes-later": [({"memory.tiled_mlp": True}, Facts(), "memory.tiled_mlp", "error")],
+    "layer-offloading-needs-a-gpu": [
+        ({**LORA, "memory.layer_offloading": True}, Facts(machine=CPU), "memory.layer_offloading", "error")
+    ],
+    "layer-offloading-needs-frozen-weights": [
+        ({"memory.layer_offloading": True}, Facts(machine=H100), "memory.layer_offloading", "error")
+    ],
+    "layer-offloading-cannot-move-int8": [
+        ({**STREAMED, "model.quantization": "int8"}, Facts(machine=H100), "model.quantization", "error")
+    ],
+    "layer-offloading-needs-one-device": [
+        ({**STREAMED, "run.devices": 2}, Facts(machine=parse_machine("2xH100-80GB")), "run.devices", "error")
+    ],
+    "layer-offloading-leaves-nothing-to-convert": [
+        (
+            {**STREAMED, "model.dtype": "float32", "optim.bf16_full_eval": True, "data.eval": [{"path": "e.jsonl"}]},
+            Facts(machine=H100),
+            "optim.bf16_full_eval",
+            "error",
+        )
+    ],
+    "layer-offloading-and-rounding-do-not-meet": [
+        ({**STREAMED, **INT8}, Facts(machine=H100), "kernels.quantization_aware", "error")
+    ],
+    "layer-offloading-has-no-fixed-addresses": [
+        (
+            {**STREAMED, "kernels.torch_compile_options": {"triton.cudagraphs": True}},
+            Facts(machine=H100),
+            "kernels.torch_compile_options.triton.cudagraphs",
+            "error",
+        )
+    ],
+    "layers-fit-into-the-hosts-memory": [
+        (
+            {**STREAMED, "model.name": "Qwen/Qwen3-8B"},
+            Facts(machine=replace(H100, memory_bytes=16 * GiB), model=LARGE),
+            "memory.layer_offloading",
+            "error",
+        )
+    ],
+    "layer-offloading-has-its-price": [
+        (
+            {**STREAMED, "model.name": "Qwen/Qwen3-8B", "optim.per_device_train_batch_size": size},
+            Facts(machine=H100, model=LARGE),
+            "memory.layer_offloading",
+            severity,
+        )
+        for size, severity in ((4, "warning"), (8, "hint"))
+    ],
+    "layers-come-in-for-every-token-sampled": [
+        ({**GRPO, **STREAMED}, Facts(machine=H100), "memory.layer_offloading", "warning")
+    ],
+    "tiles-need-tiled-mlp": [
+        ({"memory.tiled_mlp_tokens": 512}, Facts(), "memory.tiled_mlp_tokens", "error"),
+        ({"memory.tiled_mlp_fp32_sums": True}, Facts(), "memory.tiled_mlp_fp32_sums", "error"),
+    ],
+    "a-tile-is-smaller-than-a-batch": [
+        (
+            {"memory.tiled_mlp": True, "memory.tiled_mlp_tokens": 16384, "optim.per_device_train_batch_size": 8},
+            Facts(),
+            "memory.tiled_mlp_tokens",
+            "error",
+        )
+    ],
+    "tiles-are-not-compiled": [
+        ({"memory.tiled_mlp": True, "kernels.torch_compile": True}, Facts(), "kernels.torch_compile", "error"),
+        (
+            {"memory.tiled_mlp": True, "kernels.torch_compile_options": {"shape_padding": True}},
+            Facts(),
+            "kernels.torch_compile",
+            "error",
+        ),
+    ],
+    "tiles-need-a-block-of-tokens-by-themselves": [
+        ({"memory.tiled_mlp": True}, model(model_type="gpt_oss", parameters=1000), "memory.tiled_mlp", "error")
+    ],
     "fp32-norms-need-fsdp2": [({"memory.fp32_norms": True}, Facts(), "memory.fp32_norms", "error")],
     "fused-attention-needs-a-gpu": [
         ({"kernels.fused_attn_kernel": True}, Facts(machine=CPU), "kernels.fused_attn_kernel", "error")

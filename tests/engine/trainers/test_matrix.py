@@ -44,13 +44,13 @@ FEATURES = {
     "medium": {"memory.gradient_checkpointing": "medium"},
     "full": {"memory.gradient_checkpointing": "full"},
     "disk": {"memory.activation_offloading": "disk"},
+    "tiles": {"memory.tiled_mlp": True, "memory.tiled_mlp_tokens": 16},
     "int8": {"kernels.quantization_aware": True},
 }
-TOGETHER = (("use_cut_ce", "selective"), ("use_cut_ce", "full", "disk"), ("use_cut_ce", "medium"))
+TOGETHER = (("use_cut_ce", "selective", "tiles"), ("use_cut_ce", "full", "disk", "tiles"), ("use_cut_ce", "medium"))
 REFUSED = {
     "memory.activation_offloading": "cpu",
     "memory.layer_offloading": True,
-    "memory.tiled_mlp": True,
     "memory.fp32_norms": True,
     "kernels.fused_attn_kernel": True,
     "kernels.kernel_auto_compose": True,
@@ -98,6 +98,8 @@ def check(run, plain, features, method):
             assert entry["count"] or (method in HEADLESS and "no vocabulary head" in entry["detail"])
         elif name == "disk":
             assert said["activation offloading"]["count"] > 16 << 10  # bytes of the first batch
+        elif name == "tiles":
+            assert (said["tiled MLP"]["effective"], said["tiled MLP"]["count"]) == ("16 tokens a tile", 4)
         else:
             assert (said["gradient checkpointing"]["effective"], said["gradient checkpointing"]["count"] >= 4) == (
                 name,
@@ -142,6 +144,20 @@ def test_fp8_acts_in_each_method(train, source, number, method):
     assert all(math.isfinite(loss) for loss in losses(run))
     if method not in SAMPLED:
         assert losses(run) == pytest.approx(plain, rel=0.1, abs=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
+def test_layers_stream_in_each_method(train, source, number, method):
+    adapter = ("lora", "dora", "unfrozen")[number % 3]
+    base = {**settings(source, method, adapter), "model.dtype": "bfloat16", "run.prompts": ["What comes after 3?"]}
+    if method in HEADLESS:
+        del base["run.prompts"]
+    plain, run = losses(train(base)), train({**base, "memory.layer_offloading": True})
+    assert losses(run) == pytest.approx(plain, rel=1e-3, abs=1e-4)
+    # Of the unfrozen model two layers train and two are frozen.
+    assert receipt(run)["layer offloading"]["count"] == (2 if adapter == "unfrozen" else 4)
 
 
 @pytest.mark.parametrize("path", REFUSED)

@@ -1,0 +1,123 @@
+"""`memory.tiled_mlp`: the feed-forward block of each decoder layer runs over tiles of the batch's tokens.
+
+A block gets a `forward` of its own on its instance (`engine.memory.tiling`), also where it is a mixture of experts, whose
+experts look at each token by itself. Before the first step one block of each class is asked with and without tiles, and the
+run ends if the answers differ. Refuses blocks that return more than hidden states, and models whose loss looks at the
+router: a loss over all tokens cannot be had from tiles that are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from engine.config import footprint
+from engine.config.facts import Facts
+from engine.errors import ModelError
+from engine.memory.tiling import tiled
+from engine.patches.compiled import decoder_layers
+from engine.patches.plan import Applied
+
+FEATURE = "tiled MLP"
+NAMES = ("mlp", "feed_forward", "block_sparse_moe", "ffn", "moe")
+"""What the models of transformers call the feed-forward block of a decoder layer."""
+_LEAVE_OUT = "Leave it out."
+# Relative error that another order of rounding may make in one block.
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def tiled_mlp(config: Any, model: Any) -> Applied | None:
+    """Gives the model's feed-forward blocks their tiles; None where it was not asked for. Before the trainer is built."""
+    if not config.memory.tiled_mlp:
+        return None
+    blocks = list(feed_forward_blocks(model))
+    if not blocks:
+        raise ModelError(
+            "memory.tiled_mlp: no feed-forward block was found in the model's decoder layers.",
+            f"They are known as {', '.join(NAMES)}. {_LEAVE_OUT}",
+        )
+    text = model.config.get_text_config()
+    if getattr(text, "output_router_logits", False):
+        raise ModelError(
+            "memory.tiled_mlp: the model's loss looks at the router of all tokens (output_router_logits), which tiles forget.",
+            _LEAVE_OUT,
+        )
+    tokens, in_float32 = config.memory.tiled_mlp_tokens, config.memory.tiled_mlp_fp32_sums
+    for block in {type(each): each for each in blocks}.values():
+        _try(block, _width(block, text.hidden_size))
+    before = [(block, vars(block).get("forward")) for block in blocks]
+    for block in blocks:
+        block.forward = _in_tiles(block, tokens, in_float32)
+
+    def undo() -> None:
+        for block, forward in before:
+            if forward is None:
+                vars(block).pop("forward", None)
+            else:
+                block.forward = forward
+
+    longest = footprint.batch_tokens(config, Facts())
+    count = -(-longest // tokens)
+    detail = (
+        f"feed-forward blocks; a batch of at most {longest:,} tokens makes {count} tiles"
+        f"{'; gradients of tiles are added in float32' if in_float32 else ''}"
+    )
+    return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(blocks), detail, undo)
+
+
+def feed_forward_blocks(model: Any) -> Iterator[Any]:
+    """The feed-forward block of every decoder layer that has one under a known name."""
+    for layer in decoder_layers(SimpleNamespace(model=model)):
+        children = dict(layer.named_children())
+        yield from (children[name] for name in NAMES if name in children)
+
+
+def _in_tiles(block: Any, tokens: int, in_float32: bool) -> Any:
+    plain = block.forward
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        weights = list(block.parameters())
+        return tiled(plain, hidden_states, weights, tokens, in_float32=in_float32, random=block.training)
+
+    return forward
+
+
+def _width(block: Any, usual: int) -> int:
+    """The width of the block's input, by its first linear layer (`in_features`, or `nx` in GPT-2's kind)."""
+    for module in block.modules():
+        for name in ("in_features", "nx"):
+            if isinstance(width := getattr(module, name, None), int):
+                return width
+    return usual
+
+
+@torch.no_grad()
+def _try(block: Any, width: int) -> None:
+    """The block on 8 tokens at once and in tiles of 3. Raises ModelError where it is not one of tokens by themselves."""
+    name = type(block).__name__
+    weight = next(p for p in block.parameters() if p.is_floating_point())
+    hidden = torch.randn(2, 4, width, generator=torch.Generator().manual_seed(0)).to(weight)
+    training = [(module, module.training) for module in block.modules()]
+    block.eval()
+    try:
+        whole = block(hidden)
+        if not isinstance(whole, torch.Tensor) or whole.shape != hidden.shape:
+            what = f"{len(whole)} values" if isinstance(whole, (tuple, list)) else "another shape"
+            raise ModelError(f"memory.tiled_mlp: {name} returns {what} where tiles need hidden states.", _LEAVE_OUT)
+        parts = tiled(block.forward, hidden, (), 3)
+    except (TypeError, RuntimeError) as problem:
+        raise ModelError(
+            f"memory.tiled_mlp: {name} cannot be asked for some tokens alone: {problem}", _LEAVE_OUT
+        ) from problem
+    finally:
+        for module, was in training:
+            module.training = was
+    error = float((parts - whole).double().norm() / whole.double().norm().clamp(min=1e-12))
+    if not error <= _TOLERANCE.get(whole.dtype, 3e-2):
+        raise ModelError(
+            f"memory.tiled_mlp: {name} answers otherwise when it is asked tile by tile (relative error {error:.1e}).",
+            _LEAVE_OUT,
+        )

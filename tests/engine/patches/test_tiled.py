@@ -1,0 +1,125 @@
+"""Feed-forward blocks in tiles: found by name, tried before the first step, refused where a tile would answer otherwise."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from engine.config.schema import read
+from engine.errors import ModelError
+from engine.patches.tiled import tiled_mlp
+from tests.engine.patches.conftest import tiny_model
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128,
+}  # fmt: skip
+
+
+def config(tokens=16, **memory):
+    reading = read(
+        {
+            "model": {"name": "builtin/tiny"},
+            "data": {"train": [{"path": "rows.jsonl"}], "max_length": 64},
+            "memory": {"tiled_mlp": True, "tiled_mlp_tokens": tokens, **memory},
+        }
+    )
+    assert not [finding for finding in reading.findings if finding.severity == "error"]
+    return reading.config
+
+
+def experts(**changes):
+    torch.manual_seed(0)
+    shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **shape, **changes))
+    model.set_experts_implementation("eager")  # the only one in float64
+    return model
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=128, n_positions=64))
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    loss = model(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", [tiny_model, experts, gpt2])
+def test_a_whole_model_learns_the_same_and_is_taken_back(kind):
+    model = kind().double().eval()  # no dropout: the tiles would draw other numbers than the whole
+    ids = torch.arange(45).reshape(3, 15) % 128
+    loss, wanted = gradients(model, ids)
+    done = tiled_mlp(config(), model)
+    ours, found = gradients(model, ids)
+    assert ours == pytest.approx(loss, rel=1e-12)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
+    assert (done.count, done.effective) == (2, "16 tokens a tile")
+    assert "256 tokens makes 16 tiles" in done.detail  # 4 rows of 64
+    done.undo()
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_adapters_of_experts_by_parameter_and_frozen_bases_learn_the_same():
+    settings = {"r": 4, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]}
+    model = get_peft_model(experts().double(), LoraConfig(**settings), autocast_adapter_dtype=False)
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    ids = torch.arange(48).reshape(2, 24) % 128
+    _, wanted = gradients(model, ids)
+    done = tiled_mlp(config(), model.get_base_model())
+    _, found = gradients(model, ids)
+    assert any("experts" in name for name in wanted)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
+    done.undo()
+
+
+def test_what_tiles_cannot_serve_is_named():
+    with pytest.raises(ModelError, match="GptOssMLP returns 2 values"):
+        tiled_mlp(config(), GptOssForCausalLM(GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)))
+    with pytest.raises(ModelError, match="output_router_logits"):
+        tiled_mlp(config(), experts(output_router_logits=True))
+    opt = OPTConfig(hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=128)
+    with pytest.raises(ModelError, match="no feed-forward block was found"):
+        tiled_mlp(config(), OPTForCausalLM(opt))
+
+
+def test_a_block_that_looks_at_other_tokens_is_found_out():
+    class Mixing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            return self.linear(x) + x.mean(dim=(0, 1))
+
+    model = tiny_model()
+    model.model.layers[1].mlp = Mixing()
+    with pytest.raises(ModelError, match="Mixing answers otherwise when it is asked tile by tile"):
+        tiled_mlp(config(), model)
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_nothing_happens_where_it_was_not_asked_for():
+    assert tiled_mlp(SimpleNamespace(memory=SimpleNamespace(tiled_mlp=False)), tiny_model()) is None
