@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
+from engine.patches.grouped import group
 from engine.patches.plan import Applied
 
 FEATURE = "torch.compile"
@@ -39,16 +40,19 @@ def torch_compile(config: Any, trainer: Any) -> Applied | None:
         raise ModelError(f"kernels.torch_compile: {reason}", _TURN_OFF)
     undo_cache = _without_cache(trainer)
     undo_checkpoints = checkpoint_inside(_models(trainer))
+    together, undo_groups = group(layers)
     undo_layers = compile_layers(layers, config.kernels.torch_compile_options, one_shape=config.data.packing)
     undo_step = _tell_after_first_step(trainer, len(layers))
 
     def undo() -> None:
         undo_step()
         undo_layers()
+        undo_groups()
         undo_checkpoints()
         undo_cache()
 
-    return Applied(FEATURE, True, "inductor", len(layers), f"layers; {_words(config)}", undo)
+    words = f"; adapters' products taken together in {together} modules" if together else ""
+    return Applied(FEATURE, True, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
 
 
 def decoder_layers(trainer: Any) -> Iterator[torch.nn.Module]:

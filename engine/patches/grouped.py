@@ -1,0 +1,121 @@
+"""Adapters of a compiled layer: their thin products are taken together and added inside the wide ones.
+
+Queries, keys and values read the same input, and so do gate and up. Their first matrices are multiplied with it at once,
+scaled while they are small, and the backward pass then has one product in place of each three as well: an 8B layer reads
+its input once for them and not seven times. A module that holds such projections gets a `forward` on its instance, which
+runs the class's own code over a view of the module whose projections answer from what was computed. Serves PEFT's plain
+LoRA with one active adapter; whatever else (dropout, DoRA, a bias of its own, other number formats) PEFT computes itself.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import Linear as LoraLinear
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Projections that read one input, by the names under which models hold them."""
+ALONE = ("o_proj", "down_proj")
+"""Projections beside them that read another."""
+
+
+def group(layers: list[torch.nn.Module]) -> tuple[int, Callable[[], None]]:
+    """Gives every module in `layers` that holds a group of adapted projections its forward; how many, and the undo."""
+    found = [
+        (module, names)
+        for layer in layers
+        for module in layer.modules()
+        for names in GROUPS
+        if all(name in module._modules for name in names) and any(plain(module._modules[name]) for name in names)
+        if isinstance(module.forward, types.MethodType)
+    ]
+    before = [vars(module).get("forward") for module, _ in found]
+    for module, names in found:
+        alone = [name for name in ALONE if name in module._modules]
+        module.forward = types.MethodType(_over_view(module.forward.__func__, names, alone), module)
+
+    def undo() -> None:
+        for (module, _), forward in zip(found, before, strict=True):
+            vars(module).pop("forward")
+            if forward is not None:
+                module.forward = forward
+
+    return len(found), undo
+
+
+def plain(layer: Any) -> bool:
+    """Whether a projection is LoRA as the paper has it, with nothing that PEFT would do beside the two products."""
+    if not isinstance(layer, LoraLinear) or layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
+        return False
+    name = layer.active_adapters[0]
+    return (
+        name in layer.lora_A
+        and name not in layer.lora_variant
+        and not layer.lora_bias[name]
+        and isinstance(layer.lora_dropout[name], torch.nn.Identity)
+    )
+
+
+def _over_view(forward: Callable[..., Any], names: tuple[str, ...], alone: list[str]) -> Callable[..., Any]:
+    def over_view(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        served = [layer for name in names if _serves(layer := getattr(self, name), hidden_states)]
+        outputs = together(hidden_states, served)
+        answers: dict[str, Any] = {name: _Alone(getattr(self, name)) for name in alone}
+        for name in names:
+            layer = getattr(self, name)
+            if layer in served:
+                answers[name] = _Known(layer, hidden_states, outputs[served.index(layer)])
+        return forward(_View(self, answers), hidden_states, *args, **kwargs)
+
+    return over_view
+
+
+def _serves(layer: Any, x: torch.Tensor) -> bool:
+    return plain(layer) and layer.lora_A[layer.active_adapters[0]].weight.dtype == x.dtype
+
+
+def together(x: torch.Tensor, layers: list[Any]) -> list[torch.Tensor]:
+    """What each of these layers answers to x [..., in]: `base(x) + s * B(A(x))`, with one product for every A."""
+    if not layers:
+        return []
+    names = [layer.active_adapters[0] for layer in layers]
+    first = [layer.lora_A[name].weight * layer.scaling[name] for layer, name in zip(layers, names, strict=True)]
+    inner = F.linear(x, torch.cat(first)).split([weight.shape[0] for weight in first], -1)
+    return [
+        layer.base_layer(x) + F.linear(part, layer.lora_B[name].weight)
+        for layer, name, part in zip(layers, names, inner, strict=True)
+    ]
+
+
+class _Known:
+    """A projection whose answer to `x` is known already."""
+
+    def __init__(self, layer: Any, x: torch.Tensor, output: torch.Tensor) -> None:
+        self.layer, self.x, self.output = layer, x, output
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return self.output if x is self.x else self.layer(x)
+
+
+class _Alone:
+    """A projection that shares its input with none."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return together(x, [self.layer])[0] if _serves(self.layer, x) else self.layer(x)
+
+
+class _View:
+    """A module as its own `forward` sees it, but for a few of its projections."""
+
+    def __init__(self, module: Any, answers: dict[str, Any]) -> None:
+        self.module, self.answers = module, answers
+
+    def __getattr__(self, name: str) -> Any:
+        return self.answers[name] if name in self.answers else getattr(self.module, name)
