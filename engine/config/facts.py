@@ -39,6 +39,8 @@ class ModelFacts:
     """Why the model cannot be here: set for a local path that does not exist or holds no model."""
     remote: bool = False
     """A hub name whose files are not on this machine."""
+    stored: str = ""
+    """How its files hold quantized weights (`quant_method` of its config.json, such as fp8); empty for plain numbers."""
 
 
 @dataclass(frozen=True, slots=True)

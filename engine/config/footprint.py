@@ -314,10 +314,11 @@ def _holds_copy(config: RunConfig) -> bool:
 
 def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
     kept = BYTES[config.model.dtype]
-    if config.model.quantization == "none":
+    stored = model.stored == "fp8" and config.adapter.kind == "lora"
+    if config.model.quantization == "none" and not stored:
         return counts.base * kept
     linear = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
-    return linear * QUANTIZED[config.model.quantization] + max(0, counts.base - linear) * kept
+    return linear * (1.0 if stored else QUANTIZED[config.model.quantization]) + max(0, counts.base - linear) * kept
 
 
 def layers_bytes(config: RunConfig, facts: Facts) -> float | None:

@@ -168,10 +168,16 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None)
         "experts": experts,
         "chat_template": template,
         "folder": str(folder) if folder else "",
+        "stored": _stored(config),
     }
     bare = ModelFacts(name, **facts)
     linears = tuple(_linears(bare, shape))
     return ModelFacts(name, **facts, linears=linears, parameters=_headers(folder) or _formula(bare, shape, linears))
+
+
+def _stored(config: Shape) -> str:
+    quantization = config.get("quantization_config")
+    return str(quantization.get("quant_method", ""))[:60] if isinstance(quantization, Mapping) else ""
 
 
 def _linears(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, int]]:

@@ -1,4 +1,4 @@
-"""Rules about computing with fewer bits: the machine, the package and the weights that `quantization_aware` needs."""
+"""Rules about fewer bits: the machine, package and weights that `quantization_aware` needs, and models stored in FP8."""
 
 from __future__ import annotations
 
@@ -63,6 +63,41 @@ def fp8_needs_plain_weights(config: RunConfig, facts: Facts) -> Iterator[Finding
         todo = f"FP8 products are made of bfloat16 weights, not of {config.model.quantization}: keep one of the two."
         rule_text = f"false while model.quantization is {config.model.quantization}"
         yield must(_SPEC.path, rule_text, "fp8", todo, fix=_OFF)
+
+
+def _stored_in_fp8(config: RunConfig, facts: Facts) -> bool:
+    """Whether the weights stay in FP8: so stored, and frozen under an adapter."""
+    model = facts.model
+    return bool(model and model.name == config.model.name and model.stored == "fp8" and config.adapter.kind == "lora")
+
+
+@rule(reads=(_SPEC, fields.model.name, fields.adapter.kind))
+def weights_stored_in_fp8_are_not_rounded_again(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.quantization_aware is not False and _stored_in_fp8(config, facts):
+        todo = "Under an adapter they stay as stored, in FP8, and are not rounded another time."
+        rule_text = f"false for {config.model.name}, whose weights are stored in FP8"
+        yield must(_SPEC.path, rule_text, config.kernels.quantization_aware, todo, fix=_OFF)
+
+
+@rule(reads=(fields.model.quantization, fields.model.name))
+def weights_stored_in_fp8_take_no_second_format(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = facts.model, fields.model.quantization
+    if model is None or model.name != config.model.name or model.stored != "fp8":
+        return
+    if config.model.quantization != "none":
+        todo = "They have eight bits already: leave it out, and an adapter is trained beside them."
+        rule_text = f"none for {model.name}, whose weights are stored in FP8"
+        fix = Fix("leave it out", unset=(spec.path,))
+        yield must(spec.path, rule_text, config.model.quantization, todo, fix=fix)
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.use_dora, fields.model.name))
+def weights_stored_in_fp8_take_plain_lora(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if _stored_in_fp8(config, facts) and config.adapter.use_dora:
+        spec = fields.adapter.use_dora
+        todo = "DoRA measures plain weights: take plain LoRA, or the model in bfloat16."
+        rule_text = f"false for {config.model.name}, whose weights are stored in FP8"
+        yield must(spec.path, rule_text, True, todo, fix=Fix("take plain LoRA", unset=(spec.path,)))
 
 
 @rule(reads=(_SPEC, fields.kernels.torch_compile, fields.kernels.torch_compile_options))

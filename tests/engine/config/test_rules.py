@@ -501,6 +501,15 @@ CASES: dict[str, list[Case]] = {
     "fp8-needs-plain-weights": [
         ({**FP8, **LORA, "model.quantization": "int8"}, Facts(), "kernels.quantization_aware", "error")
     ],
+    "weights-stored-in-fp8-are-not-rounded-again": [
+        ({**changes, **LORA}, model(stored="fp8"), "kernels.quantization_aware", "error") for changes in (FP8, INT8)
+    ],
+    "weights-stored-in-fp8-take-no-second-format": [
+        ({**LORA, "model.quantization": "nf4"}, model(stored="fp8"), "model.quantization", "error")
+    ],
+    "weights-stored-in-fp8-take-plain-lora": [
+        ({**LORA, "adapter.use_dora": True}, model(stored="fp8"), "adapter.use_dora", "error")
+    ],
     "fp8-wants-compiled-layers": [
         ({**FP8, **changes}, Facts(machine=H100), "kernels.torch_compile", "warning")
         for changes in ({}, {"kernels.torch_compile": False})

@@ -121,6 +121,14 @@ def test_a_folder_that_is_no_model_says_what_is_missing(
     assert words in facts.missing
 
 
+def test_weights_stored_in_fp8_are_known_by_their_config(tmp_path: Path) -> None:
+    for method, words in (({"quant_method": "fp8"}, "fp8"), (None, ""), ("fp8", ""), ({}, "")):
+        write(tmp_path / "m", "config.json", json.dumps({"model_type": "qwen3", "quantization_config": method}))
+        facts = model_facts(str(tmp_path / "m"))
+        assert facts is not None
+        assert facts.stored == words
+
+
 def test_odd_numbers_and_headers_are_unknown_rather_than_wrong(tmp_path: Path) -> None:
     shape = {
         "model_type": "llama",

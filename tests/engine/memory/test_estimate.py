@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,14 @@ def test_memory_moves_the_right_way(cheaper: dict[str, Any], dearer: dict[str, A
     assert small is not None
     assert large is not None
     assert small < large
+
+
+def test_weights_stored_in_fp8_take_a_byte_under_an_adapter_alone() -> None:
+    assert MODEL is not None
+    stored, lora = Facts(machine=H100, model=replace(MODEL, stored="fp8")), {"kind": "lora", "r": 8}
+    linear = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in MODEL.linears)
+    assert of(adapter=lora).memory["weights"] - of(stored, adapter=lora).memory["weights"] == linear
+    assert of(stored).memory["weights"] == of().memory["weights"]
 
 
 def test_dpo_with_full_weights_holds_a_second_model() -> None:
