@@ -93,7 +93,7 @@ def weights_stored_in_fp8_take_no_second_format(config: RunConfig, facts: Facts)
 
 @rule(reads=(fields.adapter.kind, fields.adapter.use_dora, fields.model.name))
 def weights_stored_in_fp8_take_plain_lora(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if _stored_in_fp8(config, facts) and config.adapter.use_dora:
+    if config.adapter.kind == "lora" and config.adapter.use_dora and _stored_in_fp8(config, facts):
         spec = fields.adapter.use_dora
         todo = "DoRA measures plain weights: take plain LoRA, or the model in bfloat16."
         rule_text = f"false for {config.model.name}, whose weights are stored in FP8"
