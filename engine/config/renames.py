@@ -131,6 +131,7 @@ CHANGES: dict[str, Callable[[Any], Changes | None]] = {
     "load_in_8bit": _flag({"model.quantization": "int8"}),
     "bf16": _flag({"model.dtype": "bfloat16"}),
     "fp16": _flag({"model.dtype": "float16"}),
+    "fp8": _flag({"kernels.quantization_aware": "fp8"}),
     "flash_attention": _flag({"model.attention": "flash_attention_2"}),
     "reward_model": _flag({"method.kind": "reward"}),
     "process_reward_model": _flag({"method.kind": "prm"}),

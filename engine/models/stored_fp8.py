@@ -9,7 +9,7 @@ experts, and numbers that bring no scale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,13 +169,19 @@ def _read(stored: Stored) -> tuple[dict[str, torch.dtype], dict[str, torch.Tenso
     return formats, scales
 
 
-def _files(stored: Stored) -> Iterator[Path]:
+def _files(stored: Stored) -> list[Path]:
+    """The files that transformers reads the weights from: one, or those that an index names; a folder may hold others."""
     folder = Path(stored.source)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        folder = Path(snapshot_download(stored.source, revision=stored.revision, allow_patterns="*.safetensors"))
-    yield from sorted(folder.glob("*.safetensors"))
+        wanted = ["model*.safetensors", "model.safetensors.index.json"]
+        folder = Path(snapshot_download(stored.source, revision=stored.revision, allow_patterns=wanted))
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    weights = json.loads(index.read_text("utf-8"))["weight_map"]
+    return sorted({folder / Path(str(file)).name for file in weights.values()})
 
 
 def _layer(model: Any, name: str) -> tuple[Any, str, Any]:

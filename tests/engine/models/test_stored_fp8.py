@@ -181,6 +181,24 @@ def broken(folder, change):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def test_weights_in_several_files_take_the_scales_of_those_that_the_index_names(plain, tmp_path):
+    fp8, _ = folders(plain, tmp_path, (48, 48))
+    whole = load_model(config(fp8, adapter="none"))
+    tensors = load_file(fp8 / "model.safetensors")
+    halves = dict(enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])))  # a weight and its scale apart
+    for number, names in halves.items():
+        save_file({name: tensors[name] for name in names}, fp8 / f"model-{number}.safetensors", {"format": "pt"})
+    index = {
+        "metadata": {},
+        "weight_map": {n: f"model-{number}.safetensors" for number, ns in halves.items() for n in ns},
+    }
+    (fp8 / "model.safetensors.index.json").write_text(json.dumps(index))
+    (fp8 / "model.safetensors").rename(fp8 / "consolidated.safetensors")
+    again = load_model(config(fp8, adapter="none"))
+    for weight, other in zip(again.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(weight, other)
+
+
 def test_files_that_do_not_add_up_are_one_sentence(plain, tmp_path):
     name = "model.layers.0.mlp.up_proj"
     fp8, _ = folders(plain, tmp_path, (48, 48))

@@ -32,6 +32,7 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
         pytest.param({"method.kind": "embedding", **DROPOUT}, TEXTS, id="embedding"),
         pytest.param({"method.kind": "prm", **LORA}, STEPS, id="process reward model"),
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo"),
+        pytest.param({"kernels.quantization_aware": True}, CONVERSATIONS, id="sft with int8 rounding in place"),
         pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo with the adapter switched off as reference"),
     ],
 )
