@@ -36,7 +36,8 @@ def group(layers: list[torch.nn.Module]) -> tuple[int, Callable[[], None]]:
     before = [vars(module).get("forward") for module, _ in found]
     for module, names in found:
         alone = [name for name in ALONE if name in module._modules]
-        module.forward = types.MethodType(_over_view(module.forward.__func__, names, alone), module)
+        theirs: Any = module.forward
+        module.forward = types.MethodType(_over_view(theirs.__func__, names, alone), module)
 
     def undo() -> None:
         for (module, _), forward in zip(found, before, strict=True):

@@ -1,7 +1,8 @@
 """The checks that every device runs: the error-ratio test against float64, over odd shapes, strides and settings.
 
-Run as a script it checks the kernels on CUDA, or in Triton's interpreter with TRITON_INTERPRET=1; it prints a line a
-case and exits 1 if one fails. The tests call it in a process of its own, because Triton reads that variable once.
+Run as a script it checks the kernels on CUDA, or in Triton's interpreter with TRITON_INTERPRET=1, all of them or those
+named (`linear_logp_cases:bfloat16`: in this number format alone); it prints a line a case and exits 1 if one fails. The
+tests call it in a process of its own, because Triton reads that variable once.
 """
 
 from __future__ import annotations
@@ -225,19 +226,18 @@ def all_ignored() -> None:
         FAILURES.append("all ignored")
 
 
+WIDE = ("logp_entropy_cases", "norm_rope_cases", "linear_cross_entropy_cases", "linear_logp_cases")
+CHECKS = (*WIDE, "logp_entropy_in_place", "norm_rope_registered", "all_ignored")
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(INTERPRETED)  # fills fresh memory with NaN, so an unwritten element shows
-    for check in (
-        logp_entropy_cases,
-        logp_entropy_in_place,
-        norm_rope_cases,
-        norm_rope_registered,
-        linear_cross_entropy_cases,
-        linear_logp_cases,
-        all_ignored,
-    ):
-        check()
+    for name in sys.argv[1:] or CHECKS:
+        check, _, dtype = name.partition(":")
+        if dtype:
+            DTYPES[:] = [getattr(torch, dtype)]
+        globals()[check]()
     print(f"{len(FAILURES)} failed")
     sys.exit(bool(FAILURES))
