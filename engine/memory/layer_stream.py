@@ -11,6 +11,8 @@ Refuses nothing itself; what may be streamed is decided in `engine.patches.layer
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,32 +23,33 @@ from engine.memory.layer_schedule import Moves, Schedule
 
 ALIGN = 256
 """Bytes at whose multiples each weight begins, for kernels that read many at once."""
-PAGE = 4096
 
 
-class HostBlock:
-    """`size` bytes of locked host memory. Locked in place, since torch's own pinned blocks are rounded up to a power of two."""
+class _Pages(mmap.mmap):
+    """Pages that no other block shares, unlocked when the last tensor on them is gone. Shared with forked processes rather
+    than copied for them, so that they stay where the card reads them."""
 
-    def __init__(self, size: int) -> None:
-        whole = torch.empty(size + 2 * PAGE, dtype=torch.uint8)
-        # No two blocks may share a page.
-        begin = -whole.data_ptr() % PAGE
-        self.bytes = whole[begin : begin + size]
-        self._address = self.bytes.data_ptr()
-        runtime: Any = torch.cuda.cudart()
-        if int(runtime.cudaHostRegister(self._address, -(-size // PAGE) * PAGE, 0)) != 0:
-            raise ModelError(
-                f"memory.layer_offloading: the system gave no {size / 2**20:,.0f} MiB of locked host memory for a layer.",
-                "Free host memory or raise the limit of locked memory (ulimit -l), or leave it out.",
-            )
+    address = 0
 
-    def unlock(self) -> None:
-        """The memory stays and becomes ordinary."""
-        if self._address:
+    def __del__(self) -> None:
+        if self.address and not sys.is_finalizing():
             runtime: Any = torch.cuda.cudart()
             torch.cuda.synchronize()
-            runtime.cudaHostUnregister(self._address)
-            self._address = 0
+            runtime.cudaHostUnregister(self.address)
+
+
+def locked(size: int) -> torch.Tensor:
+    """`size` bytes of locked host memory. Locked in place, since torch's own pinned blocks are rounded up to a power of two."""
+    pages = _Pages(-1, size)
+    block = torch.frombuffer(pages, dtype=torch.uint8, count=size)
+    runtime: Any = torch.cuda.cudart()
+    if int(runtime.cudaHostRegister(block.data_ptr(), size, 0)) != 0:
+        raise ModelError(
+            f"memory.layer_offloading: the system gave no {size / 2**20:,.0f} MiB of locked host memory for a layer.",
+            "Free host memory or raise the limit of locked memory (ulimit -l), or leave it out.",
+        )
+    pages.address = block.data_ptr()
+    return block
 
 
 class Weights:
@@ -60,14 +63,12 @@ class Weights:
             end = begin + parameter.data.numel() * parameter.data.element_size()
             places.append((begin, end))
         self.size = end
-        self.block = HostBlock(end)
+        self.block = locked(end)
         self.flat = torch.empty(end, dtype=torch.uint8, device=device)
         self.host: list[torch.Tensor] = []
         for parameter, (begin, stop) in zip(self.parameters, places, strict=True):
             data = parameter.data
-            on_host, on_card = (
-                flat[begin:stop].view(data.dtype).view(data.shape) for flat in (self.block.bytes, self.flat)
-            )
+            on_host, on_card = (flat[begin:stop].view(data.dtype).view(data.shape) for flat in (self.block, self.flat))
             on_host.copy_(data)
             self.host.append(on_host)
             parameter.data = on_card
@@ -77,7 +78,6 @@ class Weights:
 
     def to_host(self) -> None:
         """The parameters become ordinary tensors in the host's memory."""
-        self.block.unlock()
         for parameter, on_host in zip(self.parameters, self.host, strict=True):
             parameter.data = on_host
         self.flat.untyped_storage().resize_(0)
@@ -192,7 +192,7 @@ class LayerStream:
             if self._released is not None:
                 self._copying.wait_event(self._released)
             held.flat.untyped_storage().resize_(held.size)
-            held.flat.copy_(held.block.bytes, non_blocking=True)
+            held.flat.copy_(held.block, non_blocking=True)
             held.ready.record(self._copying)
 
     def _release(self, held: Weights) -> None:

@@ -7,6 +7,9 @@ Libraries have this (arXiv:2506.13996; DeepSpeed's TiledMLP, Liger's `apply_tile
 into `.grad`, draw dropout anew in the backward pass and lose the gradients of a block whose input needs none. Here weights
 are inputs of the node, so hooks, accumulation and data-parallel reduction see one gradient each.
 
+A block's last product is needed for its result alone, so the backward pass leaves it out where the block says which linear
+layer makes it: an eighth of the work of a gated block.
+
 Two nodes make one call. The first keeps the input and computes nothing, the second computes and keeps nothing: a checkpoint
 around the layer stops computing again once the last kept tensor is there, so it does not compute the block a third time.
 
@@ -41,11 +44,13 @@ def tiled(
     *,
     in_float32: bool = False,
     random: bool = True,
+    last: torch.nn.Linear | None = None,
 ) -> torch.Tensor:
     """`block(x)` in even tiles of at most `tokens` tokens; one tile or less is `block(x)` itself.
 
     `block` maps each token by itself, keeping shape (1, N, H). `parameters` are the weights it uses; those that train get
     gradients, summed `in_float32` if asked for. `random` says that the block may draw numbers, which are drawn again alike.
+    `last` is a layer to whose result the block does nothing but add: it is not computed again.
     """
     rows = x.shape[:-1].numel()
     if rows <= tokens:
@@ -54,7 +59,7 @@ def tiled(
     trained = [weight for weight in parameters if weight.requires_grad]
     if not torch.is_grad_enabled() or not (x.requires_grad or trained):
         return _compute(block, x, size)
-    call = _Call(block, size, x, in_float32, random)
+    call = _Call(block, size, x, in_float32, random, last)
     held: torch.Tensor = _Held.apply(call, x, *trained)
     out: torch.Tensor = _Computed.apply(held, call, x.detach())
     return out
@@ -79,8 +84,16 @@ def _compute(block: Block, x: torch.Tensor, size: int) -> torch.Tensor:
 class _Call:
     """What a call must find again in its backward pass: the block, and the state of chance and of mixed precision."""
 
-    def __init__(self, block: Block, size: int, x: torch.Tensor, in_float32: bool, random: bool) -> None:
-        self.block, self.size, self.in_float32 = block, size, in_float32
+    def __init__(
+        self,
+        block: Block,
+        size: int,
+        x: torch.Tensor,
+        in_float32: bool,
+        random: bool,
+        last: torch.nn.Linear | None,
+    ) -> None:
+        self.block, self.size, self.in_float32, self.last = block, size, in_float32, last
         kind = x.device.type
         self.autocast: dict[str, Any] = {
             "device_type": kind,
@@ -100,7 +113,42 @@ class _Call:
                 stack.enter_context(torch.random.fork_rng(devices=devices))
                 torch.set_rng_state(host)
                 set_device_states(devices, states)
+            if self.last is not None and not self.autocast["enabled"]:
+                stack.enter_context(_without_result(self.last))
             yield
+
+
+@contextlib.contextmanager
+def _without_result(linear: torch.nn.Linear) -> Iterator[None]:
+    """Inside, this layer's gradients are what they are and its result is nought."""
+    before = vars(linear).get("forward")
+    linear.forward = lambda x: _Gradients.apply(x, linear.weight, linear.bias)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del linear.forward
+        if before is not None:
+            linear.forward = before  # type: ignore[method-assign]
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass of a linear layer without its forward pass; the result takes no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.new_zeros(()).expand(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wanted, flat = ctx.needs_input_grad, grad.reshape(-1, grad.shape[-1])
+        return (
+            grad @ weight if wanted[0] else None,
+            flat.T @ x.reshape(-1, x.shape[-1]) if wanted[1] else None,
+            flat.sum(0) if wanted[2] else None,
+        )
 
 
 class _Held(torch.autograd.Function):

@@ -46,11 +46,11 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
             _LEAVE_OUT,
         )
     tokens, in_float32 = config.memory.tiled_mlp_tokens, config.memory.tiled_mlp_fp32_sums
-    for block in {type(each): each for each in blocks}.values():
-        _try(block, _width(block, text.hidden_size))
+    spared = {build: _try(block, _width(block, text.hidden_size)) for build, block in _by_build(blocks).items()}
     before = [(block, vars(block).get("forward")) for block in blocks]
     for block in blocks:
-        block.forward = _in_tiles(block, tokens, in_float32)
+        last = _last_linear(block) if spared[_build(block)] else None
+        block.forward = _in_tiles(block, tokens, in_float32, last)
 
     def undo() -> None:
         for block, forward in before:
@@ -63,6 +63,7 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
     count = -(-longest // tokens)
     detail = (
         f"feed-forward blocks; a batch of at most {longest:,} tokens makes {count} tiles"
+        f"{'; the last product is not computed again' if all(spared.values()) else ''}"
         f"{'; gradients of tiles are added in float32' if in_float32 else ''}"
     )
     return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(blocks), detail, undo)
@@ -75,12 +76,29 @@ def feed_forward_blocks(model: Any) -> Iterator[Any]:
         yield from (children[name] for name in NAMES if name in children)
 
 
-def _in_tiles(block: Any, tokens: int, in_float32: bool) -> Any:
+def _build(block: Any) -> tuple[tuple[str, type], ...]:
+    return tuple((name, type(module)) for name, module in block.named_modules())
+
+
+def _by_build(blocks: list[Any]) -> dict[tuple[tuple[str, type], ...], Any]:
+    """One block of each kind: blocks whose modules are alike answer alike."""
+    return {_build(block): block for block in blocks}
+
+
+def _last_linear(block: Any) -> torch.nn.Linear | None:
+    """The linear layer that may make the block's result: its last one that is no adapter's."""
+    linears = [
+        module for name, module in block.named_modules() if type(module) is torch.nn.Linear and "lora_" not in name
+    ]
+    return linears[-1] if linears else None
+
+
+def _in_tiles(block: Any, tokens: int, in_float32: bool, last: torch.nn.Linear | None) -> Any:
     plain = block.forward
 
     def forward(hidden_states: torch.Tensor) -> torch.Tensor:
         weights = list(block.parameters())
-        return tiled(plain, hidden_states, weights, tokens, in_float32=in_float32, random=block.training)
+        return tiled(plain, hidden_states, weights, tokens, in_float32=in_float32, random=block.training, last=last)
 
     return forward
 
@@ -94,30 +112,53 @@ def _width(block: Any, usual: int) -> int:
     return usual
 
 
-@torch.no_grad()
-def _try(block: Any, width: int) -> None:
-    """The block on 8 tokens at once and in tiles of 3. Raises ModelError where it is not one of tokens by themselves."""
+def _try(block: Any, width: int) -> bool:
+    """The block on 8 tokens at once and in tiles of 3: whether its gradients are the same without its last product.
+
+    Raises ModelError where it is not a block of tokens by themselves.
+    """
     name = type(block).__name__
     weight = next(p for p in block.parameters() if p.is_floating_point())
     hidden = torch.randn(2, 4, width, generator=torch.Generator().manual_seed(0)).to(weight)
     training = [(module, module.training) for module in block.modules()]
     block.eval()
     try:
-        whole = block(hidden)
-        if not isinstance(whole, torch.Tensor) or whole.shape != hidden.shape:
-            what = f"{len(whole)} values" if isinstance(whole, (tuple, list)) else "another shape"
-            raise ModelError(f"memory.tiled_mlp: {name} returns {what} where tiles need hidden states.", _LEAVE_OUT)
-        parts = tiled(block.forward, hidden, (), 3)
+        with torch.no_grad():
+            whole = block(hidden)
+            if not isinstance(whole, torch.Tensor) or whole.shape != hidden.shape:
+                what = f"{len(whole)} values" if isinstance(whole, (tuple, list)) else "another shape"
+                raise ModelError(f"memory.tiled_mlp: {name} returns {what} where tiles need hidden states.", _LEAVE_OUT)
+            error = _apart(tiled(block.forward, hidden, (), 3), whole)
+        allowed = _TOLERANCE.get(whole.dtype, 3e-2)
+        if not error <= allowed:
+            raise ModelError(
+                f"memory.tiled_mlp: {name} answers otherwise when it is asked tile by tile (relative error {error:.1e}).",
+                _LEAVE_OUT,
+            )
+        return _spares_last(block, hidden, allowed)
     except (TypeError, RuntimeError) as problem:
-        raise ModelError(
-            f"memory.tiled_mlp: {name} cannot be asked for some tokens alone: {problem}", _LEAVE_OUT
-        ) from problem
+        sentence = f"memory.tiled_mlp: {name} cannot be asked for some tokens alone: {problem}"
+        raise ModelError(sentence, _LEAVE_OUT) from problem
     finally:
         for module, was in training:
             module.training = was
-    error = float((parts - whole).double().norm() / whole.double().norm().clamp(min=1e-12))
-    if not error <= _TOLERANCE.get(whole.dtype, 3e-2):
-        raise ModelError(
-            f"memory.tiled_mlp: {name} answers otherwise when it is asked tile by tile (relative error {error:.1e}).",
-            _LEAVE_OUT,
-        )
+
+
+def _spares_last(block: Any, hidden: torch.Tensor, allowed: float) -> bool:
+    """Whether every gradient is the same when the last linear layer is not computed again."""
+    last, weights = _last_linear(block), [p for p in block.parameters() if p.requires_grad]
+    found = []
+    for spared in (None, last):
+        x = hidden.clone().requires_grad_()
+        out = tiled(block.forward, x, weights, 4, random=False, last=spared)
+        slope = torch.linspace(-1, 1, out.numel()).to(out).view_as(out)
+        found.append(torch.autograd.grad(out, (x, *weights), slope, allow_unused=True))
+    pairs = [(ours, theirs) for theirs, ours in zip(*found, strict=True) if theirs is not None or ours is not None]
+    return last is not None and all(
+        ours is not None and theirs is not None and _apart(ours, theirs) <= allowed for ours, theirs in pairs
+    )
+
+
+def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    dtype = torch.promote_types(ours.dtype, torch.float32)
+    return float((ours - theirs).to(dtype).norm() / theirs.to(dtype).norm().clamp(min=1e-12))

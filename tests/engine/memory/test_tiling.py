@@ -93,6 +93,20 @@ def test_output_and_every_gradient_equal_the_plain_blocks(kind, tiles):
         torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-12, msg=name)
 
 
+@pytest.mark.parametrize("kind", ["dense", "lora", "module trained whole"])
+def test_the_last_product_is_left_out_of_the_backward_pass_and_no_gradient_changes(kind):
+    torch.manual_seed(0)
+    block = BLOCKS[kind]().double()
+    last = getattr(block.down_proj, "base_layer", block.down_proj)
+    plain, counted = last.forward, []
+    last.forward = lambda x: counted.append(len(x)) or plain(x)
+    (_, gradients), (_, found) = both(block, 6, last=last)
+    assert len(counted) == 1 + 4  # the whole, and each tile once, forward
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-12, msg=name)
+    assert last.forward(torch.ones(1, 40).double()).abs().sum() > 0
+
+
 def test_weights_learn_where_the_input_needs_no_gradient_and_frozen_ones_get_none():
     block = Mlp().double()
     block.up_proj.requires_grad_(False)

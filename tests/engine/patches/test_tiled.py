@@ -78,6 +78,23 @@ def test_a_whole_model_learns_the_same_and_is_taken_back(kind):
     assert all("forward" not in vars(module) for module in model.modules())
 
 
+@pytest.mark.parametrize(("changes", "spared"), [({}, True), ({"use_dora": True}, False)], ids=["lora", "dora"])
+def test_the_last_product_is_left_out_where_no_gradient_needs_it(changes, spared):
+    targets = ["gate_proj", "down_proj"]
+    model = get_peft_model(tiny_model().double(), LoraConfig(r=4, target_modules=targets, **changes))
+    torch.manual_seed(1)
+    for name, weight in model.double().named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    ids = torch.arange(48).reshape(2, 24) % 128
+    _, wanted = gradients(model, ids)
+    done = tiled_mlp(config(), model.get_base_model())
+    assert ("last product is not computed again" in done.detail) is spared
+    _, found = gradients(model, ids)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+
+
 def test_adapters_of_experts_by_parameter_and_frozen_bases_learn_the_same():
     settings = {"r": 4, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]}
     model = get_peft_model(experts().double(), LoraConfig(**settings), autocast_adapter_dtype=False)
