@@ -36,10 +36,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 import transformers
 from _figures import Results, ratio, result_options
+from _profile import profile
 from datasets import Dataset
 from peft import get_peft_model
 from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification, TrainerCallback
 
+from engine.builtin import dates
 from engine.config.files import as_yaml
 from engine.config.schema import read, resolved
 from engine.data.collate import collator_for
@@ -79,6 +81,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `ours` the same settings with no feature on."""
+GENERATES = "grpo", "gdpo"
 WARM = 3
 CARD = torch.cuda.is_available()
 
@@ -164,8 +167,8 @@ class Arm:
 def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path) -> Any:
     """The run's config, with `auto` resolved for this card and shape."""
     kind: dict[str, Any] = {"kind": method}
-    if method in ("grpo", "gdpo"):
-        kind |= {"rewards": [{"name": "length"}], "max_completion_length": 64, "num_generations": 4, "beta": 0.0}
+    if method in GENERATES:
+        kind |= {"reward_funcs": ["length:64"], "max_completion_length": 64, "num_generations": 8, "beta": 0.0}
     mapping: dict[str, Any] = {
         "version": 1,
         "model": {"name": str(folder), "dtype": "bfloat16"},
@@ -191,12 +194,26 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
 
 
 def rows_a_step(options: argparse.Namespace, method: str) -> int:
-    """Rows that make `--rows` sequences: a pair is two."""
+    """Rows that make `--rows` sequences: a pair is two; a method that generates takes 4 answers for each."""
+    if method in GENERATES:
+        return 4 * options.rows
     return options.rows // 2 if method in ("dpo", "ipo", "simpo", "orpo", "reward") else options.rows
 
 
-def data(options: argparse.Namespace, method: str, vocabulary: int) -> Dataset:
-    """Rows of the shape that the method learns from, every sequence of the full length."""
+def data(options: argparse.Namespace, method: str, vocabulary: int, tokenizer: Any) -> Dataset:
+    """Rows of the shape that the method learns from, every sequence of the full length; questions about dates where
+    answers are sampled."""
+    if method in GENERATES:
+        asked = [row["messages"][:1] for row in dates.rows(count=64)]
+        return Dataset.from_list(
+            [
+                {
+                    "prompt_ids": tokenizer.apply_chat_template(each, add_generation_prompt=True)["input_ids"],
+                    "prompt": json.dumps(each), "columns": "{}", "row": row,
+                }
+                for row, each in enumerate(asked)
+            ]
+        )  # fmt: skip
     generator, count = torch.Generator().manual_seed(0), 64
 
     def ids(length: int) -> list[int]:
@@ -232,7 +249,7 @@ class Builder:
         self.shape.save_pretrained(folder)
         self.device = "cuda" if CARD else "cpu"
         self.weights: dict[str, torch.Tensor] | None = None
-        self.rows = data(options, method, self.shape.vocab_size)
+        self.rows = data(options, method, self.shape.vocab_size, tokenizer)
 
     def base(self) -> Any:
         kind = Qwen3ForSequenceClassification if self.method == "reward" else Qwen3ForCausalLM
@@ -290,11 +307,17 @@ class Builder:
             kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, transformers.Trainer)
         )
         library = next(kind for kind in ours.__mro__ if kind.__module__.startswith("trl.trainer"))
+        given = {"model": model, "args": arguments, "processing_class": self.tokenizer}
+        if self.method in GENERATES:
+            asked = [{"prompt": json.loads(row["prompt"])} for row in self.rows]
+            return library(**given, train_dataset=Dataset.from_list(asked), reward_funcs=[_length])
         kind = type(library.__name__, (library,), {"_prepare_dataset": lambda self, dataset, *_, **__: dataset})
-        return kind(
-            model=model, args=arguments, data_collator=collator_for(config, self.tokenizer), train_dataset=self.rows,
-            processing_class=self.tokenizer,
-        )  # fmt: skip
+        return kind(**given, train_dataset=self.rows, data_collator=collator_for(config, self.tokenizer))
+
+
+def _length(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """The built-in reward `length:64` for TRL."""
+    return [-abs(len(ids) - 64) / 64 for ids in completion_ids]
 
 
 def compare(options: argparse.Namespace, method: str, names: list[str], until: float, results: Results) -> None:
@@ -333,7 +356,7 @@ def compare(options: argparse.Namespace, method: str, names: list[str], until: f
         report(options, method, arms, results)
         for arm in arms:
             if arm.name == options.profile:
-                profile(arm)
+                profile(arm.name, arm.step)
             arm.end()
         arms.clear()
         del builder
@@ -362,33 +385,6 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
         )  # fmt: skip
 
 
-def profile(arm: Arm) -> None:
-    """Where the device's time goes in one step: the kernels that take most of it."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        arm.step()
-    events = [event for event in seen.key_averages() if event.self_device_time_total > 0]
-    events.sort(key=lambda event: -event.self_device_time_total)
-    total = sum(event.self_device_time_total for event in events)
-    launches = sum(event.count for event in events)
-    say(f"{arm.name}: {total / 1e3:.1f} ms on the device in {launches:,} kernels")
-    for event in events[:45]:
-        say(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6} x  {event.key[:150]}")
-    cuda = torch.autograd.DeviceType.CUDA
-    line = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
-        for event in seen.profiler.kineto_results.events()
-        if event.device_type() == cuda
-    )
-    gaps, busy_until, before = [], line[0][0], "the release"
-    for start, end, name in line:
-        gaps.append((start - busy_until, busy_until - line[0][0], before, name))
-        if end > busy_until:
-            busy_until, before = end, name
-    say(f"idle between kernels: {sum(max(gap[0], 0) for gap in gaps) / 1e6:.1f} ms, most of it")
-    for gap, at, before, after in sorted(gaps, reverse=True)[:14]:
-        say(f"  {gap / 1e6:8.2f} ms after {at / 1e6:8.2f} ms, between {before[:70]} and {after[:70]}")
-
-
 def wait() -> None:
     """Until the device has done all that it was given; on a CPU, where this script only shows that it runs, at once."""
     if CARD:
@@ -403,7 +399,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
     parser.add_argument(
-        "--methods", nargs="*", default=["sft"], choices=["sft", "pretrain", "dpo", "ipo", "kto", "reward"]
+        "--methods", nargs="*", default=["sft"], choices=["sft", "pretrain", "dpo", "ipo", "kto", "reward", *GENERATES]
     )
     parser.add_argument("--arms", nargs="*", default=["plain", "ours", "cut, compiled"], choices=list(ARMS))
     parser.add_argument("--rows", type=int, default=4, help="sequences a step")
