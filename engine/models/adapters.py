@@ -96,6 +96,16 @@ def _check_parameters(model: Any, targets: list[str]) -> None:
                 if leaves
                 else "It has no weights of three dimensions; target_modules serve its linear layers.",
             )
+        if any(
+            weight.element_size() == 1
+            and weight.is_floating_point()
+            and (name == target or name.endswith("." + target))
+            for name, weight in model.named_parameters()
+        ):
+            raise ModelError(
+                f"adapter.target_parameters: {target!r} is stored in FP8, and an adapter is added to plain numbers.",
+                "Name its layer in target_modules.",
+            )
         if any(len(shape) not in (2, 3) for shape in found):
             raise ModelError(
                 f"adapter.target_parameters: {target!r} has {len(found[0])} dimension, and an adapter needs 2 or 3."

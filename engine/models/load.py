@@ -13,6 +13,7 @@ from typing import Any
 from engine.config.kinds import Head
 from engine.config.method import METHODS
 from engine.errors import ModelError, visible
+from engine.hub import reaching_hub
 
 LOADERS: dict[Head, str] = {
     "vocabulary": "AutoModelForCausalLM",
@@ -45,7 +46,8 @@ def load_processing_class(config: Any) -> Any:
     loader = AutoProcessor if has_processor else AutoTokenizer
     revision = config.model.revision if config.model.tokenizer is None else None
     try:
-        return loader.from_pretrained(source, revision=revision, trust_remote_code=False)
+        with reaching_hub(source):
+            return loader.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as problem:
         raise _cannot_load("tokenizer", source, problem) from problem
 
@@ -59,7 +61,7 @@ def load_model(config: Any) -> Any:
     import torch
     import transformers
 
-    from engine.models.stored_fp8 import stored_fp8, take_scales
+    from engine.models.stored_fp8 import load_fp8, stored_fp8
 
     source = model_folder(config)
     head = METHODS[config.method.kind].head
@@ -76,19 +78,19 @@ def load_model(config: Any) -> Any:
             settings["device_map"] = {"": torch.cuda.current_device()}
     labels = {"score": 1, "steps": 2}.get(head)
     try:
-        stored = stored_fp8(source, settings["revision"])
-        if stored is not None:
-            _refuse_what_fp8_cannot(config)
-            settings["config"] = stored.config
-            if labels is not None:
-                stored.config.num_labels = labels
-        elif labels is not None:
-            settings["num_labels"] = labels
-        model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
+        with reaching_hub(source):
+            stored = stored_fp8(source, settings["revision"])
+            if stored is not None:
+                _refuse_what_fp8_cannot(config)
+                if labels is not None:
+                    stored.config.num_labels = labels
+                model = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora")
+            else:
+                if labels is not None:
+                    settings["num_labels"] = labels
+                model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
-    if stored is not None:
-        take_scales(model, stored, keep=config.adapter.kind == "lora")
     if head == "steps" and isinstance(getattr(model, "dropout", None), torch.nn.Dropout):
         # transformers drops a tenth of what a new head of tokens reads, unasked.
         model.dropout.p = 0.0
@@ -102,13 +104,11 @@ def _refuse_what_fp8_cannot(config: Any) -> None:
             f"model.quantization: must be none for a model that is stored in FP8; got {config.model.quantization}.",
             "Its numbers have eight bits already.",
         )
-    adapter = config.adapter
-    for name in ("use_dora", "target_parameters"):
-        if adapter.kind == "lora" and getattr(adapter, name):
-            raise ModelError(
-                f"adapter.{name}: must be left out for a model that is stored in FP8.",
-                "It works on plain weights: take plain LoRA, or the model in bfloat16.",
-            )
+    if config.adapter.kind == "lora" and config.adapter.use_dora:
+        raise ModelError(
+            "adapter.use_dora: must be false for a model that is stored in FP8.",
+            "DoRA measures plain weights: take plain LoRA, or the model in bfloat16.",
+        )
 
 
 def quantization_config(config: Any) -> Any:

@@ -3,8 +3,8 @@
 Under an adapter the weights stay in FP8, one byte a number, and are scaled to the model's format in each product, forward
 and backward; without one they are scaled once and trained as plain numbers. Scales are applied here and not by
 transformers, whose loader takes the size of a block from the number of scales, which is wrong where the last block is
-ragged, and needs a GPU and kernels from a hub to keep FP8. Refuses FP8 numbers outside linear layers, such as fused
-experts, and numbers that bring no scale.
+ragged, and needs a GPU and kernels from a hub to keep FP8. Experts, which the model fuses, are scaled once in any case.
+Refuses numbers that bring no scale.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Held:
     layers: int
     kept: bool
     block: Block | None
+    fused: int
+    """Matrices that the model fuses with others (experts), scaled once in any case."""
 
 
 def stored_fp8(source: str, revision: str | None) -> Stored | None:
@@ -57,35 +59,70 @@ def stored_fp8(source: str, revision: str | None) -> Stored | None:
     return Stored(config, (int(size[0]), int(size[1])) if size else None, source, revision)
 
 
-def take_scales(model: Any, stored: Stored, *, keep: bool) -> None:
-    """Gives every linear layer that is stored in FP8 its scales; `keep` leaves its numbers in FP8. Changes the model.
+def load_fp8(loader: Any, stored: Stored, settings: dict[str, Any], *, keep: bool) -> Any:
+    """`loader.from_pretrained` of the model, with the scales applied; `keep` leaves linear layers in FP8.
 
-    The model was loaded with the numbers as they stand, which every wider format holds exactly. Raises ModelError for
-    numbers that no linear layer holds, without a scale, or with scales that do not cover them.
+    Linear layers are loaded with the numbers as they stand, which every wider format holds exactly, and take their scales
+    then. Numbers that the model fuses with others, as those of experts, are scaled before. Raises ModelError for numbers
+    without a scale, with scales that do not cover them, or that the model has no place for.
     """
     formats, scales = _read(stored)
+    with torch.device("meta"):
+        shell = loader.from_config(stored.config)
+    fused = [
+        name for name in formats if type(_layer(shell, name)[2]) is not torch.nn.Linear and not _spare(shell, name)
+    ]
+    if fused:
+        model = _with_scaled(type(shell), stored, settings, fused, scales)
+    else:
+        model = loader.from_pretrained(
+            stored.source, config=stored.config, use_safetensors=True, trust_remote_code=False, **settings
+        )
     layers = 0
-    for name, dtype in formats.items():
+    for name in formats.keys() - set(fused):
         parent, leaf, module = _layer(model, name)
-        if module is None and leaf == "lm_head":
-            continue  # a head that this method does not have
-        if type(module) is not torch.nn.Linear:
-            raise ModelError(
-                f"model.name: {visible(name)} is stored in FP8 and is no linear layer of the loaded model.",
-                "Only linear layers are read in FP8; fused experts are not. Take a model in bfloat16.",
-            )
-        scale, block = _fitting(name, module, scales.get(name), stored.block)
+        if module is None:
+            continue
+        scale, block = _fitting(name, module.weight.shape, scales.get(name), stored.block)
         if keep:
-            setattr(parent, leaf, Fp8Linear(module, dtype, scale, block))
+            setattr(parent, leaf, Fp8Linear(module, formats[name], scale, block))
         else:
             weight = module.weight.data
-            module.weight.data = dequantized(weight.to(dtype), scale.to(weight.device), block, weight.dtype)
+            module.weight.data = dequantized(weight.to(formats[name]), scale.to(weight.device), block, weight.dtype)
         layers += 1
-    if not layers:
+    if not formats:
         raise ModelError(
             f"model.name: {visible(stored.source)} says that it is stored in FP8 and holds no such numbers."
         )
-    model.stored_fp8 = Held(layers, keep, stored.block)
+    model.stored_fp8 = Held(layers, keep, stored.block, len(fused))
+    return model
+
+
+def _with_scaled(
+    kind: Any, stored: Stored, settings: dict[str, Any], names: list[str], scales: dict[str, torch.Tensor]
+) -> Any:
+    """The model from its files' numbers, of which these are scaled already."""
+    from safetensors import safe_open
+
+    numbers: dict[str, torch.Tensor] = {}
+    for file in _files(stored):
+        with safe_open(file, "pt") as tensors:
+            numbers |= {key: tensors.get_tensor(key) for key in tensors.keys() if not key.endswith(_SUFFIXES)}  # noqa: SIM118
+    for name in names:
+        key = f"{name}.weight"
+        scale, block = _fitting(name, numbers[key].shape, scales.get(name), stored.block)
+        numbers[key] = dequantized(numbers[key], scale, block, settings["dtype"])
+    own = {key: value for key, value in settings.items() if key != "revision"}
+    model, info = kind.from_pretrained(None, config=stored.config, state_dict=numbers, output_loading_info=True, **own)
+    lost = sorted({f"{name}.weight" for name in names} & set(info["unexpected_keys"]))
+    if lost:
+        raise ModelError(f"model.name: the model has no place for {visible(lost[0])}, which its files hold in FP8.")
+    return model
+
+
+def _spare(model: Any, name: str) -> bool:
+    """Whether this is a head that the method does not have."""
+    return name.rpartition(".")[2] == "lm_head" and _layer(model, name)[2] is None
 
 
 class Fp8Linear(torch.nn.Linear):
@@ -199,10 +236,10 @@ def _layer(model: Any, name: str) -> tuple[Any, str, Any]:
 
 
 def _fitting(
-    name: str, module: torch.nn.Linear, scale: torch.Tensor | None, block: Block | None
+    name: str, shape: torch.Size, scale: torch.Tensor | None, block: Block | None
 ) -> tuple[torch.Tensor, Block]:
     """The scales as a float32 matrix and the size of a block, or ModelError where they do not cover the weight."""
-    high, wide = module.weight.shape
+    high, wide = shape
     if scale is None:
         raise ModelError(f"model.name: {visible(name)} is stored in FP8 without a scale, so its numbers mean nothing.")
     scale = scale.float()

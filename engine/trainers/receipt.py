@@ -178,6 +178,7 @@ def _stored_fp8(model: Any) -> dict[str, Any]:
     """What became of weights that the model's files hold in FP8."""
     held = model.stored_fp8
     scales = f"blocks of {held.block[0]} x {held.block[1]}" if held.block else "a scale for each matrix"
+    scales += f"; {held.fused} matrices of experts scaled once" if held.fused else ""
     kept = [module.weight.dtype for module in model.modules() if isinstance(module, Fp8Linear)]
     if kept:
         detail = f"linear layers; {scales}; numbers stay as stored and are scaled in each product"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from engine.builtin import tiny
 from engine.errors import ModelError
@@ -57,13 +58,13 @@ def stored(weight, block):
 
 
 def folders(plain, where, block):
-    """The built-in model stored in FP8, and the same numbers stored in float32."""
+    """A model (the built-in one) stored in FP8, and the same numbers stored in float32."""
     found = {}
     for name in ("fp8", "twin"):
         shutil.copytree(plain, where / name)
         found[name] = load_file(where / name / "model.safetensors")
     for key, weight in list(found["fp8"].items()):
-        if "layers." in key and weight.dim() == 2:
+        if "layers." in key and weight.dim() == 2 and not key.endswith("mlp.gate.weight"):
             scale_key = key.replace(".weight", ".weight_scale_inv")
             found["fp8"][key], found["fp8"][scale_key], found["twin"][key] = stored(weight, block)
     for name, tensors in found.items():
@@ -135,6 +136,29 @@ def test_a_model_stored_in_fp8_is_trained_whole_as_plain_numbers(plain, tmp_path
         assert not hasattr(ours.config, "quantization_config")
         for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             assert torch.equal(weight, other), name
+
+
+@pytest.mark.parametrize("adapter", ["lora", "none"])
+def test_experts_stored_in_fp8_are_scaled_and_the_rest_stays(tmp_path, adapter):
+    shape = {
+        "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 40, "num_experts": 4, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)).save_pretrained(tmp_path / "plain")
+    found = []
+    for folder in folders(tmp_path / "plain", tmp_path, (24, 24)):
+        torch.manual_seed(1)
+        made = config(folder, adapter=adapter, target_parameters=["experts.down_proj"] if adapter == "lora" else [])
+        model = add_adapter(load_model(made), made)
+        found.append((model, *gradients(model)))
+    (ours, loss, grads), (_, twin_loss, twin_grads) = found
+    assert loss == twin_loss
+    assert grads.keys() == twin_grads.keys()
+    assert all((grads[name] - twin_grads[name]).norm() <= 1e-6 * twin_grads[name].norm() for name in grads)
+    assert ours.stored_fp8.fused == 2 * 4 * 3
+    layers = sum(isinstance(module, Fp8Linear) for module in ours.modules())
+    assert layers == (2 * 4 if adapter == "lora" else 0)
 
 
 @pytest.mark.parametrize(("shape", "block"), [((50, 70), (16, 32)), ((64, 64), (48, 48)), ((5, 9), (8, 16))])
@@ -209,14 +233,17 @@ def test_files_that_do_not_add_up_are_one_sentence(plain, tmp_path):
     with pytest.raises(ModelError, match=r"scales of shape \(2, 2\) for a weight of 128 x 64; blocks of 48 x 48 want"):
         load_model(config(fp8))
     broken(fp8, lambda tensors: tensors.update({f"{name}.weight_scale_inv": torch.ones(3, 2)}))
-    for changes in ({"use_dora": True}, {"target_parameters": ["up_proj.weight"]}):
-        with pytest.raises(ModelError, match=f"adapter.{next(iter(changes))}: must be left out"):
-            load_model(config(fp8, **changes))
+    with pytest.raises(ModelError, match=r"adapter\.use_dora: must be false"):
+        load_model(config(fp8, use_dora=True))
     expert = "model.layers.0.mlp.experts.0.up_proj"
     broken(fp8, lambda tensors: tensors.update({f"{expert}.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}))
-    with pytest.raises(ModelError, match=f"{expert} is stored in FP8 and is no linear layer"):
+    broken(fp8, lambda tensors: tensors.update({f"{expert}.weight_scale_inv": torch.ones(1, 1)}))
+    with pytest.raises(ModelError, match=f"no place for {expert}.weight"):
         load_model(config(fp8))
-    broken(fp8, lambda tensors: tensors.pop(f"{expert}.weight"))
+    broken(fp8, lambda tensors: (tensors.pop(f"{expert}.weight"), tensors.pop(f"{expert}.weight_scale_inv")))
+    made = config(fp8, target_parameters=["up_proj.weight"])
+    with pytest.raises(ModelError, match=r"target_parameters: 'up_proj.weight' is stored in FP8"):
+        add_adapter(load_model(made), made)
     made = config(fp8, modules_to_save=["up_proj"])
     with pytest.raises(ModelError, match=r"modules_to_save: .*up_proj' is stored in FP8"):
         add_adapter(load_model(made), made)
