@@ -149,6 +149,10 @@ class Ppo(Rollouts):
     called: ClassVar[str] = "PPO"
     words: ClassVar[str] = "PPO: learn from rewards, with a value head"
 
+    num_generations: Annotated[int, Ge(1), Le(1024), Title("Answers a prompt"), Advanced] = 1
+    """How many answers are sampled for each prompt. The value head judges each by itself; several share the cost of
+    their prompt."""
+
     num_iterations: Annotated[int, Ge(1), Le(100), Title("Uses of an answer"), Advanced] = 4
     """How often each answer is trained on before new ones are sampled."""
 

@@ -1,9 +1,9 @@
 """Proximal policy optimization (arXiv:1707.06347) with a value head, on the sampling and the rewards of GRPO.
 
-TRL has no PPO any more. Sampling, scoring, buffers and the reference are TRL's GRPOTrainer with groups of one; ours are
-what makes it PPO: a value head on the model's last hidden states, the divergence from the reference taken off the reward
-token by token, advantages by GAE (arXiv:1506.02438), and the clipped losses of policy and value. The head is trained with
-the model at a rate of its own and kept beside it: a checkpoint's weights load without it.
+TRL has no PPO any more. Sampling, scoring, buffers and the reference are TRL's GRPOTrainer, with groups of one by
+default; ours are what makes it PPO: a value head on the model's last hidden states, the divergence from the reference
+taken off the reward token by token, advantages by GAE (arXiv:1506.02438), and the clipped losses of policy and value. The
+head is trained with the model at a rate of its own and kept beside it: a checkpoint's weights load without it.
 
 Shapes: B answers, T tokens of the longest, P of the longest prompt, H hidden.
 """
@@ -39,7 +39,7 @@ class Ppo(RolloutTrainer, GRPOTrainer):
     def value(self, config: Any) -> None:
         """Adds the value head to the model; call it in `build`."""
         self.settings = config.method
-        base = self.policy.get_base_model() if hasattr(self.policy, "peft_config") else self.policy
+        base = self.base_of(self.policy)
         width = base.config.get_text_config().hidden_size
         self.head = ValueHead(width).to(base.device)
         setattr(self.policy, HEAD, self.head)
@@ -197,13 +197,15 @@ def value_loss(
 
 
 def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
-    """Our sections as TRL's config; a prompt is answered once, which TRL refuses for GRPO alone."""
-    optim = config.optim
+    """Our sections as TRL's config. A prompt may be answered once, which TRL refuses for GRPO alone."""
+    optim, size = config.optim, config.method.num_generations
     together = (
         config.method.steps_per_generation or optim.gradient_accumulation_steps
     ) * optim.per_device_train_batch_size
-    args = rollout_arguments(config, run_folder, num_generations=max(2, together), num_generations_eval=1)
-    args.num_generations = 1
+    args = rollout_arguments(
+        config, run_folder, num_generations=size if size > 1 else max(2, together), num_generations_eval=1
+    )
+    args.num_generations = size
     return args
 
 

@@ -26,6 +26,7 @@ from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.reference import frozen_copy
 from engine.trainers.saving import RunTrainer
+from engine.trainers.shared_prompts import answers_each, can_share, read_answers, sampling_once, side_by_side
 
 
 class RolloutTrainer(RunTrainer):
@@ -38,6 +39,8 @@ class RolloutTrainer(RunTrainer):
     def take(self, config: Any, rewards: Rewards, told: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
         self.rewards, self.kept_groups, self.told_rewards = rewards, config.method.rollout_groups, told
+        ranks = self.accelerator.num_processes  # type: ignore[attr-defined]
+        self.shares_prompts = can_share(config, self.base_of(self.model), ranks)  # type: ignore[attr-defined]
         self._rollouts: RolloutFile | None = None
         stops = stop_ids(self.model, self._tokenizer, self._tokenizer.chat_template)  # type: ignore[attr-defined]
         self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops  # type: ignore[attr-defined]
@@ -57,9 +60,17 @@ class RolloutTrainer(RunTrainer):
 
     def told(self) -> str:
         """What the receipt adds about the loss."""
+        told = self.told_rewards
+        if self.shares_prompts and self.num_generations > 1:  # type: ignore[attr-defined]
+            told += "; a prompt is computed once for all its answers in a batch"
         if self.beta == 0:
-            return f"{self.told_rewards}; no reference"
-        return f"{self.told_rewards}; reference: {'copy' if self.ref_model is not None else 'adapter off'}"
+            return f"{told}; no reference"
+        return f"{told}; reference: {'copy' if self.ref_model is not None else 'adapter off'}"
+
+    @staticmethod
+    def base_of(model: Any) -> Any:
+        """The causal model itself, its adapter's modules in it."""
+        return model.get_base_model() if hasattr(model, "peft_config") else model
 
     @property
     def policy(self) -> Any:
@@ -90,6 +101,8 @@ class RolloutTrainer(RunTrainer):
 
     def _prepare_inputs(self, rows: Any) -> Any:
         batch = super()._prepare_inputs(rows)  # type: ignore[misc]
+        if self.shares_prompts:
+            batch = side_by_side(batch)
         if self.mode == "train":
             self.batch_rows.extend(batch["row"].tolist())
             mask = batch["completion_mask"]
@@ -137,6 +150,41 @@ class RolloutTrainer(RunTrainer):
         made = super()._generate(prompts)  # type: ignore[misc]
         self._answers = (made[1], made[3])
         return made
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, has_tool_images: bool = False
+    ) -> Any:
+        given = (prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
+        whole = all(ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids))
+        if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
+            return super()._generate_single_turn(*given)  # type: ignore[misc]
+        model = self.accelerator.unwrap_model(self.model_wrapped)  # type: ignore[attr-defined]
+        with torch.no_grad(), sampling_once(model, self.base_of(model).base_model, num_generations):
+            return super()._generate_single_turn(*given)  # type: ignore[misc]
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **more: Any
+    ) -> Any:
+        """Log-probabilities, entropies where asked for, and no auxiliary loss; the prompts shared where they can be."""
+        prompt = input_ids.shape[1] - logits_to_keep
+        chunk = batch_size or len(input_ids)
+        special = any(
+            value is not None and value is not False for name, value in more.items() if name != "compute_entropy"
+        )
+        each = 1
+        if self.shares_prompts and prompt > 1 and not special:
+            each = answers_each(input_ids[:, :prompt], attention_mask[:, :prompt])
+        if each == 1 or chunk % each:
+            given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
+            return super()._get_per_token_logps_and_entropies(*given, **more)  # type: ignore[misc]
+        base = self.base_of(self.accelerator.unwrap_model(model)).base_model  # type: ignore[attr-defined]
+        with self.accelerator.autocast():  # type: ignore[attr-defined]
+            parts = [
+                read_answers(model, base, ids, mask, logits_to_keep, each)
+                for ids, mask in zip(input_ids.split(chunk), attention_mask.split(chunk), strict=True)
+            ]
+        entropies = torch.cat([found for _, found in parts]) if more.get("compute_entropy") else None
+        return torch.cat([found for found, _ in parts]), entropies, None
 
     def _calculate_rewards(self, *args: Any) -> torch.Tensor:
         self._scores: torch.Tensor = super()._calculate_rewards(*args)  # type: ignore[misc]

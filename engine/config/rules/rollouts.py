@@ -43,7 +43,7 @@ def rewards_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 @rule(reads=(fields.method.kind, fields.method.num_generations))
 def groups_need_more_than_one_answer(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path, size = fields.method.num_generations.path, getattr(config.method, "num_generations", None)
-    if size == 1:
+    if size == 1 and config.method.kind != "ppo":
         todo = "An answer is judged by the others to its prompt, so one alone teaches nothing."
         yield must(path, f"2 or more for {config.method.kind}", size, todo, fix=Fix("set it to 8", {path: 8}))
 
@@ -86,7 +86,12 @@ def advantages_need_more_than_one_answer(config: RunConfig, facts: Facts) -> Ite
 def held_out_batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     size, path = getattr(config.method, "num_generations", 1), fields.optim.per_device_eval_batch_size.path
     batch = config.optim.per_device_eval_batch_size or config.optim.per_device_train_batch_size
-    if size < 2 or not config.data.eval or batch * footprint.device_count(config, facts) % size == 0:
+    if (
+        size < 2
+        or config.method.kind == "ppo"
+        or not config.data.eval
+        or batch * footprint.device_count(config, facts) % size == 0
+    ):
         return
     todo = "Held-out prompts are answered in groups too."
     fix = Fix(f"set it to {size}", {path: size})

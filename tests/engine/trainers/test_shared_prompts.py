@@ -1,0 +1,106 @@
+"""A prompt computed once for all its answers: the same gradients, the same answers, and fewer tokens through the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.run.store import RunFolder
+from engine.trainers.shared_prompts import answers_each
+from tests.engine.trainers.building import Built, apart
+from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS
+
+ONE_BATCH = {
+    "optim.per_device_train_batch_size": 16,
+    "optim.gradient_accumulation_steps": 1,
+    "method.beta": 0.1,
+    "memory.gradient_checkpointing": False,
+}
+PPO = {**GRPO, "method.kind": "ppo"}
+
+
+def tokens_of(model):
+    """Counts the tokens that go through the first layer from now on."""
+    seen = []
+    model.base_model.layers[0].register_forward_hook(
+        lambda layer, args, kwargs, out: seen.append((args[0] if args else kwargs["hidden_states"]).shape[:2].numel()),
+        with_kwargs=True,
+    )
+    return seen
+
+
+@pytest.mark.parametrize("method", [GRPO, PPO], ids=["grpo", "ppo"])
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+def test_gradients_are_those_of_the_plain_pass_from_fewer_tokens(tmp_path, monkeypatch, method, adapter):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    built = Built({**method, **adapter, **ONE_BATCH, "method.num_generations": 4}, ROWS, tmp_path, exact_head=True)
+    trainer = built.trainer
+    assert trainer.shares_prompts
+    assert "a prompt is computed once" in trainer.told()
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    batch = dict(trainer._prepare_inputs([row for row in built.rows for _ in range(4)]))
+    trainer.rewards.close()
+    batch["advantages"] = torch.linspace(-1, 1, batch["advantages"].numel()).view(batch["advantages"].shape).double()
+    seen = tokens_of(trainer.base_of(trainer.model))
+    found = []
+    for shares in (True, False):
+        trainer.shares_prompts = shares
+        built.model.zero_grad()
+        loss = trainer.compute_loss(built.model, dict(batch))
+        loss.backward()
+        found.append((*built._taken(loss), sum(seen)))
+        seen.clear()
+    (ours, shared, few), (plain, alone, many) = found
+    assert ours == pytest.approx(plain, rel=1e-6)
+    # transformers rounds to float32 inside its norms, at other shapes
+    assert apart(shared, alone) < 1e-5
+    prompts, answers = batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1]
+    assert many == 16 * (prompts + answers)
+    assert few == 4 * (prompts - 1) + 16 * (1 + answers)
+
+
+def test_the_same_answers_are_sampled(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    built = Built({**GRPO, **ONE_BATCH}, ROWS, tmp_path)
+    trainer = built.trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    trainer.model.train()
+    seen = tokens_of(trainer.model)
+    prompts = [list(row["prompt_ids"]) for row in built.rows for _ in range(4)]
+    found = []
+    for shares in (True, False):
+        trainer.shares_prompts = shares
+        torch.manual_seed(5)
+        found.append((trainer._generate_single_turn(prompts, None, {}, 4)[0], seen[0]))
+        seen.clear()
+    trainer.rewards.close()
+    (ours, few), (plain, many) = found
+    assert ours == plain
+    assert len({tuple(answer) for answer in ours}) > 8
+    assert many == 4 * (few + 4)  # each prompt once instead of four times, and without its last token
+    assert "generate" not in vars(trainer.model)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"memory.gradient_checkpointing": True}, {"memory.activation_offloading": "cpu"}],
+    ids=["checkpointing", "offloading"],
+)
+def test_what_cannot_share_does_not(tmp_path, monkeypatch, settings):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    built = Built({**GRPO, **ONE_BATCH, **settings}, ROWS, tmp_path)
+    built.trainer.rewards.close()
+    assert not built.trainer.shares_prompts
+    assert "computed once" not in built.trainer.told()
+
+
+def test_prompts_are_shared_only_where_each_has_as_many_answers():
+    prompts = torch.tensor([[0, 1], [0, 1], [1, 2], [1, 2]])
+    seen = torch.ones_like(prompts)
+    assert answers_each(prompts, seen) == 2
+    assert answers_each(prompts[:3], seen[:3]) == 1
+    assert answers_each(prompts[[0, 2, 1, 3]], seen) == 1
+    seen[1, 0] = 0
+    assert answers_each(prompts, seen) == 1
