@@ -23,6 +23,7 @@ import platformdirs
 
 from engine.builtin import dates
 from engine.errors import ModelError, redact, visible
+from engine.hub import reaching_hub
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -165,7 +166,8 @@ def _other_tokenizer(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        with reaching_hub(name):
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         first = visible(redact(str(problem).strip().partition("\n")[0]))
         raise ModelError(

@@ -15,6 +15,7 @@ import pyarrow.parquet as parquet
 
 from engine.data.rows import Row, Rows
 from engine.errors import DataError, visible
+from engine.hub import reaching_hub
 
 
 class ArrowRows(Rows):
@@ -108,7 +109,8 @@ def hub_rows(name: str, split: str | None, subset: str | None) -> SavedRows:
     import datasets
 
     try:
-        loaded = datasets.load_dataset(name, subset, split=split or "train")
+        with reaching_hub(name):
+            loaded = datasets.load_dataset(name, subset, split=split or "train")
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:
         reason = str(problem).splitlines()[0].rstrip(".") if str(problem) else type(problem).__name__
         message = f"is no local file, and as a data set on the hub it cannot be loaded ({visible(reason)})"

@@ -58,12 +58,17 @@ def load_model(config: Any) -> Any:
     Raises ModelError when it cannot be found or read, when it would run code of its own, and when it brings no
     safetensors weights.
     """
+    source = model_folder(config)
+    with reaching_hub(source):
+        return _model(config, source)
+
+
+def _model(config: Any, source: str) -> Any:
     import torch
     import transformers
 
     from engine.models.stored_fp8 import load_fp8, stored_fp8
 
-    source = model_folder(config)
     head = METHODS[config.method.kind].head
     loader = getattr(transformers, LOADERS[head])
     refuse_foreign_code(source)
@@ -78,17 +83,16 @@ def load_model(config: Any) -> Any:
             settings["device_map"] = {"": torch.cuda.current_device()}
     labels = {"score": 1, "steps": 2}.get(head)
     try:
-        with reaching_hub(source):
-            stored = stored_fp8(source, settings["revision"])
-            if stored is not None:
-                _refuse_what_fp8_cannot(config)
-                if labels is not None:
-                    stored.config.num_labels = labels
-                model = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora")
-            else:
-                if labels is not None:
-                    settings["num_labels"] = labels
-                model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
+        stored = stored_fp8(source, settings["revision"])
+        if stored is not None:
+            _refuse_what_fp8_cannot(config)
+            if labels is not None:
+                stored.config.num_labels = labels
+            model = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora")
+        else:
+            if labels is not None:
+                settings["num_labels"] = labels
+            model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
     if head == "steps" and isinstance(getattr(model, "dropout", None), torch.nn.Dropout):
