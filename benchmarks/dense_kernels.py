@@ -34,7 +34,7 @@ AHEAD = 10_000_000
 CASES = {
     "ce": ["linear_cross_entropy_cases"],
     "logp": ["logp_entropy_cases", "logp_entropy_in_place"],
-    "rope": ["norm_rope_cases", "norm_rope_registered"],
+    "rope": ["norm_rope_cases", "norm_rope_blocks", "norm_rope_registered"],
 }
 """What must hold before figures of a work are told, in `tests/engine/kernels/kernel_cases.py`."""
 ROWS: list[dict] = []

@@ -16,6 +16,8 @@ __all__ = ["norm_rope", "norm_rope_reference"]
 
 # Rows of partial sums for the weights' gradient: enough that additions rarely meet, few enough to sum for free.
 _PARTIAL_SUMS = 512
+# Heads of a program and its warps, forward and backward.
+_FORWARD, _BACKWARD = (32, 4), (32, 4)
 
 
 def norm_rope(
@@ -75,16 +77,23 @@ def _laid_out(x_BTHD: torch.Tensor) -> tuple[torch.Tensor, int]:
     return x_BTHD, stride
 
 
-def _blocks(heads_q: int, heads_k: int, size: int, rotated: int) -> dict[str, int | bool]:
-    def block(n: int) -> int:
-        return 1 << max(n - 1, 0).bit_length()
+def _blocks(
+    tokens: int, heads_q: int, heads_k: int, size: int, rotated: int, shape: tuple[int, int]
+) -> tuple[tuple[int, int], dict[str, int | bool]]:
+    """The grid, and what a program of this shape (heads, warps) is compiled for."""
 
-    return {
+    def block(n: int, most: int = 1 << 30) -> int:
+        return min(1 << max(n - 1, 0).bit_length(), most)
+
+    most, warps = shape
+    of_q, of_k = block(heads_q, most), block(heads_k, most)
+    return (tokens, -(-heads_q // of_q) - (-heads_k // of_k)), {
         "HAS_TAIL": rotated < size,
-        "BLOCK_HQ": block(heads_q),
-        "BLOCK_HK": block(heads_k),
+        "BLOCK_HQ": of_q,
+        "BLOCK_HK": of_k,
         "BLOCK_F": block(rotated // 2),
         "BLOCK_TAIL": block(size - rotated),
+        "num_warps": warps,
     }
 
 
@@ -98,10 +107,11 @@ def _forward(q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
     heads_k, rotated = k.shape[2], cos.shape[-1]
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     has_weight = q_weight is not None
-    norm_rope_fwd_kernel[(batch * time, 2)](
+    grid, blocks = _blocks(batch * time, heads_q, heads_k, size, rotated, _FORWARD)
+    norm_rope_fwd_kernel[grid](
         q, k, q_out, k_out, q_weight if has_weight else q, k_weight if has_weight else k, cos, sin,
         q_stride, k_stride, time, *_angle_strides(cos), heads_q, heads_k, size, rotated // 2, eps,
-        HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **_blocks(heads_q, heads_k, size, rotated), num_warps=4,
+        HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **blocks,
     )  # fmt: skip
     return q_out, k_out
 
@@ -121,12 +131,12 @@ def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offs
     partial = [
         torch.zeros(_PARTIAL_SUMS, size, dtype=torch.float32, device=q.device) if with_dweight else q for _ in range(2)
     ]
-    norm_rope_bwd_kernel[(batch * time, 2)](
+    grid, blocks = _blocks(batch * time, heads_q, heads_k, size, rotated, _BACKWARD)
+    norm_rope_bwd_kernel[grid](
         q, k, dq_out, dk_out, dq, dk, q_weight if has_weight else q, k_weight if has_weight else k, *partial,
         cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *_angle_strides(cos),
         heads_q, heads_k, size, rotated // 2, eps, _PARTIAL_SUMS,
-        HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight,
-        **_blocks(heads_q, heads_k, size, rotated), num_warps=4,
+        HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight, **blocks,
     )  # fmt: skip
     dq_weight, dk_weight = (
         part.sum(0).to(weight.dtype) if with_dweight else None

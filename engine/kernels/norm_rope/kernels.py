@@ -1,7 +1,7 @@
 """Triton kernels: RMSNorm and rotary embedding of all q and k heads of a token in one launch each way.
 
-A program owns one token and reads its heads as three column groups: first and second half of the rotated part, and the
-part that is not rotated. The halves meet without a shuffle, and cos and sin are read once a token.
+A program owns some heads of one token and reads them as three column groups: first and second half of the rotated part,
+and the part that is not rotated. The halves meet without a shuffle, and cos and sin are read once a program.
 Names: H heads, D head size, R rotated size, F = R / 2.
 """
 
@@ -24,11 +24,11 @@ def _load_weight(weight_ptr, columns, inside, HAS_WEIGHT: tl.constexpr, UNIT_OFF
 
 @triton.jit
 def _forward_heads(
-    x_ptr, out_ptr, weight_ptr, c1, c2, s1, s2, H, D, F, eps,
+    x_ptr, out_ptr, weight_ptr, c1, c2, s1, s2, first, H, D, F, eps,
     HAS_WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_TAIL: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
-    heads = tl.arange(0, BLOCK_H)
+    heads = first + tl.arange(0, BLOCK_H)
     half = tl.arange(0, BLOCK_F)
     in_half = half < F
     place = heads[:, None] * D + half[None, :]
@@ -55,11 +55,11 @@ def _forward_heads(
 
 @triton.jit
 def _backward_heads(
-    x_ptr, dy_ptr, dx_ptr, weight_ptr, dweight_ptr, c1, c2, s1, s2, H, D, F, eps,
+    x_ptr, dy_ptr, dx_ptr, weight_ptr, dweight_ptr, c1, c2, s1, s2, first, H, D, F, eps,
     HAS_WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_TAIL: tl.constexpr, WITH_DWEIGHT: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
-    heads = tl.arange(0, BLOCK_H)
+    heads = first + tl.arange(0, BLOCK_H)
     half = tl.arange(0, BLOCK_F)
     in_half = half < F
     place = heads[:, None] * D + half[None, :]
@@ -117,18 +117,21 @@ def norm_rope_fwd_kernel(
     HAS_WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_TAIL: tl.constexpr,
     BLOCK_HQ: tl.constexpr, BLOCK_HK: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, 2): the second axis picks q or k, so that the few k heads fill their own programs."""
+    """Grid (tokens, blocks of q heads and then of k heads), so that the few k heads fill their own programs."""
     token = tl.program_id(0).to(tl.int64)
     angle = (token // time) * cos_stride_b + (token % time) * cos_stride_t
     c1, c2, s1, s2 = _angles(cos_ptr + angle, sin_ptr + angle, F, BLOCK_F)
-    if tl.program_id(1) == 0:
+    block, q_blocks = tl.program_id(1), tl.cdiv(HQ, BLOCK_HQ)
+    if block < q_blocks:
         _forward_heads(
-            q_ptr + token * q_stride, q_out_ptr + token * HQ * D, q_weight_ptr, c1, c2, s1, s2, HQ, D, F, eps,
+            q_ptr + token * q_stride, q_out_ptr + token * HQ * D, q_weight_ptr, c1, c2, s1, s2,
+            block * BLOCK_HQ, HQ, D, F, eps,
             HAS_WEIGHT, UNIT_OFFSET, HAS_TAIL, BLOCK_HQ, BLOCK_F, BLOCK_TAIL,
         )  # fmt: skip
     else:
         _forward_heads(
-            k_ptr + token * k_stride, k_out_ptr + token * HK * D, k_weight_ptr, c1, c2, s1, s2, HK, D, F, eps,
+            k_ptr + token * k_stride, k_out_ptr + token * HK * D, k_weight_ptr, c1, c2, s1, s2,
+            (block - q_blocks) * BLOCK_HK, HK, D, F, eps,
             HAS_WEIGHT, UNIT_OFFSET, HAS_TAIL, BLOCK_HK, BLOCK_F, BLOCK_TAIL,
         )  # fmt: skip
 
@@ -146,15 +149,16 @@ def norm_rope_bwd_kernel(
     angle = (token // time) * cos_stride_b + (token % time) * cos_stride_t
     c1, c2, s1, s2 = _angles(cos_ptr + angle, sin_ptr + angle, F, BLOCK_F)
     part = (token % partial_sums) * D
-    if tl.program_id(1) == 0:
+    block, q_blocks = tl.program_id(1), tl.cdiv(HQ, BLOCK_HQ)
+    if block < q_blocks:
         _backward_heads(
             q_ptr + token * q_stride, dq_out_ptr + token * dq_out_stride, dq_ptr + token * HQ * D,
-            q_weight_ptr, dq_weight_ptr + part, c1, c2, s1, s2, HQ, D, F, eps,
+            q_weight_ptr, dq_weight_ptr + part, c1, c2, s1, s2, block * BLOCK_HQ, HQ, D, F, eps,
             HAS_WEIGHT, UNIT_OFFSET, HAS_TAIL, WITH_DWEIGHT, BLOCK_HQ, BLOCK_F, BLOCK_TAIL,
         )  # fmt: skip
     else:
         _backward_heads(
             k_ptr + token * k_stride, dk_out_ptr + token * dk_out_stride, dk_ptr + token * HK * D,
-            k_weight_ptr, dk_weight_ptr + part, c1, c2, s1, s2, HK, D, F, eps,
+            k_weight_ptr, dk_weight_ptr + part, c1, c2, s1, s2, (block - q_blocks) * BLOCK_HK, HK, D, F, eps,
             HAS_WEIGHT, UNIT_OFFSET, HAS_TAIL, WITH_DWEIGHT, BLOCK_HK, BLOCK_F, BLOCK_TAIL,
         )  # fmt: skip

@@ -120,6 +120,29 @@ def norm_rope_cases() -> None:
         )
 
 
+def norm_rope_blocks() -> None:
+    """Fewer heads a program than there are, and a last program that is not full."""
+    import engine.kernels.norm_rope as package
+
+    before = package._FORWARD, package._BACKWARD
+    package._FORWARD = package._BACKWARD = (2, 1)
+    q, k = (torch.randn(2, 3, heads, 24, device=DEVICE).requires_grad_() for heads in (5, 3))
+    weights = [torch.rand(24, device=DEVICE).requires_grad_() for _ in range(2)]
+    angles = torch.randn(2, 3, 8, device=DEVICE)
+
+    def call(function, q, k, *w):
+        return function(q, k, *w, angles.cos().to(q.dtype), angles.sin().to(q.dtype))
+
+    compare(
+        "norm_rope in blocks of heads",
+        lambda *x: call(norm_rope, *x),
+        lambda *x: call(norm_rope_reference, *x),
+        [q, k, *weights],
+        2,
+    )
+    package._FORWARD, package._BACKWARD = before
+
+
 def norm_rope_registered() -> None:
     """The registered operation, which compiled layers call, with its gradients; torch checks its fake form."""
     from engine.kernels.norm_rope import _norm_rope_backward_op, _norm_rope_op
@@ -227,7 +250,7 @@ def all_ignored() -> None:
 
 
 WIDE = ("logp_entropy_cases", "norm_rope_cases", "linear_cross_entropy_cases", "linear_logp_cases")
-CHECKS = (*WIDE, "logp_entropy_in_place", "norm_rope_registered", "all_ignored")
+CHECKS = (*WIDE, "logp_entropy_in_place", "norm_rope_blocks", "norm_rope_registered", "all_ignored")
 
 
 if __name__ == "__main__":
