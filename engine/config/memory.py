@@ -22,8 +22,8 @@ class Memory(Section):
     ] = "auto"
     """Forget intermediate results and compute them again in the backward pass: much less memory, about 30 % slower.
     `full` keeps the input of each layer alone. `selective` computes only element-wise work again and `medium` the widest
-    products too; choosing takes the host about 5 ms a layer, so on a card they pay for large layers only. `auto` takes
-    the cheapest that the estimate says will fit."""
+    products too; choosing takes the host about 5 ms a layer, so on a card they pay for large layers and for compiled
+    ones, where the choice is made once. `auto` takes the cheapest that the estimate says will fit."""
 
     activation_offloading: Annotated[Literal["cpu", "disk"] | None, Expert] = None
     """Move intermediate results until they are needed: `cpu` to the host's memory, beside the computation, and `disk` to a
