@@ -314,11 +314,15 @@ def _holds_copy(config: RunConfig) -> bool:
 
 def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
     kept = BYTES[config.model.dtype]
-    stored = model.stored == "fp8" and config.adapter.kind == "lora"
-    if config.model.quantization == "none" and not stored:
-        return counts.base * kept
     linear = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
-    return linear * (1.0 if stored else QUANTIZED[config.model.quantization]) + max(0, counts.base - linear) * kept
+    return linear * _linear_size(config, model) + max(0, counts.base - linear) * kept
+
+
+def _linear_size(config: RunConfig, model: ModelFacts) -> float:
+    """Bytes of one number of the layers' linear weights."""
+    if model.stored == "fp8" and config.adapter.kind == "lora":
+        return 1.0
+    return QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
 
 
 def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
@@ -330,8 +334,7 @@ def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
         numbers = max(0, counts.base - 2 * model.vocab_size * model.hidden_size)
     else:
         numbers = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
-    size = QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
-    return max(0, numbers - counts.trained_base) * size or None
+    return max(0, numbers - counts.trained_base) * _linear_size(config, model) or None
 
 
 def _weights_on_the_host(config: RunConfig, facts: Facts) -> float:

@@ -86,11 +86,10 @@ def _by_build(blocks: list[Any]) -> dict[tuple[tuple[str, type], ...], Any]:
 
 
 def _last_linear(block: Any) -> torch.nn.Linear | None:
-    """The linear layer that may make the block's result: its last one that is no adapter's."""
-    linears = [
-        module for name, module in block.named_modules() if type(module) is torch.nn.Linear and "lora_" not in name
-    ]
-    return linears[-1] if linears else None
+    """The linear layer that may make the block's result: the last of its own, or what PEFT put an adapter beside."""
+    own = [getattr(child, "base_layer", child) for child in block.children()]
+    linears = [layer for layer in own if isinstance(layer, torch.nn.Linear)]
+    return linears[-1] if linears and type(linears[-1]) is torch.nn.Linear else None
 
 
 def _in_tiles(block: Any, tokens: int, in_float32: bool, last: torch.nn.Linear | None) -> Any:
@@ -135,7 +134,8 @@ def _try(block: Any, width: int) -> bool:
                 f"memory.tiled_mlp: {name} answers otherwise when it is asked tile by tile (relative error {error:.1e}).",
                 _LEAVE_OUT,
             )
-        return _spares_last(block, hidden, allowed)
+        # The same products in the same order: what is left out may not show.
+        return _spares_last(block, hidden, allowed / 30)
     except (TypeError, RuntimeError) as problem:
         sentence = f"memory.tiled_mlp: {name} cannot be asked for some tokens alone: {problem}"
         raise ModelError(sentence, _LEAVE_OUT) from problem

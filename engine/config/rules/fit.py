@@ -74,6 +74,10 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[tuple[int, int
     if config.adapter.kind == "lora" and model.quantization == "none" and facts.machine and facts.machine.gpus:
         changed = config.model_copy(update={"model": model.model_copy(update={"quantization": "nf4"})})
         yield from _way(2, changed, facts, need, "4-bit weights", {fields.model.quantization.path: "nf4"})
+    if config.adapter.kind == "lora" and not config.memory.layer_offloading and facts.machine and facts.machine.gpus:
+        changed = config.model_copy(update={"memory": config.memory.model_copy(update={"layer_offloading": True})})
+        words, change = "layers in the host's memory", {fields.memory.layer_offloading.path: True}
+        yield from _way(5, changed, facts, need, words, change)
     if config.adapter.kind == "none":
         from engine.config.adapter import Lora
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -211,3 +212,36 @@ def test_mixed_precision_is_what_it_was():
         (gradient,) = torch.autograd.grad(out.float().square().sum(), x)
         found.append(gradient)
     torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-2)
+
+
+def _rank(rank, folder):
+    """One of two processes: its half of the rows through a tiled block under data-parallel reduction."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE="2")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    block, x = Mlp().double(), torch.randn(2, 20, HIDDEN).double()
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x):
+            return tiled(self.block, x, list(self.block.parameters()), 6)
+
+    model = torch.nn.parallel.DistributedDataParallel(Wrapped())
+    model(x[rank : rank + 1]).square().sum().backward()
+    torch.save([p.grad for p in block.parameters()], f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_gradient_per_weight(tmp_path):
+    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+    torch.manual_seed(0)
+    block, x = Mlp().double(), torch.randn(2, 20, HIDDEN).double()
+    (block(x).square().sum() / 2).backward()
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for ours, weight in zip(found, block.parameters(), strict=True):
+            torch.testing.assert_close(ours, weight.grad, rtol=1e-12, atol=1e-12)

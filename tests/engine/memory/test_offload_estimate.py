@@ -1,0 +1,83 @@
+"""What streaming layers and tiles save, and when a layer's way over the bus is hidden, by the estimate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.config import footprint
+from engine.config.draft import Draft
+from engine.config.facts import Facts, model_facts
+from engine.config.files import as_yaml
+from engine.config.schema import effective, read, resolved
+from engine.hardware import parse_machine
+from engine.memory.estimate import estimate
+
+NAME = "Qwen/Qwen3-8B"
+FACTS = Facts(machine=parse_machine("1xH100-80GB"), model=model_facts(NAME))
+LAYER = 2 * (4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 12_288)
+
+
+def config(memory: dict[str, Any], **sections: Any) -> Any:
+    mapping = {"model": {"name": NAME}, "adapter": {"kind": "lora"}, "memory": memory, **sections}
+    return read(mapping).config
+
+
+@pytest.mark.parametrize(("quantization", "share"), [("none", 1.0), ("nf4", 4.127 / 16)])
+def test_all_layers_but_two_leave_the_card(quantization: str, share: float) -> None:
+    model = {"name": NAME, "quantization": quantization}
+    resident, streamed = (
+        estimate(config({"layer_offloading": on}, model=model), FACTS).memory["weights"] for on in (False, True)
+    )
+    assert resident - streamed == pytest.approx(34 * LAYER * share, rel=1e-6)
+
+
+def test_a_copied_reference_streams_too() -> None:
+    method = {"kind": "dpo", "reference": "copy"}
+    kept = estimate(config({"layer_offloading": True}, method=method), FACTS).memory
+    assert kept["reference"] == kept["weights"]
+
+
+def test_tiles_leave_the_wide_results_of_one_tile() -> None:
+    data, optim = {"max_length": 65_536}, {"per_device_train_batch_size": 1}
+    memory = {"gradient_checkpointing": True}
+    plain, tiled = (
+        estimate(config({**memory, "tiled_mlp": on}, data=data, optim=optim), FACTS).memory["activations"]
+        for on in (False, True)
+    )
+    wide = 65_536 * 12_288 * 2
+    # Half the tokens are in a tile: half of four wide results a token, a little less where the base is frozen.
+    assert plain - tiled == pytest.approx(0.5 * wide * (4.0 * 0.87 + 3), rel=0.01)
+
+
+def test_tiles_are_chosen_by_the_batch_and_stored() -> None:
+    for length, wanted in ((65_536, 32_768), (8_192, 2_048)):
+        asked = config({"tiled_mlp": True}, data={"max_length": length}, optim={"per_device_train_batch_size": 1})
+        assert resolved(asked, FACTS).memory.tiled_mlp_tokens == wanted
+        told = [entry for entry in effective(asked, FACTS) if entry.path == "memory.tiled_mlp_tokens"]
+        assert [entry.effective for entry in told] == [wanted]
+
+
+@pytest.mark.parametrize(("tokens", "hidden"), [(8_192, False), (16_384, True)])
+def test_the_bus_is_hidden_above_some_fourteen_thousand_tokens(tokens: int, hidden: bool) -> None:
+    data, optim = {"max_length": tokens}, {"per_device_train_batch_size": 1}
+    found = footprint.layer_seconds(config({"layer_offloading": True}, data=data, optim=optim), FACTS)
+    assert found is not None
+    moving, computing = found
+    assert moving == pytest.approx(7.0e-3, rel=0.02)
+    assert (moving <= computing) is hidden
+
+
+def test_what_will_not_fit_is_offered_streaming_layers() -> None:
+    mapping = {
+        "model": {"name": NAME},
+        "adapter": {"kind": "lora"},
+        "data": {"train": [{"path": "rows.jsonl"}], "max_length": 1024},
+        "memory": {"gradient_checkpointing": True},
+        "optim": {"per_device_train_batch_size": 1},
+    }
+    draft = Draft(as_yaml(mapping))
+    draft.learn(Facts(machine=parse_machine("1xRTX3060-12GB"), model=FACTS.model))
+    finding = next(finding for finding in draft.findings if finding.rule == "it-fits-into-memory")
+    assert "layers in the host's memory" in finding.message
