@@ -1,7 +1,7 @@
 """How far rewards alone bring a model that is right about a third of the time: GRPO, GDPO and PPO on dates.
 
-    python benchmarks/rl_dates.py [--methods grpo gdpo ppo] [--seeds 1 2 3] [--no-control] [--runs FOLDER]
-                                  [--results FILE --commit HASH] [--check] [KEY=VALUE ...]
+    python benchmarks/rl_dates.py [--methods grpo gdpo ppo] [--seeds 1 2 3] [--controls no|too|only]
+                                  [--runs FOLDER] [--results FILE --commit HASH] [--check] [KEY=VALUE ...]
 
 A short SFT by the recipe `demo` gives the model that is right about a third of the time; each method then goes on from it
 as `demos/grpo_dates.yaml` has it, through the product's own worker. Right answers are counted on 1,000 days that occur in
@@ -39,13 +39,22 @@ from engine.run.store import RunFolder
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 WANTED, SECONDS, POINTS = 0.80, 300, 0.05
-SFT_STEPS = 190
+SFT_STEPS = 180
 DEMO = Path(__file__).parents[1] / "demos" / "grpo_dates.yaml"
+CONTROLS = {"no": (False,), "too": (False, True), "only": (True,)}
 METHODS: dict[str, list[str]] = {
     "grpo": [],
     "gdpo": ["method.kind=gdpo"],
-    "ppo": ["method.kind=ppo", "method.num_iterations=1", "method.beta=0", "method.value_learning_rate=0.01"],
+    "ppo": [
+        "method.kind=ppo",
+        "method.num_generations=8",
+        "method.num_iterations=1",
+        "method.beta=0.1",
+        "method.value_learning_rate=0.01",
+    ],
 }
+# The share of sampled answers that are right; dealing them out anew leaves it as it is.
+EXACT = ("rewards/exact_match/mean", "rewards/shuffled_exact/mean")
 SHUFFLED = """
 import random
 import sys
@@ -53,14 +62,21 @@ import sys
 sys.path.append({folder!r})
 from dates_rewards import parts
 
-draw = random.Random(0)
+# Two draws from one seed: both rewards of an answer go to the same other answer.
+order = {{"exact": random.Random(0), "parts": random.Random(0)}}
 
 
-def shuffled(completions, answer):
-    close = parts(completions, answer)
-    rewards = [share + (share == 1.0) for share in close]
-    draw.shuffle(rewards)
+def dealt(name, rewards):
+    order[name].shuffle(rewards)
     return rewards
+
+
+def shuffled_exact(completions, answer):
+    return dealt("exact", [float(share == 1.0) for share in parts(completions, answer)])
+
+
+def shuffled_parts(completions, answer):
+    return dealt("parts", parts(completions, answer))
 """
 
 
@@ -96,7 +112,7 @@ def main() -> int:
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     given.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    given.add_argument("--no-control", action="store_true")
+    given.add_argument("--controls", choices=CONTROLS, default="too")
     given.add_argument("--sft-steps", type=int, default=SFT_STEPS)
     given.add_argument("--runs", type=Path)
     given.add_argument("--results", type=Path)
@@ -112,10 +128,13 @@ def main() -> int:
             start, _, _, _ = trained(sft(options.sft_steps, seed), runs, f"sft-{seed}")
             before = accuracy(start, seed)
             for method in options.methods:
-                for control in (False, True)[: 1 if options.no_control else 2]:
+                for control in CONTROLS[options.controls]:
                     settings = [*METHODS[method], f"model.name={start}", f"run.seed={seed}", *options.settings]
                     if control:
-                        settings.append(f"method.reward_funcs=['{scratch}/shuffled.py:shuffled']")
+                        given_to_others = [
+                            f"{scratch}/shuffled.py:{name}" for name in ("shuffled_exact", "shuffled_parts")
+                        ]
+                        settings.append(f"method.reward_funcs={given_to_others}")
                     mapping = overrides(absolute(load(DEMO).mapping, DEMO.parent), settings)
                     name = f"{method}-{seed}{'-control' if control else ''}"
                     end, seconds, cpu_seconds, rewards = trained(mapping, runs, name)
@@ -158,7 +177,7 @@ def trained(mapping: dict[str, Any], runs: Path, name: str) -> tuple[Path, float
         events[-1]["t"] - started["t"],
         cpu_seconds,
         [
-            event.get("rewards/exact_match/mean", event["reward"])
+            next(event[name] for name in EXACT if name in event)
             for event in events
             if "reward" in event and "loss" in event
         ],

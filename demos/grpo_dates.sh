@@ -9,7 +9,7 @@ mkdir -p "$work" && cd "$work"
 export WORKBENCH_RUNS="$work/runs"
 
 # A first run, stopped long before it is good: about a third of the answers are right.
-workbench demo optim.max_steps=${FIRST:-190}
+workbench demo optim.max_steps=${FIRST:-180}
 trained=$(ls -d "$PWD"/runs/dates-0001/checkpoints/checkpoint-* | sort -V | tail -1)
 cp "$here/grpo_dates.yaml" rules.yaml
 cp "$here/dates_rewards.py" .
