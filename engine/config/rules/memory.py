@@ -124,6 +124,19 @@ def layer_offloading_and_rounding_do_not_meet(config: RunConfig, facts: Facts) -
         yield must(path, "false with layer_offloading", value, todo, fix=Fix("leave it out", unset=(path,)))
 
 
+@rule(reads=(_LAYERS, fields.memory.activation_offloading, fields.memory.gradient_checkpointing))
+def offloading_both_needs_checkpoints(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.memory.gradient_checkpointing
+    both = _streams(config, facts) and config.memory.activation_offloading
+    if both and resolved(config, facts).memory.gradient_checkpointing is False:
+        todo = (
+            "Layers that keep all they compute keep their weights among it, which would be moved out and in once more."
+        )
+        rule_text = "full with layer_offloading and activation_offloading"
+        fix = Fix("take full", {spec.path: "full"})
+        yield must(spec.path, rule_text, config.memory.gradient_checkpointing, todo, fix=fix)
+
+
 @rule(reads=(_LAYERS, fields.kernels.torch_compile_options))
 def layer_offloading_has_no_fixed_addresses(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path = f"{fields.kernels.torch_compile_options.path}.triton.cudagraphs"

@@ -419,6 +419,14 @@ CASES: dict[str, list[Case]] = {
     "layer-offloading-and-rounding-do-not-meet": [
         ({**STREAMED, **INT8}, Facts(machine=H100), "kernels.quantization_aware", "error")
     ],
+    "offloading-both-needs-checkpoints": [
+        (
+            {**STREAMED, "memory.activation_offloading": "cpu", "memory.gradient_checkpointing": False},
+            Facts(machine=H100),
+            "memory.gradient_checkpointing",
+            "error",
+        )
+    ],
     "layer-offloading-has-no-fixed-addresses": [
         (
             {**STREAMED, "kernels.torch_compile_options": {"triton.cudagraphs": True}},
