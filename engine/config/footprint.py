@@ -41,16 +41,6 @@ FRAGMENTS = 0.02
 CUDA_CONTEXT = 600 * MiB
 # A worker before its model is there, with torch, transformers, TRL and datasets loaded (torch 2.13 on a CPU).
 CPU_PROCESS = 730 * MiB
-# dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
-PEAK = {
-    (7, 0): 1.1e14, (7, 5): 6.5e13, (8, 0): 3.1e14, (8, 6): 1.2e14, (8, 9): 1.8e14, (9, 0): 9.0e14, (10, 0): 2.0e15,
-    (10, 3): 2.2e15, (12, 0): 2.1e14,
-}  # fmt: skip
-# Bytes a second from locked host memory to the usual card of a compute capability: PCIe of generation 3, 4 and 5, at 85 %
-# of their rate. 55 GB/s was measured on an H100.
-BUS = {(7, 0): 1.3e10, (8, 0): 2.6e10, (9, 0): 5.5e10}
-# Share of the peak that the products of an 8B layer reach at 8,192 tokens (H100: 4.0 ms for 3.16e12 operations).
-PRODUCTS_REACH = 0.88
 TILE_TOKENS = 32_768
 # Offloaded activations wait in so many tensors until their copy is done (TRL: max_fwd_stash_size).
 OFFLOAD_IN_FLIGHT = 5
@@ -343,18 +333,6 @@ def _weights_on_the_host(config: RunConfig, facts: Facts) -> float:
     if not config.memory.layer_offloading or moved is None or model is None or not model.layers:
         return 0.0
     return moved * max(0, model.layers - 2) / model.layers
-
-
-def layer_seconds(config: RunConfig, facts: Facts) -> tuple[float, float] | None:
-    """How long the bus takes for one layer's frozen weights, and the card for its products in a forward pass."""
-    model, moved, operations = known_model(config, facts), layers_bytes(config, facts), layer_operations(config, facts)
-    if model is None or not model.layers or not moved or not operations or not facts.machine or not facts.machine.gpus:
-        return None
-    capability = min(gpu.capability for gpu in facts.machine.gpus)
-    if capability < min(PEAK):
-        return None
-    speed, bus = (table[max(known for known in table if known <= capability)] for table in (PEAK, BUS))
-    return moved / model.layers / bus, operations / (PRODUCTS_REACH * speed)
 
 
 def _activations(

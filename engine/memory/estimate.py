@@ -13,6 +13,7 @@ from engine.config import footprint
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.kinds import reference_of
+from engine.config.speed import PEAK, streaming_share
 from engine.config.tree import RunConfig
 
 # Share of peak 16-bit throughput that a plain run reaches, and what a CPU core does, for a first guess at the time.
@@ -110,12 +111,13 @@ def _seconds(
     if reference_of(config.method) is not None:
         flops += 2.0
     work = flops * counts.base * data.tokens * steps / per_epoch
+    work *= 1 + (streaming_share(config, facts) or 0.0)
     if not machine.gpus:
         return work / (_CPU_FLOPS_PER_CORE * (machine.cpu_count or 1))
-    known = [capability for capability in footprint.PEAK if capability <= machine.gpus[0].capability]
+    known = [capability for capability in PEAK if capability <= machine.gpus[0].capability]
     if not known:
         return None
-    speed = footprint.PEAK[max(known)] * _MFU * footprint.device_count(config, facts)
+    speed = PEAK[max(known)] * _MFU * footprint.device_count(config, facts)
     if config.model.dtype == "float32":
         speed /= 2 if config.optim.tf32 else 8
     return work / speed

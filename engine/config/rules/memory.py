@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.config import footprint
+from engine.config import footprint, speed
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
@@ -170,7 +170,7 @@ def layers_fit_into_the_hosts_memory(config: RunConfig, facts: Facts) -> Iterato
 )
 def layer_offloading_has_its_price(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """When it pays: a layer's way over the bus is hidden behind the computation of the layer before it, or it is not."""
-    found = footprint.layer_seconds(config, facts) if _streams(config, facts) else None
+    found = speed.layer_seconds(config, facts) if _streams(config, facts) else None
     if found is None:
         return
     moving, computing = found
@@ -180,8 +180,7 @@ def layer_offloading_has_its_price(config: RunConfig, facts: Facts) -> Iterator[
     if moving <= computing:
         yield say(_LAYERS.path, f"costs no time: {figures}.", severity="hint")
         return
-    # Backward passes compute twice as long or more.
-    slower = (max(moving, computing) + max(moving, 2 * computing)) / (3 * computing) - 1
+    slower = speed.streaming_share(resolved(config, facts), facts) or 0.0
     sentence = (
         f"a step takes about {slower:.0%} longer: {figures}. From {even:,.0f} tokens a batch on it costs nothing."
     )

@@ -1,0 +1,45 @@
+"""How fast cards compute and their buses carry, and what follows for layers that stream from the host. Pure and quick.
+
+Published figures of the usual card of a compute capability: a guess at time for people, never a promise. Every function
+gives `None` while a fact it needs is unknown.
+"""
+
+from __future__ import annotations
+
+from engine.config.facts import Facts
+from engine.config.footprint import known_model, layer_operations, layers_bytes
+from engine.config.tree import RunConfig
+
+# dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
+PEAK = {
+    (7, 0): 1.1e14, (7, 5): 6.5e13, (8, 0): 3.1e14, (8, 6): 1.2e14, (8, 9): 1.8e14, (9, 0): 9.0e14, (10, 0): 2.0e15,
+    (10, 3): 2.2e15, (12, 0): 2.1e14,
+}  # fmt: skip
+# Bytes a second from locked host memory to the usual card of a compute capability: PCIe of generation 3, 4 and 5, at 85 %
+# of their rate. 55 GB/s was measured on an H100.
+BUS = {(7, 0): 1.3e10, (8, 0): 2.6e10, (9, 0): 5.5e10}
+PRODUCTS_REACH = 0.88
+"""Share of the peak that the products of an 8B layer reach at 8,192 tokens (H100: 4.0 ms for 3.16e12 operations)."""
+
+
+def layer_seconds(config: RunConfig, facts: Facts) -> tuple[float, float] | None:
+    """How long the bus takes for one layer's frozen weights, and the card for its products in a forward pass."""
+    model, moved, operations = known_model(config, facts), layers_bytes(config, facts), layer_operations(config, facts)
+    if model is None or not model.layers or not moved or not operations or not facts.machine or not facts.machine.gpus:
+        return None
+    capability = min(gpu.capability for gpu in facts.machine.gpus)
+    if capability < min(PEAK):
+        return None
+    speed, bus = (table[max(known for known in table if known <= capability)] for table in (PEAK, BUS))
+    return moved / model.layers / bus, operations / (PRODUCTS_REACH * speed)
+
+
+def streaming_share(config: RunConfig, facts: Facts) -> float | None:
+    """How much longer a step takes because layers stream, as a share of it: what the bus takes beyond the computation,
+    forward and backward. A backward pass that computes its layer again takes twice as long as a forward pass."""
+    found = layer_seconds(config, facts) if config.memory.layer_offloading else None
+    if found is None:
+        return None
+    moving, computing = found
+    back = computing * (2 if config.memory.gradient_checkpointing in (True, "full", "auto") else 1)
+    return (max(moving, computing) + max(moving, back)) / (computing + back) - 1
