@@ -174,7 +174,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
         "model": {"name": str(folder), "dtype": "bfloat16"},
         "method": kind,
         "adapter": {"kind": "lora", "r": 16, "lora_alpha": 32},
-        "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens, "packing": False},
+        "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens, "packing": method == "sft"},
         "optim": {
             "per_device_train_batch_size": rows_a_step(options, method), "gradient_accumulation_steps": 1,
             "max_steps": 100_000, "learning_rate": 1e-4,
