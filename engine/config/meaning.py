@@ -27,6 +27,11 @@ SPELLINGS: dict[str, dict[str, str]] = {
     },
     "model.quantization": {"4bit": "nf4", "int4": "nf4", "8bit": "int8"},
     "model.attention": {"flash_attn_2": "flash_attention_2", "flash_attn_3": "flash_attention_3", "flex": "flex_attention"},
+    "optim.optim": {
+        "adamw": "adamw_torch_fused", "adamw_bnb_8bit": "adamw_8bit", "lion": "lion_32bit", "adopt_adamw": "adopt",
+        "came_pytorch": "came", "schedule_free": "schedule_free_adamw", "galore": "galore_adamw",
+        "q_galore_adamw8bit": "q_galore_adamw_8bit", "q_galore": "q_galore_adamw_8bit",
+    },
 }  # fmt: skip
 
 

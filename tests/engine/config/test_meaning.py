@@ -35,6 +35,8 @@ from engine.config.tree import SECTIONS, FieldSpec, fields
         ("model.quantization", None, "none"),
         ("model.quantization", "4bit", "nf4"),
         ("model.dtype", "bf16", "bfloat16"),
+        ("optim.optim", "came_pytorch", "came"),
+        ("optim.optim", "q_galore_adamw8bit", "q_galore_adamw_8bit"),
         ("model.dtype", "BFloat16", "bfloat16"),
         ("memory.activation_offloading", "no", None),
         ("memory.activation_offloading", False, None),

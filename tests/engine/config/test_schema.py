@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from engine.config import reference
 from engine.config.defaults import AUTO, FIT, LEARNING_RATES
@@ -203,6 +204,33 @@ def test_other_tools_names_lead_to_real_settings_and_hide_none_of_ours() -> None
     own = {spec.name for spec in fields}
     assert not own & set(NAMES)
     assert not own & set(CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("optim", "fits"),
+    [
+        ({"optim": "muon", "optim_args": {"momentum": 0.9, "adjust_lr_fn": "original"}}, True),
+        ({"optim": "muon", "optim_args": {"momentum": 2}}, False),
+        ({"optim": "muon", "optim_args": {"rank": 8}}, False),
+        ({"optim": "q_galore_adamw_8bit", "optim_args": {"rank": 8, "proj_bits": 4}}, True),
+        ({"optim": "q_galore_adamw_8bit", "optim_args": {"proj_bits": 5}}, False),
+        ({"optim_args": {"alpha": 5}}, False),
+        ({}, True),
+    ],
+    ids=str,
+)
+def test_an_editor_knows_the_optimizers_own_settings(optim: dict[str, Any], fits: bool) -> None:
+    validator = Draft202012Validator(json.loads(reference.json_schema()))
+    assert validator.is_valid({"version": 1, "model": {"name": "builtin/tiny"}, "optim": optim}) == fits
+
+
+def test_an_optimizers_own_settings_are_explained() -> None:
+    told = explain("optim.optim_args")
+    assert isinstance(told, Explanation)
+    assert (
+        "muon ns_steps",
+        "a whole number from 1 to 20, default 5: Newton-Schulz steps that make the update orthogonal",
+    ) in told.facts
 
 
 def test_names_are_those_of_the_libraries() -> None:

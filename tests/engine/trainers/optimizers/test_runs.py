@@ -6,7 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
+import engine.generate
+from engine.config.optimizers import KINDS
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, TEXTS, lines, resumed_from
+from tests.engine.trainers.optimizers.test_building import PACKAGES
+from tests.engine.trainers.test_grpo import GRPO, same_after_a_resume
+from tests.engine.trainers.test_ppo import PPO
 
 
 def settings(source, name, **more):
@@ -39,8 +44,15 @@ def optimizer_in_receipt(run):
     return next(entry for entry in lines(run, "receipt")[0]["entries"] if entry["feature"] == "optimizer")
 
 
-def test_schedule_free_shows_and_saves_its_average_and_trains_on(train, source, tmp_path):
+def test_schedule_free_shows_and_saves_its_average_and_trains_on(train, source, tmp_path, monkeypatch):
     pytest.importorskip("schedulefree")
+    answering, answer = [], engine.generate.generate
+
+    def noted(model, *args, **kwargs):
+        answering.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+        return answer(model, *args, **kwargs)
+
+    monkeypatch.setattr(engine.generate, "generate", noted)
     flat = {"optim.lr_scheduler_type": "constant_with_warmup", "optim.warmup_steps": 2}
     held_out = {"data.eval": [{"path": source(CONVERSATIONS[:8])}], "run.eval_steps": 2}
     shown = {"run.prompts": ["What comes after 3?"], "run.prompts_steps": 2, "run.max_new_tokens": 3}
@@ -54,7 +66,24 @@ def test_schedule_free_shows_and_saves_its_average_and_trains_on(train, source, 
     assert saved["param_groups"][0]["warmup_steps"] == 0
     # Held-out loss at the end is that of the saved weights, so it is the average that is judged.
     assert losses(run, "eval_loss")[6] == pytest.approx(held_out_loss(run), rel=1e-5)
+    ends = weights(run, 6)
+    assert len(answering) == 4
+    assert all(torch.equal(weight, ends[name]) for name, weight in answering[-1].items())
     resumes_exactly(train, run, tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_held_out_rows_in_bfloat16_leave_the_average_as_it_is(train, source):
+    pytest.importorskip("schedulefree")
+    flat = {"optim.lr_scheduler_type": "constant", "data.eval": [{"path": source(CONVERSATIONS[:8])}]}
+    runs = [
+        train({**settings(source, "schedule_free_adamw", **flat), "run.eval_steps": 2, "optim.bf16_full_eval": rounded})
+        for rounded in (False, True)
+    ]
+    exact, rounded = (weights(run, 6) for run in runs)
+    assert all(torch.equal(exact[name], rounded[name]) for name in exact)
+    assert losses(runs[1], "eval_loss")[6] == pytest.approx(losses(runs[0], "eval_loss")[6], rel=0.02)
+    assert losses(runs[1], "eval_loss")[6] != losses(runs[0], "eval_loss")[6]
 
 
 def held_out_loss(run):
@@ -113,3 +142,34 @@ def test_galore_without_a_layer_of_that_name_ends_the_run(train, source):
     named = {"optim.optim_target_modules": ["no_such_layer"], "optim.optim_args": {"rank": 8}}
     run = train(settings(source, "galore_adamw", **named), code=1)
     assert "optimizer was requested and touched nothing" in lines(run, "failed")[0]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["muon", "schedule_free_adamw", "galore_adamw"])
+@pytest.mark.parametrize("kind", ["ppo", "grpo"])
+def test_rollouts_train_with_them_and_resume_in_the_middle_of_a_buffer(train, source, tmp_path, name, kind):
+    """PPO's value head is a group with a rate of its own, which none of these may project or make orthogonal."""
+    if KINDS[name].package:
+        pytest.importorskip(PACKAGES[KINDS[name].package])
+    settings = {**{"grpo": GRPO, "ppo": PPO}[kind], "optim.optim": name, "method.steps_per_generation": 4}
+    settings |= {"optim.lr_scheduler_type": "constant", "method.num_iterations": 2}
+    if name == "galore_adamw":
+        settings["optim.optim_args"] = {"rank": 8, "update_proj_gap": 2}
+    same_after_a_resume(train, {**settings, "data.train": [{"path": source(CONVERSATIONS)}]}, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["muon", "schedule_free_adamw"])
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [("dpo", PAIRS), ("kto", RATED), ("embedding", TEXTS), ("reward", PAIRS)],
+    ids=lambda each: str(each)[:9],
+)
+def test_other_methods_train_with_them(train, source, name, kind, rows):
+    if KINDS[name].package:
+        pytest.importorskip(PACKAGES[KINDS[name].package])
+    flat = {"optim.lr_scheduler_type": "constant", "data.train": [{"path": source(rows)}], "method.kind": kind}
+    run = train({**settings(source, name), **flat})
+    found = losses(run)
+    assert found[6] < found[1]
+    assert optimizer_in_receipt(run)["count"] > 0
