@@ -49,7 +49,7 @@ def in_four_bits(model: Any) -> None:
                         linear.in_features, linear.out_features, bias=False, compute_dtype=torch.bfloat16, device="meta"
                     )
                     packed.weight = bnb.nn.Params4bit(
-                        linear.weight.data.cpu(), requires_grad=False, quant_type="nf4", compress_statistics=True
+                        linear.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True
                     )
                     setattr(block, name, packed.to("cuda"))
 
