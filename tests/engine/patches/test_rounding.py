@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3ForCausalLM
 
 from engine.errors import ModelError
+from engine.memory.tiers import use_tier
 from engine.patches.rounding import quantization_aware
 from tests.engine.patches.conftest import tiny_model
 
@@ -187,6 +188,24 @@ def test_saved_weights_are_plain_and_load_without_torchao(value, tmp_path):
     for name, weight in loaded.state_dict().items():
         assert weight.dtype == before[name][0]
         assert torch.equal(weight, before[name][1])
+
+
+@pytest.mark.parametrize("tier", ["selective", "medium", "full"])
+@pytest.mark.parametrize("value", [True, "fp8"])
+def test_layers_that_are_computed_again_round_the_same_again(value, tier):
+    found = []
+    for checkpointing in (False, True):
+        model = tiny_model()
+        rounded(model, value)
+        if checkpointing and tier != "full":
+            use_tier(model, tier)
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        ids = torch.arange(24)[None]
+        loss = model.train()(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        found.append((loss, *(parameter.grad for parameter in model.parameters())))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
 
 def learned(value, steps=20):
