@@ -177,7 +177,7 @@ def trained(mapping: dict[str, Any], runs: Path, name: str) -> tuple[Path, float
         events[-1]["t"] - started["t"],
         cpu_seconds,
         [
-            next(event[name] for name in EXACT if name in event)
+            next((event[name] for name in EXACT if name in event), event["reward"])
             for event in events
             if "reward" in event and "loss" in event
         ],
