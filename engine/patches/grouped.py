@@ -85,7 +85,8 @@ def together(x: torch.Tensor, layers: list[Any]) -> list[torch.Tensor]:
         return []
     names = [layer.active_adapters[0] for layer in layers]
     first = [layer.lora_A[name].weight * layer.scaling[name] for layer, name in zip(layers, names, strict=True)]
-    inner = F.linear(x, torch.cat(first)).split([weight.shape[0] for weight in first], -1)
+    every = torch.cat(first) if len(first) > 1 else first[0]
+    inner = F.linear(x, every).split([weight.shape[0] for weight in first], -1)
     return [
         layer.base_layer(x) + F.linear(part, layer.lora_B[name].weight)
         for layer, name, part in zip(layers, names, inner, strict=True)
