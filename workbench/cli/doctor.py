@@ -23,6 +23,8 @@ OPTIONAL = {
     "torchao": "FP8 products and int8 rounding in training: pip install 'finetuning-workbench[gpu]'",
     "flash-attn": "FlashAttention 2; torch's own attention is used without it",
     "anywidget": "the notebook: pip install 'finetuning-workbench[notebook]'",
+    "pytorch-optimizer": "the optimizers ADOPT, CAME and GaLore: pip install 'finetuning-workbench[optim]'",
+    "schedulefree": "schedule-free AdamW: pip install 'finetuning-workbench[optim]'",
 }
 _MARKS = {"ok": ("✓", "green"), "note": ("?", "cyan"), "warning": ("!", "yellow"), "error": ("x", "red")}
 

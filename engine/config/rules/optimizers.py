@@ -7,15 +7,23 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.optimizers import KINDS, PROJECTED, own_value
+from engine.config.optimizers import KINDS, MATRICES_ONLY, PROJECTED, own_value
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
 
 
-@rule(reads=(fields.optim.optim, fields.optim.adam_beta1, fields.optim.adam_beta2, fields.optim.adam_epsilon))
+@rule(
+    reads=(
+        fields.optim.optim,
+        fields.optim.adam_beta1,
+        fields.optim.adam_beta2,
+        fields.optim.adam_epsilon,
+        fields.adapter.kind,
+    )
+)
 def adam_settings_need_adam(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    used = KINDS[config.optim.optim].adam
+    used = () if _matrices_alone(config) else KINDS[config.optim.optim].adam
     for spec in (fields.optim.adam_beta1, fields.optim.adam_beta2, fields.optim.adam_epsilon):
         value = spec.value(config)
         if value != spec.default and spec.name not in used:
@@ -27,6 +35,14 @@ def adam_settings_need_adam(config: RunConfig, facts: Facts) -> Iterator[Finding
                 "Remove it, or take adamw_torch_fused.",
                 fix=Fix("remove it", unset=(spec.path,)),
             )
+
+
+def _matrices_alone(config: RunConfig) -> bool:
+    """Whether AdamW has nothing to move beside the optimizer: plain LoRA trains matrices inside the layers and no more."""
+    adapter = config.adapter
+    if config.optim.optim not in MATRICES_ONLY or adapter.kind != "lora" or config.method.kind == "ppo":
+        return False
+    return not (adapter.modules_to_save or adapter.use_dora or adapter.target_parameters) and adapter.bias == "none"
 
 
 @rule(reads=(fields.optim.optim,))

@@ -17,6 +17,8 @@ from torch.optim import AdamW, Optimizer
 from transformers.trainer_utils import check_target_module_exists
 
 from engine.config.optimizers import BUILT_HERE, KINDS, MATRICES_ONLY, PROJECTED, own_value
+from engine.errors import WorkbenchError
+from engine.hardware import installed
 from engine.trainers.optimizers.dion import Dion
 from engine.trainers.optimizers.joined import Joined
 
@@ -58,11 +60,16 @@ def projected(optim: Any, model: torch.nn.Module) -> Weights:
 def optimizer_for(optim: Any, model: torch.nn.Module, decayed: Collection[str]) -> Optimizer | None:
     """The optimizer of the section `optim` for this model; None where it is one of transformers' own.
 
-    `decayed` are the names of weights that weight decay is for.
+    `decayed` are the names of weights that weight decay is for. Raises WorkbenchError where its package is missing.
     """
     if optim.optim not in BUILT_HERE:
         return None
     own, make, parts = _Own(optim), _MAKERS[optim.optim], split(model)
+    if (package := KINDS[optim.optim].package) and installed(package) is None:
+        raise WorkbenchError(
+            f"optim.optim: {optim.optim} needs the package {package}, which is not installed.",
+            f"Install it with `pip install {package}`, or take adamw_torch_fused.",
+        )
     every = {**parts.matrices, **parts.rest}
     if optim.optim in MATRICES_ONLY:
         return Joined([make(own, _groups(own, parts.matrices, decayed)), adamw(optim, parts.rest, decayed)])

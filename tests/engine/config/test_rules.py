@@ -297,6 +297,7 @@ CASES: dict[str, list[Case]] = {
     "adam-settings-need-adam": [
         ({"optim.optim": "sgd", "optim.adam_beta2": 0.95}, Facts(), "optim.adam_beta2", "error"),
         ({"optim.optim": "lion_8bit", "optim.adam_epsilon": 1e-6}, Facts(), "optim.adam_epsilon", "error"),
+        ({"optim.optim": "muon", "optim.adam_beta2": 0.95, **LORA}, Facts(), "optim.adam_beta2", "error"),
     ],
     "optimizers-of-packages-need-them": [
         ({"optim.optim": name}, Facts(packages=NOTHING), "optim.optim", "error")

@@ -13,6 +13,7 @@ from torch import nn
 from engine.config.footprint import Parameters, state_bytes
 from engine.config.optim import Optim
 from engine.config.optimizers import BUILT_HERE, KINDS, MATRICES_ONLY, PROJECTED
+from engine.errors import WorkbenchError
 from engine.trainers.optimizers.building import optimizer_for, projected, split, told
 
 PACKAGES = {"pytorch-optimizer": "pytorch_optimizer", "schedulefree": "schedulefree", "bitsandbytes": "bitsandbytes"}
@@ -278,6 +279,13 @@ def test_each_own_setting_changes_the_steps(name, key):
         if not all(torch.equal(one, two) for one, two in zip(start.parameters(), changed.parameters(), strict=True)):
             return
     pytest.fail("neither end of its bounds changes anything")
+
+
+def test_a_missing_package_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("engine.trainers.optimizers.building.installed", lambda package: None)
+    with pytest.raises(WorkbenchError, match="adopt needs the package pytorch-optimizer") as caught:
+        built(Model(), Optim.model_construct(optim="adopt", learning_rate=1e-3))
+    assert "pip install pytorch-optimizer" in caught.value.hint
 
 
 def test_others_are_left_to_transformers():
