@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from engine.config.footprint import Parameters, state_bytes
-from engine.config.optimizers import BUILT_HERE
+from engine.config.optimizers import BUILT_HERE, PROJECTED
 from tests.engine.trainers.optimizers.test_building import Model, built, give_gradients, section, steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("name", sorted(BUILT_HERE))
 def test_steps_are_those_of_the_cpu(name):
     here, there = Model(), Model().cuda()
-    ours, theirs = built(here, section(name)), built(there, section(name))
+    # A singular vector has no sign: what a projection that is renewed makes of older moments differs by library.
+    once = {"update_proj_gap": 100} if name in PROJECTED else {}
+    ours, theirs = (built(model, section(name, optim_args=once)) for model in (here, there))
     for step in range(4):
         for optimizer in (ours, theirs):
             if hasattr(optimizer, "train"):
