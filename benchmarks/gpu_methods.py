@@ -3,10 +3,10 @@
     python benchmarks/gpu_methods.py --shape 8b --arms plain ours "cut, compiled" [--methods sft dpo] [--seconds 200]
                                      [--profile ARM] [--results FILE --commit HASH]
 
-LoRA r=16 on all linear layers of a Qwen3 shape, random weights made on the card in bf16, 4 sequences of 2,048 tokens a
-step (prompts of 64 and answers of 64 tokens where a method generates). All arms of a method share the frozen base and
-train at the same time, each in a thread of its own: a step of one, then a step of the next, in an order that turns, so
-what slows the card down slows all. Each runs its trainer's own loop, ours with events, receipt and telemetry. Times are
+LoRA r=16 on all linear layers of a Qwen3 shape (with --full every weight of it), random weights made on the card in bf16,
+4 sequences of 2,048 tokens a step (16 answers of 64 tokens where a method generates). All arms of a method share the
+frozen base and train at the same time, each in a thread of its own: a step of one, then a step of the next, in an order
+that turns, so what slows the card down slows all. Each runs its trainer's own loop, ours with events, receipt and telemetry. Times are
 from the release of a trainer to the end of its step on the device; the ratio is that of the medians, its 95 % interval
 from drawing the rounds again. The peak is what an arm alone would take: its weights, its optimizer and its step.
 `--profile` prints where the device's time in one step of an arm goes. Rows are written as soon as they are known.
@@ -173,7 +173,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
         "version": 1,
         "model": {"name": str(folder), "dtype": "bfloat16"},
         "method": kind,
-        "adapter": {"kind": "lora", "r": 16, "lora_alpha": 32},
+        "adapter": {"kind": "none"} if options.full else {"kind": "lora", "r": 16, "lora_alpha": 32},
         "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens, "packing": method == "sft"},
         "optim": {
             "per_device_train_batch_size": rows_a_step(options, method), "gradient_accumulation_steps": 1,
@@ -261,10 +261,14 @@ class Builder:
                 model = kind(copy.deepcopy(self.shape))
         finally:
             torch.set_default_dtype(before)
-        if self.weights is not None:
-            model.load_state_dict(self.weights, assign=True)
+        if self.weights is None:
+            self.weights = model.state_dict()
+            if self.options.full:
+                self.weights = {name: weight.clone() for name, weight in self.weights.items()}
+        else:
+            own = {name: weight.clone() if self.options.full else weight for name, weight in self.weights.items()}
+            model.load_state_dict(own, assign=True)
             model.tie_weights()
-        self.weights = model.state_dict()
         return model
 
     def arm(self, name: str) -> Arm:
@@ -300,7 +304,7 @@ class Builder:
         arguments.save_strategy = "no"
         if default:
             arguments = dataclasses.replace(arguments, bf16=True)
-            model = get_peft_model(self.base(), lora_config(config))
+            model = self.base() if self.options.full else get_peft_model(self.base(), lora_config(config))
         else:
             model = add_adapter(self.base(), config)
         ours = next(
@@ -380,7 +384,7 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
             f"{arm.alone() / 1024:6.2f} GiB n={len(arm.times)}{words}"
         )
         results.add(
-            f"step_{options.shape.replace('.', '')}_lora_{method}", f"{options.rows}x{options.tokens}",
+            f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}", f"{options.rows}x{options.tokens}",
             f"trl {arm.name}" if arm.name in peers else arm.name, ms=arm.times, peak_mib=arm.alone(),
         )  # fmt: skip
 
@@ -402,6 +406,7 @@ def main() -> None:
         "--methods", nargs="*", default=["sft"], choices=["sft", "pretrain", "dpo", "ipo", "kto", "reward", *GENERATES]
     )
     parser.add_argument("--arms", nargs="*", default=["plain", "ours", "cut, compiled"], choices=list(ARMS))
+    parser.add_argument("--full", action="store_true", help="all weights are trained, and no adapter")
     parser.add_argument("--rows", type=int, default=4, help="sequences a step")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=25, help="steps of each arm at most")
