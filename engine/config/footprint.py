@@ -34,6 +34,8 @@ STATES = {
 KEPT_HIDDEN, KEPT_WIDE, KEPT_ATTENTION = 8.6, 4.0, 3.7
 # a little less where the base is frozen, and more in float32, whose fused attention keeps more.
 KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
+# Rounding to int8 keeps the rounded weight, so many bytes more where it is trained, and so many bytes a number of input.
+ROUNDED_TRAINED, ROUNDED_INPUT = 4, 5
 # While a layer is differentiated, so many gradients of its width and of its MLP's width are there at once.
 GRADIENTS_HIDDEN, GRADIENTS_WIDE = 2, 3
 # The allocator reserves more than it hands out.
@@ -358,11 +360,23 @@ def _activations(
         gradients = (whole - layer) * share + tokens * (
             GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide * share
         ) * size
+    layer += _rounded(config, model, tokens) / max(1, layers)
     if config.memory.activation_offloading:
         return OFFLOAD_IN_FLIGHT * tokens * max(hidden, wide) * size, layer + gradients
     if not checkpointing:
         return layer * layers, gradients
     return tokens * _tier_width(model, hidden, wide, checkpointing) * size * layers, layer + gradients
+
+
+def _rounded(config: RunConfig, model: ModelFacts, tokens: int) -> float:
+    """What int8 rounding keeps of weights and inputs in all layers, beside what is kept without it."""
+    if config.kernels.quantization_aware is not True:
+        return 0.0
+    weight = BYTES[config.model.dtype] + (ROUNDED_TRAINED if config.adapter.kind == "none" else 0)
+    return sum(
+        count * (wide_in * wide_out * weight + tokens * wide_in * ROUNDED_INPUT)
+        for _, wide_in, wide_out, count in model.linears
+    )
 
 
 def _tier_width(model: ModelFacts, hidden: int, wide: int, tier: bool | str) -> int:

@@ -11,6 +11,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3ForCausalLM
 
+from engine.config import footprint
+from engine.config.facts import Facts, model_facts
+from engine.config.schema import read
 from engine.errors import ModelError
 from engine.memory.tiers import use_tier
 from engine.patches.rounding import quantization_aware
@@ -206,6 +209,46 @@ def test_layers_that_are_computed_again_round_the_same_again(value, tier):
         loss.backward()
         found.append((loss, *(parameter.grad for parameter in model.parameters())))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def kept(model, tokens):
+    """Bytes of what the backward pass keeps, the model's own weights left out."""
+    own, held = {weight.untyped_storage()._cdata for weight in model.parameters()}, {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            held[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.arange(tokens)[None], labels=torch.arange(tokens)[None], use_cache=False)
+    return sum(storage.nbytes() for storage in held.values())
+
+
+@pytest.mark.parametrize(("adapter", "dtype"), [("none", "bfloat16"), ("none", "float32"), ("lora", "bfloat16")])
+def test_the_estimate_knows_what_int8_rounding_keeps(adapter, dtype):
+    mapping = {
+        "model": {"name": "builtin/tiny", "dtype": dtype},
+        "data": {"max_length": 128},
+        "adapter": {"kind": adapter},
+    }
+    mapping["optim"] = {"per_device_train_batch_size": 1}
+    found, known = [], Facts(model=model_facts("builtin/tiny"))
+    for value in (False, True):
+        settings = read({**mapping, "kernels": {"quantization_aware": value}}).config
+        model = tiny_model(512, 4, hidden_size=64, intermediate_size=128, num_key_value_heads=4, head_dim=16).to(
+            getattr(torch, dtype)
+        )
+        if adapter == "lora":
+            model = get_peft_model(
+                model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"), autocast_adapter_dtype=False
+            )
+        if value:
+            rounded(model, value)
+        found.append((kept(model, 128), footprint.memory(settings, known, checkpointing=False)["activations"]))
+    (plain, estimated), (ours, estimated_ours) = found
+    assert estimated_ours - estimated == pytest.approx(ours - plain, rel=0.3)
 
 
 def learned(value, steps=20):
