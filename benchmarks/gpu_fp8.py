@@ -1,6 +1,6 @@
 """FP8 products against bf16: step time at layer shapes of an 8B model, and 200 steps of learning at a small one.
 
-    python benchmarks/gpu_fp8.py layers [--seconds 150] [--commit HASH] [--results FILE]
+    python benchmarks/gpu_fp8.py layers [--arms NAME ...] [--seconds 150] [--commit HASH] [--results FILE]
     python benchmarks/gpu_fp8.py learn [--steps 200] [--commit HASH] [--results FILE]
 
 `layers`: four decoder layers of Qwen3-8B's shape (hidden 4096, MLP 12,288, 32 heads, 8 for keys and values) with random
@@ -131,8 +131,12 @@ def batch(number: int) -> torch.Tensor:
 def layers(options: argparse.Namespace, results: Results) -> None:
     until = time.monotonic() + options.seconds
     for first, count in ((0, 4), (7, 2), (4, 3)):
+        plain, *others = ARMS[first : first + count]
+        chosen = [arm for arm in others if not options.arms or arm[0] in options.arms]
+        if not chosen:
+            continue
         group: list[Arm] = []
-        for name, lora, recipe, compiled in ARMS[first : first + count]:
+        for name, lora, recipe, compiled in (plain, *chosen):
             begun = time.monotonic()
             arm = Arm(name, lora, recipe, compiled)
             losses = [arm.step(batch(number)).item() for number in range(3)]
@@ -141,7 +145,7 @@ def layers(options: argparse.Namespace, results: Results) -> None:
         rounds = 0
         while rounds < MOST_ROUNDS and (time.monotonic() < until or rounds < 8):
             ids = batch(10 + rounds)
-            turn = rounds % count
+            turn = rounds % len(group)
             for arm in group[turn:] + group[:turn]:
                 arm.timed(ids)
             rounds += 1
@@ -197,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["layers", "learn"])
     parser.add_argument("--seconds", type=float, default=150, help="after so long each kind takes eight rounds alone")
+    parser.add_argument("--arms", nargs="*", help="of `layers`, these alone beside bf16")
     parser.add_argument("--steps", type=int, default=200)
     result_options(parser)
     options = parser.parse_args()
