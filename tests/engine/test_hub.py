@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants, get_session, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from engine.errors import DataError
+from engine.errors import DataError, ModelError
 from engine.hub import reaching_hub
 
 
@@ -129,3 +129,16 @@ def test_a_data_set_that_is_nowhere_is_one_sentence_in_seconds(nowhere, tmp_path
         hub_rows("nobody/no-such-data", None, None)
     assert "without a network use a local file" in caught.value.hint
     assert time.monotonic() - begun < 5
+
+
+def test_a_model_that_is_nowhere_is_one_sentence_in_seconds(nowhere):
+    from engine.config.schema import read
+    from engine.models.load import load_model, load_processing_class
+
+    config = read({"version": 1, "model": {"name": "nobody/no-such-model"}}).config
+    for load in (load_processing_class, load_model):
+        begun = time.monotonic()
+        with pytest.raises(ModelError, match="neither a folder here nor to be had from the hub"):
+            load(config)
+        # The client alone takes 31 s and more; importing the libraries is some of this.
+        assert time.monotonic() - begun < 15
