@@ -6,9 +6,10 @@
 LoRA r=16 on all linear layers of a Qwen3 shape (with --full every weight of it), random weights made on the card in bf16,
 4 sequences of 2,048 tokens a step (16 answers of 64 tokens where a method generates). All arms of a method share the
 frozen base and train at the same time, each in a thread of its own: a step of one, then a step of the next, in an order
-that turns, so what slows the card down slows all. Each runs its trainer's own loop, ours with events, receipt and telemetry. Times are
-from the release of a trainer to the end of its step on the device; the ratio is that of the medians, its 95 % interval
-from drawing the rounds again. The peak is what an arm alone would take: its weights, its optimizer and its step.
+that turns, so what slows the card down slows all. Each runs its trainer's own loop, ours with events, receipt and
+telemetry. Times are from the release of a trainer to the end of its step on the device, or of its `--window` of steps;
+the ratio is that of the medians, its 95 % interval from drawing the rounds again. The peak is what an arm alone would
+take: its weights, its optimizer and its step.
 `--profile` prints where the device's time in one step of an arm goes. Rows are written as soon as they are known.
 """
 
@@ -87,9 +88,10 @@ CARD = torch.cuda.is_available()
 
 
 class Baton(TrainerCallback):
-    """Holds a trainer after each step until it is released again."""
+    """Holds a trainer after each few steps until it is released again."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
         self.go, self.there = threading.Event(), threading.Event()
         self.over, self.failed = False, ""
 
@@ -97,8 +99,9 @@ class Baton(TrainerCallback):
         self._hold()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        wait()
-        self._hold()
+        if state.global_step % self.steps == 0:
+            wait()
+            self._hold()
         control.should_training_stop = self.over
 
     def _hold(self) -> None:
@@ -107,7 +110,7 @@ class Baton(TrainerCallback):
         self.go.clear()
 
     def release(self) -> None:
-        """One step of it; returns when the device has done it. Raises RuntimeError when its trainer fell."""
+        """Its next steps; returns when the device has done them. Raises RuntimeError when its trainer fell."""
         self.there.clear()
         self.go.set()
         self.there.wait()
@@ -118,9 +121,9 @@ class Baton(TrainerCallback):
 class Arm:
     """One trainer in its thread, and what its steps took."""
 
-    def __init__(self, name: str, trainer: Any, close: Callable[[], None], told: str) -> None:
+    def __init__(self, name: str, trainer: Any, close: Callable[[], None], told: str, steps: int) -> None:
         self.name, self.trainer, self.close, self.told = name, trainer, close, told
-        self.baton = Baton()
+        self.baton = Baton(steps)
         trainer.add_callback(self.baton)
         trainer.remove_callback(PrinterCallback)
         self.times: list[float] = []
@@ -144,7 +147,7 @@ class Arm:
             torch.cuda.reset_peak_memory_stats()
         begun = time.perf_counter()
         self.baton.release()
-        took = (time.perf_counter() - begun) * 1e3
+        took = (time.perf_counter() - begun) * 1e3 / self.baton.steps
         self.peak = torch.cuda.max_memory_allocated() - held
         return took
 
@@ -275,7 +278,7 @@ class Builder:
         config = settings(self.options, self.method, ARMS[name], self.folder)
         place = Path(tempfile.mkdtemp(dir=self.folder.parent))
         if name in ("plain", "default"):
-            return Arm(name, self.theirs(config, place, name == "default"), lambda: None, "")
+            return Arm(name, self.theirs(config, place, name == "default"), lambda: None, "", self.options.window)
         model = add_adapter(self.base(), config)
         patches = Patches(config, place)
         patches.on_model(model)
@@ -295,7 +298,8 @@ class Builder:
         prepared = argparse.Namespace(counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="")
         prepared.dataset = self.rows
         writer.write("receipt", entries=receipt(config, trainer, prepared) + patches.entries())
-        return Arm(name, trainer, stack.close, f"checkpointing {config.memory.gradient_checkpointing},")
+        told = f"checkpointing {config.memory.gradient_checkpointing},"
+        return Arm(name, trainer, stack.close, told, self.options.window)
 
     def theirs(self, config: Any, place: Path, default: bool) -> Any:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with."""
@@ -410,6 +414,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="sequences a step")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=25, help="steps of each arm at most")
+    parser.add_argument("--window", type=int, default=1, help="steps of an arm before the next has its turn")
     parser.add_argument("--seconds", type=float, default=200, help="no round is begun later than this")
     parser.add_argument("--profile", choices=list(ARMS), help="the kernels of one step of this arm")
     result_options(parser)
