@@ -11,7 +11,8 @@ from the same weights; a round gives each in turn one step, and the order turns.
 ms, the peak above what the arms hold, and the median ratio to bf16 of the same round with its 95% interval.
 
 `learn`: a model of 4 layers, hidden 512, on the bytes of this project's own Python files, 16 rows of 512, bf16 and both
-FP8 recipes on the same batches; what is compared is the mean loss of every 20 steps.
+FP8 recipes on the same batches: first whole weights on the engine, then LoRA (r 16) on the tests, from what bf16 learned;
+what is compared is the mean loss of every 20 steps.
 """
 
 from __future__ import annotations
@@ -59,11 +60,20 @@ ARMS = [
 MOST_ROUNDS = 25
 
 
-def model_of(shape: dict[str, Any], recipe: str | None, *, lora: bool, compiled: bool) -> Any:
+def model_of(
+    shape: dict[str, Any],
+    recipe: str | None,
+    *,
+    lora: bool,
+    compiled: bool,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> Any:
     """A model on the card with the same weights each time; with a recipe its layers are converted as a run does it."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model: Any = Qwen3ForCausalLM(Qwen3Config(**shape)).to(torch.bfloat16)
+    if weights is not None:
+        model.load_state_dict(weights)
     if recipe == STORED:
         store_in_fp8(model)
     if lora:
@@ -163,34 +173,53 @@ def layers(options: argparse.Namespace, results: Results) -> None:
         torch.cuda.empty_cache()
 
 
+def text_of(pattern: str) -> torch.Tensor:
+    files = sorted(Path(__file__).resolve().parent.parent.glob(pattern))
+    text = bytearray(b"".join(file.read_bytes() for file in files))
+    say(f"{len(text):,} bytes of {len(files)} files {pattern}")
+    return torch.frombuffer(text, dtype=torch.uint8).long().cuda()
+
+
+def curve(model: Any, text: torch.Tensor, steps: int, rate: float, others: bool) -> list[float]:
+    """Mean loss of every 20 steps; with `others` of other batches than usual, for what chance alone does."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=rate, fused=True)
+    losses = []
+    for number in range(steps):
+        generator = torch.Generator("cuda").manual_seed(number + (10_000 if others else 0))
+        starts = torch.randint(len(text) - 512, (16, 1), device="cuda", generator=generator)
+        ids = text[starts + torch.arange(512, device="cuda")]
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (number + 1) / 20)
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+    torch._dynamo.reset()
+    values = torch.stack(losses).float().cpu()
+    return [float(values[start : start + 20].mean()) for start in range(0, steps, 20)]
+
+
 def learn(options: argparse.Namespace, results: Results) -> None:
-    files = sorted(Path(__file__).resolve().parent.parent.glob("engine/**/*.py"))
-    text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).long().cuda()
-    say(f"{len(text):,} bytes of {len(files)} files")
-    curves: dict[str, list[float]] = {}
-    for name in ("bf16", "bf16 again, other batches", "tensorwise", "rowwise"):
-        model = model_of(SMALL, name if name.endswith("wise") else None, lora=False, compiled=True)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        losses = []
-        for number in range(options.steps):
-            generator = torch.Generator("cuda").manual_seed(number + (10_000 if "other" in name else 0))
-            starts = torch.randint(len(text) - 512, (16, 1), device="cuda", generator=generator)
-            ids = text[starts + torch.arange(512, device="cuda")]
-            for group in optimizer.param_groups:
-                group["lr"] = 1e-3 * min(1.0, (number + 1) / 20)
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(loss.detach())
-        values = torch.stack(losses).float().cpu()
-        curves[name] = [float(values[start : start + 20].mean()) for start in range(0, options.steps, 20)]
-        apart = max(abs(a - b) / b for a, b in zip(curves[name], curves["bf16"], strict=True))
-        say(f"{name:26} {' '.join(f'{value:.4f}' for value in curves[name])}  furthest from bf16 {apart:.2%}")
-        shape = f"hidden 512, 4 layers, {options.steps} steps; loss {curves[name][0]:.3f} to {curves[name][-1]:.3f}"
-        results.add("fp8_learn", f"{shape}; furthest from bf16 {apart:.2%}", name)
-        torch._dynamo.reset()
+    code, tests = text_of("engine/**/*.py"), text_of("tests/**/*.py")
+    learned: dict[str, torch.Tensor] | None = None
+    plain: dict[bool, list[float]] = {}
+    for lora in (False, True):
+        for name in ("bf16", "bf16, other batches", "fp8 tensorwise", "fp8 rowwise"):
+            recipe = name.removeprefix("fp8 ") if name.startswith("fp8") else None
+            model = model_of(SMALL, recipe, lora=lora, compiled=True, weights=learned)
+            means = curve(model, tests if lora else code, options.steps, 1e-3, "other" in name)
+            plain.setdefault(lora, means)
+            apart = max(abs(a - b) / b for a, b in zip(means, plain[lora], strict=True))
+            kind = "LoRA" if lora else "full"
+            say(f"{kind} {name:20} {' '.join(f'{value:.4f}' for value in means)}  furthest from bf16 {apart:.2%}")
+            shape = f"hidden 512, 4 layers, {options.steps} steps; loss {means[0]:.3f} to {means[-1]:.3f}"
+            results.add("fp8_learn", f"{shape}; furthest from bf16 {apart:.2%}", f"{kind} {name}")
+            if name == "bf16" and not lora:
+                trained = {key: value.detach().clone() for key, value in model.state_dict().items()}
+        learned = trained
 
 
 def say(text: str) -> None:
