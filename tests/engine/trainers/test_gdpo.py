@@ -9,9 +9,26 @@ from engine.run.store import RunFolder
 from engine.trainers.gdpo import without_spread
 from tests.engine.trainers.building import Built
 from tests.engine.trainers.conftest import CONVERSATIONS
-from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS, ids_of, same_after_a_resume
+from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS, curve, ids_of, same_after_a_resume
 
 GDPO = {**GRPO, "method.kind": "gdpo"}
+# A large reward with a spread of its own that also likes digits, and a small one against them.
+AGAINST = """
+def texts(completions):
+    return [messages[-1]["content"] for messages in completions]
+
+
+def digit(text):
+    return any(letter.isdigit() for letter in text)
+
+
+def large(completions):
+    return [len(text) % 2 + 0.8 * digit(text) for text in texts(completions)]
+
+
+def small(completions):
+    return [0.0 if digit(text) else 0.1 for text in texts(completions)]
+"""
 
 
 def test_resuming_in_the_middle_of_a_buffer_equals_never_stopping(train, source, tmp_path):
@@ -53,3 +70,18 @@ def test_rewards_that_make_up_for_each_other_still_teach():
     assert without_spread(scores, 4) == 0.0
     assert without_spread(torch.tensor([[1.0, 0.5], [1.0, 0.5], [0.0, 1.0], [0.0, 0.0]]), 2) == 0.5
     assert without_spread(torch.tensor([[1.0, torch.nan], [1.0, torch.nan]]), 2) == 1.0
+
+
+def test_a_small_reward_lives_under_gdpo_and_collapses_under_the_sum_of_grpo(train, source, tmp_path):
+    (tmp_path / "against.py").write_text(AGAINST)
+    found = {}
+    for kind in ("grpo", "gdpo"):
+        settings = {**GRPO, "method.kind": kind, "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 18}
+        settings |= {"optim.per_device_train_batch_size": 64, "optim.gradient_accumulation_steps": 1}
+        settings |= {"method.num_generations": 8, "memory.gradient_checkpointing": False}
+        rewards = [f"{tmp_path}/against.py:large", f"{tmp_path}/against.py:small"]
+        found[kind] = curve(train({**settings, "method.reward_funcs": rewards}), "rewards/small/mean")
+    start = sum(found["grpo"][:2]) / 2
+    grpo, gdpo = (sum(found[kind][-4:]) / 4 for kind in ("grpo", "gdpo"))
+    assert grpo < 0.6 * start
+    assert gdpo > 1.5 * start
