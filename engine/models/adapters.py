@@ -62,6 +62,10 @@ def add_adapter(model: Any, config: Any) -> Any:
         for name, weight in model.named_parameters():
             if "lora_" in name and weight.dtype == torch.float32:
                 weight.data = weight.data.to(torch.bfloat16)
+    if getattr(model, "stored_fp8", None) is not None:
+        from engine.models.stored_fp8 import leave_to_each_process
+
+        leave_to_each_process(model)
     return model
 
 

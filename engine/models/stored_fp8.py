@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ModelError, visible
 
@@ -154,6 +155,13 @@ class Fp8Linear(torch.nn.Linear):
         self.weight.data = self.weight.data.view(dtype)
         self.weight_scale_inv = self.weight_scale_inv.view(torch.float32)
         return self
+
+
+def leave_to_each_process(model: torch.nn.Module) -> None:
+    """Has data-parallel training not send FP8 weights to the other processes at its start: it cannot, and each has read
+    the same file. Marks the instance that will be wrapped."""
+    names = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Fp8Linear)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 class _Product(torch.autograd.Function):

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from engine.builtin import tiny
@@ -197,6 +199,21 @@ def test_adapters_beside_fp8_do_not_take_its_format():
     )
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["0"]), autocast_adapter_dtype=False)
     assert {weight.dtype for name, weight in adapted.named_parameters() if "lora_" in name} == {torch.bfloat16}
+
+
+def test_data_parallel_training_leaves_fp8_weights_to_each_process(plain, tmp_path):
+    fp8, _ = folders(plain, tmp_path, (48, 48))
+    made = config(fp8)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = add_adapter(load_model(made), made)
+        loss, found = gradients(DistributedDataParallel(model).module)
+        assert loss > 0
+        assert len(found) == 2 * LINEARS
+        with pytest.raises(RuntimeError, match="scalar type"):  # what happens where it is not told to
+            DistributedDataParallel(load_model(made))
+    finally:
+        dist.destroy_process_group()
 
 
 def broken(folder, change):
