@@ -5,7 +5,8 @@
 Qwen3-8B's shape with random weights, LoRA r=16 on all linear layers in bf16, TRL's fused head, full checkpointing, one
 micro-batch of forward and backward per step and fused AdamW. Both arms learn from the same weights and batches; a step of
 one, then of the other, in turn. The ratio is the median of the pairs', its 95 % interval from drawing the pairs again.
-Peaks are what an arm alone would take. Losses of both arms are compared: they are equal to the bit.
+Peaks are what an arm alone would take. The arms' first losses are equal to the bit; later ones part by what fused
+attention's backward pass rounds, which adds in any order.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Arm:
         self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         self.times.append((time.perf_counter() - begun) * 1e3)
-        self.losses.append(float(loss))
+        self.losses.append(float(loss.detach()))
         self.peak = torch.cuda.max_memory_allocated() - before + self.held
 
     def close(self) -> None:
@@ -139,11 +140,10 @@ def contest(case: str, results: Results, until: Callable[[], bool]) -> None:
             break
     resident, streamed = arms
     middle, low, high = ratio(list(zip(streamed.times, resident.times, strict=True)))
-    same = "equal to the bit" if resident.losses == streamed.losses else "DIFFERENT"
-    print(
-        f"{case}: losses {same}; streamed/resident {middle:.3f} [{low:.3f}, {high:.3f}] n={len(resident.times)}",
-        flush=True,
-    )
+    apart = max(abs(ours / theirs - 1) for ours, theirs in zip(streamed.losses, resident.losses, strict=True))
+    same = "equal to the bit" if resident.losses[0] == streamed.losses[0] else "DIFFERENT"
+    print(f"{case}: first loss {same}, all within {apart:.1e}", flush=True)
+    print(f"{case}: streamed/resident {middle:.3f} [{low:.3f}, {high:.3f}] n={len(resident.times)}", flush=True)
     for arm in arms:
         peak = arm.peak / 2**20
         print(f"{case:22} {arm.name:10} {statistics.median(arm.times):8.1f} ms {peak:8.0f} MiB", flush=True)

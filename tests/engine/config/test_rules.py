@@ -451,7 +451,7 @@ CASES: dict[str, list[Case]] = {
             "memory.layer_offloading",
             severity,
         )
-        for size, severity in ((4, "warning"), (8, "hint"))
+        for size, severity in ((2, "warning"), (4, "hint"))
     ],
     "layers-come-in-for-every-token-sampled": [
         ({**GRPO, **STREAMED}, Facts(machine=H100), "memory.layer_offloading", "warning")

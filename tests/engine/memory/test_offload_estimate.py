@@ -60,10 +60,13 @@ def test_tiles_are_chosen_by_the_batch_and_stored() -> None:
         assert [entry.effective for entry in told] == [wanted]
 
 
-@pytest.mark.parametrize(("tokens", "hidden"), [(8_192, False), (16_384, True)])
-def test_the_bus_is_hidden_above_some_fourteen_thousand_tokens(tokens: int, hidden: bool) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "compiled", "hidden"), [(4096, False, False), (8192, False, True), (8192, True, False)]
+)
+def test_the_bus_is_hidden_where_a_layer_computes_longer(tokens: int, compiled: bool, hidden: bool) -> None:
     data, optim = {"max_length": tokens}, {"per_device_train_batch_size": 1}
-    found = layer_seconds(config({"layer_offloading": True}, data=data, optim=optim), FACTS)
+    kernels = {"torch_compile": compiled}
+    found = layer_seconds(config({"layer_offloading": True}, data=data, optim=optim, kernels=kernels), FACTS)
     assert found is not None
     moving, computing = found
     assert moving == pytest.approx(7.0e-3, rel=0.02)
@@ -74,12 +77,12 @@ def test_the_time_left_knows_what_the_bus_costs() -> None:
     facts = replace(FACTS, data=DataFacts(rows=1000, tokens=2_048_000))
     memory = {"gradient_checkpointing": True}
     resident, streamed = (
-        estimate(config({**memory, "layer_offloading": on}, data={"max_length": 2048}), facts).seconds_left
+        estimate(config({**memory, "layer_offloading": on}, data={"max_length": 1024}), facts).seconds_left
         for on in (False, True)
     )
     assert resident is not None
     assert streamed is not None
-    assert 1.2 < streamed / resident < 1.3  # 7.0 ms against 4.0 forward and 8.0 backward
+    assert 1.15 < streamed / resident < 1.2  # 7.0 ms against 4.6 forward and 9.3 backward
 
 
 def test_what_will_not_fit_is_offered_streaming_layers() -> None:
