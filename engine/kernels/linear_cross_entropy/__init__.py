@@ -90,6 +90,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         count = max(rows_N.numel(), 1)
         divisor = count if normaliser is None else normaliser
         scale = torch.as_tensor(divisor, dtype=torch.float32, device=hidden_NH.device).reciprocal().reshape(1)
+        # Divided by the normaliser, most gradients of float16 logits would lie below the smallest normal number. They are
+        # formed larger, and what is missing joins in the backward pass, where a gradient scaler has spoken too.
+        narrow = hidden_NH.dtype == torch.float16
+        formed = torch.full_like(scale, 2.0 ** -(count.bit_length() // 2)) if narrow else scale
+        ctx.rest = scale / formed if narrow else None
         ctx.compact, ctx.shape = kept if compact else None, hidden_NH.shape
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         if rows_N.numel() == 0:
@@ -98,12 +103,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             d_weight = torch.zeros_like(weight_VH) if need_weight else None
         elif need_weight:
             loss, d_hidden, d_weight = trained_head(
-                rows_NH, weight_VH, rows_N, bias_V, scale, workspace_bytes, need_hidden, settings
+                rows_NH, weight_VH, rows_N, bias_V, formed, workspace_bytes, need_hidden, settings
             )
         else:
             d_weight = None
             loss, d_hidden = frozen_head(
-                rows_NH, weight_VH, rows_N, bias_V, scale, workspace_bytes, need_hidden, settings
+                rows_NH, weight_VH, rows_N, bias_V, formed, workspace_bytes, need_hidden, settings
             )
         ctx.save_for_backward(d_hidden, d_weight)
         return (loss * scale).squeeze(0)
@@ -111,6 +116,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss):
         d_hidden, d_weight = ctx.saved_tensors
+        d_loss = d_loss if ctx.rest is None else d_loss * ctx.rest
         if d_hidden is not None:
             _scale_in_place(d_hidden, d_loss)
             if ctx.compact is not None:

@@ -196,6 +196,28 @@ def linear_cross_entropy_cases() -> None:
             )
 
 
+def linear_cross_entropy_scaled() -> None:
+    """float16 under a gradient scaler, the loss divided by the tokens of many batches: nothing is lost before the scale."""
+    rows, hidden, vocabulary, tokens, scaler = 64, 16, 700, 2.0**20, 2.0**16
+    for trained in (True, False):
+        h = torch.randn(rows, hidden, device=DEVICE).half().requires_grad_()
+        w = torch.randn(vocabulary, hidden, device=DEVICE).half().requires_grad_(trained)
+        targets = torch.randint(vocabulary, (rows,), device=DEVICE)
+        exact = [x.detach().double().requires_grad_(x.requires_grad) for x in (h, w)]
+        (scaler * linear_cross_entropy_reference(*exact, targets, normaliser=tokens)).backward()
+        (scaler * linear_cross_entropy(h, w, targets, normaliser=tokens)).backward()
+        for name, ours, truth in zip(("hidden", "weight"), (h, w), exact, strict=True):
+            if truth.grad is None:
+                continue
+            error = rms(ours.grad.double() - truth.grad) / rms(truth.grad)
+            good = error < 2e-3
+            print(
+                f"{'ok  ' if good else 'FAIL'} linear_cross_entropy scaled, trained={trained} {name}: error {error:.2e}"
+            )
+            if not good:
+                FAILURES.append(f"linear_cross_entropy scaled {name}")
+
+
 def linear_logp_cases() -> None:
     shapes = [(7, 8, 50), (40, 16, 700)] if INTERPRETED else [(7, 64, 500), (1000, 256, 5003), (3000, 1024, 32_001)]
     settings = [{}, {"soft_cap": 5.0, "temperature": 0.7}, {"logit_scale": 0.5}]
@@ -250,7 +272,14 @@ def all_ignored() -> None:
 
 
 WIDE = ("logp_entropy_cases", "norm_rope_cases", "linear_cross_entropy_cases", "linear_logp_cases")
-CHECKS = (*WIDE, "logp_entropy_in_place", "norm_rope_blocks", "norm_rope_registered", "all_ignored")
+CHECKS = (
+    *WIDE,
+    "logp_entropy_in_place",
+    "norm_rope_blocks",
+    "norm_rope_registered",
+    "linear_cross_entropy_scaled",
+    "all_ignored",
+)
 
 
 if __name__ == "__main__":
