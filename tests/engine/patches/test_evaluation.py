@@ -20,6 +20,10 @@ class Evaluating:
     def __init__(self, fails=False):
         self.model, self.ref_model, self.fails = tiny_model(), tiny_model(), fails
 
+    def average_weights(self):
+        """Comes first: what a schedule-free optimizer averages into is what must come back."""
+        assert {weight.dtype for weight in self.model.parameters()} == {torch.float32}
+
     def evaluate(self):
         if self.fails:
             raise RuntimeError("no room")
