@@ -34,7 +34,9 @@ def fp32_norms_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 @rule(reads=(fields.kernels.kernel_auto_compose,))
 def kernel_auto_compose_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = "There are no kernels to choose from yet."
+    todo = (
+        "Choosing kernels by timing them comes later; use_cut_ce, fused_attn_kernel and torch_compile are set by hand."
+    )
     yield from _refuse(fields.kernels.kernel_auto_compose, config, "false", todo)
 
 
