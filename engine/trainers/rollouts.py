@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ class RolloutTrainer(RunTrainer):
         for number in range(count):
             group = self._group(number, range(number * size, (number + 1) * size), advantages)
             if (payload := self._rollouts.add(group)) is not None:  # type: ignore[union-attr]
-                self.writer.write("rollout", **payload)
+                # by the writer's thread: a step does not wait for the disk
+                self.writer.later("rollout", partial(dict, payload))
 
     def _group(self, number: int, places: range, advantages: list[float]) -> Group:
         row, (ids, texts) = self._asked[places[0]], self._answers
