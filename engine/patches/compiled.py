@@ -42,7 +42,8 @@ def torch_compile(config: Any, trainer: Any) -> Applied | None:
     undo_checkpoints = checkpoint_inside(_models(trainer))
     together, undo_groups = group(layers)
     undo_layers = compile_layers(layers, config.kernels.torch_compile_options, one_shape=config.data.packing)
-    undo_step = _tell_after_first_step(trainer, len(layers))
+    words = f"; adapters' products taken together in {together} modules" if together else ""
+    undo_step = _tell_after_first_step(trainer, len(layers), words)
 
     def undo() -> None:
         undo_step()
@@ -51,7 +52,6 @@ def torch_compile(config: Any, trainer: Any) -> Applied | None:
         undo_checkpoints()
         undo_cache()
 
-    words = f"; adapters' products taken together in {together} modules" if together else ""
     return Applied(FEATURE, True, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
 
 
@@ -215,7 +215,7 @@ def _graphs() -> tuple[int, int]:
     return counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values())
 
 
-def _tell_after_first_step(trainer: Any, layers: int) -> Callable[[], None]:
+def _tell_after_first_step(trainer: Any, layers: int, words: str) -> Callable[[], None]:
     """Wraps the instance's `training_step` for its first call; returns the undo."""
     before, step = vars(trainer).get("training_step"), trainer.training_step
     graphs, breaks = _graphs()
@@ -230,7 +230,7 @@ def _tell_after_first_step(trainer: Any, layers: int) -> Callable[[], None]:
         made, broken = (now - then for now, then in zip(_graphs(), (graphs, breaks), strict=True))
         if made == 0:
             raise ModelError("kernels.torch_compile: the first batch was computed without a compiled layer.", _TURN_OFF)
-        detail = f"layers; {made} graphs, {broken} breaks in them; first batch {time.monotonic() - begun:.1f} s"
+        detail = f"layers; {made} graphs, {broken} breaks in them; first batch {time.monotonic() - begun:.1f} s{words}"
         if getattr(trainer, "writer", None) is not None:
             trainer.writer.write("receipt", entries=[Applied(FEATURE, True, "inductor", layers, detail).entry()])
         return loss
