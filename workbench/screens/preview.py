@@ -40,7 +40,7 @@ WORST = {"longest": "the longest row", "masked": "a row with nothing trained", "
 BARS, BARS_PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#%"
 BINS = 18
 LEARN_SECONDS = 1.0
-ASK_SECONDS = 0.12
+ASK_SECONDS = 0.25
 """Between two questions to the inspector: a held key asks 30 times a second, each time for a row that nobody will read,
 and each answer takes a process of its own beside the run that trains. The row as it stands shows at every press."""
 
