@@ -13,18 +13,16 @@ its start under GDPO and below half of its start under GRPO, and the dates are n
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import json
 import os
 import sys
 import tempfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from _device import processor
+from _figures import Results, result_options
 from rl_dates import DEMO, sft, trained
 
 from engine.builtin import dates
@@ -85,8 +83,7 @@ def main() -> int:
     given.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     given.add_argument("--steps", type=int, default=60)
     given.add_argument("--runs", type=Path)
-    given.add_argument("--results", type=Path)
-    given.add_argument("--commit", default="")
+    result_options(given)
     given.add_argument("--check", action="store_true")
     given.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     options = given.parse_intermixed_args()
@@ -104,8 +101,7 @@ def main() -> int:
                 outcomes.append(outcome)
     good = sum(outcome.good for outcome in outcomes)
     print(f"{good} of {len(outcomes)} runs are as the paper says: the small reward lives under GDPO alone")
-    if options.results:
-        record(options.results, options.commit, outcomes)
+    record(options, outcomes)
     return int(options.check and good < len(outcomes))
 
 
@@ -134,16 +130,13 @@ def one(method: str, seed: int, start: Path, place: Path, options: Any) -> Outco
     return Outcome(method, seed, ends[0], ends[1], seconds, len(small))
 
 
-def record(file: Path, commit: str, outcomes: list[Outcome]) -> None:
+def record(given: argparse.Namespace, outcomes: list[Outcome]) -> None:
     """One row a run: milliseconds a step, and in the shape what became of both rewards."""
-    with file.open("a", newline="") as out:
-        rows = csv.writer(out, lineterminator="\n")
-        for each in outcomes:
-            moved = [f"{name}={a:.3f}..{b:.3f}" for name, (a, b) in (("small", each.small), ("dates", each.dates))]
-            shape = f"seed={each.seed} steps={each.steps} {' '.join(moved)}"
-            work = f"{each.method} with a small reward"
-            row = [datetime.date.today(), commit, processor(), version("torch"), "", work, shape, "ours"]
-            rows.writerow([*row, round(1000 * each.seconds / max(each.steps, 1), 2), "", "", "", ""])
+    results = Results(given, processor(), "torch")
+    for each in outcomes:
+        moved = [f"{name}={a:.3f}..{b:.3f}" for name, (a, b) in (("small", each.small), ("dates", each.dates))]
+        shape = f"seed={each.seed} steps={each.steps} {' '.join(moved)}"
+        results.add(f"{each.method} with a small reward", shape, ms=[1000 * each.seconds / max(each.steps, 1)])
 
 
 if __name__ == "__main__":

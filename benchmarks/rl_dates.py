@@ -14,18 +14,16 @@ best. `--check` exits 1 unless every run passes 80 % within 300 seconds and ever
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import json
 import os
 import sys
 import tempfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from _device import processor
+from _figures import Results, result_options
 from demo_accuracy import ask, wait
 
 from engine.config.facts import Facts
@@ -116,8 +114,7 @@ def main() -> int:
     given.add_argument("--controls", choices=CONTROLS, default="too")
     given.add_argument("--sft-steps", type=int, default=SFT_STEPS)
     given.add_argument("--runs", type=Path)
-    given.add_argument("--results", type=Path)
-    given.add_argument("--commit", default="")
+    result_options(given)
     given.add_argument("--check", action="store_true")
     given.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     options = given.parse_intermixed_args()
@@ -146,8 +143,7 @@ def main() -> int:
     print(
         f"{good} of {len(outcomes)} runs are as wanted: {WANTED:.0%} within {SECONDS} s, controls within {POINTS:.0%}"
     )
-    if options.results:
-        record(options.results, options.commit, outcomes)
+    record(options, outcomes)
     return int(options.check and good < len(outcomes))
 
 
@@ -190,19 +186,17 @@ def accuracy(folder: Path, seed: int) -> float:
     return sum(given == right for _, given, right in asked) / len(asked)
 
 
-def record(file: Path, commit: str, outcomes: list[Outcome]) -> None:
+def record(given: argparse.Namespace, outcomes: list[Outcome]) -> None:
     """One row a run: milliseconds a step, and in the shape what was reached in which time."""
-    with file.open("a", newline="") as out:
-        rows = csv.writer(out, lineterminator="\n")
-        for each in outcomes:
-            steps = len(each.rewards)
-            work = f"{each.method} on dates{', shuffled rewards' if each.control else ''}"
-            shape = (
-                f"seed={each.seed} steps={steps} seconds={each.seconds:.1f} cpu={each.cpu_seconds:.0f} "
-                f"before={each.before:.3f} after={each.after:.3f}"
-            )
-            row = [datetime.date.today(), commit, processor(), version("torch"), "", work, shape, "ours"]
-            rows.writerow([*row, round(1000 * each.seconds / max(steps, 1), 2), "", "", "", ""])
+    results = Results(given, processor(), "torch")
+    for each in outcomes:
+        steps = len(each.rewards)
+        shape = (
+            f"seed={each.seed} steps={steps} seconds={each.seconds:.1f} cpu={each.cpu_seconds:.0f} "
+            f"before={each.before:.3f} after={each.after:.3f}"
+        )
+        work = f"{each.method} on dates{', shuffled rewards' if each.control else ''}"
+        results.add(work, shape, ms=[1000 * each.seconds / max(steps, 1)])
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def start_mapping(
         count = sum(finding.severity == "error" for finding in reading.findings)
         raise WorkbenchError(
             f"{source or name}: the config has {count} error{'s' if count > 1 else ''}; no run was started.",
-            "`workbench check` shows them with their fixes." if source else "",
+            "Each stands above with its way out.",
         )
     return launch_config(
         reading.config,

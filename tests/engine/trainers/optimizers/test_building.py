@@ -125,10 +125,9 @@ def test_weights_move_as_by_the_librarys_own_class(name):
         assert weight.requires_grad == (not torch.equal(weight, start[key])), key
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", sorted(BUILT_HERE))
-def test_a_checkpoint_goes_on_to_the_bit(name, dtype):
-    whole, again = Model().to(dtype), Model().to(dtype)
+def whole_and_resumed(name, dtype, device="cpu"):
+    """A model after six steps, and one that took three of them up from a checkpoint."""
+    whole, again = Model().to(device, dtype), Model().to(device, dtype)
     optimizer = built(whole, section(name))
     steps(whole, optimizer, 0, 3)
     if hasattr(optimizer, "eval"):
@@ -139,11 +138,18 @@ def test_a_checkpoint_goes_on_to_the_bit(name, dtype):
 
     file.seek(0)
     # As transformers reads it: nothing but tensors and plain values.
-    saved = torch.load(file, weights_only=True)
+    saved = torch.load(file, weights_only=True, map_location="cpu")
     again.load_state_dict(saved["weights"])
     resumed = built(again, section(name))
     resumed.load_state_dict(saved["optimizer"])
     steps(again, resumed, 3, 6)
+    return whole, again
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(BUILT_HERE))
+def test_a_checkpoint_goes_on_to_the_bit(name, dtype):
+    whole, again = whole_and_resumed(name, dtype)
     for (key, weight), other in zip(whole.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(weight, other), key
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 
 from engine.config.footprint import Parameters, state_bytes
 from engine.config.optimizers import BUILT_HERE, PROJECTED
-from tests.engine.trainers.optimizers.test_building import Model, built, give_gradients, section, steps
+from tests.engine.trainers.optimizers.test_building import Model, built, give_gradients, section, whole_and_resumed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -42,20 +41,7 @@ def test_steps_are_those_of_the_cpu(name):
 
 @pytest.mark.parametrize("name", sorted(BUILT_HERE))
 def test_a_checkpoint_goes_on_to_the_bit_in_bfloat16(name):
-    whole, again = Model().to("cuda", torch.bfloat16), Model().to("cuda", torch.bfloat16)
-    optimizer = built(whole, section(name))
-    steps(whole, optimizer, 0, 3)
-    if hasattr(optimizer, "eval"):
-        optimizer.eval()
-    file = io.BytesIO()
-    torch.save({"weights": whole.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    steps(whole, optimizer, 3, 6)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True, map_location="cpu")
-    again.load_state_dict(saved["weights"])
-    resumed = built(again, section(name))
-    resumed.load_state_dict(saved["optimizer"])
-    steps(again, resumed, 3, 6)
+    whole, again = whole_and_resumed(name, torch.bfloat16, "cuda")
     for (key, weight), other in zip(whole.named_parameters(), again.parameters(), strict=True):
         assert weight.isfinite().all()
         assert torch.equal(weight, other), key
