@@ -63,7 +63,9 @@ class RolloutTrainer(RunTrainer):
         """What the receipt adds about the loss."""
         told = self.told_rewards
         if self.shares_prompts and self.num_generations > 1:  # type: ignore[attr-defined]
-            told += "; a prompt is computed once for all its answers in a batch"
+            # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
+            whole = self.args.steps_per_generation == 1  # type: ignore[attr-defined]
+            told += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
         if self.beta == 0:
             return f"{told}; no reference"
         return f"{told}; reference: {'copy' if self.ref_model is not None else 'adapter off'}"

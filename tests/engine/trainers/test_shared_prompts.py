@@ -36,7 +36,7 @@ def test_gradients_are_those_of_the_plain_pass_from_fewer_tokens(tmp_path, monke
     built = Built({**method, **adapter, **ONE_BATCH, "method.num_generations": 4}, ROWS, tmp_path, exact_head=True)
     trainer = built.trainer
     assert trainer.shares_prompts
-    assert "a prompt is computed once" in trainer.told()
+    assert "a prompt is computed once for all its answers in sampling and in the loss" in trainer.told()
     trainer.attach(RunFolder(tmp_path), None, 1, {})
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
@@ -94,6 +94,21 @@ def test_what_cannot_share_does_not(tmp_path, monkeypatch, settings):
     built.trainer.rewards.close()
     assert not built.trainer.shares_prompts
     assert "computed once" not in built.trainer.told()
+
+
+def test_a_sampling_for_several_batches_tears_groups_apart_and_the_receipt_says_what_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    several = {"optim.per_device_train_batch_size": 8, "optim.gradient_accumulation_steps": 2}
+    trainer = Built({**GRPO, **ONE_BATCH, **several, "method.num_generations": 4}, ROWS, tmp_path).trainer
+    assert "in sampling" in trainer.told()
+    assert "in the loss" not in trainer.told()
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    trainer.model.train()
+    torch.manual_seed(0)
+    batch = trainer._prepare_inputs([row for row in trainer.train_dataset.select(range(4)) for _ in range(4)])
+    trainer.rewards.close()
+    assert len(batch["row"]) == 8
+    assert answers_each(batch["prompt_ids"], batch["prompt_mask"]) == 1
 
 
 def test_prompts_are_shared_only_where_each_has_as_many_answers():
