@@ -83,59 +83,22 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     say.phase("Reading the config")
     config = _config(run)
     say.phase("Loading the libraries")
-    import transformers
+    from transformers import PrinterCallback
 
     from engine.data.collate import collator_for
-    from engine.data.prepare import prepare
-    from engine.generate import generate
-    from engine.models.adapters import add_adapter
-    from engine.models.load import load_model, load_processing_class
-    from engine.patches.plan import Patches
+    from engine.models.load import load_processing_class
     from engine.rehearse import Measuring
     from engine.trainers.job import Job
-    from engine.trainers.receipt import receipt, unmet
-    from engine.trainers.table import method
 
-    transformers.utils.logging.set_verbosity_error()
-    # Names that transformers renames between the versions we support; a person can do nothing about them.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    transformers.set_seed(config.run.seed)
-    module = method(config.method.kind)
-    # Under torchrun the process group must exist before ranks can wait for each other.
-    module.arguments(config, run.path)
+    module = _method(config, run)
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
-    say.phase("Preparing the data")
-    prepared = _first_rank_first(lambda: prepare(config, processing_class, "train", say.progress))
-    held_out = None
-    if config.data.eval:
-        held_out = _first_rank_first(lambda: prepare(config, processing_class, "eval", say.progress))
-    for warning in (*prepared.warnings, *(held_out.warnings if held_out else ())):
-        say.finding("data", warning)
+    prepared, held_out = _rows(config, processing_class, say)
     measuring = Measuring(prepared.dataset, _rows_per_step(config)) if run.read_json().get("rehearse") else None
-    say.phase("Loading the model")
-    model = load_model(config)
-    model = add_adapter(model, config)
-    patches = Patches(config, run.path)
-    patches.on_model(model)
+    model, patches = _model(config, run, processing_class, prepared, held_out, say)
     say.phase("Building the trainer")
-    newest, skipped = checkpoint.newest_valid(run)
-    for path, reason in skipped:
-        say.finding("checkpoints", f"{path.name} is skipped: {reason}")
-    watching = _watching(
-        run,
-        writer,
-        controls,
-        config,
-        newest,
-        lambda: generate(
-            trainer.accelerator.unwrap_model(trainer.model),
-            processing_class,
-            config.run.prompts,
-            max_new_tokens=config.run.max_new_tokens,
-            chat_template_kwargs=config.model.chat_template_kwargs,
-        ),
-    )
+    newest = _newest(run, say)
+    watching = _watching(run, writer, controls, config, newest, processing_class)
     trainer = module.build(
         Job(
             config,
@@ -149,16 +112,12 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         )
     )
     watching.trainer = trainer
-    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.remove_callback(PrinterCallback)
     trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint))
     if newest is not None:
         trainer.restore(newest)
     patches.on_trainer(trainer)
-    _enable_checkpointing(trainer)
-    entries = receipt(config, trainer, prepared) + patches.entries()
-    say.write("receipt", entries=entries)
-    if (sentence := unmet(config, entries)) is not None:
-        raise WorkbenchError(sentence)
+    _tell_receipt(config, trainer, prepared, patches, say)
     say.phase("Training")
     try:
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
@@ -170,16 +129,94 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     return _end(trainer, watching, say, begun)
 
 
+def _method(config: Any, run: RunFolder) -> Any:
+    """The method's module, once the libraries are quiet and seeded; under torchrun the process group exists after it,
+    without which ranks could not wait for each other."""
+    import transformers
+
+    from engine.trainers.table import method
+
+    transformers.utils.logging.set_verbosity_error()
+    # Names that transformers renames between the versions we support; a person can do nothing about them.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    transformers.set_seed(config.run.seed)
+    module = method(config.method.kind)
+    module.arguments(config, run.path)
+    return module
+
+
+def _rows(config: Any, processing_class: Any, say: _Speaker) -> tuple[Any, Any | None]:
+    """The prepared rows to train on and those held out, None where there are none."""
+    from engine.data.prepare import prepare
+
+    say.phase("Preparing the data")
+    prepared = _first_rank_first(lambda: prepare(config, processing_class, "train", say.progress))
+    held_out = None
+    if config.data.eval:
+        held_out = _first_rank_first(lambda: prepare(config, processing_class, "eval", say.progress))
+    for warning in (*prepared.warnings, *(held_out.warnings if held_out else ())):
+        say.finding("data", warning)
+    return prepared, held_out
+
+
+def _model(
+    config: Any, run: RunFolder, processing_class: Any, prepared: Any, held_out: Any | None, say: _Speaker
+) -> tuple[Any, Any]:
+    """The model with its adapter and all that acts on it before there is a trainer, and what acted."""
+    from engine.models.adapters import add_adapter
+    from engine.models.load import load_model
+    from engine.models.vocabulary import refuse_tokens_without_weights
+    from engine.patches.plan import Patches
+
+    say.phase("Loading the model")
+    model = load_model(config)
+    rows = {"data.train": prepared.dataset, "data.eval": held_out.dataset if held_out else None}
+    refuse_tokens_without_weights(config, model, processing_class, rows)
+    model = add_adapter(model, config)
+    patches = Patches(config, run.path)
+    patches.on_model(model)
+    return model, patches
+
+
+def _newest(run: RunFolder, say: _Speaker) -> Path | None:
+    """The checkpoint to go on from; those that are skipped are named."""
+    newest, skipped = checkpoint.newest_valid(run)
+    for path, reason in skipped:
+        say.finding("checkpoints", f"{path.name} is skipped: {reason}")
+    return newest
+
+
+def _tell_receipt(config: Any, trainer: Any, prepared: Any, patches: Any, say: _Speaker) -> None:
+    """Writes the receipt. Raises WorkbenchError for a requested feature that touched nothing."""
+    from engine.trainers.receipt import receipt, unmet
+
+    _enable_checkpointing(trainer)
+    entries = receipt(config, trainer, prepared) + patches.entries()
+    say.write("receipt", entries=entries)
+    if (sentence := unmet(config, entries)) is not None:
+        raise WorkbenchError(sentence)
+
+
 def _watching(
     run: RunFolder,
     writer: LateWriter | None,
     controls: Controls | None,
     config: Any,
     newest: Path | None,
-    answers: Callable[[], list[str]],
+    processing_class: Any,
 ) -> Any:
-    """What writes the run's events while it trains; `answers` are the model's to the pinned prompts."""
+    """What writes the run's events while it trains, the model's answers to the pinned prompts among them."""
+    from engine.generate import generate
     from engine.trainers.watching import Watching
+
+    def answers() -> list[str]:
+        return generate(
+            watching.trainer.accelerator.unwrap_model(watching.trainer.model),
+            processing_class,
+            config.run.prompts,
+            max_new_tokens=config.run.max_new_tokens,
+            chat_template_kwargs=config.model.chat_template_kwargs,
+        )
 
     opening = {
         "method": config.method.kind,
@@ -188,7 +225,8 @@ def _watching(
         "devices": _devices(),
     }
     shown = config.run.logging_steps, config.run.prompts, config.run.prompts_steps
-    return Watching(run, writer, controls, opening, *shown, answers)
+    watching = Watching(run, writer, controls, opening, *shown, answers)
+    return watching
 
 
 def _end(trainer: Any, watching: Any, say: _Speaker, begun: float) -> int:
