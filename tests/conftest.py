@@ -1,15 +1,26 @@
-"""Shared test helpers: where the real public data lies, and an environment that keeps tests apart."""
+"""Shared test helpers: where the real public data lies, an environment that keeps tests apart, and no run left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 NOBODY = 65534
+MARK = f"WORKBENCH_TESTS_{uuid.uuid4().hex[:8]}"
+"""Stands in the environment of every process that these tests start, also of those that outlive their parent."""
+
+os.environ[MARK] = "1"
+# The tests start hundreds of processes, and each would compile the whole source anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,3 +49,24 @@ def own_folder() -> Iterator[Path]:
         finally:
             if root:
                 os.setresuid(0, 0, 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_runs_on() -> Iterator[None]:
+    """A run outlives its window by design; one that outlives its test slows down all that come after it."""
+    yield
+    _, left = psutil.wait_procs([each for each in psutil.process_iter() if _is_orphan(each)], timeout=20)
+    told = []
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            told.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+            process.kill()
+    assert not told, f"still running 20 seconds after the last test of this file, now killed: {told}"
+
+
+def _is_orphan(process: psutil.Process) -> bool:
+    """Whether these tests started it and it belongs to none of their processes any more."""
+    try:
+        return MARK in process.environ() and os.getpid() not in [process.pid, *(each.pid for each in process.parents())]
+    except psutil.Error:
+        return False

@@ -12,6 +12,7 @@ several parts, and ends their threads when it is closed, taken over by a newer c
 from __future__ import annotations
 
 import atexit
+import queue
 import re
 import threading
 import weakref
@@ -94,6 +95,7 @@ class Dispatcher:
         self.parts = parts
         self._ends = ends
         self.retired = ""
+        self.closed = False
         self._lock = threading.RLock()
         self._verbs: dict[str, Callable[..., Any]] = {}
         for part in parts:
@@ -104,6 +106,7 @@ class Dispatcher:
 
     def answer(self, message: Any) -> Answer:
         """The answer to any JSON value at all; never raises."""
+        close_abandoned()
         asked = message if isinstance(message, dict) else {}
         name = asked.get("id")
         name = name[:64] if isinstance(name, str) else None
@@ -134,10 +137,25 @@ class Dispatcher:
         self.close()
 
     def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
         for part in self.parts:
             part.close()
         for end in self._ends:
             end()
+
+
+_ABANDONED: queue.SimpleQueue[Dispatcher] = queue.SimpleQueue()
+
+
+def close_abandoned() -> None:
+    """Close what the garbage collector found; called where no lock is held."""
+    while True:
+        try:
+            _ABANDONED.get_nowait().close()
+        except queue.Empty:
+            return
 
 
 def _refusal(name: str | None, error: str, *, hint: str = "", retired: bool = False) -> Answer:
@@ -178,9 +196,17 @@ class Face(anywidget.AnyWidget):
 
     def close(self) -> None:
         """Ends threads and the view; also called for a face whose making failed half way."""
+        close_abandoned()
         if "dispatcher" in vars(self):
             self.dispatcher.close()
             _OPEN.discard(self)
+        super().close()
+
+    def __del__(self) -> None:
+        """The collector may come while this very thread holds one of our locks: what needs them is closed later."""
+        dispatcher = vars(self).get("dispatcher")
+        if dispatcher is not None and not dispatcher.closed:
+            _ABANDONED.put(dispatcher)
         super().close()
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import lab as browsing
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsing.Lab]:
     if browsing.missing():
         pytest.skip(browsing.missing())

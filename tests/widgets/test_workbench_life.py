@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,26 @@ def test_faces_of_one_kernel_share_one_inspector(tmp_path: Path) -> None:
     assert ask(faces[0], "rows", kind="index")["ok"]
     faces[0].close()
     assert asking._shared is None
+
+
+@pytest.mark.timeout(60, method="thread")
+def test_a_face_that_is_collected_in_the_middle_of_a_question_holds_nothing_up(tmp_path: Path) -> None:
+    """The collector may come at any allocation, also in the thread that holds the lock which closing takes."""
+    users = asking._users
+    closed, lost = Preview(Draft.new("demo")), Preview(Draft.new("demo"))
+    closed.close()
+    gone = weakref.ref(closed)
+    with asking._lock:
+        del closed
+        gc.collect()
+        lost.__del__()
+    assert gone() is None
+    other = Preview(Draft.new("demo"))
+    assert asking._users == users + 2
+    ask(other, "rows_news", ticket="none")
+    assert asking._users == users + 1
+    other.close()
+    assert asking._users == users
 
 
 def test_without_widgets_a_notebook_shows_readable_text(workbench: Workbench) -> None:
