@@ -68,7 +68,7 @@ TIERS_PAY = 2e12
 
 def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     plain = footprint.memory(config, facts, checkpointing=False)
-    room = footprint.device_bytes(facts)
+    room = footprint.device_bytes(config, facts)
     if plain is None or room is None:
         what = "the model's size" if plain is None else "the machine"
         big = facts.machine is None or bool(facts.machine.gpus)
@@ -94,19 +94,29 @@ def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     return True, without
 
 
-def _off(what: str) -> Resolve:
-    return lambda config, facts: (False, what)
+def _kernel(what: str) -> Resolve:
+    """Off, or left to be chosen by timing: the one `auto` that a run stores."""
+
+    def resolve(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+        if config.kernels.kernel_auto_compose:
+            return "auto", "chosen by timing before the first step"
+        return False, what
+
+    return resolve
+
+
+_compile_unless_given = _kernel("compiling delays the first step, so it is left to be asked for")
 
 
 def _torch_compile(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if config.kernels.torch_compile_options:
         return True, "torch_compile_options are given"
-    return False, "compiling delays the first step, so it is left to be asked for"
+    return _compile_unless_given(config, facts)
 
 
 def _compiled(config: RunConfig, facts: Facts) -> bool:
     asked = config.kernels.torch_compile
-    return bool(_torch_compile(config, facts)[0] if asked == "auto" else asked)
+    return (_torch_compile(config, facts)[0] if asked == "auto" else asked) is True
 
 
 def _ten_times(label: str) -> Resolve:
@@ -131,8 +141,8 @@ AUTO: dict[FieldSpec, Resolve] = {
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
-    fields.kernels.use_cut_ce: _off("the trainer's own blocks serve; true takes smaller ones"),
-    fields.kernels.fused_attn_kernel: _off("it is taken where it is asked for"),
+    fields.kernels.use_cut_ce: _kernel("the trainer's own blocks serve; true takes smaller ones"),
+    fields.kernels.fused_attn_kernel: _kernel("it is taken where it is asked for"),
     fields.kernels.torch_compile: _torch_compile,
     fields.run.devices: _devices,
     fields.run.eval_steps: _ten_times("evaluates"),
@@ -175,7 +185,7 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
 
 
 def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
-    """The config with no `auto` left: what a run stores and the worker reads."""
+    """The config with no `auto` left, but for kernels that are chosen by timing: what a run stores and the worker reads."""
     changes: dict[str, dict[str, Any]] = {}
     for entry in effective(config, facts):
         section, name = entry.path.split(".", 1)

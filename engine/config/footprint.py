@@ -413,10 +413,11 @@ def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:
     return int(trained + state_bytes(config, counts)) + 2 * MiB
 
 
-def device_bytes(facts: Facts) -> int | None:
-    """Memory of the smallest card, or of the host where training runs on the CPU."""
+def device_bytes(config: RunConfig, facts: Facts) -> int | None:
+    """Memory of the smallest card, or what each process has of the host's where training runs on the CPU."""
     if facts.machine is None:
         return None
     if facts.machine.gpus:
         return min(gpu.memory_bytes for gpu in facts.machine.gpus)
-    return facts.machine.memory_bytes
+    room = facts.machine.memory_bytes
+    return None if room is None else room // device_count(config, facts)

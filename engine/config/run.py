@@ -16,7 +16,8 @@ class Run(Section):
     devices: Annotated[
         Annotated[int, Ge(1), Le(1024)] | list[Annotated[int, Ge(0), Le(1023)]] | Auto, Control("list"), Advanced
     ] = "auto"
-    """Which GPUs: `auto` takes one free GPU, a number takes so many, a list such as `[0, 2]` takes those."""
+    """Which GPUs: `auto` takes one free GPU, a number takes so many, a list such as `[0, 2]` takes those. Without a GPU a
+    number is so many processes on the CPU, at most one for each core; each takes batches of its own, as a GPU does."""
 
     output_dir: Annotated[str, Title("Runs folder"), Control("path"), Advanced] = "runs"
     """Folder that holds the run folders. A relative path starts at the config file."""

@@ -85,7 +85,7 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
         checkpoints_bytes=_kept(whole, each, steps),
         memory=memory,
         memory_total=sum(memory.values()) if memory else None,
-        device_bytes=footprint.device_bytes(facts),
+        device_bytes=footprint.device_bytes(config, facts),
         seconds_left=_seconds(whole, facts, counts, steps, per_epoch),
         exact=bool(data and data.exact),
     )

@@ -1,7 +1,7 @@
 """Which GPUs a run gets: the launcher always chooses, and the worker sees only those.
 
 `auto` is the first GPU with free memory that no other live run uses, or the CPU. A list picks by number, a number takes
-that many (processes on the CPU where there is no GPU). NVML is asked; a CUDA_VISIBLE_DEVICES set by a scheduler is kept
+that many, which on a machine without GPU are processes on its cores, at most one each. NVML is asked; a CUDA_VISIBLE_DEVICES set by a scheduler is kept
 to: numbers count inside it.
 """
 
@@ -33,6 +33,11 @@ class Choice:
 
     visible: tuple[str, ...]
     processes: int
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cards() -> list[Card]:
@@ -119,6 +124,12 @@ def _count(wanted: int, here: Sequence[Card], taken: Collection[str]) -> Choice:
     if wanted < 1:
         raise WorkbenchError(f"run.devices: must be 1 or more; got {wanted}. Use auto for one GPU or the CPU.")
     if not here:
+        if wanted > cores():
+            raise WorkbenchError(
+                f"run.devices: {wanted} processes were asked for; this machine has no GPU and {cores()} CPU "
+                f"core{'' if cores() == 1 else 's'}.",
+                "Lower run.devices, or leave it out for one process.",
+            )
         return Choice((), wanted)
     if wanted > len(here):
         raise WorkbenchError(f"run.devices: {wanted} GPUs were asked for; {_have(here)}.", "Lower run.devices.")

@@ -15,7 +15,7 @@ from pathlib import Path
 import platformdirs
 
 from engine.errors import WorkbenchError, visible
-from engine.run.devices import Choice
+from engine.run.devices import Choice, cores
 from engine.run.store import RunFolder
 
 TOKEN = "WORKBENCH_RUN_TOKEN"
@@ -83,8 +83,7 @@ def safe_python(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def threads(choice: Choice) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = max(1, cores // choice.processes)
+    share = max(1, cores() // choice.processes)
     return min(share, 8) if choice.visible else share
 
 

@@ -25,11 +25,13 @@ from engine.config.tree import RunConfig, fields
     )
 )
 def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    room = footprint.device_bytes(facts)
+    room = footprint.device_bytes(config, facts)
     need = needed(config, facts)
     if room is None or need is None:
         return
-    place = "the card has" if facts.machine and facts.machine.gpus else "this machine has"
+    on_card, processes = bool(facts.machine and facts.machine.gpus), footprint.device_count(config, facts)
+    of_host = f"each of {processes} processes has" if processes > 1 else "this machine has"
+    place = "the card has" if on_card else of_host
     path = fields.optim.per_device_train_batch_size.path
     if need > room:
         ways = sorted(_ways(config, facts, need), key=lambda way: way[0])

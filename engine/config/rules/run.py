@@ -130,6 +130,12 @@ def devices_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if not machine.gpus:
         if isinstance(devices, list) and devices:
             yield must(path, "auto on a machine without GPU", devices, "Training runs on the CPU there.", fix=fix)
+        elif isinstance(devices, int) and machine.cpu_count is not None and devices > machine.cpu_count:
+            todo = "Without a GPU each device is a process that needs a core of its own."
+            rule_text = f"at most {machine.cpu_count}, the CPU cores of this machine"
+            yield must(
+                path, rule_text, devices, todo, fix=Fix(f"set it to {machine.cpu_count}", {path: machine.cpu_count})
+            )
     elif isinstance(devices, list):
         missing = [index for index in devices if index >= len(machine.gpus)]
         if missing:

@@ -589,6 +589,7 @@ CASES: dict[str, list[Case]] = {
         ({"run.devices": [0]}, Facts(machine=CPU), "run.devices", "error"),
         ({"run.devices": [1]}, Facts(machine=H100), "run.devices", "error"),
         ({"run.devices": 2}, Facts(machine=H100), "run.devices", "error"),
+        ({"run.devices": 5}, Facts(machine=CPU), "run.devices", "error"),
     ],
     "the-name-fits-a-folder": [({"run.name": "a/b"}, Facts(), "run.name", "error")],
     "checkpoints-fit-the-disk": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import WorkbenchError
+from engine.run import devices
 from engine.run.devices import Card, Choice, _allowed, choose
 
 GiB = 1 << 30
@@ -15,7 +16,6 @@ FOUR = [Card(str(n), free, 80 * GiB - free) for n, free in enumerate([10 * GiB, 
     ("wanted", "taken", "found", "expected"),
     [
         ("auto", (), [], Choice((), 1)),
-        (2, (), [], Choice((), 2)),
         ("auto", (), FOUR, Choice(("1",), 1)),
         ("auto", ("1",), FOUR, Choice(("2",), 1)),
         ("auto", ("1", "2"), FOUR, Choice(("1",), 1)),
@@ -38,6 +38,14 @@ def test_choice(wanted, taken, found, expected):
 def test_what_is_not_here_is_said_with_what_is(wanted, words):
     with pytest.raises(WorkbenchError, match=words):
         choose(wanted, (), FOUR)
+
+
+@pytest.mark.parametrize(("cores", "words"), [(2, "has no GPU and 2 CPU cores"), (1, "has no GPU and 1 CPU core[.]")])
+def test_without_a_gpu_a_number_is_so_many_processes_each_on_a_core_of_its_own(monkeypatch, cores, words):
+    monkeypatch.setattr(devices, "cores", lambda: cores)
+    assert choose(cores, (), []) == Choice((), cores)
+    with pytest.raises(WorkbenchError, match=words):
+        choose(cores + 1, (), [])
 
 
 def test_a_machine_without_gpu_refuses_a_numbered_one():
