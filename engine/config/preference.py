@@ -41,7 +41,7 @@ class Dpo(MethodSection):
 
     label_smoothing: Annotated[float, Ge(0), Lt(0.5), Advanced, Source("TRL: DPOConfig.label_smoothing")] = 0.0
     """How often the labels of a pair are assumed to be swapped. Above 0 the loss trusts noisy preferences less; used by
-    the losses `sigmoid`, `exo_pair` and `robust`."""
+    the losses `exo_pair`, `robust`, `aot` and `aot_unpaired`."""
 
     reference: Annotated[Literal["adapter_off", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords] = "auto"
     """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs

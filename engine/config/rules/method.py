@@ -20,7 +20,7 @@ _LEARNS = {
     "distill": "every token that the teacher judged",
     "prompts": "answers of its own",
 }
-_SMOOTHED = ("sigmoid", "exo_pair", "robust")
+_SMOOTHED = ("exo_pair", "robust", "aot", "aot_unpaired")
 
 
 @rule(reads=(fields.method.kind, fields.method.label_smoothing, fields.method.loss_type))

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from engine.config.preference import DpoLoss
+from engine.config.schema import read
 from tests.engine.trainers.building import Built, apart
-from tests.engine.trainers.conftest import PAIRS, RATED, STEPS, TAUGHT, TEXTS
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
+TALKS = [{"messages": messages} for messages in CONVERSATIONS]
+LINES = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2}."} for number in range(24)]
+APART = {"data.packing": True, "data.packing_cross_doc_attn_mask": True}
+
+
+def language(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """The mean negative log-probability of the learned tokens, each document of a pack by itself."""
+    found = []
+    for row in rows:
+        start = 0
+        for length in row.get("seq_lengths") or [len(row["input_ids"])]:
+            ids, labels = (row[part][start : start + length] for part in ("input_ids", "labels"))
+            spread = built.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+            found += [-spread[place - 1, ids[place]] for place in range(1, length) if labels[place] != -100]
+            start += length
+    return torch.stack(found).mean()
+
+
+def dpo(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """arXiv:2305.18290, equation 7; `robust` as in arXiv:2403.00409, equation 11."""
+    method, losses = built.config.method, []
+    for row in rows:
+        ours, theirs = both(built, row), both(built, row, reference=True)
+        margin = method.beta * ((ours[0] - theirs[0]).sum() - (ours[1] - theirs[1]).sum())
+        right, wrong, swapped = torch.sigmoid(margin).log(), torch.sigmoid(-margin).log(), method.label_smoothing
+        losses.append(((1 - swapped) * -right - swapped * -wrong) / (1 - 2 * swapped))
+    return torch.stack(losses).mean()
 
 
 def kto(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
@@ -129,6 +158,11 @@ def prm(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
 
 
 CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] = [
+    ("sft", {}, TALKS, language),
+    ("pretrain", {"method.kind": "pretrain"}, LINES, language),
+    ("pretrain, packs kept apart", {"method.kind": "pretrain", **APART}, LINES, language),
+    ("dpo", {"method.kind": "dpo"}, PAIRS, dpo),
+    ("dpo, robust", {"method.kind": "dpo", "method.loss_type": "robust", "method.label_smoothing": 0.1}, PAIRS, dpo),
     ("kto", {"method.kind": "kto"}, RATED, kto),
     ("ipo", {"method.kind": "ipo"}, PAIRS, ipo),
     ("simpo", {"method.kind": "simpo", "method.cpo_alpha": 0.3}, PAIRS, simpo),
@@ -151,6 +185,20 @@ def test_gradients_equal_plain_torch(tmp_path, monkeypatch, settings, rows, plai
     (loss, ours), (expected, theirs) = built.gradients(), built.of(plain)
     assert loss == pytest.approx(expected, rel=near)
     assert apart(ours, theirs) <= near
+
+
+def test_smoothed_labels_are_refused_with_just_those_losses_of_dpo_that_they_would_not_change(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    built = Built({"method.kind": "dpo"}, PAIRS, tmp_path)
+    trainer, batch = built.trainer, built.collate(built.rows)
+    for name in get_args(DpoLoss):
+        trainer.loss_types, found = [name], []
+        for trainer.label_smoothing in (0.1, 0.3):
+            with torch.no_grad():
+                found.append(trainer.compute_loss(built.model, dict(batch)).item())
+        reading = read({"method": {"kind": "dpo", "loss_type": name, "label_smoothing": 0.3}})
+        refused = [finding.path for finding in reading.findings if finding.rule.startswith("label-smoothing")]
+        assert refused == (["method.label_smoothing"] if found[0] == found[1] else []), name
 
 
 def test_the_odds_of_a_certain_answer_stay_finite():
