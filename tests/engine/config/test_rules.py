@@ -56,6 +56,7 @@ CASES: dict[str, list[Case]] = {
             "error",
         ),
         ({**DPO, "method.loss_type": "robust"}, Facts(), "method.label_smoothing", "error"),
+        ({**DPO, "method.label_smoothing": 0.1}, Facts(), "method.label_smoothing", "error"),
     ],
     "beta-needs-a-loss-that-uses-it": [
         ({**DPO, "method.loss_type": "sft", "method.beta": 0.5}, Facts(), "method.beta", "error")
