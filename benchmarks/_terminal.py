@@ -22,7 +22,9 @@ class Terminal:
         if self.pid == 0:
             fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             extra = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(rows), "LC_ALL": "C.UTF-8"}
-            os.execvpe(argv[0], argv, {**os.environ, **extra, **(env or {})})
+            # Compiled modules are kept, as in any installation.
+            mine = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+            os.execvpe(argv[0], argv, {**mine, **extra, **(env or {})})
         self.seen = b""
 
     def type(self, keys: bytes) -> float:
