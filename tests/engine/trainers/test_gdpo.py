@@ -7,9 +7,9 @@ import torch
 
 from engine.run.store import RunFolder
 from engine.trainers.gdpo import without_spread
-from tests.engine.trainers.building import Built
+from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import CONVERSATIONS
-from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS, curve, ids_of, same_after_a_resume
+from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS, curve, ids_of, plain_loss, same_after_a_resume, sampled
 
 GDPO = {**GRPO, "method.kind": "gdpo"}
 # A large reward with a spread of its own that also likes digits, and a small one against them.
@@ -61,6 +61,30 @@ def test_advantages_are_those_of_each_reward_by_itself(tmp_path, monkeypatch):
     total = (total - total.mean()) / (total.std() + 1e-4)
     assert torch.cat(ours).tolist() == pytest.approx(total.tolist(), abs=1e-5)
     assert total.abs().max() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
+)
+def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
+    """With the advantages of the test above; all losses are GRPO's, where each has its test."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    settings = {**GDPO, **adapter, "method.steps_per_generation": 4, "method.beta": 0.1}
+    built = Built({**settings, "optim.per_device_train_batch_size": 4}, ROWS, tmp_path, exact_head=exact_head)
+    batches = sampled(built, tmp_path)
+    batch = max(batches, key=lambda each: each["advantages"].abs().sum())
+    batch["advantages"] = batch["advantages"].double()
+    built.trainer.rewards.close()
+    built.model.zero_grad()
+    loss = built.trainer.compute_loss(built.model, dict(batch))
+    loss.backward()
+    value, ours = built._taken(loss)
+    built.model.zero_grad()
+    expected = plain_loss(built, batch, list(batch["advantages"]), "dapo", False, 0.2)
+    expected.backward()
+    wanted, theirs = built._taken(expected)
+    assert value == pytest.approx(wanted, rel=100 * near)
+    assert apart(ours, theirs) <= near
 
 
 def test_rewards_that_make_up_for_each_other_still_teach():

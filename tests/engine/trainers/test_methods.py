@@ -101,6 +101,21 @@ def test_a_reward_model_scores_right_solutions_higher_and_so_does_what_was_saved
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gdpo", "ppo"])
+def test_answers_to_real_questions_earn_more_of_what_is_asked_for(train, shared_data, kind):
+    """GRPO's own test of this is in test_grpo.py."""
+    settings = {"method.kind": kind, **real(shared_data, "gsm8k/train_1000.jsonl", 60), "data.max_length": 200}
+    settings |= {"method.reward_funcs": ["gsm8k", r"regex:^\D*$"], "method.max_completion_length": 8}
+    settings |= {"optim.per_device_train_batch_size": 32, "optim.gradient_accumulation_steps": 1}
+    settings |= {"optim.learning_rate": 1e-2, "optim.max_steps": 24, "run.save_steps": 24}
+    own = {"gdpo": {"method.num_generations": 4}, "ppo": {"method.beta": 0.0, "method.value_learning_rate": 0.02}}
+    run = train({**settings, **own[kind]})
+    wordy = curve(run, "rewards/regex/mean")
+    assert sum(wordy[-4:]) / 4 > sum(wordy[:2]) / 2 + 0.2
+    assert "gsm8k x 1 (first rows' own answers: 1.00)" in told(run, "loss")["detail"]
+
+
+@pytest.mark.slow
 def test_the_new_head_of_a_reward_model_is_not_quantized(train, source):
     settings = {"method.kind": "reward", **LORA, "model.quantization": "nf4", "data.train": [{"path": source(PAIRS)}]}
     run = train({**settings, "optim.max_steps": 2})
