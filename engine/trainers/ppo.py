@@ -206,6 +206,9 @@ def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
         config, run_folder, num_generations=size if size > 1 else max(2, together), num_generations_eval=1
     )
     args.num_generations = size
+    # The head is read off the hidden states beside the model's own pass, so ranks that look for what a pass left unused
+    # would count its gradients twice.
+    args.ddp_find_unused_parameters = False
     return args
 
 

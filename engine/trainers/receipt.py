@@ -41,6 +41,8 @@ def receipt(config: Any, trainer: Any, prepared: Any) -> list[dict[str, Any]]:
         ),
         _entry("tokens fingerprint", None, prepared.fingerprint, detail="of ids and labels of the first rows"),
     ]
+    if (ranks := trainer.accelerator.num_processes) > 1:
+        entries.append(_processes(config, ranks))
     if config.model.quantization != "none":
         entries.append(_quantization(config, model))
     if getattr(model, "stored_fp8", None) is not None:
@@ -82,6 +84,16 @@ def unmet(config: Any, entries: list[dict[str, Any]]) -> str | None:
 
 def _entry(feature: str, requested: Any, effective: Any, count: int | None = None, detail: str = "") -> dict[str, Any]:
     return {"feature": feature, "requested": requested, "effective": effective, "count": count, "detail": detail}
+
+
+def _processes(config: Any, ranks: int) -> dict[str, Any]:
+    where = "each on a GPU"
+    if not torch.cuda.is_available():
+        threads = torch.get_num_threads()
+        where = f"on the CPU, {threads} thread{'' if threads == 1 else 's'} each"
+    together = config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps * ranks
+    detail = f"{where}; a step averages the gradients of {together} rows (or answers) over them"
+    return _entry("processes", config.run.devices, ranks, ranks, detail)
 
 
 def _precision(config: Any, model: Any) -> dict[str, Any]:

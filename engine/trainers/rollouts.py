@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import DistributedType, send_to_device
 from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
@@ -29,6 +29,9 @@ from engine.trainers.reference import frozen_copy
 from engine.trainers.saving import RunTrainer
 from engine.trainers.shared_prompts import answers_each, can_share, read_answers, sampling_once, side_by_side
 
+# Alone, or ranks that hold the same weights; others split them.
+WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
 
 class RolloutTrainer(RunTrainer):
     """Mixed in before TRL's GRPOTrainer or a trainer made from it; `take` gives it its rewards."""
@@ -40,8 +43,8 @@ class RolloutTrainer(RunTrainer):
     def take(self, config: Any, rewards: Rewards, told: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
         self.rewards, self.kept_groups, self.told_rewards = rewards, config.method.rollout_groups, told
-        ranks = self.accelerator.num_processes  # type: ignore[attr-defined]
-        self.shares_prompts = can_share(config, self.base_of(self.model), ranks)  # type: ignore[attr-defined]
+        whole = self.accelerator.distributed_type in WHOLE_MODEL  # type: ignore[attr-defined]
+        self.shares_prompts = can_share(config, self.base_of(self.model), whole)  # type: ignore[attr-defined]
         self._rollouts: RolloutFile | None = None
         stops = stop_ids(self.model, self._tokenizer, self._tokenizer.chat_template)  # type: ignore[attr-defined]
         self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops  # type: ignore[attr-defined]
@@ -61,10 +64,12 @@ class RolloutTrainer(RunTrainer):
 
     def told(self) -> str:
         """What the receipt adds about the loss."""
-        told = self.told_rewards
-        if self.shares_prompts and self.num_generations > 1:  # type: ignore[attr-defined]
+        told, args, size = self.told_rewards, self.args, self.num_generations  # type: ignore[attr-defined]
+        # Ranks sample side by side, so a group may begin on one and end on the next.
+        groups_stay = args.per_device_train_batch_size * args.steps_per_generation % size == 0
+        if self.shares_prompts and size > 1 and groups_stay:
             # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
-            whole = self.args.steps_per_generation == 1  # type: ignore[attr-defined]
+            whole = args.steps_per_generation == 1
             told += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
         if self.beta == 0:
             return f"{told}; no reference"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import BatchSamplerShard
 
 from engine.run import checkpoint
 from engine.run.store import RunFolder
@@ -92,6 +93,16 @@ class RunTrainer:
         (schedule-free): before held-out rows, samples and checkpoints. The next step takes its own back. On all ranks."""
         if callable(average := getattr(self.optimizer, "eval", None)):
             average()
+
+    def get_train_dataloader(self) -> Any:
+        """The loader, whose order follows the epoch on several ranks too: a resume in the middle of one puts a wrapper around
+        each rank's share, and accelerate looks for the sampler one level below it."""
+        loader = super().get_train_dataloader()  # type: ignore[misc]
+        if isinstance(share := loader.batch_sampler, BatchSamplerShard):
+            for name in ("sampler", "set_epoch"):
+                if (found := getattr(share.batch_sampler, name, None)) is not None:
+                    setattr(share, name, found)
+        return loader
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -3,8 +3,9 @@
 The prompts without their last token go through the model once each and leave their keys and values; every answer, with
 the prompt's last token before it, is computed on top of these. The numbers and gradients are those of the plain pass but
 for rounding. Refused where the keys and values of a prompt are not all that an answer sees of it, or where a library
-drops them: layers with windows or states of their own, gradient checkpointing, several ranks; and where a feature counts
-on one pass a step: offloading, compiled models.
+drops them: layers with windows or states of their own, gradient checkpointing, weights split over ranks; and where a
+feature counts on one pass a step: offloading, compiled models. Ranks that hold the whole model each share by themselves:
+gradients of both passes meet in one reduction.
 
 Shapes: B answers to B / G prompts, P tokens of the longest prompt, T of the longest answer.
 """
@@ -25,11 +26,14 @@ from engine.trainers.arguments import checkpointing
 ATTENTION = ("sdpa", "eager")
 
 
-def can_share(config: Any, model: Any, ranks: int) -> bool:
-    """Whether the answers to a prompt can share it, by the run's config and the model as it was built."""
+def can_share(config: Any, model: Any, whole: bool) -> bool:
+    """Whether the answers to a prompt can share it, by the run's config and the model as it was built.
+
+    `whole` is whether each rank holds all of the weights.
+    """
     memory = config.memory
     return (
-        ranks == 1
+        whole
         and not (checkpointing(config) or memory.activation_offloading or memory.layer_offloading)
         and config.kernels.torch_compile is not True
         and model.config._attn_implementation in ATTENTION
