@@ -35,7 +35,7 @@ from engine.run.store import RunFolder
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 WANTED, SECONDS = 0.95, 90
-ENDED = ("finished", "stopped", "failed")
+ENDED = ("finished", "stopped")
 
 
 @dataclass
@@ -117,26 +117,34 @@ def one(seed: int, runs: Path, settings: list[str]) -> Outcome:
 
 
 def wait(run: RunFolder) -> float:
-    """Wait until the run has ended; the CPU seconds of its worker since training began."""
+    """Wait until the run has ended; the CPU seconds of its worker and the worker's processes since training began."""
     begun: float | None = None
     spent = 0.0
-    while True:
+    while (state := run.state) not in ENDED:
+        if state in ("failed", "lost"):
+            raise SystemExit(f"{run.path}: {run.read_json().get('cause')}\n{run.log.read_text()[-2000:]}")
         time.sleep(0.25)
-        lines = run.events.read_text().splitlines() if run.events.exists() else []
-        kinds = {json.loads(line)["kind"] for line in (lines[:60] + lines[-1:]) if line.endswith("}")}
         worker = run.worker()
         try:
             if worker is not None:
-                times = psutil.Process(worker.pid).cpu_times()
-                spent = times.user + times.system
+                spent = max(spent, _cpu_seconds(psutil.Process(worker.pid)))
         except psutil.NoSuchProcess:
             pass
-        if begun is None and "started" in kinds:
+        if begun is None and state == "running":
             begun = spent
-        if kinds & set(ENDED):
-            return spent - (begun or 0.0)
-        if run.state in ("failed", "lost"):
-            raise SystemExit(f"{run.path}: {run.read_json().get('cause')}\n{run.log.read_text()[-2000:]}")
+    return spent - (begun or 0.0)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """Of a process and all that it started and that live."""
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            times = each.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
 
 
 def ask(folder: Path, seed: int) -> list[tuple[str, str, str]]:

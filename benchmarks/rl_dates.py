@@ -1,13 +1,14 @@
 """How far rewards alone bring a model that is right about a third of the time: GRPO, GDPO and PPO on dates.
 
-    python benchmarks/rl_dates.py [--methods grpo gdpo ppo] [--seeds 1 2 3] [--controls no|too|only]
+    python benchmarks/rl_dates.py [--methods grpo gdpo ppo] [--seeds 1 2 3] [--controls no|too|only] [--processes 2]
                                   [--runs FOLDER] [--results FILE --commit HASH] [--check] [KEY=VALUE ...]
 
 A short SFT by the recipe `demo` gives the model that is right about a third of the time; each method then goes on from it
 as `demos/grpo_dates.yaml` has it, through the product's own worker. Right answers are counted on 1,000 days that occur in
 no training row, answered greedily. The control has the same rewards in another order within each sampling: it sees the
-same numbers and can learn nothing from them. Training seconds go from the event `started` to `finished`, CPU seconds are
-the worker's over the same time; on a machine that does other work too, half of them is what two quiet cores would need at
+same numbers and can learn nothing from them. Two processes share the 256 answers of a step, each on a core. Training
+seconds go from the event `started` to `finished`, those of the SFT are told apart; CPU seconds are the worker's and its
+processes' over the same time: on a machine that does other work too, half of them is what two quiet cores would need at
 best. `--check` exits 1 unless every run passes 80 % within 300 seconds and every control stays within 5 points.
 """
 
@@ -38,6 +39,7 @@ from engine.run.store import RunFolder
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 WANTED, SECONDS, POINTS = 0.80, 300, 0.05
 SFT_STEPS = 180
+ANSWERS = 256
 DEMO = Path(__file__).parents[1] / "demos" / "grpo_dates.yaml"
 CONTROLS = {"no": (False,), "too": (False, True), "only": (True,)}
 METHODS: dict[str, list[str]] = {
@@ -113,6 +115,7 @@ def main() -> int:
     given.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     given.add_argument("--controls", choices=CONTROLS, default="too")
     given.add_argument("--sft-steps", type=int, default=SFT_STEPS)
+    given.add_argument("--processes", type=int, default=2)
     given.add_argument("--runs", type=Path)
     result_options(given)
     given.add_argument("--check", action="store_true")
@@ -123,11 +126,16 @@ def main() -> int:
         runs = options.runs or Path(scratch)
         (Path(scratch) / "shuffled.py").write_text(SHUFFLED.format(folder=str(DEMO.parent)))
         for seed in options.seeds:
-            start, _, _, _ = trained(sft(options.sft_steps, seed), runs, f"sft-{seed}")
+            start, *sft_seconds, _ = trained(sft(options.sft_steps, seed), runs, f"sft-{seed}")
             before = accuracy(start, seed)
+            print(
+                f"sft, seed {seed}: {before:.1%} after {options.sft_steps} steps in {sft_seconds[0]:.1f} s", flush=True
+            )
             for method in options.methods:
                 for control in CONTROLS[options.controls]:
-                    settings = [*METHODS[method], f"model.name={start}", f"run.seed={seed}", *options.settings]
+                    settings = [*METHODS[method], f"model.name={start}", f"run.seed={seed}"]
+                    settings += [f"optim.per_device_train_batch_size={ANSWERS // options.processes}"]
+                    settings += [f"run.devices={options.processes}", *options.settings]
                     if control:
                         given_to_others = [
                             f"{scratch}/shuffled.py:{name}" for name in ("shuffled_exact", "shuffled_parts")
@@ -192,8 +200,8 @@ def record(given: argparse.Namespace, outcomes: list[Outcome]) -> None:
     for each in outcomes:
         steps = len(each.rewards)
         shape = (
-            f"seed={each.seed} steps={steps} seconds={each.seconds:.1f} cpu={each.cpu_seconds:.0f} "
-            f"before={each.before:.3f} after={each.after:.3f}"
+            f"seed={each.seed} processes={given.processes} steps={steps} seconds={each.seconds:.1f} "
+            f"cpu={each.cpu_seconds:.0f} before={each.before:.3f} after={each.after:.3f}"
         )
         work = f"{each.method} on dates{', shuffled rewards' if each.control else ''}"
         results.add(work, shape, ms=[1000 * each.seconds / max(steps, 1)])

@@ -285,10 +285,11 @@ def _first_rank_first(work: Callable[[], Any]) -> Any:
 
 
 def _devices() -> list[str]:
+    """The names of the GPUs, or `cpu` once for each process."""
     import torch
 
     if not torch.cuda.is_available():
-        return ["cpu"]
+        return ["cpu"] * int(os.environ.get("WORLD_SIZE", "1"))
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 

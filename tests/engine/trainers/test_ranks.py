@@ -157,7 +157,8 @@ def test_a_run_of_two_processes_resumes_to_the_bit(tmp_path, monkeypatch, method
     again = resumed_from(whole, 7, tmp_path / "runs" / "again")
     launch.resume(again)
     ended(again)
-    assert lines(whole, "started")[0]["world_size"] == 2
+    begun = lines(whole, "started")[0]
+    assert (begun["world_size"], begun["devices"]) == (2, ["cpu", "cpu"])
     entry = next(e for e in lines(whole, "receipt")[0]["entries"] if e["feature"] == "processes")
     assert (entry["requested"], entry["effective"], entry["count"]) == (2, 2, 2)
     epochs = {event["step"]: event["epoch"] for event in lines(whole, "metrics")}
