@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from engine.config.section import Auto, Control, Expert, Later, Section, Source, Title
+from engine.config.section import Auto, Control, Expert, Section, Source, Title
 
 COMPILE_OPTIONS = (
     "coordinate_descent_tuning", "coordinate_descent_check_all_directions", "shape_padding", "epilogue_fusion",
@@ -28,8 +28,11 @@ class Kernels(Section):
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3 and Qwen3-MoE.
     `auto` leaves it off."""
 
-    kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Later(True), Expert] = False
-    """Time the combinations of kernels on this machine and take the fastest."""
+    kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Expert] = False
+    """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel` and `torch_compile` that are
+    `auto`, on this model and machine, and take the fastest. Passes with and without gradients over at most 32 rows of 512
+    tokens, at most 50 a combination; nothing is trained by them. Takes seconds, and beside that what compiling takes: a
+    minute or more on a CPU. The receipt holds the table, and a resumed run keeps the choice."""
 
     quantization_aware: Annotated[
         bool | Literal["fp8"],

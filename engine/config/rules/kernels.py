@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kernels import COMPILE_OPTIONS, NORM_ROPE_MODELS
@@ -68,3 +69,24 @@ def cuda_graphs_need_one_shape(config: RunConfig, facts: Facts) -> Iterator[Find
         todo = f"A graph is recorded for one shape, and {batches}: each new shape is recorded anew and held in memory."
         path = f"{fields.kernels.torch_compile_options.path}.triton.cudagraphs"
         yield must(path, "false unless all batches have one shape", True, todo, severity="warning")
+
+
+_COMPOSE = fields.kernels.kernel_auto_compose
+_TIMED = (fields.kernels.use_cut_ce, fields.kernels.fused_attn_kernel, fields.kernels.torch_compile)
+
+
+@rule(reads=(_COMPOSE, *_TIMED, fields.kernels.torch_compile_options))
+def kernel_auto_compose_has_a_choice(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    kernels = resolved(config, facts).kernels
+    if config.kernels.kernel_auto_compose and "auto" not in [getattr(kernels, spec.name) for spec in _TIMED]:
+        todo = f"There is nothing to choose: leave one of {', '.join(spec.name for spec in _TIMED)} at auto."
+        fix = Fix("remove it", unset=(_COMPOSE.path,))
+        yield must(_COMPOSE.path, "false while every kernel is set by hand", True, todo, fix=fix)
+
+
+@rule(reads=(_COMPOSE, fields.memory.layer_offloading))
+def kernel_auto_compose_needs_the_layers_on_the_card(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.kernel_auto_compose and config.memory.layer_offloading:
+        todo = "Kernels are timed before the layers stream, while their weights wait on the host: set them by hand."
+        fix = Fix("remove it", unset=(_COMPOSE.path,))
+        yield must(_COMPOSE.path, "false with memory.layer_offloading", True, todo, fix=fix)

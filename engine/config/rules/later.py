@@ -32,14 +32,6 @@ def fp32_norms_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     yield from _refuse(fields.memory.fp32_norms, config, "false", todo)
 
 
-@rule(reads=(fields.kernels.kernel_auto_compose,))
-def kernel_auto_compose_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = (
-        "Choosing kernels by timing them comes later; use_cut_ce, fused_attn_kernel and torch_compile are set by hand."
-    )
-    yield from _refuse(fields.kernels.kernel_auto_compose, config, "false", todo)
-
-
 @rule(reads=(fields.data.streaming,))
 def streaming_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "It comes in a later version; prepared rows are memory-mapped, so large data need disk, not memory."

@@ -222,7 +222,7 @@ def a_tile_is_smaller_than_a_batch(config: RunConfig, facts: Facts) -> Iterator[
 @rule(reads=(_TILES, fields.kernels.torch_compile, fields.kernels.torch_compile_options))
 def tiles_are_not_compiled(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path = fields.kernels.torch_compile.path
-    if config.memory.tiled_mlp and resolved(config, facts).kernels.torch_compile:
+    if config.memory.tiled_mlp and resolved(config, facts).kernels.torch_compile is True:
         todo = "A tile is differentiated inside the backward pass, which torch's compiler cannot follow."
         yield must(
             path,

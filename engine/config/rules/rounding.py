@@ -100,10 +100,18 @@ def weights_stored_in_fp8_take_plain_lora(config: RunConfig, facts: Facts) -> It
         yield must(spec.path, rule_text, True, todo, fix=Fix("take plain LoRA", unset=(spec.path,)))
 
 
-@rule(reads=(_SPEC, fields.kernels.torch_compile, fields.kernels.torch_compile_options))
+@rule(
+    reads=(
+        _SPEC,
+        fields.kernels.torch_compile,
+        fields.kernels.torch_compile_options,
+        fields.kernels.kernel_auto_compose,
+    )
+)
 def fp8_wants_compiled_layers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     kernels, path = config.kernels, fields.kernels.torch_compile.path
-    compiled = kernels.torch_compile is True or (kernels.torch_compile == "auto" and kernels.torch_compile_options)
+    left = kernels.torch_compile_options or kernels.kernel_auto_compose
+    compiled = kernels.torch_compile is True or (kernels.torch_compile == "auto" and left)
     if kernels.quantization_aware == "fp8" and not compiled:
         todo = "Uncompiled, rounding takes more time than FP8 saves: 2.2 times bfloat16's step with LoRA on an H200."
         fix = Fix("compile the layers", {path: True})

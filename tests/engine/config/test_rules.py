@@ -493,8 +493,30 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
-    "kernel-auto-compose-comes-later": [
-        ({"kernels.kernel_auto_compose": True}, Facts(), "kernels.kernel_auto_compose", "error")
+    "kernel-auto-compose-has-a-choice": [
+        (
+            {
+                "kernels.kernel_auto_compose": True,
+                "kernels.use_cut_ce": True,
+                "kernels.fused_attn_kernel": False,
+                **compiled,
+            },
+            Facts(),
+            "kernels.kernel_auto_compose",
+            "error",
+        )
+        for compiled in (
+            {"kernels.torch_compile": False},
+            {"kernels.torch_compile_options": {"shape_padding": True}},
+        )
+    ],
+    "kernel-auto-compose-needs-the-layers-on-the-card": [
+        (
+            {"kernels.kernel_auto_compose": True, "memory.layer_offloading": True, **LORA},
+            Facts(),
+            "kernels.kernel_auto_compose",
+            "error",
+        )
     ],
     "fp8-needs-a-gpu": [(FP8, Facts(machine=CPU), "kernels.quantization_aware", "error")],
     "fp8-needs-a-card-that-has-it": [
@@ -656,9 +678,7 @@ def test_a_value_of_a_later_version_is_never_accepted_in_silence(spec: Any) -> N
         found = [finding for finding in reading.findings if finding.path == spec.path and finding.severity == "error"]
         assert len(found) == 1
         assert spec.path not in reading.invalid
-        assert (
-            "later version" in found[0].message or spec.section == "run" or spec.path == "kernels.kernel_auto_compose"
-        )
+        assert "later version" in found[0].message or spec.section == "run"
 
 
 def test_rules_read_the_settings_they_name() -> None:

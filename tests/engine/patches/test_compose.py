@@ -1,0 +1,315 @@
+"""Kernels by timing: the fastest finite combination is taken, nothing of the trial stays, and the run is one chosen by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import types
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trl.trainer.utils import add_fused_lm_head
+
+from engine.config.schema import read
+from engine.errors import ModelError
+from engine.patches import compiled, compose
+from engine.patches.plan import Applied, Patches
+from tests.engine.patches.conftest import tiny_model
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
+
+
+def config(**kernels):
+    given = {"kernel_auto_compose": True, **kernels}
+    mapping = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "rows.jsonl"}], "max_length": 16}}
+    return read({**mapping, "kernels": given, "optim": {"per_device_train_batch_size": 2}}).config
+
+
+class Trainer:
+    """What timing needs of a trainer. A pass takes one second on the test's own clock, more where a kernel says so."""
+
+    writer = None
+    args = SimpleNamespace(process_index=0, gradient_checkpointing=False)
+
+    def __init__(self, model, clock=None):
+        self.model, self.clock = model, clock
+
+    @contextlib.contextmanager
+    def compute_loss_context_manager(self):
+        if self.clock is not None:
+            self.clock.now += 1.0
+        yield
+
+    def training_step(self, ids):
+        self.model.zero_grad()
+        loss = self.model(input_ids=ids, labels=ids, fused_lm_head=True).loss
+        loss.backward()
+        return loss.item()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only where a test lets it."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(compose, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def fused(**changes):
+    model = tiny_model(**changes)
+    add_fused_lm_head(model)
+    return model
+
+
+def planted(setting, act):
+    """A kernel that calls `act(ids)` in each pass through the first layer."""
+
+    def apply(config, trainer):
+        if getattr(config.kernels, setting) is not True:
+            return None
+        layer = trainer.model.model.layers[0]
+        before, plain = vars(layer).get("forward"), layer.forward
+
+        def forward(self, x, *args, **kwargs):
+            act(x)
+            return plain(x, *args, **kwargs)
+
+        layer.forward = types.MethodType(forward, layer)
+        undo = partial(setattr, layer, "forward", before) if before else partial(vars(layer).pop, "forward")
+        return Applied(setting, True, "planted", 1, "", undo)
+
+    return compose.Choice(setting, setting, apply, lambda config, trainer: None)
+
+
+def raising(x):
+    raise RuntimeError("no such kernel here\nand more")
+
+
+def zeroed(ids):
+    ids.zero_()
+
+
+def instances(model):
+    """What hangs on each module's own instance."""
+    return {
+        name: {key: id(value) for key, value in vars(module).items()}
+        for name, module in model.named_modules(remove_duplicate=False)
+    }
+
+
+def test_the_slow_one_is_left_and_the_quick_one_taken(monkeypatch, clock, tmp_path):
+    def pass_seconds(seconds):
+        return lambda x: setattr(clock, "now", clock.now + seconds)
+
+    choices = (planted("use_cut_ce", pass_seconds(0.5)), planted("torch_compile", pass_seconds(-0.25)))
+    monkeypatch.setattr(compose, "CHOICES", choices)
+    trainer = Trainer(fused(), clock)
+    chosen, said = compose.compose(config(fused_attn_kernel=False), trainer, tmp_path)
+    assert (chosen.kernels.use_cut_ce, chosen.kernels.torch_compile) == (False, True)
+    assert (said.effective, said.count) == ("torch_compile", 4)
+    table = json.loads((tmp_path / compose.FILE).read_text())["table"]
+    assert [(row["on"], row["forward_ms"], row["both_ms"]) for row in table] == [
+        ([], 1000, 1000), (["use_cut_ce"], 1500, 1500), (["torch_compile"], 750, 750),
+        (["use_cut_ce", "torch_compile"], 1250, 1250),
+    ]  # fmt: skip
+
+
+def test_of_what_is_as_fast_the_plainest_is_taken():
+    plain, cut = compose.Trial(()), compose.Trial(("use_cut_ce",))
+    for trial, seconds in ((plain, 1.015), (cut, 1.0)):
+        trial.forward, trial.both = [seconds], [seconds]
+    assert compose.choose([plain, cut]) is plain
+    plain.both = [1.03]
+    assert compose.choose([plain, cut]) is cut
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (raising, "no such kernel here"),
+        (lambda x: x.mul_(math.nan), "its loss is not finite"),
+    ],
+)
+def test_what_cannot_be_timed_is_told_and_never_taken(monkeypatch, clock, tmp_path, act, why):
+    monkeypatch.setattr(compose, "CHOICES", (planted("use_cut_ce", act),))
+    chosen, said = compose.compose(config(), Trainer(fused(), clock), tmp_path)
+    assert chosen.kernels.use_cut_ce is False
+    assert (said.effective, said.count) == ("plain", 1)
+    assert f"use_cut_ce left out: {why}" in said.detail
+    assert "\n" not in said.detail
+
+
+def test_a_time_that_is_no_number_is_out_and_if_all_are_the_run_ends(monkeypatch, clock, tmp_path):
+    monkeypatch.setattr(compose, "CHOICES", (planted("use_cut_ce", lambda x: setattr(clock, "now", math.nan)),))
+    clock_of = Trainer(fused(), clock)
+    # From the first such time on the clock stays so: the plain one was warm before, and has no finite time either.
+    with pytest.raises(ModelError, match=r"none of 2 combinations .*no finite time"):
+        compose.compose(config(), clock_of, tmp_path)
+    assert not (tmp_path / compose.FILE).exists()
+
+
+def test_an_input_that_is_written_to_is_found_out(monkeypatch, clock, tmp_path):
+    def apply(config, trainer):
+        if config.kernels.use_cut_ce is not True:
+            return None
+        hook = trainer.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: zeroed(*args))
+        return Applied("", True, "", 1, "", hook.remove)
+
+    monkeypatch.setattr(
+        compose, "CHOICES", (compose.Choice("use_cut_ce", "use_cut_ce", apply, lambda config, trainer: None),)
+    )
+    _, said = compose.compose(config(), Trainer(fused(), clock), tmp_path)
+    assert (said.effective, "it changed its input" in said.detail) == ("plain", True)
+
+
+def test_a_weight_that_is_written_to_ends_the_run(monkeypatch, clock, tmp_path):
+    model = fused()
+
+    def spoil(x):
+        with torch.no_grad():
+            model.model.norm.weight.mul_(1.0)
+
+    monkeypatch.setattr(compose, "CHOICES", (planted("use_cut_ce", spoil),))
+    with pytest.raises(ModelError, match="changed the model's weights"):
+        compose.compose(config(), Trainer(model, clock), tmp_path)
+
+
+def test_nothing_of_the_trial_stays_on_the_model_the_trainer_or_the_random_numbers(tmp_path, monkeypatch):
+    """The real features; layers are compiled without building code, which the slow test does."""
+    eager = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, options=None, **how: eager(function, backend="eager", **how))
+    monkeypatch.setattr(compose, "SECONDS", 0)
+    model = fused(layers=1)
+    trainer = Trainer(model.eval())
+    ids = torch.randint(128, (2, 9), generator=torch.Generator().manual_seed(1))
+    loss = trainer.training_step(ids)
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    before, own, random = instances(model), dict(vars(trainer)), torch.get_rng_state()
+    # The head's kernel, set by hand, is part of both combinations.
+    chosen, said = compose.compose(config(use_cut_ce=True), trainer, tmp_path)
+    assert instances(model) == before
+    assert dict(vars(trainer)) == own
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert said.count == 2
+    assert "fused norm and rotary not tried" in said.detail
+    assert "left out" not in said.detail
+    assert "auto" not in [getattr(chosen.kernels, choice.setting) for choice in compose.CHOICES]
+    assert trainer.training_step(ids) == loss
+    assert all(torch.equal(weight.grad, gradients[name]) for name, weight in model.named_parameters())
+
+
+def test_what_is_set_by_hand_is_so_in_every_combination_and_bounds_hold(monkeypatch, clock, tmp_path):
+    passes = []
+    assert (compose.ROWS, compose.LENGTH, compose.STEPS, compose.VOCABULARY) == (32, 512, 50, 200_000)
+    monkeypatch.setattr(compose, "ROWS", 3)
+    monkeypatch.setattr(compose, "LENGTH", 8)
+    monkeypatch.setattr(compose, "CHOICES", (planted("use_cut_ce", passes.append), planted("torch_compile", raising)))
+    given = config(torch_compile=False).model_copy(
+        update={"optim": config().optim.model_copy(update={"per_device_train_batch_size": 64})}
+    )
+    given = given.model_copy(update={"data": given.data.model_copy(update={"max_length": 4096})})
+    monkeypatch.setattr(compose, "SECONDS", 1e9)
+    _, said = compose.compose(given, Trainer(fused(layers=1), clock), tmp_path)
+    assert said.count == 2
+    assert {tuple(x.shape[:2]) for x in passes} == {(3, 8)}
+    assert 30 < len(passes) <= compose.STEPS
+
+
+def test_a_head_above_the_bound_is_not_timed(monkeypatch):
+    monkeypatch.setattr(compose, "VOCABULARY", 100)
+    trainer = Trainer(fused(vocab=128))
+    assert "above the 100 that are timed" in compose._no_cut(config(), trainer)
+    seen = []
+    trainer.model.lm_head.register_forward_pre_hook(lambda *args: seen.append(args))
+    assert math.isfinite(compose._loss(trainer.model, torch.zeros(1, 4, dtype=torch.long)).item())
+    assert seen == []
+
+
+def test_tiles_shared_prompts_and_models_without_a_head_say_why(tmp_path):
+    trainer = Trainer(tiny_model())
+    tiled = config().model_copy(update={"memory": config().memory.model_copy(update={"tiled_mlp": True})})
+    chosen, said = compose.compose(tiled, trainer, tmp_path)
+    assert (said.effective, said.count) == ("nothing to choose", None)
+    assert "no vocabulary head" in said.detail
+    assert "tiles cannot be compiled" in said.detail
+    assert [getattr(chosen.kernels, choice.setting) for choice in compose.CHOICES] == [False, False, False]
+    trainer.shares_prompts = True
+    assert "share their prompt" in compose._no_compile(config(), trainer)
+
+
+def test_what_was_timed_is_kept_for_a_resume_in_the_same_place_and_for_no_other(monkeypatch, clock, tmp_path):
+    passes = []
+    monkeypatch.setattr(compose, "CHOICES", (planted("use_cut_ce", passes.append),))
+    trainer = Trainer(fused(layers=1), clock)
+    first = compose.compose(config(), trainer, tmp_path)
+    timed, kept = len(passes), json.loads((tmp_path / compose.FILE).read_text())
+    again = compose.compose(config(), trainer, tmp_path)
+    assert (len(passes), again[0], again[1].detail) == (timed, first[0], first[1].detail)
+    # The other choice, as a slower day might have had it, stands.
+    (tmp_path / compose.FILE).write_text(json.dumps({**kept, "chosen": ["use_cut_ce"]}))
+    chosen, said = compose.compose(config(), trainer, tmp_path)
+    assert (chosen.kernels.use_cut_ce, said.effective, len(passes)) == (True, "use_cut_ce", timed)
+    for change in ({"device": "another"}, {"torch": "1.0"}, {"chosen": ["no_such"]}, {"table": []}):
+        (tmp_path / compose.FILE).write_text(json.dumps({**kept, **change}))
+        passes.clear()
+        assert compose.compose(config(), trainer, tmp_path)[1].effective == "plain"
+        assert passes
+    (tmp_path / compose.FILE).write_text("{")
+    assert compose.compose(config(), trainer, tmp_path)[1].effective == "plain"
+
+
+def test_without_the_setting_nothing_is_timed(tmp_path):
+    plain = config(kernel_auto_compose=False)
+    assert compose.compose(plain, Trainer(fused()), tmp_path) == (plain, None)
+    patches = Patches(plain, tmp_path)
+    assert patches.entries() == []
+
+
+@pytest.mark.slow
+def test_a_run_with_the_choice_is_the_run_chosen_by_hand_and_a_resumed_one_keeps_it(train, source, tmp_path):
+    base = {
+        "adapter.kind": "lora", "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 2, "run.save_steps": 1,
+        "kernels.torch_compile": False, "optim.gradient_accumulation_steps": 1,
+    }  # fmt: skip
+    run = train({**base, "kernels.kernel_auto_compose": True})
+    kept = json.loads((run.path / compose.FILE).read_text())
+    by_hand = train({**base, "kernels.use_cut_ce": "use_cut_ce" in kept["chosen"]})
+    losses = [event["loss"] for event in lines(run, "metrics")]
+    assert losses == [event["loss"] for event in lines(by_hand, "metrics")]
+    said = {entry["feature"]: entry for event in lines(run, "receipt") for entry in event["entries"]}
+    assert said[compose.FEATURE]["count"] == 2
+    assert "cut cross-entropy" in said[compose.FEATURE]["detail"]
+    assert "Timing kernels" in [event["name"] for event in lines(run, "phase")]
+    # The other choice, as a slower day might have had it: the resumed run takes it as it stands and times nothing.
+    other = [] if kept["chosen"] else ["use_cut_ce"]
+    copy = resumed_from(run, 1, tmp_path / "copy")
+    (copy.path / compose.FILE).write_text(json.dumps({**kept, "chosen": other}))
+    train(folder=copy)
+    again = {entry["feature"]: entry for event in lines(copy, "receipt", 1) for entry in event["entries"]}
+    assert again[compose.FEATURE]["effective"] == ("cut cross-entropy" if other else "plain")
+    assert ("cut cross-entropy" in again) == bool(other)
+    assert "Timing kernels" not in [event["name"] for event in lines(copy, "phase", 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_compiled_layers_are_timed_and_a_run_with_them_is_the_run_chosen_by_hand(train, source, monkeypatch):
+    if compiled.refusal() is not None:
+        pytest.skip("torch compiles for a CPU with g++")
+    base = {
+        "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 3, "kernels.use_cut_ce": False,
+        "optim.gradient_accumulation_steps": 1,
+    }  # fmt: skip
+    monkeypatch.setattr(compose, "choose", lambda trials: trials[-1])
+    run = train({**base, "kernels.kernel_auto_compose": True})
+    said = {entry["feature"]: entry for event in lines(run, "receipt") for entry in event["entries"]}
+    assert (said[compose.FEATURE]["effective"], said[compose.FEATURE]["count"]) == ("compiled layers", 2)
+    torch._dynamo.reset()
+    by_hand = train({**base, "kernels.torch_compile": True})
+    assert [e["loss"] for e in lines(run, "metrics")] == [e["loss"] for e in lines(by_hand, "metrics")]
