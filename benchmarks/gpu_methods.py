@@ -1,15 +1,20 @@
-"""A step of each method, ours against the plain TRL trainer with the same settings and against TRL's own defaults.
+"""A step of each method, ours against the plain library trainer with the same settings and against its own defaults.
 
     python benchmarks/gpu_methods.py --shape 8b --arms plain ours "cut, compiled" [--methods sft dpo] [--seconds 200]
                                      [--profile ARM] [--results FILE --commit HASH]
+    python benchmarks/gpu_methods.py --shape tiny --methods all --arms plain ours cut --rounds 1 --check
 
 LoRA r=16 on all linear layers of a Qwen3 shape (with --full every weight of it), random weights made on the card in bf16,
-4 sequences of 2,048 tokens a step (16 answers of 64 tokens where a method generates). All arms of a method share the
+4 sequences of 2,048 tokens a step (16 answers of 64 tokens where a method generates). The plain trainer of each method is
+that of `_peers.py`; where no library has one (PPO, stored probabilities of a teacher), or it is not installed, features are
+measured against ours without them. All arms of a method share the
 frozen base and train at the same time, each in a thread of its own: a step of one, then a step of the next, in an order
 that turns, so what slows the card down slows all. Each runs its trainer's own loop, ours with events, receipt and
 telemetry. Times are from the release of a trainer to the end of its step on the device, or of its `--window` of steps;
 the ratio is that of the medians, its 95 % interval from drawing the rounds again. The peak is what an arm alone would
-take: its weights, its optimizer and its step.
+take: its weights, its optimizer and its step. Loss and gradient norm of the first step, from one seed, are compared with
+the first arm's and told; with --check the exit code is 1 where they lie apart or an arm fell.
+The shape `tiny` is float32 and runs without a card, which shows that the arms run and agree, and no time of interest.
 `--profile` prints where the device's time in one step of an arm goes. Rows are written as soon as they are known.
 """
 
@@ -21,8 +26,10 @@ import copy
 import dataclasses
 import json
 import logging
+import math
 import os
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -37,17 +44,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 import transformers
 from _figures import Results, ratio, result_options
+from _method_rows import GENERATES, method_rows, reward_names, rows_a_step
+from _peers import NoPeer, plain_trainer
 from _profile import profile
-from datasets import Dataset
 from peft import get_peft_model
-from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification, TrainerCallback
+from transformers import PrinterCallback, Qwen3Config, TrainerCallback
 
-from engine.builtin import dates
 from engine.config.files import as_yaml
+from engine.config.method import METHODS
 from engine.config.schema import read, resolved
 from engine.data.collate import collator_for
 from engine.data.look import look_at
+from engine.errors import WorkbenchError
 from engine.models.adapters import add_adapter, lora_config
+from engine.models.load import LOADERS
 from engine.patches.plan import Patches
 from engine.run.control import Controls
 from engine.run.late import LateWriter
@@ -82,8 +92,9 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `ours` the same settings with no feature on."""
-GENERATES = "grpo", "gdpo"
 WARM = 3
+NEAR = {"float32": 1e-4, "bfloat16": 5e-2}
+"""How far loss and gradient norm of a first step may lie from the first arm's, relative to it: two orders of rounding."""
 CARD = torch.cuda.is_available()
 
 
@@ -127,6 +138,7 @@ class Arm:
         trainer.add_callback(self.baton)
         trainer.remove_callback(PrinterCallback)
         self.times: list[float] = []
+        self.first = math.nan, math.nan
         self.peak, self.failed = 0, ""
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()
@@ -151,6 +163,22 @@ class Arm:
         self.peak = torch.cuda.max_memory_allocated() - held
         return took
 
+    def warm(self) -> list[float]:
+        """The first steps, from a seed that all arms begin with; notes loss and gradient norm of the very first."""
+        torch.manual_seed(0)
+        took = [self.step() for _ in range(WARM)]
+        told = self.trainer.state.log_history[0]
+        self.first = told["loss"], float(told["grad_norm"])
+        return took
+
+    def apart(self, other: Arm) -> float:
+        """By how much of the other's loss and gradient norm the first ones differ, the larger of the two.
+
+        A loss that the signs of advantages make nearly nothing is held against the norm.
+        """
+        (loss, norm), (their_loss, their_norm) = self.first, other.first
+        return max(abs(loss - their_loss) / max(abs(their_loss), their_norm), abs(norm - their_norm) / their_norm)
+
     def alone(self) -> float:
         """MiB that the arm would take at its peak with the card to itself."""
         weights = {
@@ -171,15 +199,18 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
     """The run's config, with `auto` resolved for this card and shape."""
     kind: dict[str, Any] = {"kind": method}
     if method in GENERATES:
-        kind |= {"reward_funcs": ["length:64"], "max_completion_length": 64, "num_generations": 8, "beta": 0.0}
+        length = min(64, options.tokens)
+        kind |= {"reward_funcs": reward_names(method), "max_completion_length": length, "beta": 0.0}
+        kind |= {} if method == "ppo" else {"num_generations": 8}
     mapping: dict[str, Any] = {
         "version": 1,
-        "model": {"name": str(folder), "dtype": "bfloat16"},
+        "model": {"name": str(folder), "dtype": precision(options)},
         "method": kind,
         "adapter": {"kind": "none"} if options.full else {"kind": "lora", "r": 16, "lora_alpha": 32},
-        "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens, "packing": method == "sft"},
+        "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens, "packing": method == "sft",
+                 "shuffle": method != "kto"},  # TRL's KTO takes rows as they come
         "optim": {
-            "per_device_train_batch_size": rows_a_step(options, method), "gradient_accumulation_steps": 1,
+            "per_device_train_batch_size": rows_a_step(method, options.rows), "gradient_accumulation_steps": 1,
             "max_steps": 100_000, "learning_rate": 1e-4,
         },
         "memory": {"gradient_checkpointing": True},
@@ -196,45 +227,9 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
     return resolved(reading.config, look_at(reading.config, sources=False))
 
 
-def rows_a_step(options: argparse.Namespace, method: str) -> int:
-    """Rows that make `--rows` sequences: a pair is two; a method that generates takes 4 answers for each."""
-    if method in GENERATES:
-        return 4 * options.rows
-    return options.rows // 2 if method in ("dpo", "ipo", "simpo", "orpo", "reward") else options.rows
-
-
-def data(options: argparse.Namespace, method: str, vocabulary: int, tokenizer: Any) -> Dataset:
-    """Rows of the shape that the method learns from, every sequence of the full length; questions about dates where
-    answers are sampled."""
-    if method in GENERATES:
-        asked = [row["messages"][:1] for row in dates.rows(count=64)]
-        return Dataset.from_list(
-            [
-                {
-                    "prompt_ids": tokenizer.apply_chat_template(each, add_generation_prompt=True)["input_ids"],
-                    "prompt": json.dumps(each), "columns": "{}", "row": row,
-                }
-                for row, each in enumerate(asked)
-            ]
-        )  # fmt: skip
-    generator, count = torch.Generator().manual_seed(0), 64
-
-    def ids(length: int) -> list[int]:
-        # As in text, some tokens are far more frequent than others.
-        uniform = torch.rand(length, generator=generator)
-        return [int(each) for each in (vocabulary**uniform).long().clamp(max=vocabulary - 1)]
-
-    half = options.tokens // 2
-    rows: list[dict[str, Any]] = []
-    for row in range(count):
-        if method in ("sft", "pretrain"):
-            each = ids(options.tokens)
-            rows.append({"input_ids": each, "labels": each, "row": row})
-        elif method == "kto":
-            rows.append({"prompt_ids": ids(half), "completion_ids": ids(half), "label": row % 2 == 0, "row": row})
-        else:
-            rows.append({"prompt_ids": ids(half), "chosen_ids": ids(half), "rejected_ids": ids(half), "row": row})
-    return Dataset.from_list(rows)
+def precision(options: argparse.Namespace) -> str:
+    """Of the base and of what is trained."""
+    return "float32" if options.shape == "tiny" else "bfloat16"
 
 
 class Builder:
@@ -246,24 +241,20 @@ class Builder:
         few = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936} if options.shape != "tiny" else {}
         self.shape = Qwen3Config(
             **size, **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, **few},
-            tie_word_embeddings=options.shape != "8b", pad_token_id=0, num_labels=1,
+            tie_word_embeddings=options.shape != "8b", pad_token_id=0, num_labels=2 if method == "prm" else 1,
+            classifier_dropout=0.0,
         )  # fmt: skip
         self.shape.architectures = ["Qwen3ForCausalLM"]
         self.shape.save_pretrained(folder)
         self.device = "cuda" if CARD else "cpu"
         self.weights: dict[str, torch.Tensor] | None = None
-        self.rows = data(options, method, self.shape.vocab_size, tokenizer)
+        self.rows = method_rows(method, options.tokens, self.shape.vocab_size, tokenizer)
 
     def base(self) -> Any:
-        kind = Qwen3ForSequenceClassification if self.method == "reward" else Qwen3ForCausalLM
+        kind = getattr(transformers, LOADERS[METHODS[self.method].head])
         torch.manual_seed(0)
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            with torch.device(self.device):
-                model = kind(copy.deepcopy(self.shape))
-        finally:
-            torch.set_default_dtype(before)
+        with torch.device(self.device):
+            model = kind.from_config(copy.deepcopy(self.shape), dtype=getattr(torch, precision(self.options)))
         if self.weights is None:
             self.weights = model.state_dict()
             if self.options.full:
@@ -303,34 +294,21 @@ class Builder:
 
     def theirs(self, config: Any, place: Path, default: bool) -> Any:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with."""
-        module = module_of(self.method)
-        arguments = module.arguments(config, place)
+        arguments = module_of(self.method).arguments(config, place)
         arguments.save_strategy = "no"
         if default:
-            arguments = dataclasses.replace(arguments, bf16=True)
+            arguments = dataclasses.replace(arguments, bf16=CARD)
             model = self.base() if self.options.full else get_peft_model(self.base(), lora_config(config))
         else:
             model = add_adapter(self.base(), config)
-        ours = next(
-            kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, transformers.Trainer)
-        )
-        library = next(kind for kind in ours.__mro__ if kind.__module__.startswith("trl.trainer"))
-        given = {"model": model, "args": arguments, "processing_class": self.tokenizer}
-        if self.method in GENERATES:
-            asked = [{"prompt": json.loads(row["prompt"])} for row in self.rows]
-            return library(**given, train_dataset=Dataset.from_list(asked), reward_funcs=[_length])
-        kind = type(library.__name__, (library,), {"_prepare_dataset": lambda self, dataset, *_, **__: dataset})
-        return kind(**given, train_dataset=self.rows, data_collator=collator_for(config, self.tokenizer))
+        return plain_trainer(config, arguments, model, self.tokenizer, self.rows)
 
 
-def _length(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """The built-in reward `length:64` for TRL."""
-    return [-abs(len(ids) - 64) / 64 for ids in completion_ids]
-
-
-def compare(options: argparse.Namespace, method: str, names: list[str], until: float, results: Results) -> None:
-    """Builds, warms and steps the arms in turn until the time is over; tells after each few rounds."""
+def compare(options: argparse.Namespace, method: str, names: list[str], until: float, results: Results) -> bool:
+    """Builds, warms and steps the arms in turn until the time is over; whether all ran and began alike."""
     from engine.builtin import tiny
+
+    sound = True
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.folder())
     with tempfile.TemporaryDirectory() as folder:
@@ -344,16 +322,23 @@ def compare(options: argparse.Namespace, method: str, names: list[str], until: f
                 continue
             try:
                 arm = builder.arm(name)
-                took = [arm.step() for _ in range(WARM)]
-            except (RuntimeError, ValueError, TypeError, AttributeError) as problem:
+                took = arm.warm()
+            except NoPeer as reason:
+                say(f"{method} {name}: left out, {reason}")
+                continue
+            except (WorkbenchError, RuntimeError, ValueError, TypeError, AttributeError) as problem:
                 say(f"{method} {name}: FAILED {type(problem).__name__}: {str(problem).splitlines()[0][:300]}")
                 traceback.print_exc()
+                sound = False
                 continue
             arms.append(arm)
-            loss = arm.trainer.state.log_history[0].get("loss")
+            apart = arm.apart(arms[0])
+            agrees = apart <= NEAR[precision(options)] or name == "default"  # which computes in another precision
+            sound = sound and agrees
             say(
-                f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, "
-                f"first loss {loss}, {time.perf_counter() - begun:.1f} s in all"
+                f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, first loss "
+                f"{arm.first[0]:.6g} and gradient norm {arm.first[1]:.6g}, {apart:.1e} from {arms[0].name}"
+                f"{'' if agrees else ' (APART)'}, {time.perf_counter() - begun:.1f} s in all"
             )
         rounds = 0
         while arms and rounds < options.rounds and (time.perf_counter() < until or rounds < 3):
@@ -370,15 +355,18 @@ def compare(options: argparse.Namespace, method: str, names: list[str], until: f
         del builder
     torch._dynamo.reset()
     torch.cuda.empty_cache()
+    return sound
 
 
 def report(options: argparse.Namespace, method: str, arms: list[Arm], results: Results) -> None:
     peers = {arm.name: arm for arm in arms if arm.name in ("plain", "default")}
+    libraries = set(peers)
+    peers = peers or {arm.name: arm for arm in arms if arm.name == "ours"}
     tokens = options.rows * options.tokens
     for arm in arms:
         middle = statistics.median(arm.times)
         words = "".join(
-            f"  {peer}/ours {1 / found[0]:.3f} [{1 / found[2]:.3f}, {1 / found[1]:.3f}] ours/{peer} <= {found[2]:.4f}"
+            f"  {peer}/it {1 / found[0]:.3f} [{1 / found[2]:.3f}, {1 / found[1]:.3f}] it/{peer} <= {found[2]:.4f}"
             for peer, other in peers.items()
             if other is not arm
             for found in [ratio(list(zip(arm.times, other.times, strict=True)))]
@@ -389,8 +377,13 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
         )
         results.add(
             f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}", f"{options.rows}x{options.tokens}",
-            f"trl {arm.name}" if arm.name in peers else arm.name, ms=arm.times, peak_mib=arm.alone(),
+            f"{library(method)} {arm.name}" if arm.name in libraries else arm.name, ms=arm.times, peak_mib=arm.alone(),
         )  # fmt: skip
+
+
+def library(method: str) -> str:
+    """The name in the rows: whose trainer the plain one is."""
+    return {"embedding": "sentence-transformers", "prm": "transformers"}.get(method, "trl")
 
 
 def wait() -> None:
@@ -403,11 +396,11 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
     parser.add_argument(
-        "--methods", nargs="*", default=["sft"], choices=["sft", "pretrain", "dpo", "ipo", "kto", "reward", *GENERATES]
+        "--methods", nargs="*", default=["sft"], choices=[*METHODS, "all"], help="all: one after the other"
     )
     parser.add_argument("--arms", nargs="*", default=["plain", "ours", "cut, compiled"], choices=list(ARMS))
     parser.add_argument("--full", action="store_true", help="all weights are trained, and no adapter")
@@ -417,8 +410,10 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1, help="steps of an arm before the next has its turn")
     parser.add_argument("--seconds", type=float, default=200, help="no round is begun later than this")
     parser.add_argument("--profile", choices=list(ARMS), help="the kernels of one step of this arm")
+    parser.add_argument("--check", action="store_true", help="exit 1 where an arm fell or began apart from the first")
     result_options(parser)
     options = parser.parse_args()
+    methods = list(METHODS) if "all" in options.methods else options.methods
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
@@ -426,10 +421,13 @@ def main() -> None:
     device = torch.cuda.get_device_name() if CARD else "cpu"
     say(json.dumps({"device": device, "torch": torch.__version__, "shape": options.shape}))
     results = Results(options, device, "torch", "triton")
-    for place, method in enumerate(options.methods):
+    sound = True
+    for place, method in enumerate(methods):
         left = options.seconds - (time.perf_counter() - begun)
-        compare(options, method, options.arms, time.perf_counter() + left / (len(options.methods) - place), results)
+        until = time.perf_counter() + left / (len(methods) - place)
+        sound = compare(options, method, options.arms, until, results) and sound
+    return int(options.check and not sound)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

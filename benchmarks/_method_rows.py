@@ -1,0 +1,84 @@
+"""Rows of every method for benchmarks: each sequence of the full length, tokens as frequent as in text, no data read.
+
+ORPO's prompts are one token long: TRL's trainer trains the prompt too, and so both train the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _rewards import even, third
+from datasets import Dataset
+
+from engine.builtin import dates
+from engine.config.method import METHODS
+
+GENERATES = "grpo", "gdpo", "ppo"
+COUNT, TOP_K = 64, 8
+REWARDS: dict[str, list[Callable[..., list[float]]]] = {"grpo": [even], "gdpo": [even, third], "ppo": [even]}
+
+
+def rows_a_step(method: str, sequences: int) -> int:
+    """Rows that make so many sequences: a pair is two; a method that generates takes 4 answers for each."""
+    if method in GENERATES:
+        return 4 * sequences
+    return sequences // 2 if METHODS[method].rows in ("pairs", "texts") else sequences
+
+
+def method_rows(method: str, tokens: int, vocabulary: int, tokenizer: Any) -> Dataset:
+    """Prepared rows of the shape that the method learns from."""
+    if method in GENERATES:
+        asked = [each["messages"][:1] for each in dates.rows(count=COUNT)]
+        return Dataset.from_list([_prompt(row, each, tokenizer) for row, each in enumerate(asked)])
+    draw = _Draw(vocabulary)
+    return Dataset.from_list([{**_row(method, row, tokens, draw), "row": row} for row in range(COUNT)])
+
+
+class _Draw:
+    """Token ids, some of them far more frequent than others."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary, self.generator = vocabulary, torch.Generator().manual_seed(0)
+
+    def ids(self, length: int) -> list[int]:
+        uniform = torch.rand(length, generator=self.generator)
+        return [int(each) for each in (self.vocabulary**uniform).long().clamp(max=self.vocabulary - 1)]
+
+    def logps(self, tokens: int) -> list[float]:
+        """Log-probabilities of the `TOP_K` likeliest tokens at each place, flat."""
+        scores = torch.randn(tokens, 4 * TOP_K, generator=self.generator).log_softmax(-1)
+        return scores.topk(TOP_K).values.flatten().tolist()
+
+
+def _row(method: str, row: int, tokens: int, draw: _Draw) -> dict[str, Any]:
+    kind, half = METHODS[method].rows, 1 if method == "orpo" else tokens // 2
+    if kind == "rated":
+        return {"prompt_ids": draw.ids(half), "completion_ids": draw.ids(half), "label": row % 2 == 0}
+    if kind == "texts":
+        return {"anchor_ids": draw.ids(tokens), "positive_ids": draw.ids(tokens), "negative_ids": []}
+    if kind == "pairs":
+        prompt, chosen, rejected = draw.ids(half), draw.ids(tokens - half), draw.ids(tokens - half)
+        return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
+    ids = draw.ids(tokens)
+    if kind == "steps":
+        judged = {place: int((place // 16) % 2 == 0) for place in range(15, tokens, 16)}
+        return {"input_ids": ids, "labels": [judged.get(place, -100) for place in range(tokens)]}
+    if kind == "distill":
+        taught = {"teacher_tokens": draw.ids(tokens * TOP_K), "teacher_logps": draw.logps(tokens), "top_k": TOP_K}
+        return {"input_ids": ids, "labels": ids, **taught}
+    return {"input_ids": ids, "labels": ids}
+
+
+def _prompt(row: int, asked: list[dict[str, str]], tokenizer: Any) -> dict[str, Any]:
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    return {"prompt_ids": ids, "prompt": json.dumps(asked), "columns": "{}", "row": row}
+
+
+def reward_names(method: str) -> list[str]:
+    """`method.reward_funcs` for the same functions."""
+    file = Path(__file__).with_name("_rewards.py")
+    return [f"{file}:{function.__name__}" for function in REWARDS[method]]

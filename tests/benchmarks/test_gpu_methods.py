@@ -1,0 +1,36 @@
+"""The benchmark of methods runs without a card: in each method every arm trains, and begins as the plain trainer does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.config.method import METHODS
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu_methods.py"
+ARMS = ("plain", "ours", "cut", "none")
+ALONE = ("ppo", "distill")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("method", METHODS)
+def test_ours_and_the_plain_trainer_have_one_first_loss_and_gradient(method: str, tmp_path: Path) -> None:
+    results = tmp_path / "results.csv"
+    told = ["--methods", method, "--arms", *ARMS, "--rounds", "1", "--tokens", "64", "--check", "--results", results]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--shape", "tiny", "--seconds", "1500", *told],
+        env={**os.environ, "WORKBENCH_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    left_out = "plain: left out, " in done.stdout
+    assert left_out == (method in ALONE) or method == "embedding"  # whose library need not be here
+    impls = [row.split(",")[7] for row in results.read_text("utf-8").splitlines()[1:]]
+    libraries = {"prm": "transformers", "embedding": "sentence-transformers"}
+    assert impls == ([] if left_out else [f"{libraries.get(method, 'trl')} plain"]) + ["ours", "cut", "none"]
