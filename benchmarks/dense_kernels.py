@@ -11,8 +11,6 @@ the host is the slower part: its times are the device's, measured behind a wait 
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import statistics
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import triton
+from _figures import Results, result_options
 
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.logp_entropy import logp_entropy
@@ -37,22 +35,6 @@ CASES = {
     "rope": ["norm_rope_cases", "norm_rope_blocks", "norm_rope_registered"],
 }
 """What must hold before figures of a work are told, in `tests/engine/kernels/kernel_cases.py`."""
-ROWS: list[dict] = []
-COLUMNS = [
-    "date",
-    "commit",
-    "device",
-    "torch",
-    "triton",
-    "work",
-    "shape",
-    "impl",
-    "ms",
-    "ms_p10",
-    "ms_p90",
-    "peak_mib",
-    "floor_ms",
-]
 
 
 def timed(run: Callable[[], object], ahead: int = 0) -> float:
@@ -73,7 +55,7 @@ def contest(
     shape: str,
     floor_ms: float,
     entrants: dict[str, Callable[[], object]],
-    commit: str,
+    results: Results,
     ahead: int = 0,
 ) -> None:
     """Each entrant once a round; peak is what one run allocates beyond what was there before it."""
@@ -98,28 +80,14 @@ def contest(
         for name, run in entrants.items():
             times[name].append(timed(run, ahead))
     for name in entrants:
-        ordered = sorted(times[name])
-        low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
-        middle = statistics.median(ordered)
+        middle = statistics.median(times[name])
         print(
             f"{work:14} {shape:34} {name:24} {middle:8.3f} ms  {middle / floor_ms:5.2f}x floor  {peaks[name]:8.0f} MiB"
         )
-        ROWS.append(
-            dict(
-                zip(
-                    COLUMNS,
-                    [
-                        datetime.date.today().isoformat(), commit, torch.cuda.get_device_name(), torch.__version__,
-                        triton.__version__, work, shape, name, f"{middle:.4f}", f"{low:.4f}", f"{high:.4f}",
-                        f"{peaks[name]:.0f}", f"{floor_ms:.4f}",
-                    ],
-                    strict=True,
-                )
-            )
-        )  # fmt: skip
+        results.add(work, shape, name, ms=times[name], peak_mib=peaks[name], floor_ms=floor_ms)
 
 
-def ce(commit: str) -> None:
+def ce(results: Results) -> None:
     rows, vocabulary = 8192, 151_936
     for hidden in (4096, 1024):
         h = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16).requires_grad_()
@@ -149,13 +117,13 @@ def ce(commit: str) -> None:
             except ImportError:
                 print("liger-kernel is not installed: left out")
             contest(
-                f"ce_{'trained' if trained else 'frozen'}", f"N{rows} H{hidden} V{vocabulary}", floor, entrants, commit
+                f"ce_{'trained' if trained else 'frozen'}", f"N{rows} H{hidden} V{vocabulary}", floor, entrants, results
             )
         del h, w
         torch.cuda.empty_cache()
 
 
-def logp(commit: str) -> None:
+def logp(results: Results) -> None:
     rows, vocabulary = 16_384, 151_936
     logits = torch.randn(4, rows // 4, vocabulary, device="cuda", dtype=torch.bfloat16)
     targets = torch.randint(vocabulary, logits.shape[:2], device="cuda")
@@ -179,11 +147,11 @@ def logp(commit: str) -> None:
         each_way["trl"] = lambda: both(lambda x: selective_log_softmax_and_entropy(x, targets))
     except ImportError as missing:
         print(f"trl's kernel is left out: {missing}")
-    contest("logp_entropy", f"R{rows} V{vocabulary} fwd", one_pass, forward, commit)
-    contest("logp_entropy", f"R{rows} V{vocabulary} fwd+bwd", 3 * one_pass, each_way, commit)
+    contest("logp_entropy", f"R{rows} V{vocabulary} fwd", one_pass, forward, results)
+    contest("logp_entropy", f"R{rows} V{vocabulary} fwd+bwd", 3 * one_pass, each_way, results)
 
 
-def rope(commit: str) -> None:
+def rope(results: Results) -> None:
     time, size = 16_384, 128
     for heads_q, heads_k in ((32, 8), (16, 8)):
         q = torch.randn(1, time, heads_q, size, device="cuda", dtype=torch.bfloat16)
@@ -204,16 +172,15 @@ def rope(commit: str) -> None:
         arguments = q, k, wq, wk, cos, sin
         forward = {name: lambda op=op, given=arguments: op(*given) for name, op in ops.items()}
         each_way = {name: lambda op=op: both(op) for name, op in ops.items()}
-        contest("norm_rope", f"{shape} fwd", 2 * one_pass, forward, commit, AHEAD)
-        contest("norm_rope", f"{shape} fwd+bwd", 5 * one_pass, each_way, commit, AHEAD)
-        contest("norm_rope", f"{shape} fwd+bwd, as called", 5 * one_pass, each_way, commit)
+        contest("norm_rope", f"{shape} fwd", 2 * one_pass, forward, results, AHEAD)
+        contest("norm_rope", f"{shape} fwd+bwd", 5 * one_pass, each_way, results, AHEAD)
+        contest("norm_rope", f"{shape} fwd+bwd, as called", 5 * one_pass, each_way, results)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("works", nargs="*", default=list(CASES))
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--commit", default="")
+    result_options(parser)
     options = parser.parse_args()
     cases = Path(__file__).parent.parent / "tests/engine/kernels/kernel_cases.py"
     names = [name for work in options.works for name in CASES[work]]
@@ -223,16 +190,10 @@ def main() -> None:
         print("\n".join(line for line in lines if not line.startswith("ok")))
         sys.exit("The accuracy cases fail: no figures are reported.")
     print(f"{sum(line.startswith('ok') for line in lines)} accuracy cases hold")
+    results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
     for work in options.works:
-        {"ce": ce, "logp": logp, "rope": rope}[work](options.commit)
+        {"ce": ce, "logp": logp, "rope": rope}[work](results)
         torch.cuda.empty_cache()
-    if options.results:
-        fresh = not options.results.exists()
-        with options.results.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            if fresh:
-                writer.writeheader()
-            writer.writerows(ROWS)
 
 
 if __name__ == "__main__":

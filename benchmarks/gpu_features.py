@@ -13,17 +13,14 @@ compared with the plain arm's. Everything printed is flushed at once, so that wh
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
-import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from _figures import Results, ratio, result_options
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.models.activation_offloading import get_act_offloading_ctx_manager
@@ -158,37 +155,18 @@ def warm(arms: list[Arm], until: float) -> list[Arm]:
     return ready
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95% interval of the median by resampling."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
-    return medians[25], medians[974]
-
-
-def report(arms: list[Arm], options: argparse.Namespace) -> None:
-    plain = arms[0]
-    rows = []
+def report(arms: list[Arm], results: Results | None = None) -> None:
+    """Tells what is known so far; into `results` goes what is known at the end."""
     for arm in arms:
-        times = sorted(arm.times)
-        ratios = [ours / theirs for ours, theirs in zip(arm.times, plain.times, strict=True)]
-        low, high = interval(ratios)
+        middle, low, high = ratio(list(zip(arm.times, arms[0].times, strict=True)))
         say(
-            f"{arm.name:28} {statistics.median(times):8.2f} ms  ratio {statistics.median(ratios):.3f} "
-            f"[{low:.3f}, {high:.3f}]  peak {arm.peak / 2**20:8.0f} MiB  n={len(times)}"
+            f"{arm.name:28} {statistics.median(arm.times):8.2f} ms  ratio {middle:.3f} [{low:.3f}, {high:.3f}]  "
+            f"peak {arm.peak / 2**20:8.0f} MiB  n={len(arm.times)}"
         )
-        rows.append(
-            [
-                datetime.date.today().isoformat(), options.commit, torch.cuda.get_device_name(), torch.__version__, "",
-                "sft_06b_lora_features", f"{ROWS}x{TOKENS}", arm.name, f"{statistics.median(times):.4f}",
-                f"{times[len(times) // 10]:.4f}", f"{times[-1 - len(times) // 10]:.4f}", round(arm.peak / 2**20), "",
-            ]
-        )  # fmt: skip
+        if results is not None:
+            shape = f"{ROWS}x{TOKENS}"
+            results.add("sft_06b_lora_features", shape, arm.name, ms=arm.times, peak_mib=arm.peak / 2**20)
     say("")
-    for row in rows:
-        say(",".join(map(str, row)))
-    if options.results:
-        with options.results.open("a", newline="") as file:
-            csv.writer(file).writerows(rows)
 
 
 def say(text: str) -> None:
@@ -199,8 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=110, help="after so long no round is begun")
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="these alone; plain is always among them")
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--commit", default="")
+    result_options(parser)
     options = parser.parse_args()
     begun = time.monotonic()
     names = [name for name in ARMS if not options.arms or name in ("plain", *options.arms)]
@@ -223,8 +200,8 @@ def main() -> None:
         if rounds == 25:
             break
         if rounds in (LEAST_ROUNDS, 12):
-            report(ready, argparse.Namespace(commit=options.commit, results=None))
-    report(ready, options)
+            report(ready)
+    report(ready, Results(options, torch.cuda.get_device_name(), "torch"))
 
 
 if __name__ == "__main__":
