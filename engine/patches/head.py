@@ -23,6 +23,7 @@ from engine.patches.plan import Applied
 FEATURE = "cut cross-entropy"
 # The names in TRL's forward that are replaced; a test fails by name when an upgrade changes them.
 OP, COMPACT = "_ChunkedLogProbFunction", "_use_triton"
+_FIELDS = 5  # what TRL unpacks: log-probabilities to is_top1
 
 
 class _Op:
@@ -32,7 +33,8 @@ class _Op:
     def apply(hidden: torch.Tensor, weight: torch.Tensor, bias: Any, targets: torch.Tensor, *rest: Any) -> Any:
         temperature, _chunk_size, soft_cap, logit_scale, outputs = rest
         room = workspace(hidden.device)
-        return LinearLogp.apply(hidden, weight, bias, targets, temperature, room, soft_cap, logit_scale, outputs)
+        found = LinearLogp.apply(hidden, weight, bias, targets, temperature, room, soft_cap, logit_scale, outputs)
+        return found[:_FIELDS]
 
 
 def cut_cross_entropy(config: Any, trainer: Any) -> Applied | None:

@@ -87,6 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         compact = kept.numel() < targets_N.numel()
         rows_NH = hidden_NH[kept] if compact else hidden_NH.contiguous()
         rows_N = targets_N[kept] if compact else targets_N.contiguous()
+        bias_V = None if bias_V is None else bias_V.contiguous()
         count = max(rows_N.numel(), 1)
         divisor = count if normaliser is None else normaliser
         scale = torch.as_tensor(divisor, dtype=torch.float32, device=hidden_NH.device).reciprocal().reshape(1)

@@ -131,9 +131,11 @@ def row_loss_kernel(
         high = new_high
     top = tl.max(high, 0)
     lse = top + tl.log(tl.sum(total * tl.exp(high - top), 0))
-    x_target = tl.load(base + target).to(tl.float32)
+    # A target outside the vocabulary makes its row NaN: a wrong number would go unseen.
+    known = (target >= 0) & (target < V)
+    x_target = tl.load(base + target, mask=known, other=float("nan")).to(tl.float32)
     if HAS_BIAS:
-        x_target += tl.load(bias_ptr + target).to(tl.float32)
+        x_target += tl.load(bias_ptr + target, mask=known, other=0.0).to(tl.float32)
     z_target = x_target * logit_scale
     if HAS_CAP:
         z_target = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * z_target / soft_cap) + 1.0))

@@ -96,7 +96,9 @@ class _Statistics:
     def __init__(self, count: int, device: torch.device, settings: dict, bias_V: torch.Tensor | None) -> None:
         self.settings, self.bias = settings, bias_V
         self.high = torch.full((count,), float("-inf"), device=device)
-        self.total, self.summed, self.target = (torch.zeros(count, device=device) for _ in range(3))
+        self.total, self.summed = (torch.zeros(count, device=device) for _ in range(2))
+        # A target in no slice leaves NaN: a wrong number would go unseen.
+        self.target = torch.full((count,), float("nan"), device=device)
         self.flags, self.numbers = _flags(settings, bias_V)
 
     def fold(self, logits_NS: torch.Tensor, targets_N: torch.Tensor, first: int) -> None:

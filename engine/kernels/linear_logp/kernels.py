@@ -1,11 +1,13 @@
 """Triton kernels over blocks of logits that a matrix product has just written.
 
 `row_scores_kernel` sees whole rows: it computes what is asked about their targets and can overwrite the logits with the
-gradient of the target's log-probability. `scores_gradient_kernel` sees any slice of the vocabulary and overwrites it with
-the gradient under given upstream gradients. Names: N rows, V vocabulary or slice.
+gradient of the target's log-probability or of its cross-entropy. `scores_gradient_kernel` sees any slice of the vocabulary
+and overwrites it with the gradient under given upstream gradients. Names: N rows, V vocabulary or slice.
 
-With z the logit after scale, cap and temperature, lse = log sum exp z and H = lse - sum p z:
+With z the logit after scale, cap and temperature, lse = log sum exp z, H = lse - sum p z, and the cross-entropy
+C = lse - (1 - s) z_target - s mean z + zeta lse^2 under label smoothing s and z-loss zeta:
     d logp / dz_v = [v == target] - p_v          d H / dz_v = -p_v (z_v - lse + H)
+    d C / dz_v = p_v (1 + 2 zeta lse) - (1 - s) [v == target] - s / V
 """
 
 from __future__ import annotations
@@ -27,13 +29,17 @@ def _scaled(x, logit_scale, soft_cap, inverse_temperature, HAS_CAP: tl.constexpr
 
 @triton.jit
 def row_scores_kernel(
-    logits_ptr, targets_ptr, bias_ptr, logp_ptr, lse_ptr, entropy_ptr, square_ptr, mean_ptr, top_ptr,
-    stride_n, V, logit_scale, soft_cap, inverse_temperature,
+    logits_ptr, targets_ptr, bias_ptr, logp_ptr, lse_ptr, entropy_ptr, square_ptr, mean_ptr, top_ptr, loss_ptr,
+    stride_n, V, logit_scale, soft_cap, inverse_temperature, label_smoothing, z_loss,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, WITH_ENTROPY: tl.constexpr, WITH_SQUARE: tl.constexpr,
-    WITH_MEAN: tl.constexpr, WITH_TOP: tl.constexpr, WITH_GRADIENT: tl.constexpr,
-    LANES: tl.constexpr, RUN: tl.constexpr,
+    WITH_MEAN: tl.constexpr, WITH_TOP: tl.constexpr, WITH_LOSS: tl.constexpr, WITH_GRADIENT: tl.constexpr,
+    WHOLE: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """One program a row; the second read, for the gradient, comes from the cache."""
+    """One program a row; the second read, for the gradient, comes from the cache.
+
+    The gradient is the cross-entropy's where that is asked for, else the log-probability's. WHOLE: the row is the whole
+    vocabulary, so a target outside it is a mistake and makes the row NaN; otherwise it lies in another shard.
+    """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets_ptr + row)
     base = logits_ptr + row * stride_n
@@ -54,7 +60,7 @@ def row_scores_kernel(
             x += tl.load(bias_ptr + words, mask=inside, other=0.0).to(tl.float32)
         z, _ = _scaled(x, logit_scale, soft_cap, inverse_temperature, HAS_CAP)
         hit += tl.sum(tl.where(words == target, z, 0.0), 1)
-        if WITH_MEAN:
+        if WITH_MEAN or WITH_LOSS:
             summed += tl.sum(tl.where(inside, z, 0.0), 1)
         z = tl.where(inside, z, float("-inf"))
         if WITH_TOP:
@@ -74,6 +80,8 @@ def row_scores_kernel(
     rescale = tl.exp(high - top)
     whole = tl.sum(total * rescale, 0)
     lse = top + tl.log(whole)
+    if WHOLE:
+        lse = tl.where((target >= 0) & (target < V), lse, float("nan"))
     z_target = tl.sum(hit, 0)
     tl.store(logp_ptr + row, z_target - lse)
     tl.store(lse_ptr + row, lse)
@@ -86,6 +94,9 @@ def row_scores_kernel(
     if WITH_TOP:
         # A tie goes to the first word, as argmax has it.
         tl.store(top_ptr + row, (z_target >= top) & (z_target > tl.max(before, 0)))
+    if WITH_LOSS:
+        loss = lse - (1.0 - label_smoothing) * z_target + z_loss * lse * lse
+        tl.store(loss_ptr + row, loss - label_smoothing * (tl.sum(summed, 0) / V))
     if WITH_GRADIENT:
         for start in range(0, V, LANES * RUN):
             words = start + place
@@ -94,32 +105,41 @@ def row_scores_kernel(
             if HAS_BIAS:
                 x += tl.load(bias_ptr + words, mask=inside, other=0.0).to(tl.float32)
             z, slope = _scaled(x, logit_scale, soft_cap, inverse_temperature, HAS_CAP)
-            gradient = (tl.where(words == target, 1.0, 0.0) - tl.exp(z - lse)) * slope
-            tl.store(base + words, gradient.to(logits_ptr.dtype.element_ty), mask=inside)
+            chosen = tl.where(words == target, 1.0, 0.0)
+            p = tl.exp(z - lse)
+            if WITH_LOSS:
+                gradient = p * (1.0 + 2.0 * z_loss * lse) - (1.0 - label_smoothing) * chosen - label_smoothing / V
+            else:
+                gradient = chosen - p
+            tl.store(base + words, (gradient * slope).to(logits_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def scores_gradient_kernel(
-    logits_ptr, targets_ptr, bias_ptr, lse_ptr, entropy_ptr, d_logp_ptr, d_entropy_ptr,
-    stride_n, first_v, V, logit_scale, soft_cap, inverse_temperature,
+    logits_ptr, targets_ptr, bias_ptr, lse_ptr, entropy_ptr, d_logp_ptr, d_entropy_ptr, d_loss_ptr,
+    stride_n, first_v, V, full_v, logit_scale, soft_cap, inverse_temperature, label_smoothing, z_loss,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, WITH_LOGP: tl.constexpr, WITH_ENTROPY: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    WITH_LOSS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and block; the slice begins at word `first_v` of the vocabulary."""
+    """One program a row and block; the slice and its bias begin at word `first_v` of a vocabulary of `full_v`."""
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = offsets < V
     place = logits_ptr + row * stride_n + offsets
     x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
-        x += tl.load(bias_ptr + first_v + offsets, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(bias_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     z, slope = _scaled(x, logit_scale, soft_cap, inverse_temperature, HAS_CAP)
-    logp = z - tl.load(lse_ptr + row)
+    lse = tl.load(lse_ptr + row)
+    logp = z - lse
     p = tl.exp(logp)
     gradient = tl.zeros([BLOCK_V], tl.float32)
+    chosen = tl.where(first_v + offsets == tl.load(targets_ptr + row), 1.0, 0.0)
     if WITH_LOGP:
-        chosen = tl.where(first_v + offsets == tl.load(targets_ptr + row), 1.0, 0.0)
         gradient += tl.load(d_logp_ptr + row) * (chosen - p)
+    if WITH_LOSS:
+        each = p * (1.0 + 2.0 * z_loss * lse) - (1.0 - label_smoothing) * chosen - label_smoothing / full_v
+        gradient += tl.load(d_loss_ptr + row) * each
     if WITH_ENTROPY:
         gradient -= tl.where(p > 0, tl.load(d_entropy_ptr + row) * p * (logp + tl.load(entropy_ptr + row)), 0.0)
     tl.store(place, (gradient * slope).to(logits_ptr.dtype.element_ty), mask=inside)

@@ -16,6 +16,7 @@ class TokenScores(NamedTuple):
     log_sum_sq_probs: torch.Tensor | None
     mean_logits: torch.Tensor | None
     is_top1: torch.Tensor | None
+    cross_entropy: torch.Tensor | None = None
 
 
 def linear_logp_reference(
@@ -27,10 +28,13 @@ def linear_logp_reference(
     temperature: float = 1.0,
     soft_cap: float | None = None,
     logit_scale: float = 1.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    ignore_index: int | None = None,
 ) -> TokenScores:
     """All scores of `hidden` [N, H] under the head `weight` [V, H] for `targets` [N]; see the op.
 
-    float32 results, float64 for float64 input. The last three carry no gradient.
+    float32 results, float64 for float64 input. The third to fifth carry no gradient.
     """
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     logits = F.linear(hidden, weight, bias).to(wide) * logit_scale
@@ -39,10 +43,15 @@ def linear_logp_reference(
     logits = logits / temperature
     logp_NV = F.log_softmax(logits, dim=-1)
     flat = logp_NV.detach()
-    return TokenScores(
-        logp_NV.gather(-1, targets.unsqueeze(-1)).squeeze(-1),
+    kept = torch.ones_like(targets, dtype=torch.bool) if ignore_index is None else targets != ignore_index
+    safe = targets.masked_fill(~kept, 0)
+    loss = F.cross_entropy(logits, safe, reduction="none", label_smoothing=label_smoothing)
+    scores = (
+        logp_NV.gather(-1, safe.unsqueeze(-1)).squeeze(-1),
         -(logp_NV.exp() * logp_NV).sum(-1),
         (2 * flat).logsumexp(-1),
         logits.detach().mean(-1),
-        logits.detach().argmax(-1) == targets,
+        logits.detach().argmax(-1) == safe,
+        loss + z_loss * logits.logsumexp(-1).square(),
     )
+    return TokenScores(*(score.masked_fill(~kept, 0) for score in scores))

@@ -1,28 +1,37 @@
 """What is done to a tile of logits: fold it into scores, or turn it into its gradient. Triton on CUDA, torch elsewhere.
 
-Both overwrite the tile. Names: C rows of a chunk, S words of a slice, V vocabulary.
+Both overwrite the tile. Names: C rows of a chunk, S words of a slice, V vocabulary. A tile may also be the whole of one
+shard of the vocabulary; a target may then lie in another (`engine.kernels.linear_logp.shards`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from engine.kernels.device import kernel_serves
+from engine.kernels.tuner import TUNER, Cost, Key, Tile, Tiles, bucket
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """From raw logits to those of the distribution: `soft_cap * tanh(x * logit_scale / soft_cap) / temperature`."""
+    """From raw logits to those of the distribution: `soft_cap * tanh(x * logit_scale / soft_cap) / temperature`.
+
+    `label_smoothing` and `z_loss` are of the cross-entropy: `lse - (1 - s) z_target - s mean z + zeta lse**2`.
+    """
 
     temperature: float = 1.0
     soft_cap: float | None = None
     logit_scale: float = 1.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
 
     @property
-    def numbers(self) -> tuple[float, float, float]:
-        return self.logit_scale, self.soft_cap or 1.0, 1.0 / self.temperature
+    def numbers(self) -> tuple[float, float, float, float, float]:
+        return self.logit_scale, self.soft_cap or 1.0, 1.0 / self.temperature, self.label_smoothing, self.z_loss
 
     def apply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
         """z and dz/dx."""
@@ -34,18 +43,19 @@ class Scaling:
 
 
 class Scores:
-    """The scores of N rows, filled in chunk by chunk."""
+    """The scores of N rows, filled in chunk by chunk. Not `whole`: the logits are one shard of the vocabulary."""
 
-    def __init__(self, count: int, like: torch.Tensor, wanted: tuple[str, ...]) -> None:
+    def __init__(self, count: int, like: torch.Tensor, wanted: tuple[str, ...], *, whole: bool = True) -> None:
         wide = torch.float64 if like.dtype == torch.float64 else torch.float32
 
         def fresh(name: str, dtype: torch.dtype = wide) -> torch.Tensor | None:
             return torch.empty(count, dtype=dtype, device=like.device) if name in wanted else None
 
+        self.whole = whole
         self.logp = torch.empty(count, dtype=wide, device=like.device)
         self.lse = torch.empty_like(self.logp)
         self.entropy, self.square, self.mean = fresh("entropy"), fresh("log_sum_sq_probs"), fresh("mean_logits")
-        self.top = fresh("is_top1", torch.bool)
+        self.top, self.loss = fresh("is_top1", torch.bool), fresh("cross_entropy")
 
     def fold(
         self,
@@ -56,7 +66,10 @@ class Scores:
         scaling: Scaling,
         gradient: bool,
     ) -> None:
-        """Scores of the rows `part` from their whole logits, which become d logp / d logits where `gradient` is set."""
+        """Scores of the rows `part` from their whole logits, which become a gradient where `gradient` is set.
+
+        It is that of the cross-entropy by the logits where that is wanted, else of the log-probability.
+        """
         run = _fold_triton if kernel_serves(logits_CV) and logits_CV.dtype != torch.float64 else _fold_torch
         run(self, part, logits_CV, targets_C, bias_V, scaling, gradient)
 
@@ -73,23 +86,54 @@ def _fold_torch(
     x = logits_CV.to(scores.lse.dtype)
     z, slope = scaling.apply(x if bias_V is None else x + bias_V)
     lse = z.logsumexp(-1, keepdim=True)
+    z_target = _of_target(z, targets_C, scores.whole).unsqueeze(-1)
     scores.lse[part] = lse.squeeze(-1)
-    scores.logp[part] = (z.gather(-1, targets_C.unsqueeze(-1)) - lse).squeeze(-1)
+    scores.logp[part] = (z_target - lse).squeeze(-1)
     if scores.mean is not None:
         scores.mean[part] = z.mean(-1)
     if scores.top is not None:
         scores.top[part] = z.argmax(-1) == targets_C
     if scores.square is not None:
         scores.square[part] = (2 * (z - lse)).logsumexp(-1)
+    smoothing = scaling.label_smoothing
+    if scores.loss is not None:
+        loss = lse - (1 - smoothing) * z_target + scaling.z_loss * lse.square()
+        scores.loss[part] = (loss - smoothing * z.mean(-1, keepdim=True)).squeeze(-1)
     if scores.entropy is None and not gradient:
         return
     p = (z - lse).exp_()
     if scores.entropy is not None:
         scores.entropy[part] = lse.squeeze(-1) - torch.linalg.vecdot(p, z)
-    if gradient:
+    if gradient and scores.loss is None:
         d = p.neg_()
         d.scatter_add_(-1, targets_C.unsqueeze(-1), torch.ones_like(lse))
         logits_CV.copy_(d * slope)
+    elif gradient:
+        d = p.mul_(1 + 2 * scaling.z_loss * lse).sub_(smoothing / z.shape[-1])
+        d.scatter_add_(-1, targets_C.unsqueeze(-1), torch.full_like(lse, smoothing - 1))
+        logits_CV.copy_(d * slope)
+
+
+def _of_target(z_CV: torch.Tensor, targets_C: torch.Tensor, whole: bool) -> torch.Tensor:
+    """Each row's logit of its target; zero where that lies in another shard."""
+    if whole:
+        return z_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
+    here = (targets_C >= 0) & (targets_C < z_CV.shape[-1])
+    found = z_CV.gather(-1, targets_C.masked_fill(~here, 0).unsqueeze(-1)).squeeze(-1)
+    return found.masked_fill(~here, 0)
+
+
+def _row_cost(tile: Tile) -> Cost:
+    lanes, run, warps = tile
+    # A thread holds its runs of logits three times (z, exp z, a product) and six sums a lane.
+    held = max(lanes // (32 * warps), 1)
+    return Cost(32 + held * (3 * run + 6), 32 * warps, lanes * 4)
+
+
+ROW_TILES = Tiles(
+    "linear_logp_rows", 1, ("lanes", "run", "warps"),
+    ((512, 8, 4), (256, 8, 4), (512, 8, 8), (1024, 8, 8), (512, 4, 4), (256, 16, 4)), _row_cost,
+)  # fmt: skip
 
 
 def _fold_triton(
@@ -109,57 +153,135 @@ def _fold_triton(
     def place(values: torch.Tensor | None) -> torch.Tensor:
         return spare if values is None else values[part]
 
-    row_scores_kernel[(rows,)](
-        logits_CV, targets_C, logits_CV if bias_V is None else bias_V, scores.logp[part], scores.lse[part],
-        place(scores.entropy), place(scores.square), place(scores.mean), place(scores.top),
-        logits_CV.stride(0), vocabulary, *scaling.numbers,
-        HAS_BIAS=bias_V is not None, HAS_CAP=scaling.soft_cap is not None, WITH_ENTROPY=scores.entropy is not None,
-        WITH_SQUARE=scores.square is not None, WITH_MEAN=scores.mean is not None, WITH_TOP=scores.top is not None,
-        WITH_GRADIENT=gradient, LANES=_block(-(-vocabulary // 8), 512), RUN=8, num_warps=4,
-    )  # fmt: skip
+    flags: dict[str, bool] = {
+        "HAS_BIAS": bias_V is not None, "HAS_CAP": scaling.soft_cap is not None,
+        "WITH_ENTROPY": scores.entropy is not None, "WITH_SQUARE": scores.square is not None,
+        "WITH_MEAN": scores.mean is not None, "WITH_TOP": scores.top is not None,
+        "WITH_LOSS": scores.loss is not None, "WITH_GRADIENT": gradient, "WHOLE": scores.whole,
+    }  # fmt: skip
+
+    def launch(tile: Tile, logits: torch.Tensor) -> None:
+        lanes, run, warps = tile
+        row_scores_kernel[(rows,)](
+            logits, targets_C, logits if bias_V is None else bias_V, scores.logp[part], scores.lse[part],
+            place(scores.entropy), place(scores.square), place(scores.mean), place(scores.top), place(scores.loss),
+            logits.stride(0), vocabulary, *scaling.numbers,
+            **flags, LANES=block(-(-vocabulary // run), lanes), RUN=run, num_warps=warps,
+        )  # fmt: skip
+
+    key: Key = (bucket(rows), bucket(vocabulary), str(logits_CV.dtype), *(int(flag) for flag in flags.values()))
+    launch(TUNER.pick(ROW_TILES, key, logits_CV.device, on_scratch(launch, logits_CV)), logits_CV)
+
+
+GRADIENT_TILES = Tiles(
+    "linear_logp_gradient", 1, ("block", "warps"), ((2048, 4), (1024, 4), (1024, 2), (2048, 8), (4096, 8)),
+    lambda tile: Cost(32 + 6 * tile[0] // (32 * tile[1]), 32 * tile[1]),
+)  # fmt: skip
 
 
 def to_gradient(
     logits_CS: torch.Tensor,
     first: int,
+    vocabulary: int,
     targets_C: torch.Tensor,
-    bias_V: torch.Tensor | None,
+    bias_S: torch.Tensor | None,
     lse_C: torch.Tensor,
     entropy_C: torch.Tensor | None,
-    d_logp_C: torch.Tensor | None,
-    d_entropy_C: torch.Tensor | None,
+    upstream: Upstream,
     scaling: Scaling,
 ) -> None:
     """The slice of logits that begins at word `first` becomes its gradient under these upstream gradients."""
-    if kernel_serves(logits_CS) and logits_CS.dtype != torch.float64:
-        from engine.kernels.linear_logp.kernels import scores_gradient_kernel
+    run = _gradient_triton if kernel_serves(logits_CS) and logits_CS.dtype != torch.float64 else _gradient_torch
+    run(logits_CS, first, vocabulary, targets_C, bias_S, lse_C, entropy_C, upstream, scaling)
 
-        rows, words = logits_CS.shape
-        block = _block(words, 2048)
-        scores_gradient_kernel[(rows, -(-words // block))](
-            logits_CS, targets_C, logits_CS if bias_V is None else bias_V, lse_C,
-            lse_C if entropy_C is None else entropy_C, lse_C if d_logp_C is None else d_logp_C,
-            lse_C if d_entropy_C is None else d_entropy_C,
-            logits_CS.stride(0), first, words, *scaling.numbers,
-            HAS_BIAS=bias_V is not None, HAS_CAP=scaling.soft_cap is not None, WITH_LOGP=d_logp_C is not None,
-            WITH_ENTROPY=d_entropy_C is not None, BLOCK_V=block, num_warps=4,
+
+class Upstream(NamedTuple):
+    """Gradients by log-probability, entropy and cross-entropy, [N] each; None where none came."""
+
+    logp: torch.Tensor | None
+    entropy: torch.Tensor | None
+    loss: torch.Tensor | None
+
+    def any(self) -> bool:
+        return any(each is not None for each in self)
+
+
+def _gradient_triton(
+    logits_CS: torch.Tensor,
+    first: int,
+    vocabulary: int,
+    targets_C: torch.Tensor,
+    bias_S: torch.Tensor | None,
+    lse_C: torch.Tensor,
+    entropy_C: torch.Tensor | None,
+    upstream: Upstream,
+    scaling: Scaling,
+) -> None:
+    from engine.kernels.linear_logp.kernels import scores_gradient_kernel
+
+    rows, words = logits_CS.shape
+    flags: dict[str, bool] = {
+        "HAS_BIAS": bias_S is not None, "HAS_CAP": scaling.soft_cap is not None, "WITH_LOGP": upstream.logp is not None,
+        "WITH_ENTROPY": upstream.entropy is not None, "WITH_LOSS": upstream.loss is not None,
+    }  # fmt: skip
+    upstreams = [lse_C if each is None else each for each in (entropy_C, *upstream)]
+
+    def launch(tile: Tile, logits: torch.Tensor) -> None:
+        most, warps = tile
+        width = block(words, most)
+        scores_gradient_kernel[(rows, -(-words // width))](
+            logits, targets_C, logits if bias_S is None else bias_S, lse_C, *upstreams,
+            logits.stride(0), first, words, vocabulary, *scaling.numbers,
+            **flags, BLOCK_V=width, num_warps=warps,
         )  # fmt: skip
-        return
+
+    key: Key = (bucket(rows), bucket(words), str(logits_CS.dtype), *(int(flag) for flag in flags.values()))
+    launch(TUNER.pick(GRADIENT_TILES, key, logits_CS.device, on_scratch(launch, logits_CS)), logits_CS)
+
+
+def _gradient_torch(
+    logits_CS: torch.Tensor,
+    first: int,
+    vocabulary: int,
+    targets_C: torch.Tensor,
+    bias_S: torch.Tensor | None,
+    lse_C: torch.Tensor,
+    entropy_C: torch.Tensor | None,
+    upstream: Upstream,
+    scaling: Scaling,
+) -> None:
     words = logits_CS.shape[1]
     x = logits_CS.to(lse_C.dtype)
-    z, slope = scaling.apply(x if bias_V is None else x + bias_V[first : first + words])
+    z, slope = scaling.apply(x if bias_S is None else x + bias_S)
     logp = z - lse_C.unsqueeze(-1)
     p = logp.exp()
     d = torch.zeros_like(z)
-    if d_logp_C is not None:
-        d -= d_logp_C.unsqueeze(-1) * p
-        here = (targets_C >= first) & (targets_C < first + words)
-        at = (targets_C - first).clamp(0, words - 1).unsqueeze(-1)
-        d.scatter_add_(-1, at, (d_logp_C * here).unsqueeze(-1))
-    if d_entropy_C is not None and entropy_C is not None:
-        d -= d_entropy_C.unsqueeze(-1) * p * (logp + entropy_C.unsqueeze(-1))
+    here = (targets_C >= first) & (targets_C < first + words)
+    at = (targets_C - first).clamp(0, words - 1).unsqueeze(-1)
+    if upstream.logp is not None:
+        d -= upstream.logp.unsqueeze(-1) * p
+        d.scatter_add_(-1, at, (upstream.logp * here).unsqueeze(-1))
+    if upstream.entropy is not None and entropy_C is not None:
+        d -= upstream.entropy.unsqueeze(-1) * p * (logp + entropy_C.unsqueeze(-1))
+    if upstream.loss is not None:
+        each = upstream.loss.unsqueeze(-1)
+        d += each * (p * (1 + 2 * scaling.z_loss * lse_C.unsqueeze(-1)) - scaling.label_smoothing / vocabulary)
+        d.scatter_add_(-1, at, (scaling.label_smoothing - 1) * each * here.unsqueeze(-1))
     logits_CS.copy_(d * slope)
 
 
-def _block(n: int, most: int) -> int:
+def on_scratch(launch: Callable[[Tile, torch.Tensor], None], logits: torch.Tensor) -> Callable[[Tile], None]:
+    """The launch on a copy of the logits, which it overwrites; the copy is made when first something is timed."""
+    copies: list[torch.Tensor] = []
+
+    def run(tile: Tile) -> None:
+        if not copies:
+            copies.append(logits.clone())
+        launch(tile, copies[0])
+
+    return run
+
+
+def block(n: int, most: int) -> int:
+    """The power of two at or above `n`, at most `most`."""
     return min(most, 1 << max(n - 1, 0).bit_length())

@@ -1,7 +1,8 @@
 """Log-probabilities of targets and entropies from logits, one pass over the logits each way.
 
 Serves logits of any stride: a slice such as `logits[:, :-1]` or a transposed view is read where it lies. Refuses
-float64 and shapes whose leading dimensions cannot be viewed as two. On CPU the plain-torch reference runs.
+integers and shapes whose leading dimensions cannot be viewed as two. On CPU, and for float64, the plain-torch reference
+runs. Compiled code gets a registered operation (`registered`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,10 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.device import kernel_serves
+from engine.kernels.logp_entropy.launch import backward, forward
 from engine.kernels.logp_entropy.reference import logp_entropy_reference
 
 __all__ = ["logp_entropy", "logp_entropy_reference"]
-
-# Measured on one H100 at V=151,936, 16,384 rows: forward 1.63 ms at 512 lanes of 8 words (1.87 at 1,024 with 4 warps),
-# backward 3.57 ms at 1,024 words a program (4.28 at 8,192).
-_FORWARD_LANES, _FORWARD_RUN, _FORWARD_WARPS = 512, 8, 4
-_BACKWARD_BLOCK, _BACKWARD_WARPS = 1024, 4
 
 
 def logp_entropy(
@@ -34,25 +31,35 @@ def logp_entropy(
         logits: [..., V], float32, float16 or bfloat16, any strides; V at least 1.
         targets: [...] int64 in [0, V), or `ignore_index` for rows that give zero and no gradient.
         inplace_gradient: backward overwrites `logits` with their gradient and so needs no new memory. Nothing else
-            may read the logits afterwards.
+            may read the logits afterwards. Compiled code, which owns its memory, makes a new gradient.
 
     Returns:
-        Two float32 tensors shaped like `targets`; the second is None without `entropy`.
+        Two float32 tensors shaped like `targets`; the second is None without `entropy`. On a GPU a target outside the
+        vocabulary makes its row NaN.
 
     Raises:
-        ValueError: shapes that do not belong together, or leading dimensions that cannot be viewed as two.
+        ValueError: shapes that do not belong together, leading dimensions that cannot be viewed as two, or integers.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
             f"targets: must be shaped like the logits' rows {tuple(logits.shape[:-1])}; got {tuple(targets.shape)}"
         )
-    if not kernel_serves(logits, targets) or logits.dtype == torch.float64 or targets.numel() == 0:
+    if not logits.is_floating_point():
+        kind = str(logits.dtype).removeprefix("torch.")
+        raise ValueError(f"logits: must be float64, float32, float16 or bfloat16; got {kind}. Convert them first.")
+    compiling = torch.compiler.is_compiling()
+    served = logits.is_cuda if compiling else kernel_serves(logits, targets)
+    if not served or logits.dtype == torch.float64 or targets.numel() == 0:
         logp, spread = logp_entropy_reference(logits, targets, temperature=temperature, ignore_index=ignore_index)
         return logp, spread if entropy else None
     rows = _as_two_leading(logits)
-    logp, spread = _LogpEntropy.apply(
-        rows, targets.reshape(-1).contiguous(), temperature, entropy, ignore_index, inplace_gradient
-    )
+    flat = targets.reshape(-1).contiguous()
+    if compiling:
+        from engine.kernels.logp_entropy.registered import logp_entropy_op
+
+        logp, spread, _lse = logp_entropy_op(rows, flat, temperature, entropy, ignore_index)
+    else:
+        logp, spread = _LogpEntropy.apply(rows, flat, temperature, entropy, ignore_index, inplace_gradient)
     return logp.view(targets.shape), spread.view(targets.shape) if entropy else None
 
 
@@ -76,39 +83,15 @@ def _as_two_leading(logits: torch.Tensor) -> torch.Tensor:
 class _LogpEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits_BTV, targets_R, temperature, with_entropy, ignore_index, inplace_gradient):
-        from engine.kernels.logp_entropy.kernels import LOG2E, logp_entropy_fwd_kernel
-
-        time, vocabulary = logits_BTV.shape[1:]
-        rows = targets_R.numel()
-        logp, lse = (torch.empty(rows, dtype=torch.float32, device=logits_BTV.device) for _ in range(2))
-        entropy = torch.empty_like(logp) if with_entropy else logp.new_empty(0)
-        lanes = min(_FORWARD_LANES, _power_of_two(-(-vocabulary // _FORWARD_RUN)))
-        logp_entropy_fwd_kernel[(rows,)](
-            logits_BTV, targets_R, logp, entropy, lse,
-            time, vocabulary, *logits_BTV.stride(), LOG2E.value / temperature, ignore_index,
-            WITH_ENTROPY=with_entropy, LANES=lanes, RUN=_FORWARD_RUN, num_warps=_FORWARD_WARPS,
-        )  # fmt: skip
+        logp, entropy, lse = forward(logits_BTV, targets_R, temperature, with_entropy, ignore_index)
         ctx.save_for_backward(logits_BTV, targets_R, lse, entropy)
-        ctx.settings = temperature, with_entropy, ignore_index, inplace_gradient
+        ctx.settings = temperature, with_entropy, ignore_index
+        ctx.inplace_gradient = inplace_gradient
         return logp, entropy
 
     @staticmethod
     def backward(ctx, dlogp, dentropy):
-        from engine.kernels.logp_entropy.kernels import LOG2E, logp_entropy_bwd_kernel
-
-        logits_BTV, targets_R, lse, entropy = ctx.saved_tensors
-        temperature, with_entropy, ignore_index, inplace_gradient = ctx.settings
-        time, vocabulary = logits_BTV.shape[1:]
-        gradient = logits_BTV.detach() if inplace_gradient else torch.empty_like(logits_BTV)
-        block = min(_BACKWARD_BLOCK, _power_of_two(vocabulary))
-        grid = (targets_R.numel(), -(-vocabulary // block))
-        logp_entropy_bwd_kernel[grid](
-            logits_BTV, targets_R, lse, entropy, dlogp.contiguous(), dentropy.contiguous(), gradient,
-            time, vocabulary, *logits_BTV.stride(), *gradient.stride(), LOG2E.value / temperature, 1.0 / temperature,
-            ignore_index, WITH_ENTROPY=with_entropy, BLOCK_V=block, num_warps=_BACKWARD_WARPS,
-        )  # fmt: skip
+        logits_BTV = ctx.saved_tensors[0]
+        gradient = logits_BTV.detach() if ctx.inplace_gradient else torch.empty_like(logits_BTV)
+        backward(gradient, dlogp, dentropy, *ctx.saved_tensors, *ctx.settings)
         return gradient, None, None, None, None, None
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length() if n > 1 else 1

@@ -18,9 +18,12 @@ LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 def logp_entropy_fwd_kernel(
     logits_ptr, targets_ptr, logp_ptr, entropy_ptr, lse_ptr,
     time, V, stride_b, stride_t, stride_v, scale, ignore_index,
-    WITH_ENTROPY: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
+    WITH_ENTROPY: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """One program a row. `scale` is log2(e) / temperature: the loop works in base 2."""
+    """One program a row. `scale` is log2(e) / temperature: the loop works in base 2.
+
+    WIDE: words of one row lie 2^31 elements apart, so places in it take 64 bits. Rows are always addressed by 64.
+    """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets_ptr + row)
     if target == ignore_index:
@@ -31,7 +34,9 @@ def logp_entropy_fwd_kernel(
         return
     base = logits_ptr + (row // time) * stride_b + (row % time) * stride_t
     # Each lane folds its own runs of RUN words: maximum and sums meet across lanes once, after the loop.
-    lanes = tl.arange(0, LANES).to(tl.int64)
+    lanes = tl.arange(0, LANES)
+    if WIDE:
+        lanes = lanes.to(tl.int64)
     place = lanes[:, None] * RUN + tl.arange(0, RUN)[None, :]
     high = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
@@ -52,7 +57,9 @@ def logp_entropy_fwd_kernel(
     rescale = tl.exp2(high - top)
     whole = tl.sum(total * rescale, 0)
     lse = top + tl.log2(whole)
-    z_target = tl.load(base + target * stride_v).to(tl.float32) * scale
+    # A target outside the vocabulary makes its row NaN: a wrong number would go unseen.
+    known = (target >= 0) & (target < V)
+    z_target = tl.load(base + target * stride_v, mask=known, other=float("nan")).to(tl.float32) * scale
     tl.store(logp_ptr + row, (z_target - lse) * LN2)
     tl.store(lse_ptr + row, lse)
     if WITH_ENTROPY:
@@ -63,11 +70,13 @@ def logp_entropy_fwd_kernel(
 def logp_entropy_bwd_kernel(
     logits_ptr, targets_ptr, lse_ptr, entropy_ptr, dlogp_ptr, dentropy_ptr, out_ptr,
     time, V, stride_b, stride_t, stride_v, out_stride_b, out_stride_t, out_stride_v, scale, inverse_temperature,
-    ignore_index, WITH_ENTROPY: tl.constexpr, BLOCK_V: tl.constexpr,
+    ignore_index, WITH_ENTROPY: tl.constexpr, WIDE: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and block of the vocabulary; `out` may be the logits themselves."""
+    """One program a row and block of the vocabulary; `out` may be the logits themselves. WIDE as in the forward pass."""
     row = tl.program_id(0).to(tl.int64)
-    offsets = tl.program_id(1).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
+    offsets = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    if WIDE:
+        offsets = offsets.to(tl.int64)
     inside = offsets < V
     batch, step = row // time, row % time
     out = out_ptr + batch * out_stride_b + step * out_stride_t + offsets * out_stride_v

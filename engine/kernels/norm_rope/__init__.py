@@ -7,17 +7,30 @@ and a rotated part that is odd or longer than a head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine.kernels.device import kernel_serves
 from engine.kernels.norm_rope.reference import norm_rope_reference
+from engine.kernels.tuner import TUNER, Cost, Key, Tile, Tiles, bucket
 
 __all__ = ["norm_rope", "norm_rope_reference"]
 
-# Rows of partial sums for the weights' gradient: enough that additions rarely meet, few enough to sum for free.
+# Rows of partial sums for the weights' gradient: enough that additions rarely meet, few enough to sum for free. Where torch
+# must be deterministic there is a row for each program, and no two additions meet.
 _PARTIAL_SUMS = 512
-# Heads of a program and its warps, forward and backward: the fastest of ten on an H200 (32 + 8 heads of 128).
-_FORWARD, _BACKWARD = (32, 4), (16, 4)
+
+
+def _cost(tile: Tile) -> Cost:
+    # A head of 128 is two halves; of each a thread holds gradient, product and value, and the angles.
+    heads, warps = tile
+    return Cost(40 + 8 * heads * 128 // (32 * warps) // 2, 32 * warps)
+
+
+# Heads of a program and its warps: the first is the fastest of ten on an H200 (32 + 8 heads of 128).
+FORWARD = Tiles("norm_rope_fwd", 1, ("heads", "warps"), ((32, 4), (16, 4), (8, 4), (8, 2), (32, 8)), _cost)
+BACKWARD = Tiles("norm_rope_bwd", 1, ("heads", "warps"), ((16, 4), (8, 4), (8, 2), (32, 8), (16, 8)), _cost)
 
 
 def norm_rope(
@@ -50,8 +63,12 @@ def norm_rope(
             f"cos and sin: must be [B or 1, {q.shape[1]}, R] with R even and at most {q.shape[-1]}; "
             f"got {tuple(cos.shape)} and {tuple(sin.shape)}"
         )
+    if cos.shape[0] not in (1, q.shape[0]):
+        raise ValueError(f"cos and sin: must have a batch of 1 or {q.shape[0]}; got {cos.shape[0]}")
     if (q_weight is None) != (k_weight is None):
         raise ValueError("q_weight and k_weight: must both be given or both be None.")
+    if q_weight is not None and (q_weight.shape != q.shape[-1:] or q_weight.shape != k_weight.shape):  # type: ignore[union-attr]
+        raise ValueError(f"q_weight and k_weight: must be [{q.shape[-1]}]; got {tuple(q_weight.shape)} for q")
     compiling = torch.compiler.is_compiling()
     served = q.is_cuda if compiling else kernel_serves(q, k, cos)
     if not served or q.dtype == torch.float64 or q.numel() == 0:
@@ -78,7 +95,7 @@ def _laid_out(x_BTHD: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _blocks(
-    tokens: int, heads_q: int, heads_k: int, size: int, rotated: int, shape: tuple[int, int]
+    tokens: int, heads_q: int, heads_k: int, size: int, rotated: int, shape: Tile
 ) -> tuple[tuple[int, int], dict[str, int | bool]]:
     """The grid, and what a program of this shape (heads, warps) is compiled for."""
 
@@ -103,17 +120,27 @@ def _forward(q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
 
     (q, q_stride), (k, k_stride) = _laid_out(q), _laid_out(k)
     cos, sin = cos.contiguous(), sin.contiguous()
+    q_weight, k_weight = (w if w is None else w.contiguous() for w in (q_weight, k_weight))
     batch, time, heads_q, size = q.shape
     heads_k, rotated = k.shape[2], cos.shape[-1]
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     has_weight = q_weight is not None
-    grid, blocks = _blocks(batch * time, heads_q, heads_k, size, rotated, _FORWARD)
-    norm_rope_fwd_kernel[grid](
-        q, k, q_out, k_out, q_weight if has_weight else q, k_weight if has_weight else k, cos, sin,
-        q_stride, k_stride, time, *_angle_strides(cos), heads_q, heads_k, size, rotated // 2, eps,
-        HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **blocks,
-    )  # fmt: skip
+    shape = heads_q, heads_k, size, rotated
+
+    def launch(tile: Tile) -> None:
+        grid, blocks = _blocks(batch * time, *shape, tile)
+        norm_rope_fwd_kernel[grid](
+            q, k, q_out, k_out, q_weight if has_weight else q, k_weight if has_weight else k, cos, sin,
+            q_stride, k_stride, time, *_angle_strides(cos), heads_q, heads_k, size, rotated // 2, eps,
+            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **blocks,
+        )  # fmt: skip
+
+    launch(_tile(FORWARD, (bucket(batch * time), *shape, str(q.dtype), int(has_weight)), q.device, launch))
     return q_out, k_out
+
+
+def _tile(tiles: Tiles, key: Key, device: torch.device, launch: Callable[[Tile], object]) -> Tile:
+    return TUNER.pick(tiles, key, device, launch) if TUNER.on else tiles.default
 
 
 def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offset, *, with_dweight):
@@ -123,21 +150,30 @@ def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offs
     (q, q_stride), (k, k_stride) = _laid_out(q), _laid_out(k)
     (dq_out, dq_out_stride), (dk_out, dk_out_stride) = _laid_out(dq_out), _laid_out(dk_out)
     cos, sin = cos.contiguous(), sin.contiguous()
+    q_weight, k_weight = (w if w is None else w.contiguous() for w in (q_weight, k_weight))
     batch, time, heads_q, size = q.shape
     heads_k, rotated = k.shape[2], cos.shape[-1]
     dq, dk = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     has_weight = q_weight is not None
     with_dweight = has_weight and with_dweight
-    partial = [
-        torch.zeros(_PARTIAL_SUMS, size, dtype=torch.float32, device=q.device) if with_dweight else q for _ in range(2)
-    ]
-    grid, blocks = _blocks(batch * time, heads_q, heads_k, size, rotated, _BACKWARD)
-    norm_rope_bwd_kernel[grid](
-        q, k, dq_out, dk_out, dq, dk, q_weight if has_weight else q, k_weight if has_weight else k, *partial,
-        cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *_angle_strides(cos),
-        heads_q, heads_k, size, rotated // 2, eps, _PARTIAL_SUMS,
-        HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight, **blocks,
-    )  # fmt: skip
+    shape = heads_q, heads_k, size, rotated
+
+    def launch(tile: Tile) -> list[torch.Tensor]:
+        grid, blocks = _blocks(batch * time, *shape, tile)
+        sums = grid[0] * grid[1] if torch.are_deterministic_algorithms_enabled() else _PARTIAL_SUMS
+        partial = [
+            torch.zeros(sums, size, dtype=torch.float32, device=q.device) if with_dweight else q for _ in range(2)
+        ]
+        norm_rope_bwd_kernel[grid](
+            q, k, dq_out, dk_out, dq, dk, q_weight if has_weight else q, k_weight if has_weight else k, *partial,
+            cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *_angle_strides(cos),
+            heads_q, heads_k, size, rotated // 2, eps, sums,
+            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight, **blocks,
+        )  # fmt: skip
+        return partial
+
+    key = bucket(batch * time), *shape, str(q.dtype), int(has_weight), int(with_dweight)
+    partial = launch(_tile(BACKWARD, key, q.device, launch))
     dq_weight, dk_weight = (
         part.sum(0).to(weight.dtype) if with_dweight else None
         for part, weight in zip(partial, (q_weight, k_weight), strict=True)

@@ -144,12 +144,15 @@ def norm_rope_bwd_kernel(
     HAS_WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_TAIL: tl.constexpr, WITH_DWEIGHT: tl.constexpr,
     BLOCK_HQ: tl.constexpr, BLOCK_HK: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
-    """As forward. Weight gradients go into one of `partial_sums` rows each, to keep the additions apart."""
+    """As forward. Weight gradients go into one of `partial_sums` rows each, to keep the additions apart.
+
+    With as many rows as programs no two meet, and the sums do not depend on the order in which programs end.
+    """
     token = tl.program_id(0).to(tl.int64)
     angle = (token // time) * cos_stride_b + (token % time) * cos_stride_t
     c1, c2, s1, s2 = _angles(cos_ptr + angle, sin_ptr + angle, F, BLOCK_F)
-    part = (token % partial_sums) * D
     block, q_blocks = tl.program_id(1), tl.cdiv(HQ, BLOCK_HQ)
+    part = ((token * tl.num_programs(1) + block) % partial_sums) * D
     if block < q_blocks:
         _backward_heads(
             q_ptr + token * q_stride, dq_out_ptr + token * dq_out_stride, dq_ptr + token * HQ * D,

@@ -1,0 +1,92 @@
+"""The error-ratio test against float64, in a handful of combinations for the interpreter and in all of them for a card."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FAILURES: list[str] = []
+
+
+def said(good: bool, name: str, words: str = "") -> None:
+    print(f"{'ok  ' if good else 'FAIL'} {name}{': ' if words else ''}{words}")
+    if not good:
+        FAILURES.append(name)
+
+
+def combined(*axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Every combination on a card; in the interpreter so many that each pair of values of two axes occurs."""
+    places = [range(len(axis)) for axis in axes]
+    open_pairs = {
+        (a, i, b, j) for a, b in itertools.combinations(range(len(axes)), 2) for i in places[a] for j in places[b]
+    }
+    left = list(itertools.product(*places))
+
+    def pairs(at: tuple[int, ...]) -> set[tuple[int, int, int, int]]:
+        return {(a, at[a], b, at[b]) for a, b in itertools.combinations(range(len(axes)), 2)}
+
+    while left and (open_pairs or not INTERPRETED):
+        best = max(left, key=lambda at: len(pairs(at) & open_pairs)) if INTERPRETED else left[0]
+        left.remove(best)
+        open_pairs -= pairs(best)
+        yield tuple(axis[i] for axis, i in zip(axes, best, strict=True))
+
+
+def rms(x: torch.Tensor) -> float:
+    return float(x.detach().double().square().mean().sqrt())
+
+
+def judge(
+    name: str, truth: torch.Tensor, eager: torch.Tensor, ours: torch.Tensor, step: torch.dtype, averaged: int = 0
+) -> None:
+    """Ours may be at most twice as far from the truth as plain torch in the same dtype.
+
+    A mean over `averaged` logits of about one is small where they cancel, and its rounding may cancel by luck in either
+    form: it is granted twice what independent roundings of its terms to `step` leave, and one rounding of its sum.
+    The interpreter cuts float32 to bfloat16 where a card rounds it: one step of the format is granted for that.
+    """
+    size = rms(truth) + 1e-30
+    luck = 2 * torch.finfo(step).eps / (12 * averaged) ** 0.5 + torch.finfo(torch.float32).eps if averaged else 0.0
+    cut = torch.finfo(step).eps * size if INTERPRETED and step == torch.bfloat16 else 0.0
+    times = 3 if INTERPRETED and step != torch.float32 else 2  # a handful of rows leaves room for luck
+    error, bound = rms(ours.double() - truth), times * rms(eager.double() - truth) + 2e-6 * size + luck + cut
+    good = error <= bound and bool(torch.isfinite(ours).all())
+    said(good, name, f"error {error / size:.2e}, allowed {bound / size:.2e}")
+
+
+def compare(name: str, op, reference, inputs: list[torch.Tensor], outputs: int, averaged: int = 0) -> None:
+    """Outputs and every input's gradient, under one random upstream gradient."""
+    results = {}
+    upstream: list[torch.Tensor] = []
+    for key, function, dtype in (("truth", reference, torch.float64), ("eager", reference, None), ("ours", op, None)):
+        leaves = [
+            (x.detach().to(dtype) if dtype and x.is_floating_point() else x.detach().clone()).requires_grad_(
+                x.requires_grad
+            )
+            for x in inputs
+        ]
+        out = function(*leaves)
+        out = out if isinstance(out, tuple) else (out,)
+        if not upstream:
+            upstream = [torch.randn_like(y) for y in out]
+        torch.autograd.backward(out, [g.to(y.dtype) for g, y in zip(upstream, out, strict=True)])
+        results[key] = [*out, *(leaf.grad for leaf in leaves if leaf.requires_grad)]
+    for i, (truth, eager, ours) in enumerate(zip(results["truth"], results["eager"], results["ours"], strict=True)):
+        kind, terms = ("output", averaged) if i < outputs else ("gradient", 0)
+        judge(f"{name} {kind} {i}", truth, eager, ours, inputs[0].dtype, terms)
+
+
+@contextmanager
+def not_deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(before)

@@ -1,0 +1,72 @@
+"""Every op stays one graph under `torch.compile(fullgraph=True)`, and under autocast, with the numbers of the eager one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.linear_logp import linear_logp
+from engine.kernels.logp_entropy import logp_entropy
+from engine.kernels.norm_rope import norm_rope
+
+
+def leaves(*tensors):
+    return [x.detach().clone().requires_grad_(x.requires_grad) for x in tensors]
+
+
+def compare(op, *inputs, gradients=1e-6):
+    """Outputs and gradients of the op in one graph are those without a compiler."""
+    torch._dynamo.reset()
+    results = []
+    for function in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
+        given = leaves(*inputs)
+        out = [x for x in function(*given) if x is not None]
+        sum((x * (i + 1)).sum() for i, x in enumerate(out)).backward()
+        results.append([*out, *(x.grad for x in given if x.grad is not None)])
+    assert len(results[0]) >= 2
+    for i, (ours, theirs) in enumerate(zip(*results, strict=True)):
+        allowed = 1e-6 if i < len(out) else gradients
+        torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("outputs", [("entropy", "cross_entropy"), ("cross_entropy",)])
+def test_scores_from_hidden_states_are_one_node_of_a_graph(trained, outputs):
+    targets = torch.tensor([3, -100, 0, 49])
+
+    def op(hidden, weight, bias):
+        scores = linear_logp(
+            hidden, weight, targets, bias=bias, ignore_index=-100, outputs=outputs, label_smoothing=0.1, soft_cap=3.0
+        )
+        return scores[5], scores.entropy
+
+    hidden = torch.randn(4, 8, requires_grad=True)
+    head = [torch.randn(50, 8, requires_grad=trained), torch.randn(50, requires_grad=trained)]
+    compare(op, hidden, *head)
+
+
+def test_scores_in_a_graph_follow_autocast():
+    hidden, weight, targets = torch.randn(4, 8, requires_grad=True), torch.randn(50, 8), torch.tensor([3, 1, 0, 49])
+
+    def op(hidden, weight):
+        with torch.autocast("cpu", torch.bfloat16):
+            return linear_logp(hidden, weight, targets, outputs=("entropy",))[:2]
+
+    # The graph rounds the gradient of the cast states to bfloat16, as autocast does of any product.
+    compare(op, hidden, weight, gradients=torch.finfo(torch.bfloat16).eps)
+    found = op(hidden, weight)
+    assert not torch.equal(found[0], linear_logp(hidden, weight, targets).log_probs)
+    # Products are rounded, sums are not.
+    rounded = linear_logp(hidden.bfloat16(), weight.bfloat16(), targets)
+    torch.testing.assert_close(found[1], rounded.entropy, rtol=1e-6, atol=1e-6)
+
+
+def test_the_ops_on_logits_and_heads_are_in_the_graph():
+    targets = torch.tensor([[3, -100], [0, 49]])
+    compare(lambda x: logp_entropy(x[:, :-1], targets, temperature=0.7), torch.randn(2, 3, 50, requires_grad=True))
+    angles = torch.randn(2, 3, 8)
+    compare(
+        lambda q, k, a, b: norm_rope(q, k, a, b, angles.cos(), angles.sin(), unit_offset=True),
+        *(torch.randn(2, 3, heads, 8, requires_grad=True) for heads in (4, 2)),
+        *(torch.rand(8, requires_grad=True) for _ in range(2)),
+    )
