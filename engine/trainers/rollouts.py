@@ -163,7 +163,10 @@ class RolloutTrainer(RunTrainer):
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, has_tool_images: bool = False
     ) -> Any:
         given = (prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
-        whole = all(ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids))
+        # beside other ranks a batch may end within a group
+        whole = len(prompt_ids) % num_generations == 0 and all(
+            ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids)
+        )
         if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
             return super()._generate_single_turn(*given)  # type: ignore[misc]
         model = self.accelerator.unwrap_model(self.model_wrapped)  # type: ignore[attr-defined]

@@ -147,7 +147,7 @@ def test_a_run_of_two_processes_resumes_to_the_bit(tmp_path, monkeypatch, method
     source.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in CONVERSATIONS[:12]))
     settings = {**BASE, **GRPO, **LORA, **METHODS[method], "data.train": [{"path": str(source)}], "run.devices": 2}
     settings |= {"method.steps_per_generation": 2, "optim.gradient_accumulation_steps": 1, "optim.max_steps": 12}
-    settings |= {"method.beta": 0.1, "run.save_steps": 7}
+    settings |= {"method.beta": 0.1, "method.num_iterations": 1, "run.save_steps": 7}
     mapping: dict[str, Any] = {"version": 1}
     for path, value in settings.items():
         section, name = path.split(".", 1)

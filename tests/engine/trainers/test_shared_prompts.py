@@ -83,6 +83,18 @@ def test_the_same_answers_are_sampled(tmp_path, monkeypatch):
     assert "generate" not in vars(trainer.model)
 
 
+def test_a_group_that_ends_on_another_rank_is_sampled_without_sharing(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    built = Built({**GRPO, **ONE_BATCH}, ROWS, tmp_path)
+    trainer = built.trainer
+    trainer.rewards.close()
+    trainer.model.train()
+    seen = tokens_of(trainer.model)
+    prompts = [list(built.rows[row]["prompt_ids"]) for row in (0, 0, 0, 0, 1, 1)]
+    assert len(trainer._generate_single_turn(prompts, None, {}, 4)[0]) == 6
+    assert seen[0] == 6 * max(map(len, prompts))
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"memory.gradient_checkpointing": True}, {"memory.activation_offloading": "cpu"}],
