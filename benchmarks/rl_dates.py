@@ -122,6 +122,7 @@ def main() -> int:
     given.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     options = given.parse_intermixed_args()
     outcomes: list[Outcome] = []
+    results = Results(options, processor(), "torch")
     with tempfile.TemporaryDirectory(prefix="rl-") as scratch:
         runs = options.runs or Path(scratch)
         (Path(scratch) / "shuffled.py").write_text(SHUFFLED.format(folder=str(DEMO.parent)))
@@ -147,11 +148,11 @@ def main() -> int:
                     outcome = Outcome(method, seed, control, before, accuracy(end, seed), seconds, cpu_seconds, rewards)
                     print(outcome.sentence(), flush=True)
                     outcomes.append(outcome)
+                    record(results, outcome, options.processes)
     good = sum(outcome.good for outcome in outcomes)
     print(
         f"{good} of {len(outcomes)} runs are as wanted: {WANTED:.0%} within {SECONDS} s, controls within {POINTS:.0%}"
     )
-    record(options, outcomes)
     return int(options.check and good < len(outcomes))
 
 
@@ -194,17 +195,15 @@ def accuracy(folder: Path, seed: int) -> float:
     return sum(given == right for _, given, right in asked) / len(asked)
 
 
-def record(given: argparse.Namespace, outcomes: list[Outcome]) -> None:
-    """One row a run: milliseconds a step, and in the shape what was reached in which time."""
-    results = Results(given, processor(), "torch")
-    for each in outcomes:
-        steps = len(each.rewards)
-        shape = (
-            f"seed={each.seed} processes={given.processes} steps={steps} seconds={each.seconds:.1f} "
-            f"cpu={each.cpu_seconds:.0f} before={each.before:.3f} after={each.after:.3f}"
-        )
-        work = f"{each.method} on dates{', shuffled rewards' if each.control else ''}"
-        results.add(work, shape, ms=[1000 * each.seconds / max(steps, 1)])
+def record(results: Results, outcome: Outcome, processes: int) -> None:
+    """A row of a run: milliseconds a step, and in the shape what was reached in which time."""
+    steps = len(outcome.rewards)
+    shape = (
+        f"seed={outcome.seed} processes={processes} steps={steps} seconds={outcome.seconds:.1f} "
+        f"cpu={outcome.cpu_seconds:.0f} before={outcome.before:.3f} after={outcome.after:.3f}"
+    )
+    work = f"{outcome.method} on dates{', shuffled rewards' if outcome.control else ''}"
+    results.add(work, shape, ms=[1000 * outcome.seconds / max(steps, 1)])
 
 
 if __name__ == "__main__":
