@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import footprint
+from engine.config import attention, footprint
 from engine.config.facts import Facts
 from engine.config.method import METHODS
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -39,7 +39,7 @@ def _learning_rate(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 
 
 def _attention(config: RunConfig, facts: Facts) -> tuple[Any, str]:
-    return "sdpa", "torch's own fused attention, which needs no package"
+    return attention.chosen(config, facts)
 
 
 def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:

@@ -67,6 +67,7 @@ def _model(config: Any, source: str) -> Any:
     import torch
     import transformers
 
+    from engine.models.attention import TRIED, settle
     from engine.models.stored_fp8 import load_fp8, stored_fp8
 
     head = METHODS[config.method.kind].head
@@ -74,7 +75,7 @@ def _model(config: Any, source: str) -> Any:
     refuse_foreign_code(source)
     settings: dict[str, Any] = {
         "dtype": getattr(torch, config.model.dtype),
-        "attn_implementation": config.model.attention,
+        "attn_implementation": None if config.model.attention in TRIED else config.model.attention,
         "revision": config.model.revision if config.model.name != BUILTIN else None,
     }
     if (quantization := quantization_config(config)) is not None:
@@ -95,6 +96,9 @@ def _model(config: Any, source: str) -> Any:
             model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
+    if config.model.attention in TRIED:
+        card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+        settle(model, config.model.attention, card)
     if head == "steps" and isinstance(getattr(model, "dropout", None), torch.nn.Dropout):
         # transformers drops a tenth of what a new head of tokens reads, unasked.
         model.dropout.p = 0.0

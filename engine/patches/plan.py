@@ -45,12 +45,13 @@ class Patches:
     def on_model(self, model: Any) -> None:
         """Features of the model itself. Raises ModelError for one that was asked for and cannot act on this model."""
         from engine.memory.tiers import POLICIES, use_tier
-        from engine.patches import tiled
+        from engine.patches import documents, tiled
 
         base = model.get_base_model() if hasattr(model, "peft_config") else model
         if (tier := self.config.memory.gradient_checkpointing) in POLICIES:
             self._undo.append(use_tier(base, tier))
         self._add(tiled.tiled_mlp(self.config, base))
+        self._add(documents.documents_apart(self.config, base))
         if self.config.memory.layer_offloading:
             from engine.patches.layer_offload import LayerOffloading
 

@@ -158,7 +158,8 @@ def _optimizer(config: Any, trainer: Any) -> dict[str, Any]:
 
 def _attention(config: Any, model: Any) -> dict[str, Any]:
     in_force = model.config._attn_implementation
-    return _entry("attention", config.model.attention, in_force)
+    core = model.get_base_model() if hasattr(model, "peft_config") else model
+    return _entry("attention", config.model.attention, in_force, detail=getattr(core, "attention_reason", ""))
 
 
 def _checkpointing(config: Any, model: Any) -> dict[str, Any]:
@@ -174,7 +175,11 @@ def _checkpointing(config: Any, model: Any) -> dict[str, Any]:
 
 def _quantization(config: Any, model: Any) -> dict[str, Any]:
     kinds = Counter(
-        type(module).__name__ for module in model.modules() if type(module).__name__ in ("Linear4bit", "Linear8bitLt")
+        type(module).__name__
+        for module in model.modules()
+        # PEFT calls its own layer around one of these by the same name.
+        if type(module).__module__.startswith("bitsandbytes.")
+        and type(module).__name__ in ("Linear4bit", "Linear8bitLt")
     )
     count = sum(kinds.values())
     return _entry(

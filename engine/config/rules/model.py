@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.config.attention import FLASH, kept_apart
+from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 
-# attention -> (package, how to install it, least compute capability)
-_FLASH = {
-    "flash_attention_2": ("flash-attn", "pip install flash-attn --no-build-isolation", (8, 0)),
-    "flash_attention_3": ("flash-attn-3", "pip install flash-attn-3 --no-build-isolation", (9, 0)),
-}
+_ATTENTION = fields.model.attention
+_TAKE_SDPA = Fix("take sdpa", {_ATTENTION.path: "sdpa"})
 
 
 @rule(reads=(fields.model.name,))
@@ -152,36 +151,75 @@ def float16_weights_cannot_be_trained_whole(config: RunConfig, facts: Facts) -> 
 @rule(reads=(fields.model.attention,))
 def flash_attention_needs_its_package(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     attention = config.model.attention
-    if attention not in _FLASH or facts.packages is None:
+    if attention not in FLASH or facts.packages is None:
         return
-    package, install, _ = _FLASH[attention]
-    if facts.packages.get(package, "") is None:
-        path = fields.model.attention.path
-        todo = f"Install it with `{install}`, or take sdpa."
-        yield must(path, f"sdpa without the package {package}", attention, todo, fix=Fix("take sdpa", {path: "sdpa"}))
+    flash = FLASH[attention]
+    if facts.packages.get(flash.package, "") is None:
+        todo = f"Install it with `{flash.install}`, or take sdpa."
+        yield must(_ATTENTION.path, f"sdpa without the package {flash.package}", attention, todo, fix=_TAKE_SDPA)
 
 
 @rule(reads=(fields.model.attention,))
 def flash_attention_needs_its_card(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    attention, path = config.model.attention, fields.model.attention.path
-    if attention not in _FLASH or facts.machine is None:
+    attention, path = config.model.attention, _ATTENTION.path
+    if attention not in FLASH or facts.machine is None:
         return
-    _, _, least = _FLASH[attention]
-    fix = Fix("take sdpa", {path: "sdpa"})
+    flash = FLASH[attention]
     if not facts.machine.gpus:
-        yield must(path, "sdpa or eager on a CPU", attention, "Take sdpa.", fix=fix)
-    elif any(gpu.capability < least for gpu in facts.machine.gpus):
-        need = f"{least[0]}.{least[1]}"
+        yield must(path, "sdpa or eager on a CPU", attention, "Take sdpa.", fix=_TAKE_SDPA)
+    elif any(gpu.capability < flash.least for gpu in facts.machine.gpus):
+        need, name = f"{flash.least[0]}.{flash.least[1]}", facts.machine.gpus[0].name
+        todo = f"It needs compute capability {need}. Take sdpa."
+        yield must(path, f"sdpa on {name}", attention, todo, fix=_TAKE_SDPA)
+    elif flash.below is not None and any(gpu.capability >= flash.below for gpu in facts.machine.gpus):
         name = facts.machine.gpus[0].name
-        yield must(path, f"sdpa on {name}", attention, f"It needs compute capability {need}. Take sdpa.", fix=fix)
+        todo = "It is built for cards of compute capability 9.0: take flash_attention_4 or sdpa."
+        yield must(path, f"flash_attention_4 or sdpa on {name}", attention, todo, fix=_TAKE_SDPA)
+
+
+@rule(reads=(fields.model.attention, fields.model.name))
+def flash_attention_serves_heads_up_to_a_width(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    attention, model = config.model.attention, facts.model
+    if attention not in FLASH or model is None or model.name != config.model.name or model.head_dim is None:
+        return
+    widest = FLASH[attention].widest
+    if model.head_dim > widest:
+        rule_text = f"sdpa or flex_attention for heads of {model.head_dim} numbers"
+        yield must(_ATTENTION.path, rule_text, attention, f"It serves at most {widest}.", fix=_TAKE_SDPA)
 
 
 @rule(reads=(fields.model.attention, fields.model.dtype))
 def flash_attention_needs_half_precision(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path = fields.model.attention.path
-    if config.model.attention in _FLASH and config.model.dtype == "float32":
+    if config.model.attention in FLASH and config.model.dtype == "float32":
         todo = "Flash attention computes in 16 bits only: take sdpa, or dtype bfloat16."
-        yield must(path, "sdpa with float32", config.model.attention, todo, fix=Fix("take sdpa", {path: "sdpa"}))
+        yield must(_ATTENTION.path, "sdpa with float32", config.model.attention, todo, fix=_TAKE_SDPA)
+
+
+@rule(reads=(fields.model.attention,))
+def flex_attention_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.attention == "flex_attention" and facts.machine is not None and not facts.machine.gpus:
+        todo = "On a CPU torch has no gradients for it. Take sdpa."
+        yield must(_ATTENTION.path, "sdpa or eager on a CPU", "flex_attention", todo, fix=_TAKE_SDPA)
+
+
+@rule(reads=(fields.model.attention, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
+def packs_kept_apart_want_no_mask_of_all_pairs(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    machine, path = facts.machine, _ATTENTION.path
+    if not kept_apart(config) or machine is None or not machine.gpus:
+        return
+    if (taken := resolved(config, facts).model.attention) in ("sdpa", "eager"):
+        todo = (
+            f"{taken} keeps packed rows apart by a mask of all pairs of tokens, in every layer. flex_attention has none and is "
+            "compiled at the first batch."
+        )
+        yield must(
+            path,
+            "flex_attention or an installed flash attention to be quick",
+            config.model.attention,
+            todo,
+            severity="warning",
+            fix=Fix("take flex_attention", {path: "flex_attention"}),
+        )
 
 
 @rule(

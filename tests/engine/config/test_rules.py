@@ -22,7 +22,7 @@ CPU = Machine(cpu_count=4, memory_bytes=16 * GiB, disk_free_bytes=100 * GiB, nam
 H100, OLD = parse_machine("1xH100-80GB"), parse_machine("1xT4-16GB")
 LARGE = model_facts("Qwen/Qwen3-8B")
 NOTHING: dict[str, str | None] = dict.fromkeys(
-    ("bitsandbytes", "flash-attn", "flash-attn-3", "torchao", "pytorch-optimizer", "schedulefree")
+    ("bitsandbytes", "flash-attn", "flash-attn-3", "flash-attn-4", "torchao", "pytorch-optimizer", "schedulefree")
 )
 
 
@@ -44,6 +44,7 @@ STREAMED = {**LORA, "memory.layer_offloading": True}
 DPO = {"method.kind": "dpo"}
 KTO = {"method.kind": "kto"}
 FP8, INT8 = {"kernels.quantization_aware": "fp8"}, {"kernels.quantization_aware": True}
+APART = {"data.packing": True, "data.packing_cross_doc_attn_mask": True}
 GRPO = {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "optim.per_device_train_batch_size": 8}
 # rule -> cases of (settings on top of GOOD, facts, where the finding stands, its severity)
 Case = tuple[dict[str, Any], Facts, str, str]
@@ -182,7 +183,8 @@ CASES: dict[str, list[Case]] = {
     "bfloat16-needs-a-card-that-has-it": [({}, Facts(machine=OLD), "model.dtype", "error")],
     "float16-weights-cannot-be-trained-whole": [({"model.dtype": "float16"}, Facts(), "model.dtype", "error")],
     "flash-attention-needs-its-package": [
-        ({"model.attention": "flash_attention_2"}, Facts(packages=NOTHING), "model.attention", "error")
+        ({"model.attention": name}, Facts(packages=NOTHING), "model.attention", "error")
+        for name in ("flash_attention_2", "flash_attention_4")
     ],
     "flash-attention-needs-its-card": [
         ({"model.attention": "flash_attention_2"}, Facts(machine=CPU), "model.attention", "error"),
@@ -192,6 +194,23 @@ CASES: dict[str, list[Case]] = {
             "model.attention",
             "error",
         ),
+        (
+            {"model.attention": "flash_attention_3"},
+            Facts(machine=parse_machine("B200-192GB")),
+            "model.attention",
+            "error",
+        ),
+    ],
+    "flash-attention-serves-heads-up-to-a-width": [
+        ({"model.attention": name}, model(head_dim=width), "model.attention", "error")
+        for name, width in (("flash_attention_2", 512), ("flash_attention_4", 192))
+    ],
+    "flex-attention-needs-a-gpu": [
+        ({"model.attention": "flex_attention"}, Facts(machine=CPU), "model.attention", "error")
+    ],
+    "packs-kept-apart-want-no-mask-of-all-pairs": [
+        ({**APART, **changes}, Facts(machine=H100, packages=NOTHING), "model.attention", "warning")
+        for changes in ({}, {"model.attention": "eager"})
     ],
     "flash-attention-needs-half-precision": [
         ({"model.attention": "flash_attention_2", "model.dtype": "float32"}, Facts(), "model.attention", "error")

@@ -1,0 +1,70 @@
+"""Which implementation of attention serves a model on a machine: packages, cards, widths of a head. Pure and quick.
+
+SDPA, torch's own, is the rule: it needs no package and takes the card's flash kernel itself wherever rows are whole. It has
+no form for packed rows that are kept apart but a mask of all pairs of tokens. There `auto` takes the flash attention that is
+installed and fits; flex attention, which needs no package but compiles at the first batch, is taken where it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config.facts import Facts
+from engine.config.tree import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Flash:
+    """A release of flash attention: its package, how to install it, the cards and the widest head it serves."""
+
+    package: str
+    install: str
+    least: tuple[int, int]
+    below: tuple[int, int] | None
+    widest: int
+
+
+FLASH = {
+    "flash_attention_2": Flash("flash-attn", "pip install flash-attn --no-build-isolation", (8, 0), None, 256),
+    "flash_attention_3": Flash("flash-attn-3", "pip install flash-attn-3 --no-build-isolation", (9, 0), (10, 0), 256),
+    "flash_attention_4": Flash("flash-attn-4", "pip install flash-attn-4", (9, 0), None, 128),
+}
+"""By the name under which transformers knows it. Version 3 is built for Hopper; both ways through version 4 go up to 128."""
+SDPA = "torch's own fused attention, which needs no package"
+
+
+def kept_apart(config: RunConfig) -> bool:
+    """Whether rows are packed and must not see each other."""
+    return config.data.packing and config.data.packing_cross_doc_attn_mask
+
+
+def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
+    """Why this release of flash attention does not serve here, or None."""
+    flash, model = FLASH[name], facts.model
+    if facts.packages is None or not facts.packages.get(flash.package):
+        return f"the package {flash.package} is not installed"
+    for gpu in facts.machine.gpus if facts.machine else ():
+        if gpu.capability < flash.least or (flash.below is not None and gpu.capability >= flash.below):
+            return f"{gpu.name} is not a card of {name}"
+    if config.model.dtype == "float32":
+        return "flash attention computes in 16 bits only"
+    if model is not None and model.name == config.model.name and (model.head_dim or 0) > flash.widest:
+        return f"heads of {model.head_dim} numbers are wider than the {flash.widest} of {name}"
+    return None
+
+
+def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
+    """What `auto` takes, and why."""
+    if facts.machine is None or not facts.machine.gpus or not kept_apart(config):
+        return "sdpa", SDPA
+    if facts.packages is None:
+        return "sdpa", f"{SDPA}; which others are installed there is seen at launch"
+    # From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper too.
+    blackwell = all(gpu.capability >= (10, 0) for gpu in facts.machine.gpus)
+    newest = ("flash_attention_4",) if blackwell else ("flash_attention_3", "flash_attention_4")
+    order = (*newest, "flash_attention_2")
+    reasons = {name: unfit(name, config, facts) for name in order}
+    fit = next((name for name in order if reasons[name] is None), None)
+    if fit is not None:
+        return fit, f"{FLASH[fit].package} is installed and keeps packed rows apart without a mask of all pairs"
+    return "sdpa", f"{SDPA}; {reasons['flash_attention_2']}"

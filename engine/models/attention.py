@@ -1,0 +1,111 @@
+"""The attention that a loaded model computes with: what was asked for where model and card take it, torch's own otherwise.
+
+Flash and flex attention come from packages and compilers that can fail on one card and not on another, so a model is loaded
+with torch's own and handed the other one afterwards; on a card it is first tried on two short documents, forward and
+backward, in the model's own shape. What does not work or computes something else is not taken, and the model keeps the
+reason for the receipt (`attention_reason`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.errors import visible
+
+TRIED = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+LENGTHS = (70, 100)
+"""Tokens of the two documents of a trial."""
+ALLOWED = 3e-2
+"""Relative error that 16 bits and another order of sums may make."""
+_FAILURES = (ImportError, ValueError, RuntimeError, OSError, KeyError, AttributeError, TypeError, NotImplementedError)
+
+
+def settle(model: Any, wanted: str, device: torch.device | None = None) -> None:
+    """Gives the model this attention, or leaves it with its own and the reason in `attention_reason`.
+
+    `device` is where it is tried; without one it is not.
+    """
+    own = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(wanted)
+        if model.config._attn_implementation != wanted:
+            reason: str | None = f"{type(model).__name__} keeps {model.config._attn_implementation}"
+        else:
+            reason = None if device is None else trial(wanted, model, device)
+    except _FAILURES as problem:
+        reason = visible(str(problem).strip().split("\n")[0])[:200] or type(problem).__name__
+    if reason is not None:
+        model.set_attn_implementation(own)
+        model.attention_reason = f"{wanted} does not serve here: {reason}"
+
+
+def trial(name: str, model: Any, device: torch.device) -> str | None:
+    """Attention over two documents of one row against torch's own over each: why they differ, or None."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    text = model.config.get_text_config()
+    heads = text.num_attention_heads
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, upstream = (
+        torch.randn(1, count, sum(LENGTHS), width, generator=generator).to(device, model.dtype)
+        for count in (heads, shared, shared, heads)
+    )
+    module: Any = torch.nn.Linear(1, 1, dtype=model.dtype, device=device)
+    module.config, module.is_causal, module.layer_idx = text, True, 0
+    module.num_key_value_groups = heads // shared
+    attend = ALL_ATTENTION_FUNCTIONS[name]
+    mask, more = (_documents_mask(device), {}) if name == "flex_attention" else (None, _lengths(device))
+
+    def theirs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = attend(module, q, k, v, mask, scaling=width**-0.5, dropout=0.0, **more)[0]
+        return out.transpose(1, 2)
+
+    found, truth = _with_gradients(theirs, q, k, v, upstream), _with_gradients(_each_alone, q, k, v, upstream)
+    for what, ours, plain in zip(("output", "dq", "dk", "dv"), found, truth, strict=True):
+        error = float((ours.double() - plain.double()).norm() / plain.double().norm())
+        if not error <= ALLOWED:
+            return f"its {what} differs from torch's own by {error:.1%}"
+    return None
+
+
+def _with_gradients(attend: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    *inputs, upstream = tensors
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    out = attend(*leaves)
+    return (out.detach(), *torch.autograd.grad(out, leaves, upstream))
+
+
+def _each_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Torch's own attention, one document after the other."""
+    groups = q.shape[1] // k.shape[1]
+    parts = zip(*(tensor.split(LENGTHS, 2) for tensor in (q, k, v)), strict=True)
+    return torch.cat(
+        [
+            F.scaled_dot_product_attention(
+                own, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), is_causal=True
+            )
+            for own, key, value in parts
+        ],
+        2,
+    )
+
+
+def _documents_mask(device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    document = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)).to(device)
+
+    def apart(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (document[query] == document[key]) & (query >= key)
+
+    return create_block_mask(apart, None, None, sum(LENGTHS), sum(LENGTHS), device=str(device))
+
+
+def _lengths(device: torch.device) -> dict[str, Any]:
+    ends = torch.tensor([0, *LENGTHS], device=device).cumsum(0).int()
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(LENGTHS), "max_length_k": max(LENGTHS)}

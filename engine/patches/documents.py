@@ -1,0 +1,54 @@
+"""Packed rows that are kept apart, for flash attention: where each document begins is told to all layers at once.
+
+transformers finds the documents of a pack in its positions, but only in a batch of one row, and in every layer anew; in
+larger batches it would let the documents of a row see each other. The model's own instance therefore gets a hook that finds
+the beginnings once a pass, over all rows of the batch, and hands them on under the names that transformers' flash attention
+reads. Refuses models whose `forward` hands nothing on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError
+from engine.patches.plan import Applied
+
+FEATURE = "packed attention"
+
+
+def documents_apart(config: Any, model: Any) -> Applied | None:
+    """Hooks the model's backbone; None where rows are not packed and kept apart, or another attention tells them apart."""
+    apart = config.data.packing and config.data.packing_cross_doc_attn_mask
+    if not apart or "flash" not in str(model.config._attn_implementation):
+        return None
+    backbone = model.base_model
+    if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(type(backbone).forward).parameters.values()):
+        raise ModelError(
+            f"data.packing_cross_doc_attn_mask: {type(backbone).__name__} does not tell its layers where documents begin, "
+            "which flash attention needs.",
+            "Set model.attention to sdpa.",
+        )
+    hook = backbone.register_forward_pre_hook(_with_beginnings, with_kwargs=True)
+    detail = "documents of all rows of a batch in one call of variable lengths; no mask"
+    return Applied(FEATURE, True, model.config._attn_implementation, None, detail, hook.remove)
+
+
+def _with_beginnings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    positions = kwargs.get("position_ids")
+    known = kwargs.get("attention_mask") is not None or kwargs.get("past_key_values") is not None
+    if known or positions is None or positions.dim() != 2:
+        return None
+    return args, {**kwargs, **beginnings(positions)}
+
+
+def beginnings(positions: torch.Tensor) -> dict[str, Any]:
+    """Of positions [B, T] that begin at 0 in each document: the documents' bounds in the flattened batch, int32, and the
+    longest one's tokens. Waits for the device once."""
+    flat = positions.flatten()
+    starts = (flat == 0).nonzero().flatten()
+    bounds = torch.cat([starts, starts.new_tensor([flat.numel()])]).int()
+    longest = int(bounds.diff().max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}

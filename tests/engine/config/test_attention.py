@@ -1,0 +1,71 @@
+"""Which attention `auto` takes: torch's own, but where packed rows are kept apart on a card with a flash attention that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.config.defaults import resolved
+from engine.config.facts import Facts, ModelFacts
+from engine.config.schema import effective, read
+from engine.hardware import parse_machine
+
+ALL = {"flash-attn": "2.8", "flash-attn-3": "3.0", "flash-attn-4": "4.0"}
+H100 = Facts(machine=parse_machine("1xH100-80GB"), model=ModelFacts("builtin/tiny", head_dim=128), packages=ALL)
+
+
+def config(apart=True, dtype="bfloat16", **model):
+    packed = {"packing": True, "packing_cross_doc_attn_mask": apart}
+    return read(
+        {
+            "model": {"name": "builtin/tiny", "dtype": dtype, **model},
+            "data": {"train": [{"path": "rows.jsonl"}], **packed},
+        }
+    ).config
+
+
+def taken(facts, **changes):
+    given = config(**changes)
+    entry = next(entry for entry in effective(given, facts) if entry.path == "model.attention")
+    assert resolved(given, facts).model.attention == entry.effective
+    return entry.effective, entry.reason
+
+
+@pytest.mark.parametrize(
+    ("card", "packages", "name"),
+    [
+        ("1xH100-80GB", ALL, "flash_attention_3"),
+        ("1xB200-192GB", ALL, "flash_attention_4"),
+        ("1xA100-80GB", ALL, "flash_attention_2"),
+        ("1xH100-80GB", {"flash-attn": "2.8"}, "flash_attention_2"),
+        ("1xH100-80GB", {"flash-attn-4": "4.0"}, "flash_attention_4"),
+        ("1xA100-80GB", {"flash-attn-3": "3.0"}, "sdpa"),
+        ("1xT4-16GB", ALL, "sdpa"),
+        ("cpu", ALL, "sdpa"),
+    ],
+)
+def test_packs_kept_apart_take_what_is_installed_and_made_for_the_card(card, packages, name):
+    got, reason = taken(replace(H100, machine=parse_machine(card), packages=packages))
+    assert got == name
+    assert ("is installed" in reason) == (name != "sdpa")
+
+
+def test_wide_heads_and_float32_fall_back_with_the_reason():
+    wide = replace(H100, model=ModelFacts("builtin/tiny", head_dim=512))
+    got, reason = taken(wide)
+    assert (got, "heads of 512 numbers are wider than the 256" in reason) == ("sdpa", True)
+    assert (
+        taken(replace(H100, model=ModelFacts("builtin/tiny", head_dim=192), packages={"flash-attn-4": "4"}))[0]
+        == "sdpa"
+    )
+    got, reason = taken(H100, dtype="float32")
+    assert (got, "16 bits only" in reason) == ("sdpa", True)
+    got, reason = taken(replace(H100, packages={"flash-attn": None}))
+    assert (got, "flash-attn is not installed" in reason) == ("sdpa", True)
+    assert "seen at launch" in taken(replace(H100, packages=None))[1]
+
+
+def test_rows_that_are_whole_or_joined_take_torchs_own():
+    assert taken(H100, apart=False)[0] == "sdpa"
+    assert taken(Facts())[0] == "sdpa"

@@ -1,0 +1,175 @@
+"""Packed rows kept apart under flash attention: the numbers of each document alone, in batches of several packs too."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import modeling_flash_attention_utils as flash_utils
+
+from engine.data.collate import LanguageCollator
+from engine.errors import ModelError
+from engine.models.attention import settle, trial
+from engine.patches import documents
+from tests.engine.patches.conftest import tiny_model
+
+
+def attend(q, k, v, causal=False, softmax_scale=None, dropout_p=0.0):
+    """flash_attn_func by torch's own: [B, T, heads, width]."""
+    groups = q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale).transpose(1, 2)
+
+
+def attend_varlen(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False, softmax_scale=None, dropout_p=0.0
+):
+    """flash_attn_varlen_func: [tokens, heads, width], one document after the other."""
+    assert cu_seqlens_q.dtype == torch.int32
+    assert max_seqlen_q == int(cu_seqlens_q.diff().max())
+    parts = zip(*(x.split(cu_seqlens_q.diff().tolist()) for x in (q, k, v)), strict=True)
+    return torch.cat([attend(*(x[None] for x in part), causal, softmax_scale)[0] for part in parts])
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    """transformers' flash attention with these two in the place of the package's."""
+    monkeypatch.setattr(flash_utils, "_lazy_imports", lambda *a, **k: (attend, attend_varlen, None, None, None))
+    for name in ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn",
+                 "_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"):  # fmt: skip
+        monkeypatch.setattr(flash_utils, name, None)
+
+
+def config(packing=True, apart=True):
+    return SimpleNamespace(data=SimpleNamespace(packing=packing, packing_cross_doc_attn_mask=apart))
+
+
+def packs():
+    """Two packs of documents of other lengths, the second one padded."""
+    rows = [{"seq_lengths": [5, 7]}, {"seq_lengths": [3, 4, 2]}]
+    for number, row in enumerate(rows):
+        row["input_ids"] = torch.randint(
+            128, (sum(row["seq_lengths"]),), generator=torch.Generator().manual_seed(number)
+        ).tolist()
+        row["labels"] = list(row["input_ids"])
+    return LanguageCollator(0)(rows)
+
+
+def step(model, batch):
+    model.zero_grad()
+    loss = model(**batch, use_cache=False).loss
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_documents_of_several_packs_do_not_see_each_other(flash, checkpointing):
+    model, batch = tiny_model().double(), packs()
+    assert batch["input_ids"].shape == (2, 12)
+    loss, gradients = step(model, batch)  # torch's own with its mask of all pairs
+    model.config._attn_implementation = "flash_attention_2"
+    assert step(model, batch)[0] != pytest.approx(loss, rel=1e-4)  # what transformers makes of more than one row
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    done = documents.documents_apart(config(), model)
+    ours, found = step(model.train(), batch)
+    assert ours == pytest.approx(loss, rel=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-12)
+    done.undo()
+    assert step(model, batch)[0] != pytest.approx(loss, rel=1e-4)
+
+
+def test_bounds_are_those_of_the_flattened_batch():
+    found = documents.beginnings(packs()["position_ids"])
+    assert found["cu_seq_lens_q"].tolist() == [0, 5, 12, 15, 19, 21, 24]
+    assert (found["max_length_q"], found["max_length_k"]) == (7, 7)
+
+
+def test_other_attention_and_plain_rows_are_left_alone(flash):
+    model = tiny_model()
+    assert documents.documents_apart(config(), model) is None
+    model.config._attn_implementation = "flash_attention_2"
+    assert documents.documents_apart(config(packing=False), model) is None
+    assert documents.documents_apart(config(apart=False), model) is None
+    model = model.double()
+    rows = {"input_ids": torch.arange(12).reshape(2, 6), "labels": torch.arange(12).reshape(2, 6)}
+    plain = step(model, rows)[0]
+    documents.documents_apart(config(), model)
+    assert step(model, rows)[0] == plain
+
+
+def test_a_model_that_hands_nothing_on_is_refused():
+    class Backbone(torch.nn.Module):
+        def forward(self, input_ids):
+            return input_ids
+
+    backbone = Backbone()
+    model = SimpleNamespace(base_model=backbone, config=SimpleNamespace(_attn_implementation="flash_attention_2"))
+    with pytest.raises(ModelError, match="Backbone does not tell its layers where documents begin"):
+        documents.documents_apart(config(), model)
+
+
+def test_the_names_that_are_handed_on_are_those_that_transformers_reads():
+    known = inspect.signature(flash_utils._flash_attention_forward).parameters
+    assert set(documents.beginnings(torch.arange(3)[None])) <= set(known)
+
+
+def test_flex_attention_gives_the_same_numbers_as_torchs_own_over_packs():
+    """Its mask of blocks, by torch's own operations; a CPU has no gradients of it, which a trial finds out."""
+    model, batch = tiny_model().double(), packs()
+    settle(model, "flex_attention")
+    assert model.config._attn_implementation == "flex_attention"
+    with torch.compiler.set_stance("force_eager"), torch.no_grad():
+        ours = model(**batch, use_cache=False).logits
+    settle(model, "sdpa")
+    with torch.no_grad():
+        torch.testing.assert_close(ours, model(**batch, use_cache=False).logits, rtol=1e-9, atol=1e-12)
+    with torch.compiler.set_stance("force_eager"):
+        settle(model, "flex_attention", torch.device("cpu"))
+    assert model.config._attn_implementation == "sdpa"
+    assert "does not support backward on CPU" in model.attention_reason
+
+
+def test_a_trial_finds_out_attention_that_computes_something_else(flash, monkeypatch):
+    model = tiny_model()
+    assert trial("flash_attention_2", model, torch.device("cpu")) is None
+    monkeypatch.setattr(flash_utils, "_flash_varlen_fn", lambda *args, **kwargs: 1.1 * attend_varlen(*args, **kwargs))
+    assert trial("flash_attention_2", model, torch.device("cpu")) == "its output differs from torch's own by 10.0%"
+
+
+def test_what_does_not_serve_leaves_the_model_with_its_own_and_the_reason(monkeypatch):
+    model, ids = tiny_model(), torch.arange(8)[None]
+    plain = model(ids).logits
+    settle(model, "flash_attention_2")  # no such package here
+    assert model.config._attn_implementation == "sdpa"
+    assert model.attention_reason.startswith("flash_attention_2 does not serve here: ")
+    assert torch.equal(model(ids).logits, plain)
+    monkeypatch.setattr("engine.models.attention.trial", lambda *args: "no kernel for this card")
+    settle(model, "eager", torch.device("cpu"))
+    assert model.attention_reason == "eager does not serve here: no kernel for this card"
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"])
+def test_on_the_gpu_packs_are_kept_apart_without_a_mask_of_all_pairs(name):
+    """What `settle` tries is so on this card, in batches of changing widths; without the package the reason is told."""
+    model = tiny_model(hidden_size=256, num_attention_heads=4, head_dim=64).to("cuda", torch.bfloat16)
+    batch = {key: value.cuda() for key, value in packs().items()}
+    loss, gradients = step(model, batch)
+    settle(model, name, torch.device("cuda"))
+    if model.config._attn_implementation != name:
+        assert model.attention_reason
+        pytest.skip(model.attention_reason)
+    documents.documents_apart(config(), model)
+    for cut in (12, 9, 12, 7):
+        step(model, {key: value[:, :cut] for key, value in batch.items()})
+    ours, found = step(model, batch)
+    assert ours == pytest.approx(loss, rel=2e-2)
+    for key, gradient in gradients.items():
+        assert (found[key].double() - gradient.double()).norm() <= 5e-2 * gradient.double().norm() + 1e-6, key
