@@ -1,0 +1,88 @@
+"""Adapters on weights of four and eight bits: gradients are those on the weights taken out of them, and they learn."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config.schema import read, resolved
+from engine.models.adapters import add_adapter
+from engine.models.load import load_model
+from tests.engine.trainers.building import apart
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
+
+bnb = pytest.importorskip("bitsandbytes", reason="weights of 4 and 8 bits are bitsandbytes'")
+LINEARS = 4 * 7
+
+
+def model(quantization: str) -> Any:
+    mapping = {
+        "model": {"name": "builtin/tiny", "dtype": "float32", "quantization": quantization},
+        "adapter": {"kind": "lora", "r": 4, "target_modules": "all-linear"},
+    }
+    config = resolved(read(mapping).config)
+    torch.manual_seed(0)
+    found = add_adapter(load_model(config), config)
+    with torch.no_grad():
+        for name, weight in found.named_parameters():
+            if "lora_B" in name:  # 0 at the start, and then nothing flows to lora_A
+                weight.add_(0.1 * torch.randn_like(weight))
+    return found
+
+
+def taken_out(quantized: Any) -> Any:
+    """The same model with plain layers that hold the numbers which the four bits stand for."""
+    plain = copy.deepcopy(quantized)
+    for layer in plain.modules():
+        base = getattr(layer, "base_layer", None)
+        if isinstance(base, bnb.nn.Linear4bit):
+            weight = bnb.functional.dequantize_4bit(base.weight.data, base.weight.quant_state).float()
+            layer.base_layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            layer.base_layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return plain
+
+
+def step(model: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    ids = torch.arange(2 * 24).reshape(2, 24) % 512
+    model.train().zero_grad()
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_gradients_are_those_of_the_weights_taken_out_of_four_bits(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    quantized = model(kind)
+    layers = [layer for layer in quantized.modules() if isinstance(layer, bnb.nn.Linear4bit)]
+    assert len(layers) == LINEARS
+    assert {layer.weight.dtype for layer in layers} == {torch.uint8}
+    assert all(layer.weight.quant_state.nested for layer in layers)  # statistics are quantized too
+    (ours, found), (theirs, expected) = step(quantized), step(taken_out(quantized))
+    assert len(found) == 2 * LINEARS
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert apart(found, expected) < 1e-5
+    rounded, _ = step(model("none"))
+    assert rounded != pytest.approx(theirs, rel=1e-4)  # four bits are not the weights themselves
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_run_learns_and_its_receipt_says_what_holds_the_weights(
+    kind: str,
+    train: Any,  # noqa: F811
+    source: Any,  # noqa: F811
+) -> None:
+    settings = {"model.quantization": kind, "adapter.kind": "lora", "adapter.r": 4, "optim.learning_rate": 1e-2}
+    run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 6})
+    losses = [event["loss"] for event in lines(run, "metrics")]
+    assert losses[-1] < 0.8 * losses[0]
+    said = SimpleNamespace(**{e["feature"]: e for e in lines(run, "receipt")[0]["entries"]}).quantization
+    assert (said["requested"], said["count"]) == (kind, LINEARS)
+    assert said["effective"] == {"nf4": "Linear4bit", "int8": "Linear8bitLt"}[kind]
