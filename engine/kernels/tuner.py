@@ -1,11 +1,11 @@
 """Which tiles a kernel runs with: those picked by hand, or the fastest on this card once timing was asked for.
 
 The launcher asks before each launch; a decorator would want a card at import and fail in Triton's interpreter. Off, and
-wherever nothing can be timed (no card, the interpreter, a CUDA graph being recorded), the answer is the first candidate at
-no cost. On, the first launch of a kernel with a new key times the candidates that fit the card, in turn, and another than
-the first must be 2 % faster to be taken. Keys hold lengths rounded up to powers of two, so a new length rarely times
-again; what was found is kept for later runs (`engine.kernels.tuned`). Times are of this card at this moment: two ranks of
-a run may pick different tiles, whose results differ by rounding alone.
+wherever nothing can be timed (no card, the interpreter, a CUDA graph being recorded, torch told to be deterministic), the
+answer is the first candidate at no cost. On, the first launch of a kernel with a new key times the candidates that fit
+the card, in turn, and another than the first must be 2 % faster to be taken. Keys hold lengths rounded up to powers of
+two, so a new length rarely times again; what was found is kept for later runs (`engine.kernels.tuned`). Times are of this
+card at this moment: two ranks of a run may pick different tiles, whose results differ by rounding alone.
 """
 
 from __future__ import annotations
@@ -146,6 +146,8 @@ class Tuner:
     def _can_time(self, device: torch.device) -> bool:
         if self._measure is not None:
             return True
+        if torch.are_deterministic_algorithms_enabled():
+            return False
         return device.type == "cuda" and not interpreted() and not torch.cuda.is_current_stream_capturing()
 
     def _find(

@@ -61,7 +61,7 @@ class Patches:
 
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
-        from engine.patches import attention, compiled, compose, evaluation, head, offload, rounding
+        from engine.patches import attention, compiled, compose, evaluation, head, offload, rounding, tuning
 
         self._add(rounding.quantization_aware(self.config, trainer))
         # On layers as they compute from here on; what is left at auto is on or off afterwards.
@@ -69,6 +69,7 @@ class Patches:
         self._add(timed)
         self._add(head.cut_cross_entropy(self.config, trainer))
         self._add(attention.fused_attention(self.config, trainer))
+        self._add(tuning.tiles_by_timing(self.config, trainer))
         self._add(offload.activation_offloading(self.config, trainer, self.folder))
         self._add(evaluation.bf16_full_eval(self.config, trainer))
         self._add(compiled.torch_compile(self.config, trainer))
