@@ -1,0 +1,113 @@
+"""Compiles every kernel, with every tile it may take, for a card that is not there, and tells what each asks of it.
+
+A script: `compile_for_a_card.py CAPABILITY` (90, say) prints one JSON line a kernel and tile: registers a thread, bytes of
+stack (spilled registers) and shared memory; with `by hand` behind it the tiles picked by hand alone. The launchers run on tiny CPU tensors as they would on a card; each
+launch is compiled where it would be started, and nothing is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from engine.kernels import device, tuner
+from engine.kernels.linear_cross_entropy import linear_cross_entropy
+from engine.kernels.linear_logp import linear_logp
+from engine.kernels.logp_entropy import logp_entropy
+from engine.kernels.norm_rope import norm_rope
+from engine.kernels.tuned import Kept
+
+TYPES = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1"
+}  # fmt: skip
+BYTES = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+DONE: set[str] = set()
+
+
+def compiled(fn: JITFunction, capability: int, values: dict[str, Any], options: dict[str, Any]) -> None:
+    """Compiles one launch and prints what it takes; a launch that was compiled before is passed over."""
+    constants = {p.name: values[p.name] for p in fn.params if p.is_constexpr}
+    constants |= {name: value for name, value in values.items() if value is None or value is True or value is False}
+    signature, aligned = {}, {}
+    for i, name in enumerate(fn.arg_names):
+        value = values[name]
+        if name in constants:
+            signature[name] = "constexpr"
+        elif isinstance(value, torch.Tensor):
+            signature[name] = TYPES[value.dtype]
+            aligned[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+    key = json.dumps([fn.__name__, signature, {k: str(v) for k, v in constants.items()}, options], sort_keys=True)
+    if key in DONE:
+        return
+    DONE.add(key)
+    source = ASTSource(
+        fn, signature, {(fn.arg_names.index(name),): value for name, value in constants.items()}, aligned
+    )
+    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        told = subprocess.run([BYTES, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = {name.lower(): int(n) for name, n in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", told)}
+    sizes = {name: value for name, value in constants.items() if isinstance(value, int) and not isinstance(value, bool)}
+    flags = [name for name, value in constants.items() if value is True]
+    print(json.dumps({"kernel": fn.__name__, **sizes, **options, **found, "flags": flags}), flush=True)
+
+
+def main(capability: int, every_tile: bool) -> None:
+    def run(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **more: Any) -> None:
+        names = set(self.arg_names)
+        values = dict(zip(self.arg_names, args, strict=False)) | {k: v for k, v in more.items() if k in names}
+        compiled(self, capability, values, {k: v for k, v in more.items() if k not in names})
+
+    def every(runs: Sequence[Callable[[], object]]) -> list[float]:
+        for each in runs:
+            each()
+        return [1.0] * len(runs)
+
+    JITFunction.run = run
+    for module in ("linear_logp.tiles", "linear_cross_entropy", "logp_entropy", "norm_rope"):
+        __import__(f"engine.kernels.{module}")
+        sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
+    assert not device.interpreted()
+    with tempfile.TemporaryDirectory() as folder:
+        if every_tile:
+            tuner.TUNER.start(every, lambda device: Kept(Path(folder) / "card.json"))
+        launch_everything()
+
+
+def launch_everything() -> None:
+    words, size, half = 40_000, 128, torch.bfloat16
+    targets = torch.zeros(2, dtype=torch.long)
+    for trained in (True, False):
+        h = torch.zeros(2, 16, dtype=half, requires_grad=True)
+        w = torch.zeros(words, 16, dtype=half, requires_grad=trained)
+        for outputs in (("entropy", "cross_entropy"), ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")):
+            scores = linear_logp(h, w, targets, outputs=outputs, soft_cap=30.0)
+            (scores.log_probs.sum() + scores.entropy.sum()).backward()
+        linear_logp(h, w, targets, outputs=()).log_probs.sum().backward()
+        linear_cross_entropy(h, w, targets, label_smoothing=0.1).backward()
+    logits = torch.zeros(1, 2, words, dtype=half, requires_grad=True)
+    sum(x.sum() for x in logp_entropy(logits, targets[None])).backward()
+    q, k = (torch.zeros(1, 2, heads, size, dtype=half, requires_grad=True) for heads in (32, 8))
+    weights = [torch.zeros(size, dtype=half, requires_grad=True) for _ in range(2)]
+    angles = torch.zeros(1, 2, size, dtype=half)
+    sum(x.sum() for x in norm_rope(q, k, *weights, angles, angles)).backward()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), every_tile=sys.argv[2:] != ["by hand"])

@@ -1,0 +1,66 @@
+"""Every kernel compiles for the cards of these years, without one of them, and tiles are pruned by what they really take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.linear_logp.tiles import CROWDED_ROW_TILES, GRADIENT_TILES, ROW_TILES
+from engine.kernels.logp_entropy.launch import BACKWARD, FORWARD
+from engine.kernels.norm_rope import BACKWARD as ROPE_BACKWARD
+from engine.kernels.norm_rope import FORWARD as ROPE_FORWARD
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+]
+SCRIPT = Path(__file__).parent / "compile_for_a_card.py"
+KERNELS = {
+    "row_scores_kernel": (ROW_TILES, ("LANES", "RUN", "num_warps")),
+    "scores_gradient_kernel": (GRADIENT_TILES, ("BLOCK_V", "num_warps")),
+    "logp_entropy_fwd_kernel": (FORWARD, ("LANES", "RUN", "num_warps")),
+    "logp_entropy_bwd_kernel": (BACKWARD, ("BLOCK_V", "num_warps")),
+    "norm_rope_fwd_kernel": (ROPE_FORWARD, ("BLOCK_HQ", "num_warps")),
+    "norm_rope_bwd_kernel": (ROPE_BACKWARD, ("BLOCK_HQ", "num_warps")),
+}
+
+
+def built(*arguments: str) -> list[dict]:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("capability", ["80", "89", "100"])
+def test_every_kernel_compiles_for_an_a100_an_l40_and_a_b200(capability):
+    found = built(capability, "by hand")
+    assert {each["kernel"] for each in found} == {
+        *KERNELS, "row_loss_kernel", "slice_statistics_kernel", "slice_gradient_kernel", "scale_kernel"
+    }  # fmt: skip
+
+
+def test_on_an_h100_tiles_take_no_more_registers_than_they_are_pruned_by():
+    found = built("90")
+    assert len(found) > 50
+    for each in found:
+        if each["kernel"] not in KERNELS:
+            assert each["stack"] == 0, each
+            continue
+        tiles, names = KERNELS[each["kernel"]]
+        if {"HAS_CAP", "WITH_SQUARE", "WITH_TOP"} & set(each["flags"]) and tiles is ROW_TILES:
+            tiles = CROWDED_ROW_TILES
+        tile = tuple(each[name] for name in names)
+        cost = tiles.cost(tile)
+        assert tile in tiles.candidates
+        assert each["reg"] <= cost.registers + 8, each
+        assert each["shared"] <= max(cost.shared_bytes, 48 << 10), each
+        assert each["stack"] == 0 or tiles is CROWDED_ROW_TILES, each
