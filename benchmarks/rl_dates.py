@@ -20,6 +20,7 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -125,35 +126,45 @@ def main() -> int:
     results = Results(options, processor(), "torch")
     with tempfile.TemporaryDirectory(prefix="rl-") as scratch:
         runs = options.runs or Path(scratch)
-        (Path(scratch) / "shuffled.py").write_text(SHUFFLED.format(folder=str(DEMO.parent)))
         for seed in options.seeds:
-            start, *sft_seconds, _ = trained(sft(options.sft_steps, seed), runs, f"sft-{seed}")
-            before = accuracy(start, seed)
-            print(
-                f"sft, seed {seed}: {before:.1%} after {options.sft_steps} steps in {sft_seconds[0]:.1f} s", flush=True
-            )
-            for method in options.methods:
-                for control in CONTROLS[options.controls]:
-                    settings = [*METHODS[method], f"model.name={start}", f"run.seed={seed}"]
-                    settings += [f"optim.per_device_train_batch_size={ANSWERS // options.processes}"]
-                    settings += [f"run.devices={options.processes}", *options.settings]
-                    if control:
-                        given_to_others = [
-                            f"{scratch}/shuffled.py:{name}" for name in ("shuffled_exact", "shuffled_parts")
-                        ]
-                        settings.append(f"method.reward_funcs={given_to_others}")
-                    mapping = overrides(absolute(load(DEMO).mapping, DEMO.parent), settings)
-                    name = f"{method}-{seed}{'-control' if control else ''}"
-                    end, seconds, cpu_seconds, rewards = trained(mapping, runs, name)
-                    outcome = Outcome(method, seed, control, before, accuracy(end, seed), seconds, cpu_seconds, rewards)
-                    print(outcome.sentence(), flush=True)
-                    outcomes.append(outcome)
-                    record(results, outcome, options.processes)
+            start, before = begun(options.sft_steps, seed, runs)
+            for method, control in product(options.methods, CONTROLS[options.controls]):
+                outcome = one(method, seed, control, start, before, options.processes, options.settings, runs)
+                outcomes.append(outcome)
+                record(results, outcome, options.processes)
     good = sum(outcome.good for outcome in outcomes)
     print(
         f"{good} of {len(outcomes)} runs are as wanted: {WANTED:.0%} within {SECONDS} s, controls within {POINTS:.0%}"
     )
     return int(options.check and good < len(outcomes))
+
+
+def begun(steps: int, seed: int, runs: Path) -> tuple[Path, float]:
+    """The model after the short SFT, and the share of held-out days that it has right."""
+    start, seconds, _, _ = trained(sft(steps, seed), runs, f"sft-{seed}")
+    right = accuracy(start, seed)
+    print(f"sft, seed {seed}: {right:.1%} after {steps} steps in {seconds:.1f} s", flush=True)
+    return start, right
+
+
+def one(
+    method: str, seed: int, control: bool, start: Path, before: float, processes: int, given: list[str], runs: Path
+) -> Outcome:
+    """One method from that model on, or its control."""
+    settings = [*METHODS[method], f"model.name={start}", f"run.seed={seed}", f"run.devices={processes}"]
+    settings += [f"optim.per_device_train_batch_size={ANSWERS // processes}", *given]
+    if control:
+        runs.mkdir(parents=True, exist_ok=True)
+        dealt_out = runs / "shuffled.py"
+        dealt_out.write_text(SHUFFLED.format(folder=str(DEMO.parent)))
+        settings.append(
+            f"method.reward_funcs={[f'{dealt_out}:{name}' for name in ('shuffled_exact', 'shuffled_parts')]}"
+        )
+    mapping = overrides(absolute(load(DEMO).mapping, DEMO.parent), settings)
+    end, seconds, cpu_seconds, rewards = trained(mapping, runs, f"{method}-{seed}{'-control' if control else ''}")
+    outcome = Outcome(method, seed, control, before, accuracy(end, seed), seconds, cpu_seconds, rewards)
+    print(outcome.sentence(), flush=True)
+    return outcome
 
 
 def sft(steps: int, seed: int) -> dict[str, Any]:
