@@ -6,6 +6,7 @@ ORPO's prompts are one token long: TRL's trainer trains the prompt too, and so b
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def _row(method: str, row: int, tokens: int, draw: _Draw) -> dict[str, Any]:
     if kind == "rated":
         return {"prompt_ids": draw.ids(half), "completion_ids": draw.ids(half), "label": row % 2 == 0}
     if kind == "texts":
-        return {"anchor_ids": draw.ids(tokens), "positive_ids": draw.ids(tokens), "negative_ids": []}
+        texts = {"anchor_ids": draw.ids(tokens), "positive_ids": draw.ids(tokens), "negative_ids": []}
+        return {**texts, "score": math.nan}  # no scores: each anchor must find its own text
     if kind == "pairs":
         prompt, chosen, rejected = draw.ids(half), draw.ids(tokens - half), draw.ids(tokens - half)
         return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}

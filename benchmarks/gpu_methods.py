@@ -89,6 +89,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "cut, compiled, none": {**ON, "memory.gradient_checkpointing": False},
     "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
     "none": {"memory.gradient_checkpointing": False},
+    "offloaded": {"memory.activation_offloading": "cpu"},
+    "on disk": {"memory.activation_offloading": "disk"},
 }
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `ours` the same settings with no feature on."""

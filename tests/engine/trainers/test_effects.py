@@ -28,6 +28,15 @@ def test_lora_trains_only_its_adapters_and_the_receipt_counts_them(train, source
     assert said["attention"]["effective"] == "sdpa"
 
 
+def test_the_receipt_is_stored_before_the_first_step(train, source):
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1})
+    kinds = [json.loads(line)["kind"] for line in run.events.read_text("utf-8").splitlines()]
+    assert kinds.index("receipt") < kinds.index("started") < kinds.index("metrics")
+    assert all(
+        entry.keys() == {"feature", "requested", "effective", "count", "detail"} for entry in entries(run).values()
+    )
+
+
 def test_the_loss_falls_and_eval_rows_are_measured(train, source):
     rows = [{"path": source(CONVERSATIONS)}]
     run = train({"data.train": rows, "data.eval": rows, "run.eval_steps": 5, "optim.max_steps": 20})
