@@ -12,7 +12,9 @@ COMPILE_OPTIONS = (
     "triton.cudagraphs",
 )  # fmt: skip
 """The keys of torch._inductor.config that `torch_compile_options` may carry."""
-NORM_ROPE_MODELS = ("qwen3", "qwen3_moe")
+NORM_ROPE_MODELS = (
+    "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"
+)  # fmt: skip
 """Model types whose attention norms and rotates queries and keys as the fused kernel does."""
 
 
@@ -25,14 +27,15 @@ class Kernels(Section):
     trainer's own blocks. Methods without a vocabulary head have nothing to save."""
 
     fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
-    """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3 and Qwen3-MoE.
-    `auto` leaves it off."""
+    """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,
+    their mixtures of experts, and Gemma 3. `auto` leaves it off."""
 
     kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Expert] = False
     """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel` and `torch_compile` that are
     `auto`, on this model and machine, and take the fastest. Passes with and without gradients over at most 32 rows of 512
     tokens, at most 50 a combination; nothing is trained by them. Takes seconds, and beside that what compiling takes: a
-    minute or more on a CPU. The receipt holds the table, and a resumed run keeps the choice."""
+    minute or more on a CPU. The receipt holds the table, and a resumed run keeps the choice. On a GPU the kernels taken
+    have their tile sizes timed too, once for each card."""
 
     quantization_aware: Annotated[
         bool | Literal["fp8"],

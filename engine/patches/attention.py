@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,10 +24,36 @@ from engine.kernels.norm_rope import norm_rope
 from engine.patches.plan import Applied
 
 FEATURE = "fused norm and rotary"
-CLASSES = {
-    f"transformers.models.{kind}.modeling_{kind}": ("Qwen3Attention", "Qwen3MoeAttention") for kind in NORM_ROPE_MODELS
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a class of attention differs: its norms scale by `1 + weight`; its queries come with gates for the output, and a
+    part of each head stays as it is."""
+
+    name: str
+    unit_offset: bool = False
+    gated: bool = False
+
+
+_FAMILIES = {
+    "qwen3": Family("Qwen3Attention"),
+    "qwen3_moe": Family("Qwen3MoeAttention"),
+    "qwen3_vl_text": Family("Qwen3VLTextAttention"),
+    "qwen3_vl_moe_text": Family("Qwen3VLMoeTextAttention"),
+    "qwen3_5_text": Family("Qwen3_5Attention", unit_offset=True, gated=True),
+    "qwen3_5_moe_text": Family("Qwen3_5MoeAttention", unit_offset=True, gated=True),
+    "gemma3_text": Family("Gemma3Attention", unit_offset=True),
 }
-"""Module of a model -> its classes of attention that the forward below stands for."""
+
+
+def _module(model_type: str) -> str:
+    kind = model_type.removesuffix("_text")
+    return f"transformers.models.{kind}.modeling_{kind}"
+
+
+CLASSES = {_module(kind): _FAMILIES[kind] for kind in NORM_ROPE_MODELS}
+"""Module of a model -> its class of attention that the forward below stands for."""
 _TURN_OFF = "Set kernels.fused_attn_kernel to false."
 # Relative error that two orders of rounding may make in one layer.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -52,7 +79,8 @@ def attention_layers(trainer: Any) -> Iterator[torch.nn.Module]:
     for value in list(vars(trainer).values()):
         for module in value.modules() if isinstance(value, torch.nn.Module) else ():
             kind = type(module)
-            if kind.__name__ in CLASSES.get(kind.__module__, ()) and id(module) not in seen:
+            family = CLASSES.get(kind.__module__)
+            if family is not None and kind.__name__ == family.name and id(module) not in seen:
                 seen.add(id(module))
                 yield module
 
@@ -75,25 +103,31 @@ def fuse(layers: list[torch.nn.Module]) -> Callable[[], None]:
 def _forward_of(kind: type) -> Callable[..., Any]:
     """The fused forward for a class. What `attention: eager` asks for is looked up here: no graph may hold an import."""
     eager = importlib.import_module(kind.__module__).eager_attention_forward
+    family = CLASSES[kind.__module__]
 
     def forward(
         self: Any,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None,
+        attention_mask: torch.Tensor | None = None,
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attention with queries and keys normed and rotated at once; arguments and results are the class's own."""
         rows = hidden_states.shape[:-1]
         heads = (*rows, -1, self.head_dim)
+        if family.gated:
+            q, gate = self.q_proj(hidden_states).view(*rows, -1, 2 * self.head_dim).chunk(2, dim=-1)
+        else:
+            q = self.q_proj(hidden_states).view(heads)
         q, k = norm_rope(
-            self.q_proj(hidden_states).view(heads),
+            q,
             self.k_proj(hidden_states).view(heads),
             _scale(self.q_norm),
             _scale(self.k_norm),
             *position_embeddings,
-            eps=_source(self.q_norm).variance_epsilon,
+            eps=_eps(self.q_norm),
+            unit_offset=family.unit_offset,
         )
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
@@ -105,7 +139,10 @@ def _forward_of(kind: type) -> Callable[..., Any]:
             self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling,
             sliding_window=getattr(self, "sliding_window", None), **kwargs,
         )  # fmt: skip
-        return self.o_proj(out.reshape(*rows, -1).contiguous()), weights
+        out = out.reshape(*rows, -1).contiguous()
+        if family.gated:
+            out = out * torch.sigmoid(gate.reshape(*rows, -1))
+        return self.o_proj(out), weights
 
     return forward
 
@@ -124,12 +161,18 @@ def _scale(norm: Any) -> torch.Tensor:
     return weight
 
 
+def _eps(norm: Any) -> float:
+    source = _source(norm)
+    return float(source.variance_epsilon if hasattr(source, "variance_epsilon") else source.eps)
+
+
 @torch.no_grad()
 def _try(layer: Any, forward: Callable[..., Any]) -> None:
     """Both forms of one layer on 8 tokens. Raises ModelError where they differ by more than their rounding."""
     weight = _scale(layer.q_norm)
     hidden = torch.randn(1, 8, layer.config.hidden_size, device=weight.device, dtype=weight.dtype)
-    angles = torch.rand(1, 8, layer.head_dim // 2, device=weight.device).repeat(1, 1, 2)
+    rotated = layer.head_dim // (2 if CLASSES[type(layer).__module__].gated else 1) // 2
+    angles = torch.rand(1, 8, rotated, device=weight.device).repeat(1, 1, 2)
     position = (angles.cos().to(weight.dtype), angles.sin().to(weight.dtype))
     training = layer.training
     layer.eval()
