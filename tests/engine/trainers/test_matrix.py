@@ -53,6 +53,7 @@ REFUSED = {
     "memory.activation_offloading": "cpu",
     "memory.layer_offloading": True,
     "memory.fp32_norms": True,
+    "optim.tf32": True,
     "kernels.fused_attn_kernel": True,
     "kernels.quantization_aware": "fp8",
 }
@@ -132,6 +133,24 @@ def test_each_feature_with_each_adapter_in_each_method(train, source, method, ad
     if (method, adapter) not in PLAIN:
         PLAIN[method, adapter] = losses(train(base))
     check(train({**base, **together(feature)}), PLAIN[method, adapter], (feature,), method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
+def test_held_out_rows_in_bfloat16_change_no_training_in_any_method(train, source, number, method):
+    base = settings(source, method, list(ADAPTERS)[number % len(ADAPTERS)])
+    base |= {"data.eval": [{"path": source(ROWS.get(method, PAIRS)[:16])}], "run.eval_steps": 1}
+    plain, run = train(base), train({**base, "optim.bf16_full_eval": True})
+    if method not in SAMPLED:  # other answers are sampled of held-out prompts, and the random numbers go on from there
+        assert losses(run) == losses(plain)
+        exact, held_out = (
+            [e["eval_loss"] for e in lines(each, "metrics") if "eval_loss" in e] for each in (plain, run)
+        )
+        assert held_out != exact
+        assert held_out == pytest.approx(exact, rel=0.05, abs=0.02)
+    assert len([event for event in lines(run, "metrics") if "eval_loss" in event]) == 2
+    copied = 2 if "reference: copy" in receipt(run)["loss"]["detail"] else 1
+    assert receipt(run)["bf16 full eval"]["count"] >= copied * LINEARS
 
 
 @pytest.mark.gpu
