@@ -53,6 +53,7 @@ METHODS: dict[str, list[str]] = {
         "method.beta=0.05",
         "method.lam=1",
         "method.value_learning_rate=0.01",
+        "optim.max_steps=1200",
     ],
 }
 # The share of sampled answers that are right; dealing them out anew leaves it as it is.
