@@ -48,7 +48,9 @@ def taken_out(quantized: Any) -> Any:
 
 
 def step(model: Any) -> tuple[float, dict[str, torch.Tensor]]:
-    ids = torch.arange(2 * 24).reshape(2, 24) % 512
+    ids = (
+        torch.arange(2 * 24, device=next(model.parameters()).device).reshape(2, 24) % 512
+    )  # on a GPU where there is one
     model.train().zero_grad()
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
