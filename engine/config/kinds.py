@@ -20,7 +20,7 @@ NEEDS: dict[Rows, str] = {
     "pairs": "preference pairs (chosen and rejected)",
     "rated": "answers with a verdict (label is true or false)",
     "steps": "answers in steps with a verdict for each (completions and labels)",
-    "texts": "texts that belong together (anchor and positive)",
+    "texts": "texts that belong together (anchor and positive), or two texts with a score",
     "distill": "tokens with a teacher's log-probabilities",
     "prompts": "prompts, or conversations to take them from",
 }

@@ -24,7 +24,7 @@ from filelock import FileLock
 from engine.data.plan import Plan, Source
 from engine.errors import WorkbenchError, redact, visible
 
-FORMAT = 1  # grows when the prepared rows of an unchanged config would differ
+FORMAT = 2  # grows when the prepared rows of an unchanged config would differ
 WHOLE = 256 << 20
 STRIDE = 1 << 20
 

@@ -133,7 +133,7 @@ class StepsCollator(LanguageCollator):
 @dataclass
 class TextsCollator:
     """Anchors above, then positives, then the negatives of the rows that have one. `own_text` is where each anchor's own
-    text stands among the texts below the anchors; every token is learned from."""
+    text stands among the texts below the anchors; every token is learned from. `score` is there where rows have one."""
 
     pad_token_id: int
 
@@ -141,12 +141,14 @@ class TextsCollator:
         ids = [list(row[part]) for part in ("anchor_ids", "positive_ids", "negative_ids") for row in rows if row[part]]
         width = max(map(len, ids))
         mask = _padded([[1] * len(each) for each in ids], 0, width)
-        return {
+        batch = {
             "input_ids": _padded(ids, self.pad_token_id, width),
             "attention_mask": mask,
             "completion_mask": mask,
             "own_text": torch.arange(len(rows)),
         }
+        scores = torch.tensor([row["score"] for row in rows])
+        return batch if scores.isnan().any() else {**batch, "score": scores}
 
 
 class PromptCollator:

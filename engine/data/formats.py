@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.data.judged import is_rated, read_rated, read_steps
-from engine.data.meanings import NEGATIVE, read_texts
+from engine.data.meanings import NEGATIVE, ONLY_SCORED, SCORE, is_meaning, read_texts
 from engine.data.parts import (
     Example,
     FormatError,
@@ -250,11 +250,13 @@ FORMATS: dict[str, Format] = {
             "embedding",
             "texts that belong together",
             {
-                "anchor": ("anchor", "query"),
-                "positive": ("positive", "pos"),
+                "anchor": ("anchor", "query", *ONLY_SCORED),
+                "positive": ("positive", "pos", "sentence2", "text2", "sentence_B"),
                 "negative?": NEGATIVE,
+                "score?": SCORE,
             },
             read_texts,
+            is_meaning,
         ),
         Format(
             "unpaired_preference",

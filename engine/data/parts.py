@@ -42,6 +42,7 @@ class Example:
     input_ids: list[int] = field(default_factory=list)
     labels: list[int] | None = None
     label: bool | None = None
+    score: float | None = None
     verdicts: list[bool] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     targets: list[tuple[list[int], list[float]]] = field(default_factory=list)

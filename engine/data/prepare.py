@@ -244,7 +244,7 @@ def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
         reasons = "; ".join(counts.sentences()) or "no rows were read"
         raise DataError(f"data.{plan.split}: nothing is left to train on: {reasons}", path="")
     if plan.split == "train" and (lack := shape_of(plan.method).lacking(counts.classes)):
-        raise DataError(f"data.{plan.split}: {lack}", "Add rows of the other sort, or choose another method.", path="")
+        raise DataError(f"data.{plan.split}: {lack[0]}", lack[1], path="")
 
 
 def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ method. `flaw` is the name of the count under which a row is left out. Language 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from engine.data.tokens import Tokens
 
 Row = dict[str, Any]
+OTHER_SORT = "Add rows of the other sort, or choose another method."
 
 
 class Shape:
@@ -54,8 +56,8 @@ class Shape:
         """The classes that the row belongs to, where there are any."""
         return [str(row["label"]).lower()] if "label" in row else []
 
-    def lacking(self, rows: Mapping[str, int]) -> str | None:
-        """What is wrong with all rows together, by the number of rows of each class; None when nothing is."""
+    def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
+        """What is wrong with all rows together and the way out, by the number of rows of each class; None for nothing."""
         return None
 
 
@@ -132,12 +134,13 @@ class Rated(Answers):
         prompt, answers = tokens.answers(example.prompt, [example.chosen], example.tools)
         return {"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label}
 
-    def lacking(self, rows: Mapping[str, int]) -> str | None:
+    def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
         for name, other in (("true", "false"), ("false", "true")):
             if not rows.get(name):
-                return (
+                told = (
                     f"every row is labelled {other}, and good answers are only told from bad ones where both are there"
                 )
+                return told, OTHER_SORT
         return None
 
 
@@ -170,33 +173,46 @@ class Steps(Language):
     def classes(self, row: Row) -> list[str]:
         return ["true" if label else "false" for label in row["labels"] if label != IGNORED]
 
-    def lacking(self, rows: Mapping[str, int]) -> str | None:
+    def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
         for name, other in (("true", "false"), ("false", "true")):
             if not rows.get(name):
-                return f"every step is labelled {other}, and right steps are only told from wrong ones where both are there"
+                told = f"every step is labelled {other}, and right steps are only told from wrong ones where both are there"
+                return told, OTHER_SORT
         return None
 
 
 class Texts(Shape):
-    """An anchor, a positive and perhaps a negative; without one `negative_ids` is empty. All of them are learned."""
+    """An anchor, a positive and perhaps a negative; without one `negative_ids` is empty. Or two texts with a score, which
+    is NaN where there is none. All tokens are learned from."""
 
-    columns = ("anchor_ids", "positive_ids", "negative_ids")
+    texts = ("anchor_ids", "positive_ids", "negative_ids")
+    columns = (*texts, "score")
+    types = {"score": "float32"}
 
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
         return texts_row(tokens, example)
 
     def length(self, row: Row) -> int:
-        return max(len(row[part]) for part in self.columns)
+        return max(len(row[part]) for part in self.texts)
 
     def cut(self, row: Row, limit: int, side: str) -> None:
-        for part in self.columns:
+        for part in self.texts:
             row[part] = row[part][:limit] if side == "right" else row[part][-limit:]
 
     def flaw(self, row: Row) -> str:
         return "" if row["anchor_ids"] and row["positive_ids"] else "masked"
 
     def trained(self, row: Row) -> int:
-        return sum(len(row[part]) for part in self.columns)
+        return sum(len(row[part]) for part in self.texts)
+
+    def classes(self, row: Row) -> list[str]:
+        return ["without a score" if math.isnan(row["score"]) else "with a score"]
+
+    def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
+        if len(rows) < 2:
+            return None
+        told = " and ".join(f"{count:,} rows {name}" for name, count in sorted(rows.items()))
+        return f"there are {told}, which are learned in different ways", "Keep the rows of one sort."
 
 
 class Prompts(Shape):

@@ -167,8 +167,8 @@ class Tokens:
 
     # -- a text to be turned into a vector -----------------------------------------------------------------------------
     def text(self, text: str) -> list[int]:
-        """Ids of a text with the tokenizer's own special tokens and its end mark."""
-        return list(self.tokenizer(self._closed(text))["input_ids"])
+        """Ids of a text with the special tokens that the tokenizer adds by itself."""
+        return list(self.tokenizer(text)["input_ids"])
 
     # -- shared --------------------------------------------------------------------------------------------------------
     def _chat(self) -> Chat:

@@ -116,7 +116,7 @@ LEADING: dict[str, Groups] = {
     "reward": _SCORES,
     "prm": _SCORES,
     "embedding": (
-        ("eval_recall@1", "eval_recall@5", "eval_recall@10"),
+        ("eval_recall@1", "eval_recall@5", "eval_recall@10", "eval_spearman_cosine"),
         _LOSS,
         ("accuracy", "eval_accuracy"),
         ("margin", "eval_margin"),
@@ -132,7 +132,7 @@ WATCH_FOR: dict[str, str] = {
     "grpo": "A good run: the reward rises, lengths stay, the KL stays small.",
     "ppo": "A good run: the reward rises, the KL stays small, the value loss falls.",
     "reward": "A good run: the share judged right rises, on held-out rows too.",
-    "embedding": "A good run: more held-out texts are found, and the loss falls.",
+    "embedding": "A good run: more held-out texts are found or rank right; the loss falls.",
     "distill": "A good run: the loss falls, on held-out rows too.",
 }
 _LIKE = {"ipo": "dpo", "simpo": "dpo", "orpo": "dpo", "gdpo": "grpo", "prm": "reward"}

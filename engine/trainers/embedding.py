@@ -1,21 +1,29 @@
-"""An embedding model: multiple negatives ranking (arXiv:1705.00652) on cosine similarities of pooled outputs.
+"""An embedding model: cosine similarities of pooled outputs that rank as the rows say.
 
-Each anchor must find its own positive among all positives and negatives of the batch. transformers' Trainer with our loss;
-recall is measured over all held-out rows together, since a batch is too easy a search.
+Rows without scores: each anchor must find its own positive among all positives and negatives of the batch (multiple
+negatives ranking, arXiv:1705.00652). Rows with scores: of two pairs the one with the higher score must be more alike
+(CoSENT, doi:10.1109/TASLP.2024.3402087). Recall or rank correlation is measured over all held-out rows together, since a
+batch is too easy a search.
+
+transformers' Trainer with the losses of sentence-transformers, whose own trainer wants the model inside a module of its own,
+where the features that act on decoder layers would not find them. What is saved is a folder of sentence-transformers.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from engine.trainers import plain
+from engine.trainers.job import Job
 from engine.trainers.plain import Plain, arguments
 
-__all__ = ["Embedding", "arguments", "build", "pooled", "recall"]
+__all__ = ["Embedding", "arguments", "build", "cosent", "pooled", "recall", "spearman"]
 
 DEPTHS = (1, 5, 10)
 """How deep in the found texts recall is measured."""
@@ -24,9 +32,12 @@ DEPTHS = (1, 5, 10)
 class Embedding(Plain):
     """The trainer of vectors."""
 
+    max_length: int
+
     def start(self, method: Any) -> None:
         super().start(method)
         self._held_out: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._judged: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -35,11 +46,18 @@ class Embedding(Plain):
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         vectors = F.normalize(pooled(outputs.last_hidden_state, inputs["attention_mask"], self.method.pooling), dim=-1)
         anchors, texts = vectors[: len(own)], vectors[len(own) :]
+        if "score" in inputs:
+            return self._ranked(model, (anchors * texts).sum(1), inputs["score"])
         similarity = anchors @ texts.T
         self._note(model, similarity.detach(), own)
         if not model.training:
             self._held_out.append((anchors.detach().float(), texts[: len(own)].detach().float()))
         return F.cross_entropy(self.method.scale * similarity, own)
+
+    def _ranked(self, model: Any, similarity_B: torch.Tensor, score_B: torch.Tensor) -> torch.Tensor:
+        if not model.training:
+            self._judged.append((similarity_B.detach().float(), score_B))
+        return cosent(self.method.scale * similarity_B, score_B)
 
     @torch.no_grad()
     def _note(self, model: Any, similarity: torch.Tensor, own: torch.Tensor) -> None:
@@ -50,17 +68,35 @@ class Embedding(Plain):
             self.note(model, {"accuracy": (mine > others).float().mean(), "margin": (mine - others).mean()})
 
     def at_evaluation(self) -> dict[str, float]:
-        """Recall over all held-out rows."""
-        if not self._held_out:
-            return {}
-        anchors, texts = (torch.cat(each) for each in zip(*self._held_out, strict=True))
-        self._held_out.clear()
-        found = recall(self.accelerator.gather(anchors), self.accelerator.gather(texts))
-        return {f"recall@{depth}": share for depth, share in found.items()}
+        """Recall or rank correlation over all held-out rows."""
+        if self._judged:
+            return {"spearman_cosine": spearman(*self._gathered(self._judged))}
+        if self._held_out:
+            found = recall(*self._gathered(self._held_out))
+            return {f"recall@{depth}": share for depth, share in found.items()}
+        return {}
+
+    def _gathered(self, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        joined = [self.accelerator.gather(torch.cat(each)) for each in zip(*parts, strict=True)]
+        parts.clear()
+        return joined
 
     def told(self) -> str:
         """What the receipt tells of the loss."""
-        return "each anchor must find its own text in the batch; no vocabulary head, so no logits of words"
+        scored = self.train_dataset is not None and not math.isnan(self.train_dataset[0]["score"])
+        how = "pairs must rank by their scores" if scored else "each anchor must find its own text in the batch"
+        return f"{how}; no vocabulary head, so no logits of words"
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Beside the weights what `SentenceTransformer(folder)` reads, so that it gives the vectors that were trained."""
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or str(self.args.output_dir))
+        model: Any = self.model
+        width = model.get_input_embeddings().weight.shape[1]
+        for name, content in layout(width, self.method.pooling, self.max_length).items():
+            file = folder / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(content, indent=2), "utf-8")
 
 
 def pooled(hidden_BLH: torch.Tensor, mask_BL: torch.Tensor, how: str) -> torch.Tensor:
@@ -88,4 +124,45 @@ def recall(anchors_NH: torch.Tensor, texts_NH: torch.Tensor) -> dict[int, float]
     return {depth: (rank_N < depth).float().mean().item() for depth in DEPTHS if depth < len(rank_N)}
 
 
-build = partial(plain.build, Embedding)
+def cosent(similarity_B: torch.Tensor, score_B: torch.Tensor) -> torch.Tensor:
+    """`log(1 + sum exp(s_j - s_i))` over all pairs i, j of the batch where i has the higher score; zero where none has."""
+    higher_BB = score_B[:, None] > score_B[None, :]
+    similarity_B = similarity_B.to(torch.promote_types(similarity_B.dtype, torch.float32))
+    wrong_BB = (similarity_B[None, :] - similarity_B[:, None])[higher_BB]
+    return torch.cat([wrong_BB.new_zeros(1), wrong_BB]).logsumexp(0)
+
+
+def spearman(first_N: torch.Tensor, second_N: torch.Tensor) -> float:
+    """The rank correlation of two lists of numbers, equal numbers sharing the mean of their ranks; NaN where one is flat."""
+    ranks = torch.stack([_ranks(first_N), _ranks(second_N)])
+    return torch.corrcoef(ranks)[0, 1].item()
+
+
+def _ranks(values_N: torch.Tensor) -> torch.Tensor:
+    _, place_N, counts = values_N.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    return (last.double() - (counts.double() - 1) / 2)[place_N]
+
+
+def layout(width: int, pooling: str, max_length: int) -> dict[str, dict[str, Any] | list[dict[str, Any]]]:
+    """The files, by name, that make a folder of weights one of sentence-transformers."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modes = {"mean": "mean_tokens", "last": "lasttoken", "first": "cls_token"}
+    pooled_by = {f"pooling_mode_{name}": how == pooling for how, name in modes.items()}
+    return {
+        "modules.json": [
+            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for place, (path, kind) in enumerate(kinds.items())
+        ],
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "config_sentence_transformers.json": {"similarity_fn_name": "cosine", "prompts": {}},
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **pooled_by},
+        "2_Normalize/config.json": {},
+    }
+
+
+def build(job: Job) -> Embedding:
+    """The trainer of this job."""
+    trainer = plain.build(Embedding, job)
+    trainer.max_length = job.config.data.max_length
+    return trainer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import Trainer, TrainingArguments
@@ -61,12 +61,15 @@ class Plain(RunTrainer, Trainer):
         super().log(logs, *args, **kwargs)
 
 
+Kind = TypeVar("Kind", bound=Plain)
+
+
 def arguments(config: Any, run_folder: str | Path) -> TrainingArguments:
     """Our sections as transformers' arguments."""
     return TrainingArguments(**shared_arguments(config, run_folder))
 
 
-def build(kind: type[Plain], job: Job) -> Plain:
+def build(kind: type[Kind], job: Job) -> Kind:
     """The trainer of this kind, ready to `attach`."""
     trainer = kind(args=arguments(job.config, job.run_folder), **job.given())
     trainer.start(job.config.method)

@@ -65,10 +65,17 @@ def test_the_last_turn_of_a_judged_conversation_is_the_answer() -> None:
         read_example({"prompt": "a", "label": True}, "unpaired_preference", {})
 
 
-def test_columns_that_fit_nothing_are_listed_with_the_way_out(shared_data: Path) -> None:
-    found = detect(open_rows(shared_data / "stsb/stsb_en_images_dev_250.jsonl"))
+def test_columns_that_fit_nothing_are_listed_with_the_way_out(write: Write) -> None:
+    found = detect(open_rows(write([{"sentence1": "a dog runs", "sentence2": "a dog sleeps", "label": 2}])))
     assert found.format is None
-    assert "columns sentence1, sentence2, score fit no known format" in found.problems[0]
+    assert "columns sentence1, sentence2, label fit no known format" in found.problems[0]
+
+
+def test_two_sentences_with_a_score_are_texts_to_embed(shared_data: Path) -> None:
+    rows = open_rows(shared_data / "stsb/stsb_en_images_dev_250.jsonl")
+    found = detect(rows)
+    assert (found.format, found.problems) == ("embedding", ())
+    assert read_example(rows[0], "embedding", found.columns).score == rows[0]["score"]
 
 
 def test_a_column_map_makes_any_column_a_part(write: Write) -> None:

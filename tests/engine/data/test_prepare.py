@@ -445,12 +445,33 @@ def test_texts_that_belong_together_are_whole_and_a_missing_negative_is_no_text(
     texts = [
         minimind.decode(ids[mask == 1]) for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
     ]
-    assert texts == [f"{text}<|im_end|>" for text in ("2+2?", "3+3?", "four", "six", "a tree")]
+    assert texts == ["2+2?", "3+3?", "four", "six", "a tree"]
     assert batch["own_text"].tolist() == [0, 1]
     assert prepared.facts.trained_tokens == int(batch["completion_mask"].sum())
     parts = preview(config, minimind, {"kind": "index", "index": 1})["rows"][0]["parts"]
     assert list(parts) == ["anchor", "positive", "negative"]
-    assert "".join(token["text"] for token in parts["negative"]) == "a tree<|im_end|>"
+    assert "".join(token["text"] for token in parts["negative"]) == "a tree"
+
+
+def test_texts_with_scores_are_of_one_sort_and_a_score_is_a_number(
+    write: Write, make_config: Config, minimind: Any
+) -> None:
+    from engine.data.collate import collator_for
+
+    pair = {"sentence1": "a dog runs", "sentence2": "a dog is running"}
+    config = make_config(write([{**pair, "score": 4.5}, {**pair, "score": "0"}]), method="embedding")
+    batch = collator_for(config, minimind)(list(prepare(config, minimind).dataset))
+    assert batch["score"].tolist() == [4.5, 0.0]
+    mixed = [{"anchor": "a", "positive": "b", "score": 1}, {"anchor": "a", "positive": "b"}]
+    with pytest.raises(DataError, match="1 rows with a score and 1 rows without a score, which are learned") as told:
+        prepare(make_config(write(mixed), method="embedding"), minimind)
+    assert told.value.hint == "Keep the rows of one sort."
+    for bad, said in (
+        ({"score": True}, "must hold a number"),
+        ({"score": 1, "negative": "c"}, "has a third in negative"),
+    ):
+        with pytest.raises(DataError, match=said):
+            prepare(make_config(write([{"anchor": "a", "positive": "b", **bad}]), method="embedding"), minimind)
 
 
 def test_a_verdict_stands_at_the_end_of_its_step(write: Write, make_config: Config, minimind: Any) -> None:

@@ -16,6 +16,7 @@ from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, T
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 TALKS = [{"messages": messages} for messages in CONVERSATIONS]
 LINES = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2}."} for number in range(24)]
+SCORED = [{**row, "score": number % 3} for number, row in enumerate(TEXTS) if "negative" not in row]
 APART = {"data.packing": True, "data.packing_cross_doc_attn_mask": True}
 
 
@@ -147,6 +148,25 @@ def embedding(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
+def scored(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """CoSENT, equation 9 of doi:10.1109/TASLP.2024.3402087, pair by pair."""
+    alike = []
+    for row in rows:
+        vectors = [
+            built.model(input_ids=torch.tensor([row[part]])).last_hidden_state[0].mean(0)
+            for part in ("anchor_ids", "positive_ids")
+        ]
+        alike.append(torch.cosine_similarity(*vectors, dim=0) * built.config.method.scale)
+    terms = [
+        (worse - better).exp()
+        for better, high in zip(alike, rows, strict=True)
+        for worse, low in zip(alike, rows, strict=True)
+        if high["score"] > low["score"]
+    ]
+    assert 0 < len(terms) < len(rows) * (len(rows) - 1) / 2  # some scores are equal
+    return torch.stack(terms).sum().log1p()
+
+
 def prm(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
     """The negative log-probability of each step's verdict, mean over the steps."""
     losses = []
@@ -169,6 +189,7 @@ CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] 
     ("distill", {"method.kind": "distill"}, TAUGHT, distill),
     ("distill, softened", {"method.kind": "distill", "method.kd_temperature": 2.0}, TAUGHT, distill),
     ("embedding", {"method.kind": "embedding"}, TEXTS, embedding),
+    ("embedding, scored", {"method.kind": "embedding"}, SCORED, scored),
     ("prm", {"method.kind": "prm"}, STEPS, prm),
     ("reward", {"method.kind": "reward", "method.center_rewards_coefficient": 0.1}, PAIRS, reward),
     ("orpo", {"method.kind": "orpo", "method.beta": 0.5}, PAIRS, orpo),

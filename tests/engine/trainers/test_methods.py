@@ -181,6 +181,39 @@ def test_recall_counts_how_many_lie_nearer():
     assert recall(anchors[:3], texts[:3]) == pytest.approx({1: 2 / 3})
 
 
+def test_scored_pairs_of_captions_rank_better_and_the_folder_is_one_of_sentence_transformers(
+    train, source, shared_data
+):
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    scored = [json.loads(line) for line in (shared_data / "stsb/stsb_en_images_train_1000.jsonl").open()]
+    settings = {"method.kind": "embedding", "data.train": [{"path": source(scored[:160])}], "optim.max_steps": 12}
+    settings |= {"data.eval": [{"path": source(scored[-80:])}], "optim.gradient_accumulation_steps": 1}
+    settings |= {"optim.per_device_train_batch_size": 16, "run.eval_steps": 12, "run.save_steps": 12}
+    run = train({**settings, "optim.learning_rate": 2e-3, "data.max_length": 256})
+    assert sum(curve(run, "loss")[-3:]) < 0.95 * sum(curve(run, "loss")[:3])
+    assert "rank by their scores" in told(run, "loss")["detail"]
+    model = SentenceTransformer(str(run.checkpoints / "checkpoint-12"), device="cpu")
+    first, second = (model.encode([row[name] for row in scored[-80:]]) for name in ("sentence1", "sentence2"))
+    assert model.max_seq_length == 256
+    from engine.trainers.embedding import spearman
+
+    found = spearman(torch.tensor((first * second).sum(1)), torch.tensor([row["score"] for row in scored[-80:]]))
+    assert found == pytest.approx(curve(run, "eval_spearman_cosine")[-1], abs=1e-4)
+    assert found > 0.1
+
+
+def test_rank_correlation_shares_the_ranks_of_equal_numbers():
+    import torch
+    from scipy.stats import spearmanr
+
+    from engine.trainers.embedding import spearman
+
+    first, second = torch.tensor([3.0, 1.0, 1.0, 7.0, 2.0]), torch.tensor([1.0, 0.0, 5.0, 5.0, 5.0])
+    assert spearman(first, second) == pytest.approx(spearmanr(first, second).statistic)
+
+
 @pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
 def test_a_process_reward_model_tells_a_foreign_step_from_one_of_the_solution(train, source, shared_data, adapter):
     solved = [json.loads(line) for line in (shared_data / "gsm8k/train_1000.jsonl").open()][:40]
