@@ -12,8 +12,8 @@ class Embedding(MethodSection):
     """Embedding model: the model learns to turn a text into a vector, such that a question lies near its answer and far
     from the others. It writes nothing any more. Needs rows with an anchor and a positive text, such as a question and the
     passage that answers it, and where you have them a negative one; the other rows of a batch serve as further negatives,
-    so batches should be large. Or needs rows of two texts and a score, how alike they are: then pairs learn to rank as
-    their scores do. Its checkpoints open with `SentenceTransformer(folder)`."""
+    so batches should be large. Rows of two texts and a score, how alike they are, serve as well: then pairs learn to
+    rank as their scores do. Its checkpoints open with `SentenceTransformer(folder)`."""
 
     kind: Annotated[Literal["embedding"], Kind] = "embedding"
     called: ClassVar[str] = "an embedding model"

@@ -45,9 +45,8 @@ def parts_of(tokenizer: Any, batch: Any, row: Row) -> Parts:
 def _whole_texts(tokenizer: Any, batch: Any) -> Parts:
     """Each text for itself, every token of it learned."""
     parts: Parts = {}
-    for name, ids, mask in zip(
-        ("anchor", "positive", "negative"), batch["input_ids"], batch["attention_mask"], strict=False
-    ):
+    names = ("text", f"score {batch['score'][0]:g}") if "score" in batch else ("anchor", "positive", "negative")
+    for name, ids, mask in zip(names, batch["input_ids"], batch["attention_mask"], strict=False):
         real = ids[: int(mask.sum())].tolist()
         texts = token_texts(tokenizer, real)
         parts[name] = [{"id": each, "text": text, "trained": True} for each, text in zip(real, texts, strict=True)]

@@ -457,11 +457,13 @@ def test_texts_with_scores_are_of_one_sort_and_a_score_is_a_number(
     write: Write, make_config: Config, minimind: Any
 ) -> None:
     from engine.data.collate import collator_for
+    from engine.data.preview import preview
 
     pair = {"sentence1": "a dog runs", "sentence2": "a dog is running"}
     config = make_config(write([{**pair, "score": 4.5}, {**pair, "score": "0"}]), method="embedding")
     batch = collator_for(config, minimind)(list(prepare(config, minimind).dataset))
     assert batch["score"].tolist() == [4.5, 0.0]
+    assert list(preview(config, minimind, {"kind": "index", "index": 0})["rows"][0]["parts"]) == ["text", "score 4.5"]
     mixed = [{"anchor": "a", "positive": "b", "score": 1}, {"anchor": "a", "positive": "b"}]
     with pytest.raises(DataError, match="1 rows with a score and 1 rows without a score, which are learned") as told:
         prepare(make_config(write(mixed), method="embedding"), minimind)
