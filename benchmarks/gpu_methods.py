@@ -248,6 +248,7 @@ class Builder:
         )  # fmt: skip
         self.shape.architectures = ["Qwen3ForCausalLM"]
         self.shape.save_pretrained(folder)
+        self.shape._name_or_path = str(folder)  # where a copied reference is loaded from, ours and the library's
         self.device = "cuda" if CARD else "cpu"
         self.weights: dict[str, torch.Tensor] | None = None
         self.rows = method_rows(method, options.tokens, self.shape.vocab_size, tokenizer)
@@ -261,6 +262,7 @@ class Builder:
             self.weights = model.state_dict()
             if self.options.full:
                 self.weights = {name: weight.clone() for name, weight in self.weights.items()}
+                model.save_pretrained(self.folder)
         else:
             own = {name: weight.clone() if self.options.full else weight for name, weight in self.weights.items()}
             model.load_state_dict(own, assign=True)

@@ -18,12 +18,15 @@ ALONE = ("ppo", "distill")
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("weights", [[], ["--full"]], ids=["lora", "full"])
 @pytest.mark.parametrize("method", METHODS)
-def test_ours_and_the_plain_trainer_have_one_first_loss_and_gradient(method: str, tmp_path: Path) -> None:
+def test_ours_and_the_plain_trainer_have_one_first_loss_and_gradient(
+    method: str, weights: list[str], tmp_path: Path
+) -> None:
     results = tmp_path / "results.csv"
     told = ["--methods", method, "--arms", *ARMS, "--rounds", "1", "--tokens", "64", "--check", "--results", results]
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--shape", "tiny", "--seconds", "1500", *told],
+        [sys.executable, SCRIPT, "--shape", "tiny", "--seconds", "1500", *weights, *told],
         env={**os.environ, "WORKBENCH_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
