@@ -1,0 +1,135 @@
+"""All that only a card can prove, in order of importance: the GPU tests, then every figure of this folder that needs one.
+
+    python benchmarks/on_card.py [NAME ...] [--seconds 560] [--logs FOLDER] [--results FILE --commit HASH]
+    python benchmarks/on_card.py --list
+
+For a card that is lent for minutes: a part starts only where its whole time is left, is ended when that is over, and is
+told in a line as soon as it ended; what each part printed lies in `FOLDER/NAME.log`. A part whose log says that it ended
+well is not run again, so that the next call with the same folder goes on with the rest. Exits 1 where a part failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from _figures import result_options
+
+HERE = Path(__file__).parent
+ENDED_WELL = "# ended well"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command and the seconds it may take; `keeps` says that it writes rows of figures."""
+
+    name: str
+    seconds: int
+    command: tuple[str, ...]
+    keeps: bool = True
+
+    def argv(self, given: argparse.Namespace) -> list[str]:
+        kept = (
+            ["--results", str(given.results.absolute()), "--commit", given.commit]
+            if self.keeps and given.results
+            else []
+        )
+        return [sys.executable, *self.command, *kept]
+
+
+def bench(name: str, seconds: int, script: str, *options: str) -> Part:
+    return Part(name, seconds, (str(HERE / f"{script}.py"), *options))
+
+
+def method(kind: str, shape: str, seconds: int, *arms: str) -> Part:
+    """A part of `gpu_methods.py`: one method, since what it measured stands when the next one takes too long."""
+    taken = arms or ("plain", "ours", "cut, compiled")
+    options = ("--shape", shape, "--methods", kind, "--arms", *taken, "--seconds", str(seconds - 30))
+    return bench(f"{kind}-{shape}" + ("-offloaded" if arms else ""), seconds, "gpu_methods", *options)
+
+
+TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(HERE.parent / "tests"))
+KINDS = (
+    "sft", "dpo", "kto", "grpo", "ppo", "reward", "embedding", "ipo", "simpo", "orpo", "gdpo", "prm", "pretrain", "distill",
+)  # fmt: skip
+PARTS = (
+    Part("tests", 300, TESTS, keeps=False),
+    bench("step", 120, "step_overhead", "--shape", "0.6b", "--seconds", "100"),
+    method("sft", "8b", 150, "ours", "offloaded"),
+    *(method(kind, "0.6b", 75) for kind in KINDS),
+    *(method(kind, "8b", 150) for kind in KINDS),
+    bench("kernels", 180, "dense_kernels"),
+    bench("tiled", 110, "tiled_mlp", "--seconds", "95"),
+    bench("fp8-layers", 165, "gpu_fp8", "layers", "--seconds", "150"),
+    bench("fp8-learn", 150, "gpu_fp8", "learn"),
+    bench("optimizers", 90, "gpu_optimizers"),
+    bench("layers", 215, "layer_offload", "--seconds", "200"),
+    bench("features", 125, "gpu_features", "--seconds", "110"),
+    bench("estimate", 200, "estimate_error", "--shape", "0.6b"),
+    bench("run", 90, "gpu_sft_06b"),
+)
+
+
+def run(part: Part, given: argparse.Namespace) -> bool:
+    """Whether it ended well; says so, and how long it took."""
+    log = given.logs / f"{part.name}.log"
+    begun = time.monotonic()
+    with log.open("w", encoding="utf-8") as out:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        process = subprocess.Popen(
+            part.argv(given), cwd=HERE.parent, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            code = process.wait(part.seconds)
+            how = "ended well" if code == 0 else f"failed with exit code {code}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code, how = process.wait(), f"was ended after {part.seconds} seconds"
+        out.write(f"\n{ENDED_WELL if code == 0 else '# ' + how}\n")
+    print(f"{part.name}: {how}, {time.monotonic() - begun:.0f} s; {log}", flush=True)
+    return code == 0
+
+
+def has_ended_well(log: Path) -> bool:
+    return log.is_file() and log.read_text("utf-8", "replace").rstrip().endswith(ENDED_WELL)
+
+
+def main() -> int:
+    """Run what is left and fits."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these parts")
+    parser.add_argument("--seconds", type=float, default=560, help="seconds that the card is there")
+    parser.add_argument("--logs", type=Path, default=Path("on_card"), metavar="FOLDER")
+    parser.add_argument("--list", action="store_true", help="say what there is and how long it may take")
+    result_options(parser)
+    given = parser.parse_args()
+    if unknown := set(given.names) - {part.name for part in PARTS}:
+        parser.error(
+            f"no part is named {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in PARTS)}"
+        )
+    wanted = [part for part in PARTS if part.name in (given.names or [part.name])]
+    if given.list:
+        for part in wanted:
+            print(f"{part.name:14} {part.seconds:4} s  {' '.join(Path(word).name for word in part.command)}")
+        return 0
+    given.logs.mkdir(parents=True, exist_ok=True)
+    end, failed, left = time.monotonic() + given.seconds, False, []
+    for part in wanted:
+        if has_ended_well(given.logs / f"{part.name}.log"):
+            continue
+        if part.seconds > end - time.monotonic():
+            left.append(part.name)
+        else:
+            failed |= not run(part, given)
+    print(f"no time for: {', '.join(left)}" if left else "nothing is left", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
