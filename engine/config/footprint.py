@@ -38,6 +38,9 @@ KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
 ROUNDED_TRAINED, ROUNDED_INPUT = 4, 5
 # While a layer is differentiated, so many gradients of its width and of its MLP's width are there at once.
 GRADIENTS_HIDDEN, GRADIENTS_WIDE = 2, 3
+# While answers are sampled, so many float32 copies of the scores of their last token are there at once (measured with
+# transformers 5.23 on a CPU: 5.0, and 4.5 of a model in bfloat16).
+SAMPLED_SCORES = 5
 # The allocator reserves more than it hands out.
 FRAGMENTS = 0.02
 CUDA_CONTEXT = 600 * MiB
@@ -108,10 +111,14 @@ def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
 
 def _sampled_batches(config: RunConfig, prompts: int, batch: int) -> int:
     """Batches of answers that one epoch of prompts gives; prompts that do not fill a sampling are left out."""
-    method = config.method
-    together = getattr(method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
+    method, together = config.method, _sampled_together(config)
     each = max(1, batch * together // getattr(method, "num_generations", 1))
     return prompts // each * together * getattr(method, "num_iterations", 1)
+
+
+def _sampled_together(config: RunConfig) -> int:
+    """Batches whose answers are sampled at once."""
+    return getattr(config.method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
 
 
 def total_steps(config: RunConfig, facts: Facts) -> int | None:
@@ -235,8 +242,22 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
         "logits": scores,
         "reference": weights if _holds_copy(config) else 0.0,
     }
+    # Answers are sampled before a step, in the room that it takes afterwards; what they need beyond it is their own.
+    step = classes["gradients"] + activations + scores
+    classes["cache"] = max(0.0, _sampling(config, model, length) - step)
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
+    """What the answers that are sampled at once take at their last token: keys and values of all layers, one layer's
+    twice while it grows by a token, and the last token's scores."""
+    if METHODS[config.method.kind].rows != "prompts":
+        return 0.0
+    answers = config.optim.per_device_train_batch_size * _sampled_together(config)
+    width = (model.kv_heads or 0) * (model.head_dim or 0)
+    cached = 2 * width * length * ((model.layers or 0) + 1) * BYTES[config.model.dtype]
+    return answers * (cached + SAMPLED_SCORES * 4.0 * (model.vocab_size or 0))
 
 
 def batch_tokens(config: RunConfig, facts: Facts) -> int:
@@ -253,8 +274,6 @@ def tile_tokens(config: RunConfig, facts: Facts) -> int:
 def _tokens(config: RunConfig, facts: Facts) -> tuple[int, int]:
     """Tokens of a batch that gradients flow through, and of its longest sequence."""
     method, length = METHODS[config.method.kind], longest_row(config, facts)
-    if method.rows == "prompts":
-        length += getattr(config.method, "max_completion_length", 0)
     # The other half of a batch of rated answers only measures the drift, without gradients.
     each = 1 if method.rows == "rated" else method.sequences
     return config.optim.per_device_train_batch_size * length * each, length

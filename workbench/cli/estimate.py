@@ -22,6 +22,7 @@ _CLASSES = {
     "activations": "activations",
     "logits": "scores of the vocabulary",
     "reference": "reference model",
+    "cache": "keys and values of sampled answers",
     "overhead": "driver and fragments",
 }
 # Where there is no card, what lies beside the model is the process with its libraries.
