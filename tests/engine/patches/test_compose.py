@@ -313,3 +313,42 @@ def test_compiled_layers_are_timed_and_a_run_with_them_is_the_run_chosen_by_hand
     torch._dynamo.reset()
     by_hand = train({**base, "kernels.torch_compile": True})
     assert [e["loss"] for e in lines(run, "metrics")] == [e["loss"] for e in lines(by_hand, "metrics")]
+
+
+def one_of_two(rank, folder, answers):
+    """A process to which the other combination seems faster."""
+    meet = f"file://{folder}/meet"
+    torch.distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
+    clock = SimpleNamespace(now=0.0)
+    compose.time = SimpleNamespace(perf_counter=lambda: clock.now)
+    seconds = 0.5 if rank else -0.5
+    compose.CHOICES = (planted("use_cut_ce", lambda x: setattr(clock, "now", clock.now + seconds)),)
+    trainer = Trainer(fused(layers=1), clock)
+    trainer.args = SimpleNamespace(process_index=rank, gradient_checkpointing=False)
+    chosen, said = compose.compose(config(), trainer, folder)
+    answers[rank] = (chosen.kernels.use_cut_ce, said.detail)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_all_processes_of_a_run_take_what_the_first_one_measured(tmp_path):
+    answers = torch.multiprocessing.get_context("spawn").Manager().dict()
+    torch.multiprocessing.spawn(one_of_two, (tmp_path, answers), nprocs=2)
+    assert answers[0] == answers[1]
+    assert answers[1][0] is True
+    assert json.loads((tmp_path / compose.FILE).read_text())["chosen"] == ["use_cut_ce"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_the_gpu_every_combination_has_its_times_and_leaves_no_trace(tmp_path):
+    model = fused(hidden_size=256, num_attention_heads=4, head_dim=64).to("cuda", torch.bfloat16).train()
+    trainer = Trainer(model)
+    before, random = instances(model), torch.cuda.get_rng_state()
+    _, said = compose.compose(config(), trainer, tmp_path)
+    table = json.loads((tmp_path / compose.FILE).read_text())["table"]
+    assert [row["why"] for row in table] == [""] * 8, said.detail
+    assert all(row["forward_ms"] > 0 and row["both_ms"] > 0 for row in table)
+    assert instances(model) == before
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+    assert all(weight.grad is None for weight in model.parameters())

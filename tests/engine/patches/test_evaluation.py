@@ -59,10 +59,12 @@ def test_an_evaluation_that_fails_gives_the_weights_back():
     assert {weight.dtype for weight in trainer.model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(("method", "rows"), [("sft", CONVERSATIONS), ("dpo", PAIRS)])
+@pytest.mark.parametrize(
+    ("method", "rows"), [("sft", CONVERSATIONS), pytest.param("dpo", PAIRS, marks=pytest.mark.slow)]
+)
 def test_a_run_evaluates_in_bfloat16_and_trains_as_before(train, source, method, rows):
     files = {"data.train": [{"path": source(rows)}], "data.eval": [{"path": source(rows[:8])}]}
-    settings = {**files, "method.kind": method, "optim.max_steps": 4, "run.eval_steps": 2}
+    settings = {**files, "method.kind": method, "optim.max_steps": 2, "run.eval_steps": 1, "run.save_steps": 2}
     runs = [train({**settings, "optim.bf16_full_eval": value}) for value in (False, True)]
     plain, ours = ([event for event in lines(run, "metrics")] for run in runs)
     assert [e["loss"] for e in ours if "loss" in e] == [e["loss"] for e in plain if "loss" in e]
