@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from engine.errors import ModelError
 from engine.kernels.device import kernel_serves
@@ -60,8 +61,7 @@ def cut_cross_entropy(config: Any, trainer: Any) -> Applied | None:
         for model, forward in before:
             model.forward = forward
 
-    triton = kernel_serves(heads[0].get_output_embeddings().weight)
-    return Applied(FEATURE, True, "Triton" if triton else "torch, in chunks", len(heads), words, undo)
+    return Applied(FEATURE, True, effective(heads[0].get_output_embeddings().weight), len(heads), words, undo)
 
 
 def fused_heads(trainer: Any) -> Iterator[torch.nn.Module]:
@@ -95,7 +95,21 @@ def refusal(head: Any) -> str | None:
         return f"the head is {type(head).__name__}, not one matrix of floating-point numbers"
     if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         return f"the head is held in {str(weight.dtype).removeprefix('torch.')}"
+    if isinstance(weight, DTensor):
+        return "the head is spread over devices, and each product would see its own part alone"
+    if weight.is_meta:
+        return "the head's weight is not in memory (meta device)"
+    bias = getattr(head, "bias", None)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return f"the head's bias is {tuple(bias.shape)} for a vocabulary of {weight.shape[0]:,}"
     return None
+
+
+def effective(weight: torch.Tensor) -> str:
+    """What computes the scores under this head, as the receipt tells it."""
+    if not kernel_serves(weight):
+        return "torch, in chunks"
+    return "torch, in chunks: no kernel for float64" if weight.dtype == torch.float64 else "Triton"
 
 
 def describe(head: Any) -> str:

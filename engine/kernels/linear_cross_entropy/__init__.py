@@ -17,6 +17,8 @@ import torch
 from engine.kernels.device import kernel_serves
 from engine.kernels.linear_cross_entropy.plan import frozen_head, trained_head
 from engine.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from engine.kernels.linear_logp import linear_logp
+from engine.kernels.shapes import refuse_shapes
 
 __all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
 
@@ -39,27 +41,22 @@ def linear_cross_entropy(
 
     Args:
         hidden: [N, H] float32, float16 or bfloat16; weight: [V, H] of the same dtype; targets: [N] int64.
-        bias: [V] or None (a frozen bias only; a trained one goes to the reference).
+        bias: [V] or None; a trained one goes to `linear_logp`, as do formats that differ and compiled code.
         soft_cap: logits become `soft_cap * tanh(logits / soft_cap)` (Gemma 2). logit_scale multiplies them first.
         label_smoothing, z_loss: as in torch and in PaLM (arXiv:2204.02311), both inside the mean.
         normaliser: what the summed loss is divided by; the number of kept targets when None.
         workspace_bytes: memory for logits beyond the returned gradients.
 
     Returns:
-        A float32 scalar; zero, with zero gradients, when every target is ignored.
+        A float32 scalar; zero, with zero gradients, when every target is ignored; NaN on a GPU for a target outside the
+        vocabulary.
+
+    Raises:
+        ValueError: shapes that do not belong together. RuntimeError: a second backward pass through one loss on a GPU.
 
     Source: arXiv:2411.09009 (the loss without logits), arXiv:2410.10989 (gradient in the forward pass).
     """
-    if (
-        hidden.dim() != 2
-        or weight.dim() != 2
-        or hidden.shape[1] != weight.shape[1]
-        or targets.shape != hidden.shape[:1]
-    ):
-        raise ValueError(
-            "linear_cross_entropy: must get hidden [N, H], weight [V, H] and targets [N]; got "
-            f"{tuple(hidden.shape)}, {tuple(weight.shape)} and {tuple(targets.shape)}"
-        )
+    refuse_shapes("linear_cross_entropy", hidden, weight, targets, bias)
     settings = {
         "soft_cap": soft_cap,
         "logit_scale": logit_scale,
@@ -67,8 +64,14 @@ def linear_cross_entropy(
         "z_loss": z_loss,
         "ignore_index": ignore_index,
     }
-    served = kernel_serves(hidden, weight, targets) and hidden.dtype == weight.dtype
-    if not served or hidden.dtype == torch.float64 or (bias is not None and bias.requires_grad):
+    compiling = torch.compiler.is_compiling()
+    served = not compiling and kernel_serves(hidden, weight, targets) and hidden.dtype != torch.float64
+    trained_bias = bias is not None and bias.requires_grad
+    if compiling or (served and (trained_bias or hidden.dtype != weight.dtype)):
+        each = linear_logp(hidden, weight, targets, bias=bias, outputs=("cross_entropy",), **settings).cross_entropy  # type: ignore[arg-type]
+        assert each is not None
+        return each.sum() / ((targets != ignore_index).sum().clamp(min=1) if normaliser is None else normaliser)
+    if not served:
         return linear_cross_entropy_reference(
             hidden,
             weight,
@@ -117,6 +120,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss):
         d_hidden, d_weight = ctx.saved_tensors
+        if getattr(ctx, "spent", False):
+            raise RuntimeError(
+                "linear_cross_entropy: its gradient was taken before, in the memory that held it. Compute the loss again."
+            )
+        ctx.spent = True
         d_loss = d_loss if ctx.rest is None else d_loss * ctx.rest
         if d_hidden is not None:
             _scale_in_place(d_hidden, d_loss)

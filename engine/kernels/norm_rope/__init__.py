@@ -148,6 +148,11 @@ def _tile(tiles: Tiles, key: Key, device: torch.device, launch: Callable[[Tile],
     return TUNER.pick(tiles, key, device, launch) if TUNER.on else tiles.default
 
 
+def _sums(grid: tuple[int, int]) -> int:
+    """Rows of partial sums for so many programs."""
+    return grid[0] * grid[1] if torch.are_deterministic_algorithms_enabled() else _PARTIAL_SUMS
+
+
 def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offset, *, with_dweight):
     """One launch; gradients of q, k and, where asked for, of the weights (else None)."""
     from engine.kernels.norm_rope.kernels import norm_rope_bwd_kernel
@@ -165,7 +170,7 @@ def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offs
 
     def launch(tile: Tile) -> list[torch.Tensor]:
         grid, blocks = _blocks(batch * time, *shape, tile)
-        sums = grid[0] * grid[1] if torch.are_deterministic_algorithms_enabled() else _PARTIAL_SUMS
+        sums = _sums(grid)
         partial = [
             torch.zeros(sums, size, dtype=torch.float32, device=q.device) if with_dweight else q for _ in range(2)
         ]

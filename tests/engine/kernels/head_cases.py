@@ -14,22 +14,22 @@ from tests.engine.kernels.judging import DEVICE, DTYPES, INTERPRETED, combined, 
 def linear_cross_entropy_cases() -> None:
     shapes = [(7, 8, 50), (5, 16, 37)] if INTERPRETED else [(7, 64, 500), (1000, 256, 5003), (3000, 1024, 32_001)]
     settings = [{}, {"soft_cap": 5.0}, {"label_smoothing": 0.1, "z_loss": 1e-3, "logit_scale": 0.5}]
-    heads = [(True, False), (False, False), (False, True)]
+    heads = [(True, False), (False, False), (False, True), (True, True)]
     for (rows, hidden, vocabulary), dtype, extra, (trained, biased) in combined(shapes, DTYPES, settings, heads):
         h = torch.randn(rows, hidden, device=DEVICE).to(dtype).requires_grad_()
         w = (torch.randn(vocabulary, hidden, device=DEVICE) * hidden**-0.5).to(dtype).requires_grad_(trained)
-        bias = torch.randn(vocabulary, device=DEVICE).to(dtype).repeat_interleave(2)[::2] if biased else None
+        bias = [torch.randn(vocabulary, device=DEVICE).to(dtype).requires_grad_(trained)] if biased else []
         targets = torch.randint(vocabulary, (rows,), device=DEVICE)
         targets[::3] = -100
 
-        def call(function, h, w, bias=bias, targets=targets, extra=extra, **more):
-            return function(h, w, targets, bias=None if bias is None else bias.to(h.dtype), **extra, **more)
+        def call(function, h, w, *bias, targets=targets, extra=extra, **more):
+            return function(h, w, targets, bias=bias[0].repeat_interleave(2)[::2] if bias else None, **extra, **more)
 
         compare(
             f"linear_cross_entropy {dtype} {rows}x{hidden}x{vocabulary} trained={trained} bias={biased} {extra}",
-            lambda h, w, s=rows * 256 * h.element_size(): call(linear_cross_entropy, h, w, workspace_bytes=s),
-            lambda h, w: call(linear_cross_entropy_reference, h, w),
-            [h, w],
+            lambda *x, s=rows * 256 * h.element_size(): call(linear_cross_entropy, *x, workspace_bytes=s),
+            lambda *x: call(linear_cross_entropy_reference, *x),
+            [h, w, *bias],
             1,
             averaged=int((targets >= 0).sum()),
         )

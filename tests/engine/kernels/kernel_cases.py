@@ -242,6 +242,27 @@ def all_ignored() -> None:
         said(float(loss.detach()) == 0 and not h.grad.any() and not w.grad.any(), f"{name}: all rows ignored")
 
 
+def second_backward() -> None:
+    """The memory of a gradient is used once; a second backward pass through one loss would give other numbers."""
+    h, w = torch.randn(4, 8, device=DEVICE, requires_grad=True), torch.randn(50, 8, device=DEVICE)
+    targets = torch.arange(4, device=DEVICE)
+    loss = linear_cross_entropy(h, w, targets)
+    (2 * loss).backward(retain_graph=True)
+    try:
+        loss.backward()
+    except RuntimeError as problem:
+        said("taken before" in str(problem), "linear_cross_entropy: a second backward pass is refused")
+    else:
+        said(False, "linear_cross_entropy: a second backward pass is refused")
+    for name, op in (
+        ("linear_logp", lambda: linear_logp(h, w, targets, outputs=()).log_probs.sum()),
+        ("logp_entropy", lambda: logp_entropy(h @ w.t(), targets)[0].sum()),
+    ):
+        out = op()
+        both = [torch.autograd.grad(out, h, retain_graph=True)[0] for _ in range(2)]
+        said(torch.equal(*both), f"{name}: a second backward pass gives the same")
+
+
 def empty() -> None:
     """No rows at all: results of that shape, gradients of zero."""
     w = torch.randn(50, 8, device=DEVICE, requires_grad=True)
@@ -315,6 +336,7 @@ CHECKS = WIDE | {
         unknown_targets,
         far_apart,
         all_ignored,
+        second_backward,
         empty,
     )
 }

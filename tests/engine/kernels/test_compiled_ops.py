@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
 from engine.kernels.norm_rope import norm_rope
@@ -64,6 +65,11 @@ def test_scores_in_a_graph_follow_autocast():
 def test_the_ops_on_logits_and_heads_are_in_the_graph():
     targets = torch.tensor([[3, -100], [0, 49]])
     compare(lambda x: logp_entropy(x[:, :-1], targets, temperature=0.7), torch.randn(2, 3, 50, requires_grad=True))
+    labels = torch.tensor([3, -100, 49])
+    compare(
+        lambda h, w, b: [linear_cross_entropy(h, w, labels, bias=b, label_smoothing=0.1, z_loss=0.01)],
+        *(torch.randn(*shape, requires_grad=True) for shape in ((3, 8), (50, 8), (50,))),
+    )
     angles = torch.randn(2, 3, 8)
     compare(
         lambda q, k, a, b: norm_rope(q, k, a, b, angles.cos(), angles.sin(), unit_offset=True),

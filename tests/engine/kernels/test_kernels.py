@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
+from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
-from engine.kernels.norm_rope import norm_rope
+from engine.kernels.logp_entropy.launch import wide
+from engine.kernels.norm_rope import _sums, norm_rope
 from tests.engine.kernels.kernel_cases import CHECKS, WIDE
 
 CASES = Path(__file__).parent / "kernel_cases.py"
@@ -94,3 +96,47 @@ def test_rotation_keeps_the_norm_that_rms_norm_gives():
 def test_shapes_that_do_not_belong_together_are_refused_by_name(call, place):
     with pytest.raises(ValueError, match=place):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda h, w, y: linear_logp(h.int(), w, y), "hidden must be float64.*got int32. Convert"),
+        (lambda h, w, y: linear_logp(h, w.to(torch.float8_e4m3fn), y), "weight must be .*got float8_e4m3fn"),
+        (lambda h, w, y: linear_logp(h, w, y.float()), "targets must be int64; got float32. Use .long"),
+        (lambda h, w, y: linear_cross_entropy(h, w.to("meta"), y), "on one device; got cpu, meta and cpu"),
+        (lambda h, w, y: linear_logp(h, w, y, bias=torch.zeros(3)), "a bias .V. or none; got .* .3,."),
+        (lambda h, w, y: linear_logp(h, w, y, outputs=("logits",)), "outputs: must be among entropy.*; got logits"),
+        (lambda h, w, y: logp_entropy((h @ w.t()).int(), y), "logits: must be float64.*got int32"),
+        (
+            lambda h, w, y: norm_rope(*[torch.zeros(2, 2, 1, 8)] * 2, None, None, *[torch.zeros(3, 2, 8)] * 2),
+            "batch of 1 or 2; got 3",
+        ),
+        (
+            lambda h, w, y: norm_rope(
+                *[torch.zeros(1, 2, 1, 8)] * 2, *[torch.zeros(4)] * 2, *[torch.zeros(1, 2, 8)] * 2
+            ),
+            r"must be \[8\]; got \(4,\)",
+        ),
+    ],
+)
+def test_what_an_op_does_not_serve_is_refused_in_one_sentence_that_says_what_it_does(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(torch.zeros(2, 8), torch.zeros(5, 8), torch.zeros(2, dtype=torch.long))
+
+
+def test_in_deterministic_mode_every_program_has_a_row_of_sums_for_itself():
+    assert _sums((600, 3)) == 512
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert _sums((600, 3)) == 1800
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("words", "stride", "far"),
+    [(151_936, 1, False), (2**31 - 10_000, 1, False), (2**31, 1, True), (151_936, 20_000, True)],
+)
+def test_places_in_a_row_take_64_bits_only_where_they_must(words, stride, far):
+    assert wide(words, stride) is far

@@ -127,3 +127,30 @@ def test_runs_give_the_same_losses_with_it(train, source, method, adapter, rows)
     said = {entry["feature"]: entry for entry in lines(runs[1], "receipt")[0]["entries"]}[head.FEATURE]
     assert said["count"] == (2 if (method, adapter) == ("dpo", "none") else 1)
     assert ("frozen head" in said["detail"]) == (adapter == "lora")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda model: model.lm_head.to(torch.float8_e4m3fn), "the head is held in float8_e4m3fn"),
+        (lambda model: model.lm_head.to("meta"), r"not in memory \(meta device\)"),
+        (
+            lambda model: setattr(model.lm_head, "bias", torch.nn.Parameter(torch.zeros(3))),
+            "bias is .3,. for a vocabulary",
+        ),
+        (lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(torch.zeros(4, 128, 8))), "not one matrix"),
+    ],
+)
+def test_a_head_that_the_op_does_not_serve_is_refused_before_the_first_step_with_what_does(spoil, words):
+    model = tiny_model()
+    add_fused_lm_head(model)
+    spoil(model)
+    with pytest.raises(ModelError, match=words) as refused:
+        head.cut_cross_entropy(config(), SimpleNamespace(model=model))
+    assert "TRL's own head serves it" in refused.value.hint
+
+
+def test_the_receipt_says_that_float64_has_no_kernel(monkeypatch):
+    monkeypatch.setattr(head, "kernel_serves", lambda *tensors: True)
+    assert head.effective(torch.zeros(1)) == "Triton"
+    assert "no kernel for float64" in head.effective(torch.zeros(1, dtype=torch.float64))
