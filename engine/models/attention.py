@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.config.attention import FLASH
 from engine.errors import visible
+from engine.hardware import installed
 
-TRIED = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+TRIED = (*FLASH, "flex_attention")
 LENGTHS = (70, 100)
 """Tokens of the two documents of a trial."""
 ALLOWED = 3e-2
@@ -30,6 +32,9 @@ def settle(model: Any, wanted: str, device: torch.device | None = None) -> None:
     """
     own = model.config._attn_implementation
     try:
+        # transformers would fetch a missing one from the hub and run it.
+        if wanted in FLASH and installed(FLASH[wanted].package) is None:
+            raise ImportError(f"the package {FLASH[wanted].package} is not installed")
         model.set_attn_implementation(wanted)
         if model.config._attn_implementation != wanted:
             reason: str | None = f"{type(model).__name__} keeps {model.config._attn_implementation}"

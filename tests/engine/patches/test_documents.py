@@ -144,7 +144,8 @@ def test_a_trial_finds_out_attention_that_computes_something_else(flash, monkeyp
 def test_what_does_not_serve_leaves_the_model_with_its_own_and_the_reason(monkeypatch):
     model, ids = tiny_model(), torch.arange(8)[None]
     plain = model(ids).logits
-    settle(model, "flash_attention_2")  # no such package here
+    monkeypatch.setattr("engine.models.attention.installed", lambda package: None)
+    settle(model, "flash_attention_2")
     assert model.config._attn_implementation == "sdpa"
     assert model.attention_reason.startswith("flash_attention_2 does not serve here: ")
     assert torch.equal(model(ids).logits, plain)

@@ -1,0 +1,181 @@
+"""Attention over documents packed into one row, as a model's layer calls it: each implementation that keeps them apart.
+
+    python benchmarks/packed_attention.py [--documents 8] [--tokens 8192] [--rounds 30] [--results FILE --commit HASH]
+    python benchmarks/packed_attention.py --shape tiny
+
+32 query and 8 key heads of 128 numbers, bf16, forward and backward, through transformers' own functions, and torch's
+attention of variable lengths beside them. Implementations take turns round after round; masks are made before, since a model
+makes one for all its layers. Nothing is reported of an implementation whose output or gradients differ from each document's
+alone by more than bf16 rounds. The floor is the arithmetic of causal attention inside documents at 790 TFLOP/s. `--shape
+tiny` runs on a CPU and shows that script and implementations agree, not how fast they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from _device import processor
+from _figures import Results, result_options
+from transformers import Qwen3Config
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from engine.config.attention import FLASH
+from engine.hardware import installed
+from engine.patches.documents import beginnings
+
+FLOP_PER_MS = 790e9
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Layer(torch.nn.Module):
+    """What transformers' attention functions read of a layer."""
+
+    def __init__(self, config: Qwen3Config, name: str) -> None:
+        super().__init__()
+        self.config, self.is_causal, self.layer_idx = config, True, 0
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.config._attn_implementation = name
+
+
+def lengths(documents: int, tokens: int) -> list[int]:
+    """Documents of other lengths that fill the row: the i-th about i times as long as the first."""
+    shares = [tokens * (number + 1) * 2 // (documents * (documents + 1)) for number in range(documents)]
+    return [*shares[:-1], tokens - sum(shares[:-1])]
+
+
+def entrants(config: Qwen3Config, each: list[int], device: torch.device) -> dict[str, Attend]:
+    """Each implementation over [1, heads, tokens, width]; of flash attention those that are installed."""
+    document = torch.repeat_interleave(torch.arange(len(each)), torch.tensor(each)).to(device)
+    positions = torch.cat([torch.arange(count) for count in each])[None].to(device)
+    pairs = (document[:, None] == document) & torch.ones(sum(each), sum(each), dtype=torch.bool, device=device).tril()
+    told = beginnings(positions)
+
+    def through(name: str, mask: Any, **more: Any) -> Attend:
+        layer = Layer(Qwen3Config(**config.to_dict()), name)
+        attend: Any = ALL_ATTENTION_FUNCTIONS[name]
+        return lambda q, k, v: attend(layer, q, k, v, mask, scaling=q.shape[-1] ** -0.5, dropout=0.0, **more)[0]
+
+    found = {"sdpa, mask of all pairs": through("sdpa", pairs[None, None])}
+    found |= {name: through(name, None, **told) for name, flash in FLASH.items() if installed(flash.package)}
+    flex: dict[str, Attend] = {}
+
+    def flexible(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if not flex:
+            flex["made"] = through("flex_attention", blocks(document))
+        return flex["made"](q, k, v)
+
+    found["flex_attention"] = flexible
+    found["torch varlen_attn"] = lambda q, k, v: of_variable_lengths(q, k, v, told)
+    return found
+
+
+def blocks(document: torch.Tensor) -> Any:
+    """Flex attention's mask of a row."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def apart(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (document[query] == document[key]) & (query >= key)
+
+    size = len(document)
+    return create_block_mask(apart, None, None, size, size, device=str(document.device))
+
+
+def of_variable_lengths(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    groups, ends, longest = q.shape[1] // k.shape[1], told["cu_seq_lens_q"], told["max_length_q"]
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
+    out: torch.Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0))
+    return out[None]
+
+
+def truth(each: list[int]) -> Attend:
+    """Torch's own attention of each document alone."""
+
+    def alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        groups = q.shape[1] // k.shape[1]
+        parts = zip(*(x.split(each, 2) for x in (q, k, v)), strict=True)
+        answers = [
+            F.scaled_dot_product_attention(
+                own, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), is_causal=True
+            )
+            for own, key, value in parts
+        ]
+        return torch.cat(answers, 2).transpose(1, 2)
+
+    return alone
+
+
+def once(run: Attend, inputs: list[torch.Tensor], slope: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
+    """Milliseconds of one pass both ways, and its output and gradients."""
+    wait = torch.cuda.synchronize if slope.is_cuda else lambda: None
+    wait()
+    begun = time.perf_counter()
+    out = run(*inputs)
+    gradients = torch.autograd.grad(out, inputs, slope)
+    wait()
+    return 1e3 * (time.perf_counter() - begun), [out.detach(), *gradients]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--shape", choices=("8b", "tiny"), default="8b")
+    result_options(parser)
+    options = parser.parse_args()
+    small = options.shape == "tiny"
+    device = torch.device("cpu" if small else "cuda")
+    heads, shared, width = (4, 2, 16) if small else (32, 8, 128)
+    tokens, rounds = (96, 5) if small else (options.tokens, options.rounds)
+    each = lengths(options.documents, tokens)
+    config = Qwen3Config(
+        hidden_size=heads * width, num_attention_heads=heads, num_key_value_heads=shared, head_dim=width
+    )
+    torch.manual_seed(0)
+    inputs = [
+        torch.randn(1, count, tokens, width, dtype=torch.bfloat16, device=device, requires_grad=True)
+        for count in (heads, shared, shared)
+    ]
+    slope = torch.randn(1, tokens, heads, width, dtype=torch.bfloat16, device=device)
+    _, right = once(truth(each), inputs, slope)
+    runs: dict[str, Attend] = {}
+    for name, run in entrants(config, each, device).items():
+        try:
+            _, ours = once(run, inputs, slope)
+        except (ImportError, RuntimeError, ValueError, TypeError, AttributeError) as problem:
+            print(f"{name}: {str(problem).strip().splitlines()[0][:160]}", flush=True)
+            continue
+        error = max(
+            float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(ours, right, strict=True)
+        )
+        if error > 2e-2:
+            print(f"{name}: DIFFERS by {error:.1e}, not reported", flush=True)
+        else:
+            runs[name] = run
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        for name, run in runs.items():
+            took, _ = once(run, inputs, slope)
+            if number > 1:
+                times[name].append(took)
+    # Two products forward and five backward, of half the pairs inside each document.
+    floor = 7 * sum(count * count for count in each) * heads * width / FLOP_PER_MS
+    shape = f"{options.documents} documents in {tokens}, {heads}/{shared} heads of {width}"
+    results = Results(options, processor() if small else torch.cuda.get_device_name(), "torch", "triton")
+    for name, found in times.items():
+        print(
+            f"{shape:44} {name:26} {statistics.median(found):8.3f} ms  floor {floor:.3f} ms  n={len(found)}", flush=True
+        )
+        results.add("packed_attention", shape, name, ms=found, floor_ms=floor)
+
+
+if __name__ == "__main__":
+    main()
