@@ -12,6 +12,9 @@ from importlib.util import find_spec
 
 import torch
 
+LEAST = (8, 0)
+"""The compute capability of the oldest card that the kernels are compiled for (A100)."""
+
 
 @cache
 def triton_installed() -> bool:
@@ -27,4 +30,23 @@ def kernel_serves(*tensors: torch.Tensor) -> bool:
     """True when a Triton kernel can take these tensors; otherwise the caller uses its plain-torch reference."""
     if not triton_installed():
         return False
-    return interpreted() or all(tensor.is_cuda for tensor in tensors)
+    return interpreted() or all(tensor.is_cuda and _card_serves(tensor.get_device()) for tensor in tensors)
+
+
+def lacking(device: torch.device) -> str | None:
+    """What a kernel needs and this device has not, in words, or None."""
+    if interpreted() and triton_installed():
+        return None
+    if device.type != "cuda":
+        return "a CUDA device"
+    if not triton_installed():
+        return "the package triton"
+    if _card_serves(device.index or 0):
+        return None
+    least, own = (".".join(map(str, each)) for each in (LEAST, torch.cuda.get_device_capability(device)))
+    return f"a card of compute capability {least} or above, and this one has {own}"
+
+
+@cache
+def _card_serves(index: int) -> bool:
+    return torch.cuda.get_device_capability(index) >= LEAST

@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.config.kernels import NORM_ROPE_MODELS
 from engine.errors import ModelError
-from engine.kernels.device import kernel_serves
+from engine.kernels.device import lacking
 from engine.kernels.norm_rope import norm_rope
 from engine.patches.plan import Applied
 
@@ -67,8 +67,12 @@ def fused_attention(config: Any, trainer: Any) -> Applied | None:
     if not layers:
         known = ", ".join(NORM_ROPE_MODELS)
         raise ModelError(f"kernels.fused_attn_kernel: the model has no attention layer of {known}.", _TURN_OFF)
-    if not kernel_serves(*layers[0].parameters()):
-        raise ModelError("kernels.fused_attn_kernel: the kernel needs a CUDA device and the package triton.", _TURN_OFF)
+    if (missing := lacking(next(layers[0].parameters()).device)) is not None:
+        raise ModelError(f"kernels.fused_attn_kernel: the kernel needs {missing}.", _TURN_OFF)
+    if _scale(layers[0].q_norm).dtype == torch.float64:
+        raise ModelError(
+            "kernels.fused_attn_kernel: no kernel serves float64; float32, float16 and bfloat16 are served.", _TURN_OFF
+        )
     undo = fuse(layers)
     return Applied(FEATURE, True, "Triton", len(layers), "attention layers; one kernel forward, one backward", undo)
 

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from engine.errors import ModelError
-from engine.kernels.device import kernel_serves
+from engine.kernels.device import lacking
 from engine.kernels.linear_logp import LinearLogp, workspace
 from engine.patches.plan import Applied
 
@@ -107,9 +107,12 @@ def refusal(head: Any) -> str | None:
 
 def effective(weight: torch.Tensor) -> str:
     """What computes the scores under this head, as the receipt tells it."""
-    if not kernel_serves(weight):
+    missing = lacking(weight.device)
+    if weight.is_cuda and missing is not None:
+        return f"torch, in chunks: the kernel needs {missing}"
+    if missing is not None:
         return "torch, in chunks"
-    return "torch, in chunks: no kernel for float64" if weight.dtype == torch.float64 else "Triton"
+    return "torch, in chunks: no kernel serves float64" if weight.dtype == torch.float64 else "Triton"
 
 
 def describe(head: Any) -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from engine.kernels.device import _card_serves, lacking
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
@@ -123,6 +124,22 @@ def test_shapes_that_do_not_belong_together_are_refused_by_name(call, place):
 def test_what_an_op_does_not_serve_is_refused_in_one_sentence_that_says_what_it_does(call, words):
     with pytest.raises(ValueError, match=words):
         call(torch.zeros(2, 8), torch.zeros(5, 8), torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "words"),
+    [
+        ("cpu", None, "a CUDA device"),
+        ("cuda", (7, 5), "a card of compute capability 8.0 or above, and this one has 7.5"),
+        ("cuda", (8, 0), None),
+    ],
+)
+def test_what_a_device_lacks_is_said_in_words(monkeypatch, device, capability, words):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    _card_serves.cache_clear()
+    assert lacking(torch.device(device)) == words
+    _card_serves.cache_clear()
 
 
 def test_in_deterministic_mode_every_program_has_a_row_of_sums_for_itself():

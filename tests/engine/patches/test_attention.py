@@ -156,6 +156,12 @@ def test_a_cpu_and_a_model_without_such_attention_are_refused():
     assert attention.fused_attention(config("auto"), SimpleNamespace(model=llama)) is None
 
 
+def test_a_number_format_without_a_kernel_is_refused_with_those_that_have_one(monkeypatch):
+    monkeypatch.setattr(attention, "lacking", lambda device: None)
+    with pytest.raises(ModelError, match="no kernel serves float64; float32, float16 and bfloat16 are served"):
+        attention.fused_attention(config(), SimpleNamespace(model=tiny_model().double()))
+
+
 IN_THE_INTERPRETER = """
 import json, torch
 from types import SimpleNamespace
