@@ -115,7 +115,8 @@ def compose(config: Any, trainer: Any, folder: Path) -> tuple[Any, Applied | Non
         return config, None
     free, lacking = _free(config, trainer)
     if not free:
-        return _with(config, (), ()), Applied(FEATURE, True, "nothing to choose", None, _not_tried(lacking))
+        detail = _not_tried(lacking) or "every kernel is set by hand"
+        return _with(config, (), ()), Applied(FEATURE, True, "nothing to choose", None, detail)
     model = _policy(trainer)
     batch = _batch(config, model)
     place = {

@@ -78,7 +78,10 @@ _TIMED = (fields.kernels.use_cut_ce, fields.kernels.fused_attn_kernel, fields.ke
 @rule(reads=(_COMPOSE, *_TIMED, fields.kernels.torch_compile_options))
 def kernel_auto_compose_has_a_choice(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     kernels = resolved(config, facts).kernels
-    if config.kernels.kernel_auto_compose and "auto" not in [getattr(kernels, spec.name) for spec in _TIMED]:
+    # Kernels that are on have tiles to be timed on a card.
+    tiles = kernels.use_cut_ce is True or kernels.fused_attn_kernel is True
+    left = "auto" in [getattr(kernels, spec.name) for spec in _TIMED]
+    if config.kernels.kernel_auto_compose and not left and not (tiles and (not facts.machine or facts.machine.gpus)):
         todo = f"There is nothing to choose: leave one of {', '.join(spec.name for spec in _TIMED)} at auto."
         fix = Fix("remove it", unset=(_COMPOSE.path,))
         yield must(_COMPOSE.path, "false while every kernel is set by hand", True, todo, fix=fix)

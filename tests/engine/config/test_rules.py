@@ -514,19 +514,15 @@ CASES: dict[str, list[Case]] = {
     ],
     "kernel-auto-compose-has-a-choice": [
         (
-            {
-                "kernels.kernel_auto_compose": True,
-                "kernels.use_cut_ce": True,
-                "kernels.fused_attn_kernel": False,
-                **compiled,
-            },
-            Facts(),
+            {"kernels.kernel_auto_compose": True, "kernels.fused_attn_kernel": False, **given},
+            facts,
             "kernels.kernel_auto_compose",
             "error",
         )
-        for compiled in (
-            {"kernels.torch_compile": False},
-            {"kernels.torch_compile_options": {"shape_padding": True}},
+        for given, facts in (
+            ({"kernels.use_cut_ce": False, "kernels.torch_compile": False}, Facts()),
+            ({"kernels.use_cut_ce": False, "kernels.torch_compile_options": {"shape_padding": True}}, Facts()),
+            ({"kernels.use_cut_ce": True, "kernels.torch_compile": False}, Facts(machine=CPU)),
         )
     ],
     "kernel-auto-compose-needs-the-layers-on-the-card": [
