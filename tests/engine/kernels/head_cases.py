@@ -56,16 +56,16 @@ OUTPUT_CHOICES = [(), ("entropy",), ("cross_entropy",), ("cross_entropy", "entro
 
 
 def linear_logp_cases() -> None:
-    """The op from hidden states with each choice of outputs; what is ignored, and what lies apart in memory."""
+    """The op from hidden states with each choice of outputs; what is ignored, what lies apart in memory; flat and peaked."""
     shapes = [(5, 8, 50), (4, 16, 37)] if INTERPRETED else [(7, 64, 500), (1000, 256, 5003), (3000, 1024, 32_001)]
     settings = [
         {}, {"soft_cap": 5.0, "temperature": 0.7}, {"logit_scale": 0.5}, {"label_smoothing": 0.1, "z_loss": 1e-3}
     ]  # fmt: skip
     heads = [(True, True), (True, False), (False, True), (False, False)]
-    for (rows, hidden, vocabulary), dtype, extra, (trained, biased), wanted, ignored in combined(
-        shapes, DTYPES, settings, heads, OUTPUT_CHOICES, (None, -100)
+    for (rows, hidden, vocabulary), dtype, extra, (trained, biased), wanted, ignored, peak in combined(
+        shapes, DTYPES, settings, heads, OUTPUT_CHOICES, (None, -100), (1.0, 12.0)
     ):
-        h = torch.randn(hidden, rows, device=DEVICE).to(dtype).t().requires_grad_()
+        h = (peak * torch.randn(hidden, rows, device=DEVICE)).to(dtype).t().requires_grad_()
         w = (torch.randn(vocabulary, hidden, device=DEVICE) * hidden**-0.5).to(dtype).requires_grad_(trained)
         bias = [torch.randn(vocabulary, device=DEVICE).to(dtype).requires_grad_(trained)] if biased else []
         targets = torch.randint(vocabulary, (2 * rows,), device=DEVICE)[::2]
@@ -81,7 +81,7 @@ def linear_logp_cases() -> None:
         room = 2 * vocabulary * h.element_size() if INTERPRETED else 16 * vocabulary * h.element_size()
         outputs = (*wanted, "is_top1")
         compare(
-            f"linear_logp {dtype} {rows}x{hidden}x{vocabulary} trained={trained} bias={biased} {wanted} {settled}",
+            f"linear_logp {dtype} {rows}x{hidden}x{vocabulary} trained={trained} bias={biased} {wanted} {settled} x{peak}",
             lambda *x, room=room, outputs=outputs: call(linear_logp, *x, workspace_bytes=room, outputs=outputs),
             lambda *x: call(linear_logp_reference, *x),
             [h, w, *bias],
