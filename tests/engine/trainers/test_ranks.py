@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from engine.config.facts import Facts
 from engine.config.schema import read
@@ -17,6 +19,8 @@ from engine.run import launch
 from engine.run.from_config import launch_config
 from engine.run.rollouts import read_group
 from engine.run.store import ENDED, RunFolder
+from engine.trainers.rollouts import EpochSampler
+from engine.trainers.saving import RunTrainer
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import BASE, CONVERSATIONS, lines, resumed_from
 from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS
@@ -79,6 +83,31 @@ def test_a_shared_prompt_and_a_value_head_are_reduced_once(alone, tmp_path, monk
         loss.backward()
         assert loss.item() == expected[0]
         assert apart(made._taken(loss)[1], expected[1]) < 1e-12
+
+
+class Loading:
+    """What transformers does for one of two processes: prompts in an order of their own, dealt out in batches."""
+
+    def get_train_dataloader(self):
+        rows = list(range(24))
+        loader = DataLoader(rows, 2, sampler=EpochSampler(rows, 1, seed=7))
+        return prepare_data_loader(loader, num_processes=2, process_index=1, use_seedable_sampler=True)
+
+
+class Resumed(RunTrainer, Loading):
+    """Our mixin over it."""
+
+
+def test_a_resume_in_a_later_epoch_goes_on_in_that_epochs_order():
+    def order(skipped):
+        loader = Resumed.get_train_dataloader(object.__new__(Resumed))
+        loader = skip_first_batches(loader, skipped) if skipped else loader
+        loader.set_epoch(3)
+        return [batch.tolist() for batch in loader]
+
+    whole = order(0)
+    assert len(whole) == 6
+    assert order(2) == whole[2:]
 
 
 def _rank(rank, method, batch, folder):
