@@ -103,6 +103,13 @@ def launch_everything() -> None:
         linear_cross_entropy(h, w, targets, label_smoothing=0.1).backward()
     logits = torch.zeros(1, 2, words, dtype=half, requires_grad=True)
     sum(x.sum() for x in logp_entropy(logits, targets[None])).backward()
+    with tempfile.NamedTemporaryFile() as file:
+        apart, count = 2**31 // 64, 2**31 + 64
+        file.truncate(2 * count)  # a file with holes takes no room
+        far = torch.from_file(file.name, shared=True, size=count, dtype=torch.float16).as_strided(
+            (1, 1, 64), (0, 0, apart)
+        )
+        logp_entropy(far.requires_grad_(), targets[:1, None], inplace_gradient=True)[0].sum().backward()
     q, k = (torch.zeros(1, 2, heads, size, dtype=half, requires_grad=True) for heads in (32, 8))
     weights = [torch.zeros(size, dtype=half, requires_grad=True) for _ in range(2)]
     angles = torch.zeros(1, 2, size, dtype=half)

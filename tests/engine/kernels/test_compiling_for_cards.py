@@ -51,8 +51,9 @@ def test_every_kernel_compiles_for_an_a100_an_l40_and_a_b200(capability):
 def test_on_an_h100_tiles_take_no_more_registers_than_they_are_pruned_by():
     found = built("90")
     assert len(found) > 50
+    assert any("WIDE" in each["flags"] for each in found)
     for each in found:
-        if each["kernel"] not in KERNELS:
+        if each["kernel"] not in KERNELS or "WIDE" in each["flags"]:
             assert each["stack"] == 0, each
             continue
         tiles, names = KERNELS[each["kernel"]]
