@@ -28,7 +28,7 @@ import torch
 import transformers
 
 from engine.errors import ModelError, WorkbenchError, visible
-from engine.kernels.device import kernel_serves
+from engine.kernels.device import lacking
 from engine.patches import attention, compiled, head
 from engine.patches.plan import Applied
 from engine.run.store import replace_file
@@ -85,7 +85,8 @@ def _no_fused(config: Any, trainer: Any) -> str | None:
     layers = list(attention.attention_layers(trainer))
     if not layers:
         return "the model has no attention layer that it serves"
-    return None if kernel_serves(*layers[0].parameters()) else "it needs a CUDA device and the package triton"
+    missing = lacking(next(layers[0].parameters()).device)
+    return None if missing is None else f"it needs {missing}"
 
 
 def _no_compile(config: Any, trainer: Any) -> str | None:
