@@ -74,7 +74,7 @@ def logp_entropy_in_place() -> None:
 
 
 def norm_rope_cases() -> None:
-    shapes = [(2, 3, 4, 2, 16, 16), (1, 5, 3, 1, 24, 8)]
+    shapes = [(2, 2, 4, 2, 16, 16), (1, 3, 3, 1, 24, 8)]
     if not INTERPRETED:
         shapes += [(2, 257, 32, 8, 128, 128), (1, 100, 16, 2, 256, 64), (2, 65, 5, 5, 80, 80)]
     for shape, dtype, offset, scaled in combined(shapes, DTYPES, (False, True), (True, False)):
@@ -104,9 +104,9 @@ def norm_rope_blocks() -> None:
 
     before = package.FORWARD, package.BACKWARD
     package.FORWARD, package.BACKWARD = (replace(tiles, candidates=((2, 1),)) for tiles in before)
-    q, k = (torch.randn(2, 3, heads, 24, device=DEVICE).requires_grad_() for heads in (5, 3))
+    q, k = (torch.randn(1, 2, heads, 24, device=DEVICE).requires_grad_() for heads in (5, 3))
     weights = [torch.rand(24, device=DEVICE).requires_grad_() for _ in range(2)]
-    angles = torch.randn(2, 3, 8, device=DEVICE)
+    angles = torch.randn(1, 2, 8, device=DEVICE)
 
     def call(function, q, k, *w):
         w = (x.repeat_interleave(2)[::2] for x in w)
@@ -152,9 +152,9 @@ def norm_rope_registered() -> None:
     """The registered operation, which compiled layers call, with its gradients; torch checks its fake form."""
     from engine.kernels.norm_rope import _norm_rope_backward_op, _norm_rope_op
 
-    q, k = (torch.randn(2, 3, heads, 16, device=DEVICE).requires_grad_() for heads in (4, 2))
+    q, k = (torch.randn(1, 2, heads, 16, device=DEVICE).requires_grad_() for heads in (4, 2))
     weights = [torch.rand(16, device=DEVICE).requires_grad_() for _ in range(2)]
-    angles = torch.randn(2, 3, 8, device=DEVICE).repeat(1, 1, 2)
+    angles = torch.randn(1, 2, 8, device=DEVICE).repeat(1, 1, 2)
     cos, sin = angles.cos(), angles.sin()
 
     def plain(q, k, *w):
