@@ -40,7 +40,7 @@ def flash(monkeypatch):
     monkeypatch.setattr(flash_utils, "_lazy_imports", lambda *a, **k: (attend, attend_varlen, None, None, None))
     for name in ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn",
                  "_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"):  # fmt: skip
-        monkeypatch.setattr(flash_utils, name, None)
+        monkeypatch.setattr(flash_utils, name, None, raising=False)  # the last one came after transformers 5.17
 
 
 def config(packing=True, apart=True):
