@@ -45,7 +45,7 @@ DEMO = Path(__file__).parents[1] / "demos" / "grpo_dates.yaml"
 CONTROLS = {"no": (False,), "too": (False, True), "only": (True,)}
 METHODS: dict[str, list[str]] = {
     "grpo": [],
-    "gdpo": ["method.kind=gdpo"],
+    "gdpo": ["method.kind=gdpo", "optim.max_steps=1000"],
     "ppo": [
         "method.kind=ppo",
         "method.num_generations=8",
@@ -53,7 +53,6 @@ METHODS: dict[str, list[str]] = {
         "method.beta=0.05",
         "method.lam=1",
         "method.value_learning_rate=0.01",
-        "optim.max_steps=1200",
     ],
 }
 # The share of sampled answers that are right; dealing them out anew leaves it as it is.
