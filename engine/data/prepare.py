@@ -243,7 +243,8 @@ def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
     if not counts.kept:
         reasons = "; ".join(counts.sentences()) or "no rows were read"
         raise DataError(f"data.{plan.split}: nothing is left to train on: {reasons}", path="")
-    if plan.split == "train" and (lack := shape_of(plan.method).lacking(counts.classes)):
+    shape = shape_of(plan.method)
+    if (plan.split == "train" or shape.one_sort) and (lack := shape.lacking(counts.classes)):
         raise DataError(f"data.{plan.split}: {lack[0]}", lack[1], path="")
 
 

@@ -31,6 +31,8 @@ class Shape:
     columns: tuple[str, ...]
     types: Mapping[str, str] = {}
     """Columns that hold something else, by the name of their Arrow type."""
+    one_sort = False
+    """Whether what `lacking` finds spoils held-out rows too."""
 
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
         """The row of one example; `source` is the row that it was read from."""
@@ -188,6 +190,7 @@ class Texts(Shape):
     texts = ("anchor_ids", "positive_ids", "negative_ids")
     columns = (*texts, "score")
     types = {"score": "float32"}
+    one_sort = True
 
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
         return texts_row(tokens, example)

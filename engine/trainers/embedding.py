@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.errors import DataError
 from engine.trainers import plain
 from engine.trainers.job import Job
 from engine.trainers.plain import Plain, arguments
@@ -83,8 +84,11 @@ class Embedding(Plain):
 
     def told(self) -> str:
         """What the receipt tells of the loss."""
-        scored = self.train_dataset is not None and not math.isnan(self.train_dataset[0]["score"])
-        how = "pairs must rank by their scores" if scored else "each anchor must find its own text in the batch"
+        how = (
+            "pairs must rank by their scores"
+            if _scored(self.train_dataset)
+            else "each anchor must find its own text in the batch"
+        )
         return f"{how}; no vocabulary head, so no logits of words"
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -122,6 +126,11 @@ def recall(anchors_NH: torch.Tensor, texts_NH: torch.Tensor) -> dict[int, float]
         ranks.append((similarity > own).sum(1))
     rank_N = torch.cat(ranks)
     return {depth: (rank_N < depth).float().mean().item() for depth in DEPTHS if depth < len(rank_N)}
+
+
+def _scored(rows: Any) -> bool:
+    """Whether prepared rows have scores; all of a split have one or none has."""
+    return not math.isnan(rows[0]["score"])
 
 
 def cosent(similarity_B: torch.Tensor, score_B: torch.Tensor) -> torch.Tensor:
@@ -162,7 +171,13 @@ def layout(width: int, pooling: str, max_length: int) -> dict[str, dict[str, Any
 
 
 def build(job: Job) -> Embedding:
-    """The trainer of this job."""
+    """The trainer of this job. Raises DataError for held-out rows that would be measured in another way."""
+    if job.eval is not None and _scored(job.eval) != _scored(job.train):
+        having, lacking = ("data.train", "data.eval") if _scored(job.train) else ("data.eval", "data.train")
+        message = (
+            f"data.eval: the rows of {having} have a score and those of {lacking} have none, so losses do not compare"
+        )
+        raise DataError(message, "Hold out rows of the same sort.", path="")
     trainer = plain.build(Embedding, job)
     trainer.max_length = job.config.data.max_length
     return trainer

@@ -204,6 +204,18 @@ def test_scored_pairs_of_captions_rank_better_and_the_folder_is_one_of_sentence_
     assert found > 0.1
 
 
+def test_held_out_texts_are_of_the_same_sort_as_those_to_learn(train, source):
+    scored = [{"sentence1": "a dog", "sentence2": f"dog {place}", "score": place} for place in range(8)]
+    pairs = [{"anchor": "a dog", "positive": f"dog {place}"} for place in range(8)]
+    settings = {"method.kind": "embedding", "data.train": [{"path": source(scored)}]}
+    run = train({**settings, "data.eval": [{"path": source(pairs)}]}, code=1)
+    assert "the rows of data.train have a score and those of data.eval have none" in lines(run, "failed")[0]["message"]
+    mixed = train(
+        {**settings, "data.eval": [{"path": source([*({**pair, "score": 1} for pair in pairs), *pairs])}]}, code=1
+    )
+    assert "8 rows with a score and 8 rows without a score" in lines(mixed, "failed")[0]["message"]
+
+
 def test_rank_correlation_shares_the_ranks_of_equal_numbers():
     import torch
     from scipy.stats import spearmanr
