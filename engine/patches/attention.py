@@ -21,6 +21,7 @@ from engine.config.kernels import NORM_ROPE_MODELS
 from engine.errors import ModelError
 from engine.kernels.device import lacking
 from engine.kernels.norm_rope import norm_rope
+from engine.patches.instances import all_of, put
 from engine.patches.plan import Applied
 
 FEATURE = "fused norm and rotary"
@@ -94,14 +95,8 @@ def fuse(layers: list[torch.nn.Module]) -> Callable[[], None]:
     forwards = {kind: _forward_of(kind) for kind in {type(layer) for layer in layers}}
     for kind, forward in forwards.items():
         _try(next(layer for layer in layers if type(layer) is kind), forward)
-    for layer in layers:
-        layer.forward = types.MethodType(forwards[type(layer)], layer)
-
-    def undo() -> None:
-        for layer in layers:
-            vars(layer).pop("forward", None)
-
-    return undo
+    undos = [put(layer, "forward", types.MethodType(forwards[type(layer)], layer)) for layer in layers]
+    return all_of(undos)
 
 
 def _forward_of(kind: type) -> Callable[..., Any]:

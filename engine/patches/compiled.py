@@ -23,6 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
 from engine.patches.grouped import group
+from engine.patches.instances import put
 from engine.patches.plan import Applied
 
 FEATURE = "torch.compile"
@@ -217,7 +218,7 @@ def _graphs() -> tuple[int, int]:
 
 def _tell_after_first_step(trainer: Any, layers: int, words: str) -> Callable[[], None]:
     """Wraps the instance's `training_step` for its first call; returns the undo."""
-    before, step = vars(trainer).get("training_step"), trainer.training_step
+    step = trainer.training_step
     graphs, breaks = _graphs()
     told = False
 
@@ -235,12 +236,4 @@ def _tell_after_first_step(trainer: Any, layers: int, words: str) -> Callable[[]
             trainer.writer.write("receipt", entries=[Applied(FEATURE, True, "inductor", layers, detail).entry()])
         return loss
 
-    trainer.training_step = training_step
-
-    def undo() -> None:
-        if before is None:
-            vars(trainer).pop("training_step", None)
-        else:
-            trainer.training_step = before
-
-    return undo
+    return put(trainer, "training_step", training_step)

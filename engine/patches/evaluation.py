@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from engine.patches.instances import put
 from engine.patches.plan import Applied
 
 FEATURE = "bf16 full eval"
@@ -21,7 +22,7 @@ def bf16_full_eval(config: Any, trainer: Any) -> Applied | None:
     if not config.optim.bf16_full_eval:
         return None
     weights = float32_weights(trainer)
-    before, evaluate = vars(trainer).get("evaluate"), trainer.evaluate
+    evaluate = trainer.evaluate
 
     def in_bfloat16(*args: Any, **kwargs: Any) -> Any:
         # A schedule-free optimizer averages here, in float32: what it averages into must be what comes back.
@@ -35,14 +36,7 @@ def bf16_full_eval(config: Any, trainer: Any) -> Applied | None:
             for weight, data in zip(weights, kept, strict=True):
                 weight.data = data
 
-    trainer.evaluate = in_bfloat16
-
-    def undo() -> None:
-        if before is None:
-            vars(trainer).pop("evaluate", None)
-        else:
-            trainer.evaluate = before
-
+    undo = put(trainer, "evaluate", in_bfloat16)
     copied = sum(weight.numel() for weight in weights) * 2
     detail = f"weights; a copy of {copied / 2**20:,.1f} MiB while held-out rows are computed"
     return Applied(FEATURE, True, "bfloat16", len(weights), detail, undo)

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from peft.tuners.lora import Linear as LoraLinear
 
+from engine.patches.instances import all_of, put
+
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Projections that read one input, by the names under which models hold them."""
 ALONE = ("o_proj", "down_proj")
@@ -33,19 +35,12 @@ def group(layers: list[torch.nn.Module]) -> tuple[int, Callable[[], None]]:
         if all(name in module._modules for name in names) and any(plain(module._modules[name]) for name in names)
         if isinstance(module.forward, types.MethodType)
     ]
-    before = [vars(module).get("forward") for module, _ in found]
+    undos = []
     for module, names in found:
         alone = [name for name in ALONE if name in module._modules]
         theirs: Any = module.forward
-        module.forward = types.MethodType(_over_view(theirs.__func__, names, alone), module)
-
-    def undo() -> None:
-        for (module, _), forward in zip(found, before, strict=True):
-            vars(module).pop("forward")
-            if forward is not None:
-                module.forward = forward
-
-    return len(found), undo
+        undos.append(put(module, "forward", types.MethodType(_over_view(theirs.__func__, names, alone), module)))
+    return len(found), all_of(undos)
 
 
 def plain(layer: Any) -> bool:

@@ -15,6 +15,7 @@ from trl.models.activation_offloading import get_act_offloading_ctx_manager
 
 from engine.errors import ModelError
 from engine.memory.scratch import SavedOnDisk, Scratch, clear
+from engine.patches.instances import put
 from engine.patches.plan import Applied
 
 FEATURE = "activation offloading"
@@ -43,10 +44,10 @@ def activation_offloading(config: Any, trainer: Any, folder: Path) -> Applied | 
             _tell(trainer, where, context)
         return loss
 
-    trainer.training_step = training_step
+    unwrap = put(trainer, "training_step", training_step)
 
     def undo() -> None:
-        vars(trainer).pop("training_step", None)
+        unwrap()
         close()
 
     return Applied(FEATURE, where, where, None, f"{_WORDS[where]}; bytes are told after the first step", undo)

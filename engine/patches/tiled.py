@@ -19,6 +19,7 @@ from engine.config.facts import Facts
 from engine.errors import ModelError
 from engine.memory.tiling import tiled
 from engine.patches.compiled import decoder_layers
+from engine.patches.instances import all_of, put
 from engine.patches.plan import Applied
 
 FEATURE = "tiled MLP"
@@ -47,17 +48,10 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
         )
     tokens, in_float32 = config.memory.tiled_mlp_tokens, config.memory.tiled_mlp_fp32_sums
     spared = {build: _try(block, _width(block, text.hidden_size)) for build, block in _by_build(blocks).items()}
-    before = [(block, vars(block).get("forward")) for block in blocks]
+    undos = []
     for block in blocks:
         last = _last_linear(block) if spared[_build(block)] else None
-        block.forward = _in_tiles(block, tokens, in_float32, last)
-
-    def undo() -> None:
-        for block, forward in before:
-            if forward is None:
-                vars(block).pop("forward", None)
-            else:
-                block.forward = forward
+        undos.append(put(block, "forward", _in_tiles(block, tokens, in_float32, last)))
 
     longest = footprint.batch_tokens(config, Facts())
     count = -(-longest // tokens)
@@ -66,7 +60,7 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
         f"{'; the last product is not computed again' if all(spared.values()) else ''}"
         f"{'; gradients of tiles are added in float32' if in_float32 else ''}"
     )
-    return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(blocks), detail, undo)
+    return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(blocks), detail, all_of(undos))
 
 
 def feed_forward_blocks(model: Any) -> Iterator[Any]:

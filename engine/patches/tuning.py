@@ -14,6 +14,7 @@ from engine.errors import redact
 from engine.kernels.device import kernel_serves
 from engine.kernels.tuned import folder
 from engine.kernels.tuner import TUNER, Picked
+from engine.patches.instances import put
 from engine.patches.plan import Applied
 
 FEATURE = "tiles by timing"
@@ -49,7 +50,7 @@ def told(picked: list[Picked]) -> Applied:
 
 def _tell_after_steps(trainer: Any) -> Callable[[], None]:
     """Wraps the instance's `training_step`: a step that brought new tiles adds an entry. Returns the undo."""
-    before, step = vars(trainer).get("training_step"), trainer.training_step
+    step = trainer.training_step
     known = 0
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
@@ -60,12 +61,4 @@ def _tell_after_steps(trainer: Any) -> Callable[[], None]:
             trainer.writer.write("receipt", entries=[told(TUNER.picked).entry()])
         return loss
 
-    trainer.training_step = training_step
-
-    def undo() -> None:
-        if before is None:
-            vars(trainer).pop("training_step", None)
-        else:
-            trainer.training_step = before
-
-    return undo
+    return put(trainer, "training_step", training_step)
