@@ -369,18 +369,20 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
     tokens = options.rows * options.tokens
     for arm in arms:
         middle = statistics.median(arm.times)
-        words = "".join(
-            f"  {peer}/it {1 / found[0]:.3f} [{1 / found[2]:.3f}, {1 / found[1]:.3f}] it/{peer} <= {found[2]:.4f}"
+        found = {
+            peer: ratio(list(zip(arm.times, other.times, strict=True)))
             for peer, other in peers.items()
             if other is not arm
-            for found in [ratio(list(zip(arm.times, other.times, strict=True)))]
-        )
+        }
+        words = "".join(f"  /{peer} {mid:.4f} [{low:.4f}, {high:.4f}]" for peer, (mid, low, high) in found.items())
         say(
             f"{method:7} {arm.name:26} {middle:8.1f} ms {tokens / middle * 1e3:8.0f} tokens/s "
             f"{arm.alone() / 1024:6.2f} GiB n={len(arm.times)}{words}"
         )
+        against = "".join(f"; / {peer} {mid:.3f} [{low:.3f}, {high:.3f}]" for peer, (mid, low, high) in found.items())
         results.add(
-            f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}", f"{options.rows}x{options.tokens}",
+            f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}",
+            f"{options.rows}x{options.tokens}; {len(arm.times)} rounds{against}",
             f"{library(method)} {arm.name}" if arm.name in libraries else arm.name, ms=arm.times, peak_mib=arm.alone(),
         )  # fmt: skip
 

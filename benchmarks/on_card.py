@@ -1,11 +1,13 @@
 """All that only a card can prove, in order of importance: the GPU tests, then every figure of this folder that needs one.
 
-    python benchmarks/on_card.py [NAME ...] [--seconds 560] [--logs FOLDER] [--results FILE --commit HASH]
+    python benchmarks/on_card.py [NAME ...] [--seconds 560] [--cards 1] [--logs FOLDER] [--results FILE --commit HASH]
     python benchmarks/on_card.py --list
 
 For a card that is lent for minutes: a part starts only where its whole time is left, is ended when that is over, and is
 told in a line as soon as it ended; what each part printed lies in `FOLDER/NAME.log`. A part whose log says that it ended
-well is not run again, so that the next call with the same folder goes on with the rest. Exits 1 where a part failed.
+well is not run again, so that the next call with the same folder goes on with the rest. On a machine of several cards
+each card takes the next part as soon as it is free: a part sees one card, and no two share one. Exits 1 where a part
+failed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +64,11 @@ KINDS = (
 PARTS = (
     Part("tests", 300, TESTS, keeps=False),
     bench("step", 120, "step_overhead", "--shape", "0.6b", "--seconds", "100"),
+    bench("kernels", 180, "dense_kernels"),
     method("sft", "8b", 150, "ours", "offloaded"),
+    bench("packed", 90, "packed_attention"),
     *(method(kind, "0.6b", 75) for kind in KINDS),
     *(method(kind, "8b", 150) for kind in KINDS),
-    bench("kernels", 180, "dense_kernels"),
     bench("tiled", 110, "tiled_mlp", "--seconds", "95"),
     bench("fp8-layers", 165, "gpu_fp8", "layers", "--seconds", "150"),
     bench("fp8-learn", 150, "gpu_fp8", "learn"),
@@ -76,12 +80,17 @@ PARTS = (
 )
 
 
-def run(part: Part, given: argparse.Namespace) -> bool:
-    """Whether it ended well; says so, and how long it took."""
+def run(part: Part, card: int, given: argparse.Namespace) -> bool:
+    """Whether it ended well on that card; says so, and how long it took."""
     log = given.logs / f"{part.name}.log"
     begun = time.monotonic()
     with log.open("w", encoding="utf-8") as out:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "CUDA_VISIBLE_DEVICES": str(card),
+        }
         process = subprocess.Popen(
             part.argv(given), cwd=HERE.parent, env=environment, stdout=out, stderr=out, start_new_session=True
         )
@@ -100,11 +109,34 @@ def has_ended_well(log: Path) -> bool:
     return log.is_file() and log.read_text("utf-8", "replace").rstrip().endswith(ENDED_WELL)
 
 
+class Queue:
+    """The parts that are left, taken in order by as many threads as there are cards."""
+
+    def __init__(self, parts: list[Part], given: argparse.Namespace) -> None:
+        self.given, self.end = given, time.monotonic() + given.seconds
+        self.parts = [part for part in parts if not has_ended_well(given.logs / f"{part.name}.log")]
+        self.lock, self.failed = threading.Lock(), False
+
+    def serve(self, card: int) -> None:
+        """Runs parts on this card until none is left that fits."""
+        while (part := self._next()) is not None:
+            if not run(part, card, self.given):
+                self.failed = True
+
+    def _next(self) -> Part | None:
+        with self.lock:
+            fits = next((part for part in self.parts if part.seconds <= self.end - time.monotonic()), None)
+            if fits is not None:
+                self.parts.remove(fits)
+            return fits
+
+
 def main() -> int:
     """Run what is left and fits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these parts")
     parser.add_argument("--seconds", type=float, default=560, help="seconds that the card is there")
+    parser.add_argument("--cards", type=int, default=1, help="parts side by side, each on a card of its own")
     parser.add_argument("--logs", type=Path, default=Path("on_card"), metavar="FOLDER")
     parser.add_argument("--list", action="store_true", help="say what there is and how long it may take")
     result_options(parser)
@@ -119,16 +151,15 @@ def main() -> int:
             print(f"{part.name:14} {part.seconds:4} s  {' '.join(Path(word).name for word in part.command)}")
         return 0
     given.logs.mkdir(parents=True, exist_ok=True)
-    end, failed, left = time.monotonic() + given.seconds, False, []
-    for part in wanted:
-        if has_ended_well(given.logs / f"{part.name}.log"):
-            continue
-        if part.seconds > end - time.monotonic():
-            left.append(part.name)
-        else:
-            failed |= not run(part, given)
-    print(f"no time for: {', '.join(left)}" if left else "nothing is left", flush=True)
-    return int(failed)
+    queue = Queue(wanted, given)
+    cards = [threading.Thread(target=queue.serve, args=(card,)) for card in range(given.cards)]
+    for card in cards:
+        card.start()
+    for card in cards:
+        card.join()
+    left = ", ".join(part.name for part in queue.parts)
+    print(f"no time for: {left}" if left else "nothing is left", flush=True)
+    return int(queue.failed)
 
 
 if __name__ == "__main__":
