@@ -104,7 +104,12 @@ GOALS: tuple[Goal, ...] = (
         "grpo",
         "Reinforcement learning (GRPO): its own answers are scored, and the better ones become likelier.",
     ),
-    Goal("vectors", "Make vectors for search", None, "Needs embedding training, which comes in a later version."),
+    Goal(
+        "vectors",
+        "Make vectors for search",
+        "embedding",
+        "An embedding model: texts that belong together come to lie close, learned from pairs or triplets.",
+    ),
     Goal(
         "judge",
         "Make a judge that scores answers",

@@ -589,6 +589,13 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "dora-breaks-compiled-layers": [
+        ({**LORA, "adapter.use_dora": True, **compiled}, Facts(), "kernels.torch_compile", "hint")
+        for compiled in (
+            {"kernels.torch_compile": True},
+            {"kernels.torch_compile_options": {"shape_padding": True}},
+        )
+    ],
     "cuda-graphs-need-one-shape": [
         (
             {
