@@ -87,6 +87,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "cut, compiled, selective": {**ON, "memory.gradient_checkpointing": "selective"},
     "cut, compiled, auto": {**ON, "memory.gradient_checkpointing": "auto"},
     "cut, compiled, none": {**ON, "memory.gradient_checkpointing": False},
+    "cut, all auto": {
+        "kernels.use_cut_ce": True,
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
     "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
     "none": {"memory.gradient_checkpointing": False},
     "offloaded": {"memory.activation_offloading": "cpu"},
@@ -216,7 +221,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
             "max_steps": 100_000, "learning_rate": 1e-4,
         },
         "memory": {"gradient_checkpointing": True},
-        "kernels": {},
+        "kernels": {"torch_compile": False},
         "run": {"save_steps": 1_000_000},
     }  # fmt: skip
     for path, value in arm.items():
@@ -293,7 +298,7 @@ class Builder:
         prepared = argparse.Namespace(counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="")
         prepared.dataset = self.rows
         writer.write("receipt", entries=receipt(config, trainer, prepared) + patches.entries())
-        told = f"checkpointing {config.memory.gradient_checkpointing},"
+        told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {config.kernels.torch_compile},"
         return Arm(name, trainer, stack.close, told, self.options.window)
 
     def theirs(self, config: Any, place: Path, default: bool) -> Any:
