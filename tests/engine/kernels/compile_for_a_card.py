@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from engine.kernels import device, tuner
+from engine.kernels.gated import ACTIVATIONS, gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
@@ -80,7 +81,7 @@ def main(capability: int, every_tile: bool) -> None:
         return [1.0] * len(runs)
 
     JITFunction.run = run
-    for module in ("linear_logp.tiles", "linear_cross_entropy", "logp_entropy", "norm_rope"):
+    for module in ("linear_logp.tiles", "linear_cross_entropy", "logp_entropy", "norm_rope", "gated"):
         __import__(f"engine.kernels.{module}")
         sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
     assert not device.interpreted()
@@ -114,6 +115,10 @@ def launch_everything() -> None:
     weights = [torch.zeros(size, dtype=half, requires_grad=True) for _ in range(2)]
     angles = torch.zeros(1, 2, size, dtype=half)
     sum(x.sum() for x in norm_rope(q, k, *weights, angles, angles)).backward()
+    gate, up = (torch.zeros(2, words, dtype=half, requires_grad=True) for _ in range(2))
+    for activation in ACTIVATIONS:
+        gated(gate, up, activation).sum().backward()
+        gated_gradients(*(torch.zeros(2, words, dtype=half) for _ in range(3)), activation, with_product=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import OUTPUTS, linear_logp
 from engine.kernels.logp_entropy import logp_entropy, logp_entropy_reference
 from engine.kernels.norm_rope import norm_rope, norm_rope_reference
+from tests.engine.kernels.gated_cases import gated_again, gated_cases, gated_registered, gated_tiles
 from tests.engine.kernels.head_cases import (
     linear_cross_entropy_cases,
     linear_cross_entropy_scaled,
@@ -319,7 +320,8 @@ def registered() -> None:
 
 
 WIDE = {
-    each.__name__: each for each in (logp_entropy_cases, norm_rope_cases, linear_cross_entropy_cases, linear_logp_cases)
+    each.__name__: each
+    for each in (logp_entropy_cases, norm_rope_cases, linear_cross_entropy_cases, linear_logp_cases, gated_cases)
 }
 """Cases that run in each number format."""
 CHECKS = WIDE | {
@@ -331,6 +333,9 @@ CHECKS = WIDE | {
         norm_rope_blocks,
         norm_rope_deterministic,
         norm_rope_registered,
+        gated_again,
+        gated_tiles,
+        gated_registered,
         registered,
         linear_cross_entropy_scaled,
         unknown_targets,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.gated import gated
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
@@ -75,4 +76,7 @@ def test_the_ops_on_logits_and_heads_are_in_the_graph():
         lambda q, k, a, b: norm_rope(q, k, a, b, angles.cos(), angles.sin(), unit_offset=True),
         *(torch.randn(2, 3, heads, 8, requires_grad=True) for heads in (4, 2)),
         *(torch.rand(8, requires_grad=True) for _ in range(2)),
+    )
+    compare(
+        lambda x: [gated(*x.chunk(2, -1), "gelu_tanh"), gated(x, x, "gelu")], torch.randn(2, 3, 8, requires_grad=True)
     )

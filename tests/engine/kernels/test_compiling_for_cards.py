@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.kernels.gated import BACKWARD as GATED_BACKWARD
+from engine.kernels.gated import FORWARD as GATED_FORWARD
 from engine.kernels.linear_logp.tiles import CROWDED_ROW_TILES, GRADIENT_TILES, ROW_TILES
 from engine.kernels.logp_entropy.launch import BACKWARD, FORWARD
 from engine.kernels.norm_rope import BACKWARD as ROPE_BACKWARD
@@ -28,6 +30,8 @@ KERNELS = {
     "logp_entropy_bwd_kernel": (BACKWARD, ("BLOCK_V", "num_warps")),
     "norm_rope_fwd_kernel": (ROPE_FORWARD, ("BLOCK_HQ", "num_warps")),
     "norm_rope_bwd_kernel": (ROPE_BACKWARD, ("BLOCK_HQ", "num_warps")),
+    "gated_fwd_kernel": (GATED_FORWARD, ("BLOCK", "num_warps")),
+    "gated_bwd_kernel": (GATED_BACKWARD, ("BLOCK", "num_warps")),
 }
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.activations import ACT2FN
 
 from engine.kernels.device import _card_serves, lacking
+from engine.kernels.gated import gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
@@ -74,6 +76,22 @@ def test_loss_from_hidden_states_is_torch_cross_entropy_on_cpu():
     )
 
 
+@pytest.mark.parametrize(
+    ("activation", "theirs"), [("silu", "silu"), ("gelu_tanh", "gelu_pytorch_tanh"), ("gelu", "gelu")]
+)
+def test_gated_activations_are_those_of_transformers_models(activation, theirs):
+    gate, up = (torch.randn(2, 9, 16, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    slope, wanted = torch.randn(2, 9, 16, dtype=torch.float64), ACT2FN[theirs](gate) * up
+    truth = torch.autograd.grad(wanted, (gate, up), slope)
+    assert torch.autograd.gradcheck(lambda a, b: gated(a, b, activation), (gate, up))
+    torch.testing.assert_close(gated(gate, up, activation), wanted)
+    spent = [x.detach().clone() for x in (slope, gate, up)]
+    found = gated_gradients(*spent, activation, with_product=True, in_place=True)
+    assert [x.data_ptr() for x in found] == [x.data_ptr() for x in (spent[1], spent[2], spent[0])]
+    for ours, right in zip(found, (*truth, wanted.detach()), strict=True):
+        torch.testing.assert_close(ours, right)
+
+
 def test_rotation_keeps_the_norm_that_rms_norm_gives():
     q, k = torch.randn(1, 4, 2, 16, dtype=torch.float64), torch.randn(1, 4, 1, 16, dtype=torch.float64)
     angles = torch.randn(1, 4, 8, dtype=torch.float64).repeat(1, 1, 2)
@@ -109,6 +127,9 @@ def test_shapes_that_do_not_belong_together_are_refused_by_name(call, place):
         (lambda h, w, y: linear_logp(h, w, y, bias=torch.zeros(3)), "a bias .V. or none; got .* .3,."),
         (lambda h, w, y: linear_logp(h, w, y, outputs=("logits",)), "outputs: must be among entropy.*; got logits"),
         (lambda h, w, y: logp_entropy((h @ w.t()).int(), y), "logits: must be float64.*got int32"),
+        (lambda h, w, y: gated(h, w), "gate and up must have one shape .*got .2, 8. torch.float32 and .5, 8."),
+        (lambda h, w, y: gated(h, h, "relu"), "activation must be one of silu, gelu_tanh, gelu; got 'relu'"),
+        (lambda h, w, y: gated_gradients(w, h, h), "grad must be .2, 8. as gate is; got .5, 8."),
         (
             lambda h, w, y: norm_rope(*[torch.zeros(2, 2, 1, 8)] * 2, None, None, *[torch.zeros(3, 2, 8)] * 2),
             "batch of 1 or 2; got 3",
