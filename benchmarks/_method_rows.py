@@ -30,13 +30,14 @@ def rows_a_step(method: str, sequences: int) -> int:
     return sequences // 2 if METHODS[method].rows in ("pairs", "texts") else sequences
 
 
-def method_rows(method: str, tokens: int, vocabulary: int, tokenizer: Any) -> Dataset:
-    """Prepared rows of the shape that the method learns from."""
+def method_rows(method: str, tokens: int, vocabulary: int, tokenizer: Any, *, ragged: bool = False) -> Dataset:
+    """Prepared rows of the shape that the method learns from; `ragged` ones have a quarter of the tokens up to all."""
     if method in GENERATES:
         asked = [each["messages"][:1] for each in dates.rows(count=COUNT)]
         return Dataset.from_list([_prompt(row, each, tokenizer) for row, each in enumerate(asked)])
     draw = _Draw(vocabulary)
-    return Dataset.from_list([{**_row(method, row, tokens, draw), "row": row} for row in range(COUNT)])
+    lengths = draw.lengths(tokens) if ragged else [tokens] * COUNT
+    return Dataset.from_list([{**_row(method, row, length, draw), "row": row} for row, length in enumerate(lengths)])
 
 
 class _Draw:
@@ -48,6 +49,11 @@ class _Draw:
     def ids(self, length: int) -> list[int]:
         uniform = torch.rand(length, generator=self.generator)
         return [int(each) for each in (self.vocabulary**uniform).long().clamp(max=self.vocabulary - 1)]
+
+    def lengths(self, tokens: int) -> list[int]:
+        """As many tokens for each row, even numbers."""
+        share = 0.25 + 0.75 * torch.rand(COUNT, generator=self.generator)
+        return [int(each) // 2 * 2 for each in share * tokens]
 
     def logps(self, tokens: int) -> list[float]:
         """Log-probabilities of the `TOP_K` likeliest tokens at each place, flat."""

@@ -214,7 +214,8 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
         "model": {"name": str(folder), "dtype": precision(options)},
         "method": kind,
         "adapter": {"kind": "none"} if options.full else {"kind": "lora", "r": 16, "lora_alpha": 32},
-        "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens, "packing": method == "sft",
+        "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens,
+                 "packing": method == "sft" and not options.ragged,
                  "shuffle": method != "kto"},  # TRL's KTO takes rows as they come
         "optim": {
             "per_device_train_batch_size": rows_a_step(method, options.rows), "gradient_accumulation_steps": 1,
@@ -256,7 +257,7 @@ class Builder:
         self.shape._name_or_path = str(folder)  # where a copied reference is loaded from, ours and the library's
         self.device = "cuda" if CARD else "cpu"
         self.weights: dict[str, torch.Tensor] | None = None
-        self.rows = method_rows(method, options.tokens, self.shape.vocab_size, tokenizer)
+        self.rows = method_rows(method, options.tokens, self.shape.vocab_size, tokenizer, ragged=options.ragged)
 
     def base(self) -> Any:
         kind = getattr(transformers, LOADERS[METHODS[self.method].head])
@@ -387,7 +388,7 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
         against = "".join(f"; / {peer} {mid:.3f} [{low:.3f}, {high:.3f}]" for peer, (mid, low, high) in found.items())
         results.add(
             f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}",
-            f"{options.rows}x{options.tokens}; {len(arm.times)} rounds{against}",
+            f"{options.rows}x{options.tokens}{' ragged' if options.ragged else ''}; {len(arm.times)} rounds{against}",
             f"{library(method)} {arm.name}" if arm.name in libraries else arm.name, ms=arm.times, peak_mib=arm.alone(),
         )  # fmt: skip
 
@@ -417,6 +418,9 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="all weights are trained, and no adapter")
     parser.add_argument("--rows", type=int, default=4, help="sequences a step")
     parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument(
+        "--ragged", action="store_true", help="rows of many lengths, padded; tokens/s then count padding"
+    )
     parser.add_argument("--rounds", type=int, default=25, help="steps of each arm at most")
     parser.add_argument("--window", type=int, default=1, help="steps of an arm before the next has its turn")
     parser.add_argument("--seconds", type=float, default=200, help="no round is begun later than this")

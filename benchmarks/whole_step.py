@@ -99,7 +99,11 @@ def run(name: str, given: argparse.Namespace, device: str) -> bool:
     options: dict[str, Any] = {**vars(given), "rows": case.rows, "full": case.full, "shape": given.shape or case.shape}
     figures = Figures(given, device, name, case)
     return compare(
-        argparse.Namespace(**options, window=1), "sft", given.arms, time.perf_counter() + given.seconds, figures
+        argparse.Namespace(**options, window=1, ragged=False),
+        "sft",
+        given.arms,
+        time.perf_counter() + given.seconds,
+        figures,
     )
 
 
