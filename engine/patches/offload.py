@@ -65,6 +65,8 @@ def _on_host(trainer: Any) -> tuple[Any, Any]:
             "The activations are in the host's memory already.",
         )
     context: Any = get_act_offloading_ctx_manager(trainer.model, warn_if_no_head=False)
+    if getattr(trainer.model, "quantization_method", None) is None:
+        context.device_module = _KeepingItsCache(context.device_module)
     context.written = 0
     pack = context.pack_hook
 
@@ -76,6 +78,23 @@ def _on_host(trainer: Any) -> tuple[Any, Any]:
 
     context.pack_hook = counted
     return context, lambda: None
+
+
+class _KeepingItsCache:
+    """`torch.cuda` as TRL's context sees it, whose `empty_cache` does nothing.
+
+    TRL gives the allocator's whole cache back before each step once bitsandbytes is imported, which PEFT does where it is
+    installed, for the sake of models that bitsandbytes holds. Others would take all their memory from the driver anew.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def empty_cache(self) -> None:
+        return
 
 
 def _tell(trainer: Any, where: str, context: Any) -> None:

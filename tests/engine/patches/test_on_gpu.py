@@ -74,6 +74,18 @@ def test_activations_leave_the_device_and_come_back_the_same(tmp_path):
     assert measured(trainer)[2] > 0.9 * peak
 
 
+def test_memory_is_not_given_back_between_steps_for_the_sake_of_a_package_that_is_only_imported(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    trainer = Stepping(wide_model())
+    offload.activation_offloading(
+        SimpleNamespace(memory=SimpleNamespace(activation_offloading="cpu")), trainer, tmp_path
+    )
+    measured(trainer)
+    freed = torch.cuda.memory_stats()["segment.all.freed"]
+    measured(trainer)
+    assert torch.cuda.memory_stats()["segment.all.freed"] == freed
+
+
 def test_disk_holds_activations_of_a_gpu_too(tmp_path):
     losses, gradients, peak = measured(Stepping(wide_model()), steps=2)
     trainer = Stepping(wide_model())
