@@ -39,6 +39,7 @@ from tests.engine.kernels.judging import (
     combined,
     compare,
     not_deterministic,
+    rms,
     said,
 )
 
@@ -61,6 +62,7 @@ def logp_entropy_cases() -> None:
             lambda x, view=VIEWS[label], t=temperature, y=targets: logp_entropy_reference(view(x), y, temperature=t),
             [logits],
             2,
+            between=rms((logits.double() / temperature).logsumexp(-1)),
         )
 
 
