@@ -1,5 +1,7 @@
-"""Compiled layers in every way in which a method calls its model: the plain numbers, each layer in whole graphs.
+"""Compiled layers in every method: the plain numbers, each layer in whole graphs.
 
+Methods take turns with adapters and tiers, so that few kinds of layer are compiled: what one test has compiled serves the
+next from the compiler's own cache of graphs.
 DoRA is not among the adapters: its numbers are the same, but PEFT takes the lengths of its weights in ways that break a
 layer's graph into many, as the receipt says.
 """
@@ -14,6 +16,12 @@ import torch
 from tests.engine.trainers.test_matrix import losses, receipt, settings
 
 
+@pytest.fixture(scope="module")
+def compiled_before(tmp_path_factory):
+    """The folder of the compiler's cache, one for all tests here and gone with them."""
+    return str(tmp_path_factory.mktemp("inductor"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
@@ -23,13 +31,21 @@ from tests.engine.trainers.test_matrix import losses, receipt, settings
         pytest.param("sft", "none", False, id="sft, the head in one"),
         pytest.param("pretrain", "lora", "full", id="pretraining, adapters under checkpoints"),
         pytest.param("dpo", "unfrozen", False, id="dpo, a copied reference beside it"),
+        pytest.param("ipo", "lora", "medium", id="ipo, its reference the model without adapter"),
+        pytest.param("simpo", "none", False, id="simpo, no reference"),
+        pytest.param("orpo", "none", False, id="orpo, no reference"),
+        pytest.param("kto", "lora", "medium", id="kto, answers of other prompts beside its own"),
+        pytest.param("distill", "none", False, id="distillation, a stored teacher"),
         pytest.param("reward", "lora", "full", id="a score for a head"),
+        pytest.param("prm", "lora", "full", id="a score for a head at each step"),
         pytest.param("embedding", "none", "full", id="no head"),
         pytest.param("grpo", "unfrozen", "full", id="grpo, answers sampled by the plain layers"),
+        pytest.param("gdpo", "unfrozen", "full", id="gdpo, answers sampled by the plain layers"),
+        pytest.param("ppo", "lora", "full", id="ppo, values from the hidden states"),
     ],
 )
-def test_compiled_layers_learn_the_same(train, source, tmp_path, monkeypatch, method, adapter, tier):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+def test_compiled_layers_learn_the_same(train, source, compiled_before, monkeypatch, method, adapter, tier):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", compiled_before)
     base = {**settings(source, method, adapter), "memory.gradient_checkpointing": tier}
     torch._dynamo.reset()
     plain, run = losses(train(base)), train({**base, "kernels.torch_compile": True})
