@@ -33,6 +33,7 @@ NAMES: dict[str, str] = {
     "pref_beta": "method.beta",
     "pref_loss": "method.loss_type",
     "dpo_label_smoothing": "method.label_smoothing",
+    "pref_ftx": "method.rpo_alpha",
     "finetuning_type": "adapter.kind",
     "lora_r": "adapter.r",
     "lora_rank": "adapter.r",

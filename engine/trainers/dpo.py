@@ -22,13 +22,17 @@ class Dpo(RunTrainer, DPOTrainer):
 
     def told(self) -> str:
         """What the receipt adds about the loss."""
-        return where(self)
+        likelihood = [f"likelihood of the chosen weighted {weight:g}" for weight in self.loss_weights[1:]]
+        return "; ".join([*likelihood, where(self)])
 
 
 def arguments(config: Any, run_folder: str | Path) -> DPOConfig:
     """Our sections as TRL's config."""
     method = config.method
-    return with_loss(config, run_folder, loss_type=[method.loss_type], label_smoothing=method.label_smoothing)
+    loss: dict[str, Any] = {"loss_type": [method.loss_type], "label_smoothing": method.label_smoothing}
+    if method.rpo_alpha:
+        loss |= {"loss_type": [method.loss_type, "sft"], "loss_weights": [1.0, method.rpo_alpha]}
+    return with_loss(config, run_folder, **loss)
 
 
 def with_loss(config: Any, run_folder: str | Path, **loss: Any) -> DPOConfig:

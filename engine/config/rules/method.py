@@ -44,6 +44,15 @@ def label_smoothing_needs_a_loss_that_uses_it(config: RunConfig, facts: Facts) -
         )
 
 
+@rule(reads=(fields.method.kind, fields.method.rpo_alpha, fields.method.loss_type))
+def likelihood_is_weighed_beside_a_preference(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method, path = config.method, fields.method.rpo_alpha.path
+    if method.kind == "dpo" and method.loss_type == "sft" and method.rpo_alpha:
+        rule_text = "0 with the loss sft, which is that likelihood"
+        todo = "Remove it, or take another loss."
+        yield must(path, rule_text, method.rpo_alpha, todo, fix=Fix("remove it", unset=(path,)))
+
+
 @rule(reads=(fields.method.kind, fields.method.beta, fields.method.loss_type))
 def beta_needs_a_loss_that_uses_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     method, path = config.method, fields.method.beta.path

@@ -34,14 +34,15 @@ def language(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
 
 
 def dpo(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
-    """arXiv:2305.18290, equation 7; `robust` as in arXiv:2403.00409, equation 11."""
-    method, losses = built.config.method, []
+    """arXiv:2305.18290, equation 7; `robust` as in arXiv:2403.00409, equation 11; the likelihood as in arXiv:2404.19733."""
+    method, losses, chosen = built.config.method, [], []
     for row in rows:
         ours, theirs = both(built, row), both(built, row, reference=True)
         margin = method.beta * ((ours[0] - theirs[0]).sum() - (ours[1] - theirs[1]).sum())
         right, wrong, swapped = torch.sigmoid(margin).log(), torch.sigmoid(-margin).log(), method.label_smoothing
         losses.append(((1 - swapped) * -right - swapped * -wrong) / (1 - 2 * swapped))
-    return torch.stack(losses).mean()
+        chosen.append(ours[0])
+    return torch.stack(losses).mean() - method.rpo_alpha * torch.cat(chosen).mean()
 
 
 def kto(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
@@ -183,6 +184,7 @@ CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] 
     ("pretrain, packs kept apart", {"method.kind": "pretrain", **APART}, LINES, language),
     ("dpo", {"method.kind": "dpo"}, PAIRS, dpo),
     ("dpo, robust", {"method.kind": "dpo", "method.loss_type": "robust", "method.label_smoothing": 0.1}, PAIRS, dpo),
+    ("dpo, with likelihood", {"method.kind": "dpo", "method.rpo_alpha": 0.5}, PAIRS, dpo),
     ("kto", {"method.kind": "kto"}, RATED, kto),
     ("ipo", {"method.kind": "ipo"}, PAIRS, ipo),
     ("simpo", {"method.kind": "simpo", "method.cpo_alpha": 0.3}, PAIRS, simpo),
