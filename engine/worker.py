@@ -52,7 +52,9 @@ def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | Non
         print(visible(lines, lines=True), file=sys.stderr, flush=True)
         if writer is not None:
             cause, message = _cause(problem)
-            writer.write("failed", cause=cause, message=message, lines=lines.strip().splitlines()[-12:])
+            # An error that is worded for people needs no lines of our code beside it; the log keeps them.
+            told = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
+            writer.write("failed", cause=cause, message=message, lines=told)
         return 1
 
 

@@ -18,10 +18,11 @@ from engine.run.sizes import size_text
 MAX_LINES = 30
 _TAIL_BYTES = 64 << 10
 _FULL = 64 << 10
-# Lines of torchrun and of progress bars that tell nothing about a fault.
+# Lines of torchrun, of progress bars and of imports that tell nothing about a fault.
 _NOISE = re.compile(
     r"^\s*$|it/s\]|s/it\]|^\s*\d+%\||torch/distributed/(run|elastic|launcher)|^[=-]{10,}$|closing signal"
     r"|frozen runpy|<frozen |site-packages/torch/distributed"
+    r"|^Failed to load \S+torchao/|^Failed to load CPU |^W\d{4} .*torch/utils/_pytree"
 )
 _RANK = re.compile(r"exitcode\s*:\s*(-?\d+).{0,40}?(?:local_rank: (\d+))?\s*\(pid: (\d+)\)", re.DOTALL)
 
@@ -35,9 +36,14 @@ class Cause:
     lines: tuple[str, ...] = ()
 
 
-def explain(exit_code: int | None, log: Path, *, out_of_memory: bool = False, who: str = "The worker") -> Cause:
-    """The cause of an end without a final event. `exit_code` is None where nobody was there to read it."""
-    lines = meaningful_lines(log)
+def explain(
+    exit_code: int | None, log: Path, *, log_from: int = 0, out_of_memory: bool = False, who: str = "The worker"
+) -> Cause:
+    """The cause of an end without a final event. `exit_code` is None where nobody was there to read it.
+
+    The log is read from the byte `log_from` on: what stands before it was written before the run was taken up again.
+    """
+    lines = meaningful_lines(log, log_from)
     text = "\n".join(lines)
     if out_of_memory:
         return Cause(
@@ -76,9 +82,9 @@ def _is_error(line: str) -> bool:
     return re.match(r"[\w.]*(Error|Exception|Interrupt|Exit)\b", line) is not None
 
 
-def meaningful_lines(log: Path) -> tuple[str, ...]:
+def meaningful_lines(log: Path, log_from: int = 0) -> tuple[str, ...]:
     """The last traceback if there is one, else the last lines; redacted and visible."""
-    text = log_tail(log)
+    text = log_tail(log, start=log_from)
     lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines()]
     lines = [line for line in lines if not _NOISE.search(line)]
     starts = [place for place, line in enumerate(lines) if "Traceback (most recent call last)" in line]
@@ -89,11 +95,11 @@ def meaningful_lines(log: Path) -> tuple[str, ...]:
     return tuple(visible(redact(line))[:500] for line in lines[-MAX_LINES:])
 
 
-def log_tail(log: Path, size: int = _TAIL_BYTES) -> str:
+def log_tail(log: Path, size: int = _TAIL_BYTES, start: int = 0) -> str:
     try:
         with open(log, "rb") as file:
             end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - size))
+            file.seek(max(start, end - size))
             return file.read(size).decode("utf-8", errors="replace")
     except OSError:
         return ""

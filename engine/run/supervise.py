@@ -41,6 +41,7 @@ class Supervisor:
         self.child: subprocess.Popen[bytes] | None = None
         self.worker: Identity | None = None
         self.segment = 0
+        self.log_from = 0
         self.family: Family | None = None
         self.tail = Tail(run.events)
         self.final: dict[str, Any] | None = None
@@ -66,6 +67,7 @@ class Supervisor:
         choice = Choice(tuple(map(str, values.get("devices") or [])), int(values.get("processes") or 1))
         token = secrets.token_hex(16)
         log = open_inside(self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.log_from = os.fstat(log).st_size
         try:
             self.child = subprocess.Popen(
                 spawn.worker_argv(self.run, choice),
@@ -83,6 +85,7 @@ class Supervisor:
         self._write(
             state="starting",
             segment=self.segment,
+            log_from=self.log_from,
             token=token,
             worker_pid=self.worker.pid,
             worker_start=self.worker.start,
@@ -93,6 +96,7 @@ class Supervisor:
         values = self.run.read_json()
         self.worker = self.run.worker()
         self.segment = values.get("segment") if isinstance(values.get("segment"), int) else 0  # type: ignore[assignment]
+        self.log_from = values.get("log_from") if isinstance(values.get("log_from"), int) else 0  # type: ignore[assignment]
         # Nothing is written before it is known that the worker lives: whose name stands in run.json has adopted it.
         if self.worker is None or not self.worker.alive:
             self._read_events()
@@ -178,13 +182,14 @@ class Supervisor:
             return cause.explain(
                 cause.exit_code_of_rank(self.run.log, process.pid),
                 self.run.log,
+                log_from=self.log_from,
                 out_of_memory=cause.kernel_ended(process),
                 who=f"Rank {rank} (process {process.pid})",
             )
         # An adopted worker leaves no exit code, but the kernel's log may still name it.
         memory = code in (None, -signal.SIGKILL) and cause.kernel_ended(self.worker)
         memory = memory or (code == -signal.SIGKILL and -1 < self.oom_before < cause.oom_kills())
-        return cause.explain(code, self.run.log, out_of_memory=memory)
+        return cause.explain(code, self.run.log, log_from=self.log_from, out_of_memory=memory)
 
     def _write_end_unseen(self) -> None:
         if self.final is not None:

@@ -1,0 +1,47 @@
+"""What is told of a worker's end: its own lines only, without the noise of libraries."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.run.cause import explain
+
+EARLIER = """Traceback (most recent call last):
+  File "events.py", line 177, in _append
+engine.errors.WorkbenchError: dates-0001: the disk is full: No space left on device
+"""
+IMPORTS = """Failed to load /env/site-packages/torchao/_C_mxfp8.so: Could not load this library
+W1121 19:25:59.030000 24815 /env/torch/utils/_pytree.py:630] <enum 'KernelPreference'> is an Enum subclass
+Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'.
+Loading weights:   0%|          | 0/46 [00:00<?, ?it/s]\rLoading weights: 100%|##########| 46/46 [00:00<00:00, 25581.81it/s]
+"""
+
+
+@pytest.fixture
+def taken_up_again(tmp_path):
+    """A log that holds the end of an earlier worker; and where the next one began to write."""
+    log = tmp_path / "worker.log"
+    log.write_text(EARLIER + IMPORTS, "utf-8")
+    return log, len(EARLIER)
+
+
+def test_a_worker_that_is_killed_is_not_told_with_the_lines_of_the_one_before_it(taken_up_again):
+    log, log_from = taken_up_again
+    found = explain(-9, log, log_from=log_from)
+    assert (found.message, found.lines) == ("The worker was ended by SIGKILL.", ())
+
+
+def test_the_full_disk_of_an_earlier_worker_is_not_the_cause_of_this_end(taken_up_again):
+    log, log_from = taken_up_again
+    assert explain(1, log, log_from=log_from).cause == "exit 1"
+    assert explain(1, log).cause == "disk full"  # read from the beginning, it would be
+
+
+def test_an_own_traceback_is_told_whole(taken_up_again):
+    log, log_from = taken_up_again
+    with log.open("a", encoding="utf-8") as file:
+        file.write('Traceback (most recent call last):\n  File "a.py", line 1\nValueError: too small\n')
+    found = explain(1, log, log_from=log_from)
+    assert found.lines[0].startswith("Traceback")
+    assert len(found.lines) == 3
+    assert found.message == "The worker ended with exit code 1: ValueError: too small"
