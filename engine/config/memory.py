@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from engine.config.section import Auto, Expert, Ge, Later, Le, Section, Source, Title, Unit, Words
+from engine.config.section import Auto, Expert, Ge, Le, Section, Source, Title, Unit, Words
 
 
 class Memory(Section):
@@ -50,5 +50,7 @@ class Memory(Section):
     """Add the gradients of a block's tiles in float32, for four bytes more per trained weight of one block. Otherwise they
     are added in the weights' own format, as gradients of batches are."""
 
-    fp32_norms: Annotated[bool, Title("Norms in float32"), Later(True), Expert] = False
-    """Keep normalisation layers in float32 under sharded training."""
+    fp32_norms: Annotated[bool, Title("Norms in float32"), Expert] = False
+    """Hold the weights of normalisation layers in float32 and compute there, between layers of 16 bits: steps that are too
+    small for a bfloat16 weight still count, and a norm's result is rounded once. A model has few such weights, each two
+    bytes longer. Checkpoints hold them in float32; a model that is loaded anew in bfloat16 rounds them."""

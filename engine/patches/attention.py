@@ -22,6 +22,7 @@ from engine.errors import ModelError
 from engine.kernels.device import lacking
 from engine.kernels.norm_rope import norm_rope
 from engine.patches.instances import all_of, put
+from engine.patches.norms import dtype_around
 from engine.patches.plan import Applied
 
 FEATURE = "fused norm and rotary"
@@ -168,18 +169,18 @@ def _eps(norm: Any) -> float:
 @torch.no_grad()
 def _try(layer: Any, forward: Callable[..., Any]) -> None:
     """Both forms of one layer on 8 tokens. Raises ModelError where they differ by more than their rounding."""
-    weight = _scale(layer.q_norm)
-    hidden = torch.randn(1, 8, layer.config.hidden_size, device=weight.device, dtype=weight.dtype)
+    weight, dtype = _scale(layer.q_norm), dtype_around(_source(layer.q_norm))
+    hidden = torch.randn(1, 8, layer.config.hidden_size, device=weight.device, dtype=dtype)
     rotated = layer.head_dim // (2 if CLASSES[type(layer).__module__].gated else 1) // 2
     angles = torch.rand(1, 8, rotated, device=weight.device).repeat(1, 1, 2)
-    position = (angles.cos().to(weight.dtype), angles.sin().to(weight.dtype))
+    position = (angles.cos().to(dtype), angles.sin().to(dtype))
     training = layer.training
     layer.eval()
     theirs = layer(hidden, position_embeddings=position, attention_mask=None)[0]
     ours = forward(layer, hidden, position, None)[0]
     layer.train(training)
     error = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
-    if not error <= _TOLERANCE.get(weight.dtype, 1e-4):
+    if not error <= _TOLERANCE.get(dtype, 1e-4):
         raise ModelError(
             f"kernels.fused_attn_kernel: {type(layer).__name__} of this release of transformers computes something else "
             f"(relative error {error:.1e}).",

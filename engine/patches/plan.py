@@ -45,9 +45,10 @@ class Patches:
     def on_model(self, model: Any) -> None:
         """Features of the model itself. Raises ModelError for one that was asked for and cannot act on this model."""
         from engine.memory.tiers import POLICIES, use_tier
-        from engine.patches import documents, tiled
+        from engine.patches import documents, norms, tiled
 
         base = model.get_base_model() if hasattr(model, "peft_config") else model
+        self._undo.append(norms.raise_norms(self.config, model))
         if (tier := self.config.memory.gradient_checkpointing) in POLICIES:
             self._undo.append(use_tier(base, tier))
         self._add(tiled.tiled_mlp(self.config, base))
@@ -61,8 +62,9 @@ class Patches:
 
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
-        from engine.patches import attention, compiled, compose, evaluation, head, offload, rounding, tuning
+        from engine.patches import attention, compiled, compose, evaluation, head, norms, offload, rounding, tuning
 
+        self._add(norms.fp32_norms(self.config, trainer))
         self._add(rounding.quantization_aware(self.config, trainer))
         # On layers as they compute from here on; what is left at auto is on or off afterwards.
         self.config, timed = compose.compose(self.config, trainer, self.folder)

@@ -26,12 +26,6 @@ def _refuse(spec: FieldSpec, config: RunConfig, rule_text: str, todo: str, chang
         yield must(spec.path, f"{rule_text} in this version", value, todo, fix=fix)
 
 
-@rule(reads=(fields.memory.fp32_norms,))
-def fp32_norms_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    todo = "It acts under sharded training (FSDP2), which comes in a later version."
-    yield from _refuse(fields.memory.fp32_norms, config, "false", todo)
-
-
 @rule(reads=(fields.data.streaming,))
 def streaming_comes_later(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "It comes in a later version; prepared rows are memory-mapped, so large data need disk, not memory."

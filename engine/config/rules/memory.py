@@ -240,3 +240,11 @@ def tiles_need_a_block_of_tokens_by_themselves(config: RunConfig, facts: Facts) 
         todo = "Its feed-forward block returns the router's scores of all tokens, which tiles would forget."
         fix = Fix("leave it out", unset=(_TILES.path,))
         yield must(_TILES.path, f"false for the model type {model.model_type}", True, todo, fix=fix)
+
+
+@rule(reads=(fields.memory.fp32_norms, fields.model.dtype))
+def fp32_norms_stand_between_fewer_bits(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.memory.fp32_norms.path
+    if config.memory.fp32_norms and config.model.dtype == "float32":
+        todo = "All weights are float32 then, those of norms too."
+        yield must(path, "false with dtype float32", True, todo, fix=Fix("leave it out", unset=(path,)))

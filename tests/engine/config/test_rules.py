@@ -500,7 +500,9 @@ CASES: dict[str, list[Case]] = {
     "tiles-need-a-block-of-tokens-by-themselves": [
         ({"memory.tiled_mlp": True}, model(model_type="gpt_oss", parameters=1000), "memory.tiled_mlp", "error")
     ],
-    "fp32-norms-need-fsdp2": [({"memory.fp32_norms": True}, Facts(), "memory.fp32_norms", "error")],
+    "fp32-norms-stand-between-fewer-bits": [
+        ({"memory.fp32_norms": True, "model.dtype": "float32"}, Facts(), "memory.fp32_norms", "error")
+    ],
     "fused-attention-needs-a-gpu": [
         ({"kernels.fused_attn_kernel": True}, Facts(machine=CPU), "kernels.fused_attn_kernel", "error")
     ],

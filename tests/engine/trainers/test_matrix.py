@@ -52,7 +52,6 @@ TOGETHER = (("use_cut_ce", "selective", "tiles"), ("use_cut_ce", "full", "disk",
 REFUSED = {
     "memory.activation_offloading": "cpu",
     "memory.layer_offloading": True,
-    "memory.fp32_norms": True,
     "optim.tf32": True,
     "kernels.fused_attn_kernel": True,
     "kernels.quantization_aware": "fp8",
@@ -60,6 +59,7 @@ REFUSED = {
 HEADLESS = ("reward", "embedding", "prm")
 SAMPLED = ("grpo", "gdpo", "ppo")
 LINEARS = 4 * 7
+NORMS = 4 * 4 + 1  # of the inputs, queries, keys and what follows attention; and the last
 PLAIN: dict[tuple[str, str], list[float]] = {}
 
 
@@ -151,6 +151,23 @@ def test_held_out_rows_in_bfloat16_change_no_training_in_any_method(train, sourc
     assert len([event for event in lines(run, "metrics") if "eval_loss" in event]) == 2
     copied = 2 if "reference: copy" in receipt(run)["loss"]["detail"] else 1
     assert receipt(run)["bf16 full eval"]["count"] >= copied * LINEARS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("method", METHODS)
+def test_norms_in_float32_in_each_method(train, source, method, adapter):
+    base = {**settings(source, method, adapter), "model.dtype": "bfloat16"}
+    plain, run = (
+        losses(train(base)),
+        train({**base, "memory.fp32_norms": True, "memory.gradient_checkpointing": "full"}),
+    )
+    said, copied = receipt(run)["norms in float32"], "reference: copy" in receipt(run)["loss"]["detail"]
+    assert (said["effective"], said["count"]) == ("float32", NORMS * (2 if copied else 1))
+    trained = {"none": NORMS, "unfrozen": NORMS // 2}.get(adapter, 0)
+    assert f"{trained} weights trained" in said["detail"]
+    if method not in SAMPLED:  # where answers differ
+        assert losses(run) == pytest.approx(plain, rel=0.1, abs=0.05)
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ def test_a_setting_says_what_it_takes_and_what_auto_means() -> None:
     assert "dpo with full weights 1e-06" in output
     assert run("learning_rate").output == output
     assert "arXiv:2305.18290" in run("beta").output
-    assert "known, and refused by this version" in run("fp32_norms").output
+    assert "known, and refused by this version" in run("data.streaming").output
 
 
 def test_a_section_lists_its_settings() -> None:

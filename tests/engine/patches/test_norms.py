@@ -1,0 +1,160 @@
+"""Norms in float32 between layers of 16 bits: nearer to the truth, moved by the smallest steps, seen by nothing else."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from engine.errors import ModelError
+from engine.patches import attention
+from engine.patches.norms import fp32_norms, norms, raise_norms
+from tests.engine.patches.families import FUSED, made
+from tests.engine.patches.test_grouped import step
+from tests.engine.trainers.conftest import CONVERSATIONS, lines
+
+ON = SimpleNamespace(memory=SimpleNamespace(fp32_norms=True))
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=61, n_positions=64))
+
+
+MODELS = {**{family: (lambda family=family: made(family)) for family in ("qwen3", "gemma3", "qwen3_5")}, "gpt2": gpt2}
+# Norms of two layers (queries and keys have their own, and so has the gated sum of linear attention) and the last.
+COUNTS = {"qwen3": 9, "gemma3": 13, "qwen3_5": 8, "gpt2": 5}
+
+
+def answers(norm, x, gate, slope, dtype):
+    """What a norm answers and the gradients of its input and weights, for numbers of this format."""
+    inputs = [each.to(dtype).requires_grad_() for each in ((x, gate) if "Gated" in type(norm).__name__ else (x,))]
+    out = norm(*inputs)
+    return out, torch.autograd.grad(out, (*inputs, *norm.parameters()), slope.to(out.dtype))
+
+
+def error(found, truth):
+    return ((found.detach().double() - truth.detach()).norm() / truth.detach().norm().clamp(min=1e-12)).item()
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_each_norm_comes_nearer_to_the_truth_and_answers_in_the_format_that_came(family):
+    plain = MODELS[family]().bfloat16()
+    model = copy.deepcopy(plain)
+    raise_norms(ON, model)
+    assert len(list(norms(model))) == COUNTS[family]
+    for rounded, raised in zip(norms(plain), norms(model), strict=True):
+        torch.manual_seed(1)
+        width = raised.weight.numel()
+        x, gate, slope = (torch.randn(64, width).bfloat16() for _ in range(3))
+        exact = copy.deepcopy(rounded).double()
+        truth, slopes = answers(exact, x, gate, slope, torch.float64)
+        ours, found = answers(raised, x, gate, slope, torch.bfloat16)
+        theirs, kept = answers(rounded, x, gate, slope, torch.bfloat16)
+        assert ours.dtype == theirs.dtype == torch.bfloat16
+        assert error(ours, truth.double()) <= error(theirs, truth.double())
+        assert error(ours, truth.double()) < 2.0**-8  # one rounding
+        assert [each.dtype for each in found[-1:]] == [torch.float32]
+        assert error(found[-1], slopes[-1].double()) < error(kept[-1], slopes[-1].double())
+        assert error(found[-1], slopes[-1].double()) < 1e-5
+
+
+def test_steps_too_small_for_bfloat16_move_the_norms_and_are_kept(train, source):
+    base = {"data.train": [{"path": source(CONVERSATIONS)}], "model.dtype": "bfloat16", "optim.learning_rate": 1e-4}
+    base |= {"optim.max_steps": 3, "run.save_steps": 3, "optim.optim": "adamw_torch"}
+    moved = {}
+    for asked in (False, True):
+        run = train({**base, "memory.fp32_norms": asked})
+        saved = load_file(run.checkpoints / "checkpoint-3" / "model.safetensors")
+        found = {name: weight for name, weight in saved.items() if "norm" in name}
+        moved[asked] = {name: weight for name, weight in found.items() if not bool((weight == 1).all())}
+        assert {weight.dtype for weight in found.values()} == {torch.float32 if asked else torch.bfloat16}
+        assert {weight.dtype for name, weight in saved.items() if name not in found} == {torch.bfloat16}
+        said = {e["feature"]: e for event in lines(run, "receipt") for e in event["entries"]}.get("norms in float32")
+        assert (said is not None) is asked
+    assert moved[False] == {}
+    assert len(moved[True]) == said["count"] == 17
+    assert "17 weights trained, 0 frozen" in said["detail"]
+
+
+def test_a_norm_that_is_trained_whole_beside_an_adapter_is_raised_with_its_original():
+    model = get_peft_model(
+        made("qwen3").bfloat16(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["q_norm"]),
+        autocast_adapter_dtype=False,
+    )  # fmt: skip
+    raise_norms(ON, model)
+    trainer = SimpleNamespace(model=model, ref_model=made("qwen3").bfloat16().requires_grad_(False))
+    done = fp32_norms(ON, trainer)
+    assert done.count == 9 + 2 + 9
+    assert "2 weights trained, 18 frozen" in done.detail
+    ids = torch.randint(61, (2, 9))
+    with model.disable_adapter():
+        off = model(ids).logits
+    assert off.dtype == torch.bfloat16
+    assert torch.equal(off, trainer.ref_model(ids).logits)
+    _, gradients = step(model, ids)
+    assert [each.dtype for name, each in gradients.items() if "q_norm" in name] == [torch.float32] * 2
+    assert {each.dtype for name, each in gradients.items() if "q_norm" not in name} == {torch.bfloat16}
+
+
+def test_a_copy_computes_with_its_own_weights_and_all_is_taken_back():
+    model = made("qwen3").bfloat16()
+    undo, ids = raise_norms(ON, model), torch.randint(61, (2, 9))
+    twin, logits = copy.deepcopy(model), model(ids).logits
+    with torch.no_grad():
+        for norm in norms(model):
+            norm.weight.mul_(2)
+    assert torch.equal(twin(ids).logits, logits)
+    assert not torch.equal(model(ids).logits, logits)
+    done = fp32_norms(ON, SimpleNamespace(model=twin))
+    done.undo()
+    undo()
+    assert all("forward" not in vars(module) for each in (model, twin) for module in each.modules())
+
+
+def test_a_trainer_that_rounded_the_norms_again_finds_them_raised():
+    model = made("qwen3").bfloat16()
+    raise_norms(ON, model)
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16()
+    fp32_norms(ON, SimpleNamespace(model=model))
+    assert {norm.weight.dtype for norm in norms(model)} == {torch.float32}
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_the_fused_norm_and_rotation_take_the_weights_as_they_are(family):
+    model, ids = made(family).bfloat16(), torch.randint(61, (2, 9))
+    raise_norms(ON, model)
+    with torch.no_grad():
+        for norm in norms(model):
+            norm.weight.add_(0.001)  # lost in bfloat16
+    logits, gradients = step(model, ids)
+    attention.fuse(list(attention.attention_layers(SimpleNamespace(model=model))))
+    ours, found = step(model, ids)
+    assert ours.dtype == torch.bfloat16
+    assert error(ours, logits.double()) < 0.03
+    for name, gradient in gradients.items():
+        assert found[name].dtype == gradient.dtype
+        assert error(found[name], gradient.double()) < 0.1, name
+
+
+def test_a_compiled_layer_stays_one_graph():
+    model, ids = made("qwen3").bfloat16(), torch.randint(61, (2, 9))
+    raise_norms(ON, model)
+    logits = model(ids, use_cache=False).logits
+    for layer in model.model.layers:
+        layer.forward = torch.compile(layer.forward, backend="eager", fullgraph=True)
+    assert torch.equal(model(ids, use_cache=False).logits, logits)
+    torch._dynamo.reset()
+
+
+def test_a_model_without_anything_to_raise_is_refused():
+    with pytest.raises(ModelError, match="are float32 already"):
+        raise_norms(ON, made("qwen3"))
+    with pytest.raises(ModelError, match="it has none"):
+        raise_norms(ON, torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2, elementwise_affine=False)))
