@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from engine.run.store import RunFolder
     from workbench.unsaved import Unsaved
 
+# Greys of little saturation: where a terminal has 256 colours they become its greys, not its navy, teal or lavender.
 DARK = {
-    "wb-dim": "#8b949e", "wb-faint": "#6a737e", "wb-line": "#2d333b", "wb-cursor": "#26313f", "wb-field": "#1c222b",
+    "wb-dim": "#8b949e", "wb-faint": "#6a737e", "wb-line": "#2d333b", "wb-cursor": "#343b45", "wb-field": "#1c2025",
     "wb-hint": "#79a8c9",
 }  # fmt: skip
 LIGHT = {
-    "wb-dim": "#5c6570", "wb-faint": "#7d8590", "wb-line": "#d3d8de", "wb-cursor": "#dbe7f5", "wb-field": "#eef1f5",
+    "wb-dim": "#5c6570", "wb-faint": "#7d8590", "wb-line": "#d3d8de", "wb-cursor": "#d8dce1", "wb-field": "#eff0f2",
     "wb-hint": "#3d6f94",
 }  # fmt: skip
 ANSI = {
@@ -54,12 +55,12 @@ ANSI = {
 ANSI_LIGHT = {**ANSI, **BUILTIN_THEMES["ansi-light"].variables, "wb-cursor": "ansi_cyan", "wb-field": "ansi_white"}
 THEMES = (
     Theme(
-        "workbench-dark", primary="#6cb6ff", accent="#6cb6ff", foreground="#d7dce2", background="#12161b", surface="#12161b",
-        panel="#1c222b", success="#7cc58b", warning="#e0b050", error="#f47b72", dark=True, variables=DARK,
+        "workbench-dark", primary="#6cb6ff", accent="#6cb6ff", foreground="#d7dce2", background="#14171b", surface="#14171b",
+        panel="#1c2025", success="#7cc58b", warning="#e0b050", error="#f47b72", dark=True, variables=DARK,
     ),
     Theme(
         "workbench-light", primary="#0b5cad", accent="#0b5cad", foreground="#23282e", background="#fbfbfa",
-        surface="#fbfbfa", panel="#eef1f5", success="#1a7f37", warning="#8a5a00", error="#b42318", dark=False, variables=LIGHT,
+        surface="#fbfbfa", panel="#eff0f2", success="#1a7f37", warning="#8a5a00", error="#b42318", dark=False, variables=LIGHT,
     ),
     Theme(
         "workbench-ansi-dark", primary="ansi_bright_blue", accent="ansi_bright_cyan", foreground="ansi_default",
