@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from rich.color import Color, ColorSystem
 
@@ -18,5 +20,5 @@ def shown(colour: str) -> tuple[int, int, int]:
 def test_grounds_stay_grey_and_apart_in_256_colours(theme):
     grounds = [shown({"background": theme.background, **theme.variables}[name]) for name in GROUNDS]
     assert all(max(ground) == min(ground) for ground in grounds), grounds
-    steps = [abs(after[0] - before[0]) for before, after in zip(grounds, grounds[1:], strict=False)]
+    steps = [abs(after[0] - before[0]) for before, after in itertools.pairwise(grounds)]
     assert min(steps) >= 8, grounds  # one step of the terminal's own greys
