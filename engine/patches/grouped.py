@@ -5,12 +5,13 @@ scaled while they are small, and the backward pass then has one product in place
 its input once for them and not seven times. A module that holds such projections gets a `forward` on its instance, which
 runs the class's own code over a view of the module whose projections answer from what was computed. Serves PEFT's plain
 LoRA with one active adapter; whatever else (dropout, DoRA, a bias of its own, other number formats) PEFT computes itself.
+`engine.patches.lora` puts the same views into layers that are not compiled, with a backward pass of its own.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,22 +26,34 @@ ALONE = ("o_proj", "down_proj")
 """Projections beside them that read another."""
 
 
+Compute = Callable[[torch.Tensor, list[Any]], list[torch.Tensor | None]]
+"""What projections answer to an input x [..., in]; None where the projection is to be asked itself."""
+
+
 def group(layers: list[torch.nn.Module]) -> tuple[int, Callable[[], None]]:
     """Gives every module in `layers` that holds a group of adapted projections its forward; how many, and the undo."""
     found = [
-        (module, names)
-        for layer in layers
-        for module in layer.modules()
-        for names in GROUPS
-        if all(name in module._modules for name in names) and any(plain(module._modules[name]) for name in names)
-        if isinstance(module.forward, types.MethodType)
+        (module, names) for module, names in grouped(layers) if any(plain(module._modules[name]) for name in names)
     ]
-    undos = []
-    for module, names in found:
-        alone = [name for name in ALONE if name in module._modules]
-        theirs: Any = module.forward
-        undos.append(put(module, "forward", types.MethodType(_over_view(theirs.__func__, names, alone), module)))
+    undos = [
+        see(module, names, [name for name in ALONE if name in module._modules], _of_plain) for module, names in found
+    ]
     return len(found), all_of(undos)
+
+
+def grouped(layers: list[torch.nn.Module]) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Every module in `layers` that holds projections of one input and computes as its class does, with their names."""
+    for layer in layers:
+        for module in layer.modules():
+            for names in GROUPS:
+                if all(name in module._modules for name in names) and isinstance(module.forward, types.MethodType):
+                    yield module, names
+
+
+def see(module: Any, names: tuple[str, ...], alone: list[str], compute: Compute) -> Callable[[], None]:
+    """Has the module run its own code over a view in which these projections are computed by `compute`; returns the undo."""
+    theirs: Any = module.forward
+    return put(module, "forward", types.MethodType(_over_view(theirs.__func__, names, alone, compute), module))
 
 
 def plain(layer: Any) -> bool:
@@ -56,16 +69,16 @@ def plain(layer: Any) -> bool:
     )
 
 
-def _over_view(forward: Callable[..., Any], names: tuple[str, ...], alone: list[str]) -> Callable[..., Any]:
+def _over_view(
+    forward: Callable[..., Any], names: tuple[str, ...], alone: list[str], compute: Compute
+) -> Callable[..., Any]:
     def over_view(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        served = [layer for name in names if _serves(layer := getattr(self, name), hidden_states)]
-        outputs = together(hidden_states, served)
-        answers: dict[str, Any] = {name: _Alone(getattr(self, name)) for name in alone}
-        for name in names:
-            layer = getattr(self, name)
-            if layer in served:
-                answers[name] = _Known(layer, hidden_states, outputs[served.index(layer)])
-        return forward(_View(self, answers), hidden_states, *args, **kwargs)
+        layers = [getattr(self, name) for name in names]
+        answers: dict[str, Any] = {name: _Alone(getattr(self, name), compute) for name in alone}
+        for name, layer, output in zip(names, layers, compute(hidden_states, layers), strict=True):
+            if output is not None:
+                answers[name] = _Known(layer, hidden_states, output)
+        return forward(View(self, answers), hidden_states, *args, **kwargs)
 
     return over_view
 
@@ -74,10 +87,16 @@ def _serves(layer: Any, x: torch.Tensor) -> bool:
     return plain(layer) and layer.lora_A[layer.active_adapters[0]].weight.dtype == x.dtype
 
 
+def _of_plain(x: torch.Tensor, layers: list[Any]) -> list[torch.Tensor | None]:
+    served = [_serves(layer, x) for layer in layers]
+    if not any(served):
+        return [None] * len(layers)
+    found = together(x, [layer for layer, yes in zip(layers, served, strict=True) if yes])
+    return [found.pop(0) if yes else None for yes in served]
+
+
 def together(x: torch.Tensor, layers: list[Any]) -> list[torch.Tensor]:
     """What each of these layers answers to x [..., in]: `base(x) + s * B(A(x))`, with one product for every A."""
-    if not layers:
-        return []
     names = [layer.active_adapters[0] for layer in layers]
     first = [layer.lora_A[name].weight * layer.scaling[name] for layer, name in zip(layers, names, strict=True)]
     every = torch.cat(first) if len(first) > 1 else first[0]
@@ -101,14 +120,15 @@ class _Known:
 class _Alone:
     """A projection that shares its input with none."""
 
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
+    def __init__(self, layer: Any, compute: Compute) -> None:
+        self.layer, self.compute = layer, compute
 
     def __call__(self, x: torch.Tensor) -> Any:
-        return together(x, [self.layer])[0] if _serves(self.layer, x) else self.layer(x)
+        output = self.compute(x, [self.layer])[0]
+        return self.layer(x) if output is None else output
 
 
-class _View:
+class View:
     """A module as its own `forward` sees it, but for a few of its projections."""
 
     def __init__(self, module: Any, answers: dict[str, Any]) -> None:
