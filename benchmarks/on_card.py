@@ -6,8 +6,8 @@
 For a card that is lent for minutes: a part starts only where its whole time is left, is ended when that is over, and is
 told in a line as soon as it ended; what each part printed lies in `FOLDER/NAME.log`. A part whose log says that it ended
 well is not run again, so that the next call with the same folder goes on with the rest. On a machine of several cards
-each card takes the next part as soon as it is free: a part sees one card, and no two share one. Exits 1 where a part
-failed.
+each card takes the next part as soon as it is free: a part sees one card and its share of the processors. Exits 1 where a
+part failed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ PARTS = (
     bench("step", 120, "step_overhead", "--shape", "0.6b", "--seconds", "100"),
     bench("kernels", 180, "dense_kernels"),
     method("sft", "8b", 150, "ours", "offloaded"),
-    bench("packed", 90, "packed_attention"),
+    bench("packed", 60, "packed_attention"),
+    bench("whole-8b", 150, "whole_step", "step_8b_lora", "--seconds", "120"),
+    bench("whole-short", 105, "whole_step", "step_8b_lora_short", "--seconds", "75", "--profile", "cut, compiled"),
+    bench("whole-0.6b", 105, "whole_step", "step_06b_full", "--seconds", "75"),
     *(method(kind, "0.6b", 75) for kind in KINDS),
     *(method(kind, "8b", 150) for kind in KINDS),
     bench("tiled", 110, "tiled_mlp", "--seconds", "95"),
@@ -119,6 +122,8 @@ class Queue:
 
     def serve(self, card: int) -> None:
         """Runs parts on this card until none is left that fits."""
+        own = sorted(os.sched_getaffinity(0))[card :: self.given.cards]
+        os.sched_setaffinity(0, own)  # of this thread, and so of the processes that it starts
         while (part := self._next()) is not None:
             if not run(part, card, self.given):
                 self.failed = True
