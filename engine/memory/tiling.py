@@ -8,7 +8,8 @@ into `.grad`, draw dropout anew in the backward pass and lose the gradients of a
 are inputs of the node, so hooks, accumulation and data-parallel reduction see one gradient each.
 
 A block's last product is needed for its result alone, so the backward pass leaves it out where the block says which linear
-layer makes it: an eighth of the work of a gated block.
+layer makes it: an eighth of the work of a gated block. A block that gives its gradients in closed form is asked for those
+and not differentiated, and holds less of a tile at a time.
 
 Two nodes make one call. The first keeps the input and computes nothing, the second computes and keeps nothing: a checkpoint
 around the layer stops computing again once the last kept tensor is there, so it does not compute the block a third time.
@@ -28,6 +29,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 Block = Callable[[torch.Tensor], torch.Tensor]
+Gradients = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]]
+"""Of an input [N, H] and its result's gradient: the input's, where asked for, and those of the trained weights in order."""
 _COMPUTING: ContextVar[bool] = ContextVar("computing", default=False)
 
 
@@ -45,12 +48,14 @@ def tiled(
     in_float32: bool = False,
     random: bool = True,
     last: torch.nn.Linear | None = None,
+    gradients: Gradients | None = None,
 ) -> torch.Tensor:
     """`block(x)` in even tiles of at most `tokens` tokens; one tile or less is `block(x)` itself.
 
     `block` maps each token by itself, keeping shape (1, N, H). `parameters` are the weights it uses; those that train get
     gradients, summed `in_float32` if asked for. `random` says that the block may draw numbers, which are drawn again alike.
-    `last` is a layer to whose result the block does nothing but add: it is not computed again.
+    `last` is a layer to whose result the block does nothing but add: it is not computed again. With `gradients` the block
+    is not differentiated.
     """
     rows = x.shape[:-1].numel()
     if rows <= tokens:
@@ -59,7 +64,7 @@ def tiled(
     trained = [weight for weight in parameters if weight.requires_grad]
     if not torch.is_grad_enabled() or not (x.requires_grad or trained):
         return _compute(block, x, size)
-    call = _Call(block, size, x, in_float32, random, last)
+    call = _Call(block, size, x, in_float32, random, last, gradients)
     held: torch.Tensor = _Held.apply(call, x, *trained)
     out: torch.Tensor = _Computed.apply(held, call, x.detach())
     return out
@@ -92,8 +97,10 @@ class _Call:
         in_float32: bool,
         random: bool,
         last: torch.nn.Linear | None,
+        gradients: Gradients | None,
     ) -> None:
         self.block, self.size, self.in_float32, self.last = block, size, in_float32, last
+        self.gradients = gradients
         kind = x.device.type
         self.autocast: dict[str, Any] = {
             "device_type": kind,
@@ -102,6 +109,21 @@ class _Call:
             "cache_enabled": torch.is_autocast_cache_enabled(),
         }
         self.random = (torch.get_rng_state(), *get_device_states(x)) if random else None
+
+    def of_tile(
+        self, part: torch.Tensor, slope: torch.Tensor, inwards: bool, trained: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
+        """Gradients of one tile (1, N, H) and of the trained weights."""
+        if self.gradients is not None:
+            return self.gradients(part[0], slope[0], inwards)
+        part.requires_grad_(inwards)
+        with torch.enable_grad():
+            out = self.block(part)
+        if not out.requires_grad:
+            return None, [None] * len(trained)
+        wanted = ((part,) if inwards else ()) + trained
+        found = torch.autograd.grad(out, wanted, slope.to(out.dtype), allow_unused=True)
+        return (found[0], found[1:]) if inwards else (None, found)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -171,21 +193,12 @@ class _Held(torch.autograd.Function):
         with call.again():
             for begin in range(0, flat.shape[1], call.size):
                 tile = slice(begin, begin + call.size)
-                part = flat[:, tile].detach().requires_grad_(inwards)
-                with torch.enable_grad():
-                    out = call.block(part)
-                if not out.requires_grad:
-                    if grad_x is not None:
-                        grad_x[:, tile] = 0
-                    continue
-                wanted = ((part,) if inwards else ()) + ctx.trained
-                found = torch.autograd.grad(out, wanted, grad[:, tile].to(out.dtype), allow_unused=True)
-                del out
+                inside, found = call.of_tile(flat[:, tile].detach(), grad[:, tile], inwards, ctx.trained)
                 if grad_x is not None:
-                    grad_x[:, tile] = 0 if found[0] is None else found[0]
-                    found = found[1:]
+                    grad_x[:, tile] = 0 if inside is None else inside
                 for total, each in zip(sums, found, strict=True):
                     total.add(each)
+                del inside, found
         return (None, None if grad_x is None else grad_x.view_as(x), *(total.value() for total in sums))
 
 

@@ -2,8 +2,10 @@
 
 A block gets a `forward` of its own on its instance (`engine.memory.tiling`), also where it is a mixture of experts, whose
 experts look at each token by itself. Before the first step one block of each class is asked with and without tiles, and the
-run ends if the answers differ. Refuses blocks that return more than hidden states, and models whose loss looks at the
-router: a loss over all tokens cannot be had from tiles that are forgotten.
+run ends if the answers differ. A gated block (SwiGLU, GeGLU) of plain, 4-bit or FP8 linear layers, with LoRA or without,
+has its gradients in closed form (`engine.kernels.lora`), on a card with one kernel for the activation. Refuses blocks that
+return more than hidden states, and models whose loss looks at the router: a loss over all tokens cannot be had from tiles
+that are forgotten.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import torch
 from engine.config import footprint
 from engine.config.facts import Facts
 from engine.errors import ModelError
+from engine.kernels.lora import GatedBlock
 from engine.memory.tiling import tiled
 from engine.patches.compiled import decoder_layers
 from engine.patches.instances import all_of, put
 from engine.patches.plan import Applied
+from engine.patches.projections import BLOCK, all_described, described, gated_form
 
 FEATURE = "tiled MLP"
 NAMES = ("mlp", "feed_forward", "block_sparse_moe", "ffn", "moe")
@@ -48,16 +52,22 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
         )
     tokens, in_float32 = config.memory.tiled_mlp_tokens, config.memory.tiled_mlp_fp32_sums
     spared = {build: _try(block, _width(block, text.hidden_size)) for build, block in _by_build(blocks).items()}
-    undos = []
+    undos, closed = [], 0
     for block in blocks:
         last = _last_linear(block) if spared[_build(block)] else None
-        undos.append(put(block, "forward", _in_tiles(block, tokens, in_float32, last)))
+        activation = gated_form(block)
+        if activation is not None and all(not isinstance(described(getattr(block, name)), str) for name in BLOCK):
+            plain, closed = _in_tiles(block, tokens, in_float32, last), closed + 1
+            undos.append(put(block, "forward", _in_closed_tiles(block, plain, activation, tokens, in_float32)))
+        else:
+            undos.append(put(block, "forward", _in_tiles(block, tokens, in_float32, last)))
 
     longest = footprint.batch_tokens(config, Facts())
     count = -(-longest // tokens)
     detail = (
         f"feed-forward blocks; a batch of at most {longest:,} tokens makes {count} tiles"
-        f"{'; the last product is not computed again' if all(spared.values()) else ''}"
+        f"{f'; {closed:,} with gradients in closed form' if closed else ''}"
+        f"{'; the last product is not computed again' if all(spared.values()) or closed == len(blocks) else ''}"
         f"{'; gradients of tiles are added in float32' if in_float32 else ''}"
     )
     return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(blocks), detail, all_of(undos))
@@ -93,6 +103,29 @@ def _in_tiles(block: Any, tokens: int, in_float32: bool, last: torch.nn.Linear |
         weights = list(block.parameters())
         return tiled(plain, hidden_states, weights, tokens, in_float32=in_float32, random=block.training, last=last)
 
+    return forward
+
+
+def _in_closed_tiles(block: Any, plain: Any, activation: str, tokens: int, in_float32: bool) -> Any:
+    """As `_in_tiles` for a gated block: its gradients in closed form as long as its projections allow that."""
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        group = all_described([getattr(block, name) for name in BLOCK], hidden_states)
+        if group is None:
+            out: torch.Tensor = plain(hidden_states)
+            return out
+        closed = GatedBlock(group, activation)
+        weights = [weight for weight in block.parameters() if weight.requires_grad]
+
+        def gradients(x: torch.Tensor, slope: torch.Tensor, inwards: bool) -> Any:
+            inside, found = closed.gradients(x, slope, inwards)
+            of = {id(weight): each for weight, each in zip(closed.flat, found, strict=True) if weight is not None}
+            return inside, [of.get(id(weight)) for weight in weights]
+
+        random = any(layer.dropout for layer in closed.layers)
+        return tiled(closed, hidden_states, weights, tokens, in_float32=in_float32, random=random, gradients=gradients)
+
+    forward.closed_form = True  # type: ignore[attr-defined]
     return forward
 
 

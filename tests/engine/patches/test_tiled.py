@@ -95,6 +95,33 @@ def test_the_last_product_is_left_out_where_no_gradient_needs_it(changes, spared
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_gated_block_in_closed_form_draws_and_learns_the_same(monkeypatch, dropout):
+    settings = {"r": 4, "target_modules": "all-linear", "lora_dropout": dropout}
+    model = get_peft_model(tiny_model(layers=1), LoraConfig(**settings)).train()
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    block, found = model.get_base_model().model.layers[0].mlp, []
+    for closed in (True, False):
+        with monkeypatch.context() as patch:
+            if not closed:
+                patch.setattr("engine.patches.tiled.gated_form", lambda block: None)
+            done = tiled_mlp(config(), model.get_base_model())
+        assert ("1 with gradients in closed form" in done.detail) is closed
+        torch.manual_seed(2)
+        x = torch.randn(1, 32, 32, requires_grad=True)
+        block.zero_grad()
+        out = block(x)
+        out.square().sum().backward()
+        found.append([out.detach(), x.grad, *(p.grad for p in block.parameters() if p.grad is not None)])
+        done.undo()
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert len(found[0]) == 2 + 6
+
+
 def test_adapters_of_experts_by_parameter_and_frozen_bases_learn_the_same():
     settings = {"r": 4, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]}
     model = get_peft_model(experts().double(), LoraConfig(**settings), autocast_adapter_dtype=False)
