@@ -17,7 +17,10 @@ from textual.binding import Binding, BindingType
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette."""
+    """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette.
+
+    `when` ("running" or "over") is when the key line of a run shows it.
+    """
 
     id: str
     keys: str
@@ -28,6 +31,7 @@ class Action:
     line: str = ""
     quiet: bool = False
     priority: bool = False
+    when: str = ""
 
     @property
     def name(self) -> str:
@@ -86,9 +90,25 @@ ACTIONS: tuple[Action, ...] = (
     Action("group(1)", "n", "newer group", "The next group; the newest is followed", ("monitor",), "n"),
     Action("next_curve", "v", "next curve", "Show the next curve in the large chart", ("monitor",), line="v curve"),
     Action("next_curve(-1)", "V", "previous curve", "Show the previous curve", ("monitor",)),
-    Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop"),
-    Action("checkpoint", "c", "checkpoint", "Save a checkpoint and go on", ("monitor",), line="c checkpoint"),
-    Action("resume", "R", "resume", "Go on from the newest whole checkpoint", ("monitor", "runs"), line="R resume"),
+    Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop", when="running"),
+    Action(
+        "checkpoint",
+        "c",
+        "checkpoint",
+        "Save a checkpoint and go on",
+        ("monitor",),
+        line="c checkpoint",
+        when="running",
+    ),
+    Action(
+        "resume",
+        "R",
+        "resume",
+        "Go on from the newest whole checkpoint",
+        ("monitor", "runs"),
+        line="R resume",
+        when="over",
+    ),
     Action("chart('back')", "left", "cursor back", "A cursor on the curve, a point back", ("monitor",), "left"),
     Action("chart('on')", "right", "cursor on", "A point on; Tab goes to the other charts", ("monitor",), "right"),
     Action("chart('log')", "L", "log scale", "Log scale, or not", ("monitor",)),
@@ -133,9 +153,10 @@ def bindings(screen: str) -> list[BindingType]:
     ]
 
 
-def key_line(screen: str) -> list[tuple[str, str]]:
-    """What the key line shows: (key, word), the screen's own first."""
-    lines = [action.line for action in (*actions(screen), *actions("everywhere")) if action.line]
+def key_line(screen: str, state: str = "") -> list[tuple[str, str]]:
+    """What the key line shows: (key, word), the screen's own first; of a run in this state only what can be done."""
+    shown = [action for action in (*actions(screen), *actions("everywhere")) if action.line]
+    lines = [action.line for action in shown if not state or action.when in ("", state)]
     return [(line.rpartition(" ")[0], line.rpartition(" ")[2]) for line in lines]
 
 

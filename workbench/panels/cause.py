@@ -1,4 +1,4 @@
-"""The post-mortem card: why a run ended, the lines that matter, its last values, what is kept, and the way on."""
+"""The post-mortem card: why a run ended, the lines that matter, what is kept, the way on, and its last values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from workbench.panels.watching import committed
 
 LABEL = 13
 ENDS = ("failed", "lost")
+LOG_LINES = 5  # with them the way on still stands within 24 rows
 
 
 class PostMortem(Scrolled):
@@ -30,7 +31,7 @@ class PostMortem(Scrolled):
         self.redraw()
 
     def lines(self, width: int) -> list[Line]:
-        """Cause, lines, values, checkpoints, way on."""
+        """Cause, lines, checkpoints, way on, values."""
         view = self.view
         if view is None:
             return []
@@ -38,13 +39,13 @@ class PostMortem(Scrolled):
         room = width - LABEL
         cause = clean(view.cause or "It ended without a word; nothing in its log names a cause.")
         rows.append(("cause", paragraph(cause, room, "bad")))
-        told = [line for line in view.cause_lines if line.strip()][-6:]
+        told = [line for line in view.cause_lines if line.strip()][-LOG_LINES:]
         if told:
             rows.append(("the log says", [[(cut(clean(line), room), "value")] for line in told]))
-        rows.append(("last values", paragraph(self._values(view), room, "value")))
         rows.append(("kept", paragraph(self._kept(view), room, "value")))
         if self.way_on:
             rows.append(("enter", paragraph(clean(self.way_on), room, "here")))
+        rows.append(("last values", paragraph(self._values(view), room, "value")))
         made: list[Line] = []
         for label, lines in rows:
             style = "here" if label == "enter" else "dim"

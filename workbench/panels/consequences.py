@@ -59,7 +59,7 @@ ROWS = (
     ("memory", "memory_total", size),
     ("checkpoint", "checkpoint_bytes", size),
     ("checkpoints", "checkpoints_bytes", size),
-    ("time left", "seconds_left", duration),
+    ("time", "seconds_left", duration),
 )
 
 

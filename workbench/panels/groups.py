@@ -96,7 +96,7 @@ class Groups(Scrolled):
             return "No group yet: the first comes with the first answers that the model gives to the prompts."
         return (
             f"{clean(method).upper()} learns from answers that are in the data, so there are no groups of the model's "
-            f"own answers to show. {' and '.join(makers)} make{'s' if len(makers) == 1 else ''} them."
+            f"own answers to show. Methods that make them: {', '.join(makers)}."
         )
 
 

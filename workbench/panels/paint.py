@@ -57,6 +57,19 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
+def fold(text: str, width: int, indent: str = "  ") -> list[str]:
+    """`text` as it stands, its spaces kept, in pieces of at most `width` cells; all but the first are indented."""
+    pieces: list[str] = []
+    room = max(8, width)
+    while cell_len(text) > room:
+        head = set_cell_size(text, room)
+        if not text.startswith(head):  # a wide character did not fit: its place was filled with a space
+            head = head[:-1]
+        pieces.append(head)
+        text = indent + text[len(head) :]
+    return [*pieces, text]
+
+
 def strip(line: Line, width: int, look: Callable[[str], Style], base: Style) -> Strip:
     """The line in exactly `width` cells over the `base` style."""
     segments: list[Segment] = []

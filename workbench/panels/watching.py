@@ -5,6 +5,7 @@ Colour is never alone: a state is a sign and a word, what is better or worse is 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 from rich.cells import cell_len
@@ -16,7 +17,7 @@ from workbench.panels.bars import Bar
 from workbench.panels.drawn import Drawn, Scrolled
 from workbench.panels.figures import brief, count, duration, number, percent, size
 from workbench.panels.glyphs import ascii_only, look, sign
-from workbench.panels.paint import Line, clean, columns, cut, paragraph
+from workbench.panels.paint import Line, clean, columns, cut, fold, paragraph
 from workbench.panels.units import titled, worded
 
 
@@ -143,7 +144,9 @@ class Numbers(Drawn):
         assert self.view is not None
         view, rows = self.view, []
         if view.epoch is not None:
-            rows.append(("epoch", f"{view.epoch:.2f} of {number(view.epochs)}" if view.epochs else f"{view.epoch:.2f}"))
+            # By the steps: the trainer's own number of epochs is rounded up where run.max_steps ends the run within one.
+            whole = round(view.epoch * view.max_steps / view.step, 2) if view.max_steps and view.step else None
+            rows.append(("epoch", f"{view.epoch:.2f} of {number(whole)}" if whole else f"{view.epoch:.2f}"))
         rows += [(label, count(view.latest[key])) for label, key in _TOKENS if key in view.latest]
         return rows
 
@@ -272,41 +275,52 @@ def _runs_of_equal(answers: list[dict[str, Any]]) -> list[tuple[dict[str, Any], 
     return found
 
 
+FAR = 1 << 30  # a line beyond the last; what is painted is the last page
+
+
 class Lines(Scrolled):
-    """Plain lines of text: the log, the config."""
+    """Plain lines of text: the log, the config. What is longer than the panel is wide goes on below."""
 
     texts: tuple[str, ...] = ()
     empty = "Nothing yet."
     found = -1
+    starts: tuple[int, ...] = ()
+    """Where each text begins among the drawn lines."""
 
     def show(self, texts: list[str]) -> None:
         """Draw these; a reader at the end stays at the end."""
         at_end = self.top >= len(self.made) - self.size.height if self.size else True
         if tuple(texts) != self.texts:
             self.texts, self.found = tuple(texts), -1
-            self.redraw()
             if at_end:
-                self.scroll_lines(len(texts))
+                self.top = FAR
+            self.redraw()
 
     def find(self, words: str) -> bool:
         """Goes to the next line that holds these words, round the end; False where none does."""
         wanted, total = words.casefold(), len(self.texts)
-        start = self.found + 1 if self.found >= 0 else self.top
+        start = self.found + 1 if self.found >= 0 else bisect_left(self.starts, self.top)
         for place in (index % total for index in range(start, start + total)) if total else ():
             if wanted in self.texts[place].casefold():
                 self.found = place
                 self.redraw()
-                self.show_lines(max(0, place - 2), 5)
+                self.show_lines(max(0, self.starts[place] - 2), 5)
                 return True
         return False
 
     def ground(self, y: int) -> str:
         """The line that was found stands out."""
-        return "cursor" if y == self.found else ""
+        return "cursor" if self.found >= 0 and bisect_right(self.starts, y) - 1 == self.found else ""
 
     def lines(self, width: int) -> list[Line]:
-        """One line of text, one line; the empty log says so."""
-        return [[(cut(clean(text), width), "value")] for text in self.texts] or [[(self.empty, "faint")]]
+        """The texts, folded; the empty log says so."""
+        made: list[Line] = []
+        starts: list[int] = []
+        for text in self.texts:
+            starts.append(len(made))
+            made += [[(piece, "value")] for piece in fold(clean(text), width)]
+        self.starts = tuple(starts)
+        return made or [[(self.empty, "faint")]]
 
 
 class Receipt(Scrolled):
@@ -322,13 +336,14 @@ class Receipt(Scrolled):
         made: list[Line] = []
         label = min(30, max(cell_len(clean(entry["feature"])) for entry in entries) + 2)
         for entry in entries:
+            effective = _effective(entry["effective"])
             changed = entry["requested"] is not None and clean(entry["requested"]) != clean(entry["effective"])
             arrow = " -> " if ascii_only() else " → "
-            times = "" if entry["count"] is None else f"  ({count(entry['count'])})"
+            times = f"  ({count(entry['count'])})" if entry["count"] and count(entry["count"]) != effective else ""
             head = f"{cut(clean(entry['feature']), label - 1):{label}}"
             parts: Line = [
                 (f"{clean(entry['requested'])}{arrow}" if changed else "", "dim"),
-                (_effective(entry["effective"]), "given"),
+                (effective, "given"),
                 (times, "value"),
             ]
             if label + sum(cell_len(text) for text, _ in parts) <= width:

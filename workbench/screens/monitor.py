@@ -24,7 +24,7 @@ from engine.run import checkpoint, control, launch
 from engine.run.curves import leading, ordered
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
-from workbench.actions import bindings
+from workbench.actions import bindings, key_line
 from workbench.panels.bars import KeyLine
 from workbench.panels.cause import ENDS, PostMortem
 from workbench.panels.chart import Chart, Line
@@ -211,6 +211,7 @@ class MonitorScreen(Screen[None]):
         view, page = self.view, self.page
         self.query_one(RunBar).show(view, self.watching.loading if self.watching else 1.0)
         self.query_one(StatusLine).show(view, self._said, self._waiting())
+        self.query_one(KeyLine).use(key_line("monitor", "over" if view.over else "running"))
         if page == "curves":
             self._draw_curves(view)
         elif page == "cause":
@@ -286,6 +287,7 @@ class MonitorScreen(Screen[None]):
         if name == "cause" and self.view.state not in ENDS:
             self._tell(f"This run is {self.view.state}; there is nothing to explain.")
             return
+        self._said = ""
         self.query_one(ContentSwitcher).current = name
         if name == "config":
             try:

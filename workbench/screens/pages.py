@@ -355,7 +355,7 @@ def _launch(view: View) -> Iterator[Row]:
         "",
         ("Where", "bold"),
         f"On {machine_words(view.machine)}.",
-        f"In {clean(short_path(str(view.runs_dir)))}, a folder of its own.",
+        f"Its folder is made in {clean(short_path(str(view.runs_dir)))}.",
     )
     yield text("", ("When this window closes", "bold"), "The run goes on. `workbench NAME` shows it again.")
     if view.logout:

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from workbench.gate import BAD
-from workbench.panels.paint import clean, columns, cut, strip, wrap
+from workbench.panels.paint import clean, columns, cut, fold, strip, wrap
 
 TEXTS = st.text(max_size=200)
 
@@ -23,6 +23,13 @@ def test_wrapped_lines_fit_and_keep_every_letter(text: str, width: int) -> None:
     lines = wrap(clean(text), width)
     assert all(cell_len(line) <= width for line in lines)
     assert "".join("".join(lines).split()) == "".join(clean(text).split())
+
+
+@given(TEXTS, st.integers(8, 40))
+def test_folded_text_fits_and_is_whole_with_its_spaces(text: str, width: int) -> None:
+    first, *rest = fold(clean(text), width, "> ")
+    assert all(cell_len(piece) <= width for piece in (first, *rest))
+    assert first + "".join(piece.removeprefix("> ") for piece in rest) == clean(text)
 
 
 @given(st.lists(st.tuples(TEXTS, st.just("")), max_size=5), st.integers(1, 60))

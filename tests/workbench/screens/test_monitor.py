@@ -15,7 +15,7 @@ from workbench.app import WorkbenchApp
 from workbench.panels.cause import PostMortem
 from workbench.panels.chart import Chart
 from workbench.panels.glyphs import STATES
-from workbench.panels.watching import Samples
+from workbench.panels.watching import Lines, Receipt, Samples
 from workbench.screens.batch import BatchScreen
 from workbench.screens.monitor import MonitorScreen
 from workbench.screens.stop import ways
@@ -318,6 +318,59 @@ async def test_words_are_found_in_the_log(make_run: Any, shown: Shown) -> None:
         await pilot.press("slash", *"nowhere", "enter")
         await pilot.pause(0.2)
         assert "No line here holds step 7 nowhere" in shown(app)
+        await pilot.press("5")
+        assert "No line here" not in shown(app)  # it was about the page before
+
+
+async def test_a_long_line_of_the_log_is_shown_to_its_end_and_found_below(make_run: Any, shown: Shown) -> None:
+    run = make_run()
+    run.log.write_text("x" * 200 + " the end of a long line\n" + "".join(f"step {step}\n" for step in range(40)))
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("3")
+        await pilot.pause(0.2)
+        await pilot.press("g")
+        assert "the end of a long line" in shown(app)
+        await pilot.press("slash", *"step 30", "enter")
+        await pilot.pause(0.2)
+        log = app.screen.query_one("#log", Lines)
+        assert [log.made[row][0][0] for row in range(len(log.made)) if log.ground(row)] == ["step 30"]
+
+
+async def test_the_keys_are_those_of_the_runs_state(make_run: Any, shown: Shown) -> None:
+    for state, offered, not_offered in (("running", "s stop", "R resume"), ("stopped", "R resume", "s stop")):
+        app = app_of(make_run(state))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause(0.2)
+            assert offered in shown(app)
+            assert not_offered not in shown(app)
+
+
+async def test_a_run_that_max_steps_ends_within_an_epoch_shows_how_many_epochs_it_really_takes(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    run = make_run(steps=20)
+    writer(run).write("started", 30, method="sft", model="m", max_steps=64, epochs=2)  # 1.28, which the trainer rounds
+    app = app_of(run)
+    async with app.run_test(size=(80, 34)) as pilot:
+        await pilot.pause(0.2)
+        assert "0.40 of 1.28" in shown(app)
+
+
+async def test_a_count_that_says_nothing_new_is_not_in_the_receipt(make_run: Any, writer: Any) -> None:
+    run = make_run()
+    entry = {"requested": None, "detail": ""}
+    found = (("adapter", "none", 0), ("trained", 197312, 197312), ("compiled layers", "yes", 28))
+    entries = [{**entry, "feature": feature, "effective": done, "count": count} for feature, done, count in found]
+    writer(run).write("receipt", 2, entries=entries)
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("4")
+        await pilot.pause(0.2)
+        lines = ["".join(text for text, _ in line).split() for line in app.screen.query_one("#receipt", Receipt).made]
+    assert ["adapter", "none"] in lines
+    assert ["trained", "197,312"] in lines
+    assert ["compiled", "layers", "yes", "(28)"] in lines
 
 
 async def test_other_curves_come_into_the_large_chart_and_keys_act_on_it_from_anywhere(
