@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from engine.config import head
+from engine.config import fp8, head
 from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import reference_of
 from engine.config.method import METHODS
@@ -24,6 +24,8 @@ GiB = 1024**3
 BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
 # bits of a quantized weight with its scales: nf4 with double quantization 4.127, int8 with row scales 8.03
 QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8}
+# a row's scale of a weight in FP8, in bytes
+FP8_SCALE = 4
 # bytes of optimizer state for each byte of a trained parameter
 STATES = {
     "adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.02, "sgd": 0.0, "adagrad": 1.0, "rmsprop": 1.0,
@@ -326,11 +328,22 @@ def _holds_copy(config: RunConfig) -> bool:
 def _weights(config: RunConfig, model: ModelFacts, counts: Parameters) -> float:
     kept = BYTES[config.model.dtype]
     linear = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
-    return linear * _linear_size(config, model) + max(0, counts.base - linear) * kept
+    return _linear_bytes(config, model) + max(0, counts.base - linear) * kept
+
+
+def _linear_bytes(config: RunConfig, model: ModelFacts) -> float:
+    """Bytes of the layers' linear weights, with their scales."""
+    numbers = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
+    size = numbers * _linear_size(config, model)
+    if config.model.quantization == "fp8":
+        for name, wide_in, wide_out, count in model.linears:
+            if fp8.why_not(name, wide_out, wide_in) is None:
+                size -= count * wide_out * (wide_in * (BYTES[config.model.dtype] - 1) - FP8_SCALE)
+    return size
 
 
 def _linear_size(config: RunConfig, model: ModelFacts) -> float:
-    """Bytes of one number of the layers' linear weights."""
+    """Bytes of one number of the layers' linear weights, where all are held alike."""
     if model.stored == "fp8" and config.adapter.kind == "lora":
         return 1.0
     return QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
@@ -345,6 +358,8 @@ def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
         numbers = max(0, counts.base - 2 * model.vocab_size * model.hidden_size)
     else:
         numbers = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
+        if config.model.quantization == "fp8":
+            return _linear_bytes(config, model) or None
     return max(0, numbers - counts.trained_base) * _linear_size(config, model) or None
 
 

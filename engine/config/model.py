@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from engine.config.section import Advanced, Control, Expert, Required, Section, Source, Title, Words
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-Quantization = Literal["none", "nf4", "fp4", "int8"]
+Quantization = Literal["none", "fp8", "nf4", "fp4", "int8"]
 Attention = Literal[
     "auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"
 ]  # fmt: skip
@@ -49,11 +49,19 @@ class Model(Section):
 
     quantization: Annotated[
         Quantization,
-        Words(none="none", nf4="nf4, 4 bits (QLoRA)", fp4="fp4, 4 bits", int8="int8, 8 bits"),
+        Words(
+            none="none",
+            fp8="fp8, 8 bits, computed as they are",
+            nf4="nf4, 4 bits (QLoRA)",
+            fp4="fp4, 4 bits",
+            int8="int8, 8 bits",
+        ),
         Source("arXiv:2305.14314"),
     ] = "none"
     """Hold the frozen base weights in fewer bits, so that a larger model fits the card. Needs a LoRA adapter, since
-    the small numbers themselves cannot be trained."""
+    the small numbers themselves cannot be trained. `fp8` multiplies in 8 bits too, forward and for input gradients, on
+    cards of compute capability 8.9 and above; small layers, routers and heads stay as they are. The others widen the
+    weights again for each product."""
 
     attention: Annotated[Attention, Advanced, Source("transformers: attn_implementation")] = "auto"
     """Which implementation computes attention. `auto` takes torch's own fused attention, which needs no package; where packed

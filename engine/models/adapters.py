@@ -62,7 +62,7 @@ def add_adapter(model: Any, config: Any) -> Any:
         for name, weight in model.named_parameters():
             if "lora_" in name and weight.dtype == torch.float32:
                 weight.data = weight.data.to(torch.bfloat16)
-    if getattr(model, "stored_fp8", None) is not None:
+    if _has_fp8(model):
         from engine.models.stored_fp8 import leave_to_each_process
 
         leave_to_each_process(model)
@@ -116,15 +116,20 @@ def _check_parameters(model: Any, targets: list[str]) -> None:
             )
 
 
+def _has_fp8(model: Any) -> bool:
+    """Whether layers are held in FP8, as stored or rounded here."""
+    return any(getattr(model, name, None) is not None for name in ("stored_fp8", "fp8_base"))
+
+
 def _check_saved(model: Any, names: list[str]) -> None:
-    if getattr(model, "stored_fp8", None) is None:
+    if not _has_fp8(model):
         return
     from engine.models.stored_fp8 import Fp8Linear
 
     for path, module in model.named_modules():
         if isinstance(module, Fp8Linear) and any(path == name or path.endswith("." + name) for name in names):
             raise ModelError(
-                f"adapter.modules_to_save: {path!r} is stored in FP8 and cannot be trained whole.",
+                f"adapter.modules_to_save: {path!r} is held in FP8 and cannot be trained whole.",
                 "Give it an adapter through target_modules.",
             )
 

@@ -68,11 +68,14 @@ def _model(config: Any, source: str) -> Any:
     import transformers
 
     from engine.models.attention import TRIED, settle
+    from engine.models.fp8_base import refuse_what_has_no_fp8
     from engine.models.stored_fp8 import load_fp8, stored_fp8
 
     head = METHODS[config.method.kind].head
     loader = getattr(transformers, LOADERS[head])
     refuse_foreign_code(source)
+    if config.model.quantization == "fp8":
+        refuse_what_has_no_fp8(config)
     settings: dict[str, Any] = {
         "dtype": getattr(torch, config.model.dtype),
         "attn_implementation": None if config.model.attention in TRIED else config.model.attention,
@@ -102,7 +105,19 @@ def _model(config: Any, source: str) -> Any:
     if head == "steps" and isinstance(getattr(model, "dropout", None), torch.nn.Dropout):
         # transformers drops a tenth of what a new head of tokens reads, unasked.
         model.dropout.p = 0.0
+    if config.model.quantization == "fp8":
+        _compute_in_fp8(model, config)
     return model
+
+
+def _compute_in_fp8(model: Any, config: Any) -> None:
+    """Rounds the layers on the card, where they stay unless they are to wait on the host."""
+    import torch
+
+    from engine.models.fp8_base import compute_in_fp8
+
+    card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    compute_in_fp8(model, card, stay=not config.memory.layer_offloading)
 
 
 def _refuse_what_fp8_cannot(config: Any) -> None:
@@ -120,12 +135,12 @@ def _refuse_what_fp8_cannot(config: Any) -> None:
 
 
 def quantization_config(config: Any) -> Any:
-    """bitsandbytes' settings for `model.quantization`, or None; 4-bit weights are quantized twice (arXiv:2305.14314)."""
+    """bitsandbytes' settings for `model.quantization`, or None where it has no part in it; 4-bit weights are quantized twice (arXiv:2305.14314)."""
     import torch
     from transformers import BitsAndBytesConfig
 
     kind = config.model.quantization
-    if kind == "none":
+    if kind in ("none", "fp8"):
         return None
     # A new head is trained whole, so it stays as it is.
     whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score", "lm_head"]

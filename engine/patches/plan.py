@@ -63,6 +63,7 @@ class Patches:
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
         from engine.patches import attention, compiled, compose, evaluation, head, norms, offload, rounding, tuning
+        from engine.patches.fp8_base import fp8_base
 
         self._add(norms.fp32_norms(self.config, trainer))
         self._add(rounding.quantization_aware(self.config, trainer))
@@ -75,6 +76,7 @@ class Patches:
         self._add(offload.activation_offloading(self.config, trainer, self.folder))
         self._add(evaluation.bf16_full_eval(self.config, trainer))
         self._add(compiled.torch_compile(self.config, trainer))
+        self._add(fp8_base(self.config, trainer))
         if self._offloading is not None:
             # Around everything else that changed how a layer is called.
             self._add(self._offloading.on_trainer(trainer))

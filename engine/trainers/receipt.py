@@ -43,7 +43,7 @@ def receipt(config: Any, trainer: Any, prepared: Any) -> list[dict[str, Any]]:
     ]
     if (ranks := trainer.accelerator.num_processes) > 1:
         entries.append(_processes(config, ranks))
-    if config.model.quantization != "none":
+    if config.model.quantization not in ("none", "fp8"):  # which engine.patches.fp8_base tells
         entries.append(_quantization(config, model))
     if getattr(model, "stored_fp8", None) is not None:
         entries.append(_stored_fp8(model))

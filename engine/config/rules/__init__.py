@@ -14,6 +14,7 @@ from engine.config.findings import Finding
 from engine.config.rules import (  # noqa: F401  each fills the table
     data,
     fit,
+    fp8_base,
     kernels,
     later,
     memory,

@@ -78,7 +78,7 @@ def quantized_weights_need_an_adapter(config: RunConfig, facts: Facts) -> Iterat
 
 @rule(reads=(fields.model.quantization,))
 def quantized_weights_need_bitsandbytes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.model.quantization == "none" or facts.packages is None:
+    if config.model.quantization in ("none", "fp8") or facts.packages is None:
         return
     if facts.packages.get("bitsandbytes", "") is None:
         todo = "Install it with `pip install bitsandbytes`, or set quantization to none."
@@ -93,7 +93,7 @@ def quantized_weights_need_bitsandbytes(config: RunConfig, facts: Facts) -> Iter
 
 @rule(reads=(fields.model.quantization,))
 def quantized_weights_need_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.model.quantization == "none" or facts.machine is None or facts.machine.gpus:
+    if config.model.quantization in ("none", "fp8") or facts.machine is None or facts.machine.gpus:
         return
     todo = "On a CPU it saves memory and costs much time; take it off unless the model does not fit."
     path = fields.model.quantization.path

@@ -44,6 +44,7 @@ STREAMED = {**LORA, "memory.layer_offloading": True}
 DPO = {"method.kind": "dpo"}
 KTO = {"method.kind": "kto"}
 FP8, INT8 = {"kernels.quantization_aware": "fp8"}, {"kernels.quantization_aware": True}
+FP8_BASE = {**LORA, "model.quantization": "fp8"}
 APART = {"data.packing": True, "data.packing_cross_doc_attn_mask": True}
 GRPO = {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "optim.per_device_train_batch_size": 8}
 # rule -> cases of (settings on top of GOOD, facts, where the finding stands, its severity)
@@ -535,6 +536,16 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "fp8-base-needs-a-gpu": [(FP8_BASE, Facts(machine=CPU), "model.quantization", "error")],
+    "fp8-base-needs-a-card-that-has-it": [
+        (FP8_BASE, Facts(machine=parse_machine("1xA100-80GB")), "model.quantization", "error")
+    ],
+    "fp8-base-needs-bfloat16": [({**FP8_BASE, "model.dtype": "float32"}, Facts(), "model.dtype", "error")],
+    "fp8-base-takes-plain-lora": [({**FP8_BASE, "adapter.use_dora": True}, Facts(), "adapter.use_dora", "error")],
+    "fp8-base-needs-layers-that-gain": [(FP8_BASE, Facts(model=TINY_FACTS), "model.quantization", "error")],
+    "fp8-base-wants-compiled-layers": [
+        ({**FP8_BASE, "kernels.torch_compile": False}, Facts(), "kernels.torch_compile", "warning")
+    ],
     "fp8-needs-a-gpu": [(FP8, Facts(machine=CPU), "kernels.quantization_aware", "error")],
     "fp8-needs-a-card-that-has-it": [
         (FP8, Facts(machine=parse_machine(name)), "kernels.quantization_aware", "error")
@@ -548,7 +559,8 @@ CASES: dict[str, list[Case]] = {
         ({**INT8, **LORA, "model.quantization": "nf4"}, Facts(), "kernels.quantization_aware", "error")
     ],
     "fp8-needs-plain-weights": [
-        ({**FP8, **LORA, "model.quantization": "int8"}, Facts(), "kernels.quantization_aware", "error")
+        ({**FP8, **LORA, "model.quantization": held}, Facts(), "kernels.quantization_aware", "error")
+        for held in ("int8", "fp8")
     ],
     "weights-stored-in-fp8-are-not-rounded-again": [
         ({**changes, **LORA}, model(stored="fp8"), "kernels.quantization_aware", "error") for changes in (FP8, INT8)

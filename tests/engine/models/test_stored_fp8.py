@@ -262,7 +262,7 @@ def test_files_that_do_not_add_up_are_one_sentence(plain, tmp_path):
     with pytest.raises(ModelError, match=r"target_parameters: 'up_proj.weight' is stored in FP8"):
         add_adapter(load_model(made), made)
     made = config(fp8, modules_to_save=["up_proj"])
-    with pytest.raises(ModelError, match=r"modules_to_save: .*up_proj' is stored in FP8"):
+    with pytest.raises(ModelError, match=r"modules_to_save: .*up_proj' is held in FP8"):
         add_adapter(load_model(made), made)
     made.model.quantization = "nf4"
     with pytest.raises(ModelError, match="must be none for a model that is stored in FP8; got nf4"):

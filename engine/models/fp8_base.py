@@ -1,0 +1,200 @@
+"""`model.quantization: fp8`: frozen linear layers under an adapter are rounded once to FP8 and multiply in FP8 from then on.
+
+Each decoder layer's weights become float8_e4m3fn (arXiv:2209.05433) with one scale for each output row, and are the only
+copy that stays. Forward, the input is rounded a token at a time. Backward, the gradient takes the weight's scales upon
+itself before it is rounded, since the product then sums over rows, and meets a transposed copy made for the moment. Every
+scale is a power of two, so that scaling rounds nothing: a number is rounded once, and the weights are the same each time.
+The rounding is plain torch operations on purpose: in compiled layers they become part of the norm or the activation
+before them, and layers that read one input share its rounded form. Adapters and all gradients keep the model's format.
+
+Heads, embeddings, routers and experts that are held together stay as they are, and so do layers that would be slower
+(`engine.config.fp8`). Refuses a machine without FP8 products, and a model in which there is nothing to round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from engine.config import fp8
+from engine.errors import ModelError, visible
+from engine.models.stored_fp8 import Fp8Linear
+
+FORMAT = torch.float8_e4m3fn
+_LEAVE_OUT = "Set model.quantization to none."
+
+
+@dataclass
+class Computed:
+    """What became of the layers, left on the model as `fp8_base` for the receipt."""
+
+    layers: int
+    left_out: Counter[str]
+    error: float
+    """Root mean square of what rounding changed, over that of the weights."""
+    plain: dict[Fp8BaseLinear, torch.Tensor] = field(default_factory=dict)
+    """The first decoder layer's weights as they were, on the host: what its output is compared with on the first batch."""
+
+
+class Fp8BaseLinear(Fp8Linear):
+    """A frozen linear layer that multiplies in FP8: `round(x) @ round(weight).T + bias`, each with a scale a row.
+
+    `weight` (N, K) float8_e4m3fn, `weight_scale_inv` (N, 1) float32; x (..., K) and the result (..., N) of the model's
+    format. The gradient of x is that of the product of the rounded numbers; the weight has none.
+    """
+
+    def __init__(self, layer: torch.nn.Linear, rounded: torch.Tensor, scale: torch.Tensor) -> None:
+        super().__init__(layer, FORMAT, scale, (1, layer.in_features))
+        self.weight = torch.nn.Parameter(rounded, requires_grad=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Product.apply(input, self.weight, self.weight_scale_inv)
+        return out if self.bias is None else out + self.bias
+
+
+class _Product(torch.autograd.Function):
+    """Keeps nothing of its input: the weight is there anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight, scale)
+        x_TK, x_scale = rounded_rows(x.reshape(-1, x.shape[-1]))
+        return _scaled_product(x_TK, x_scale, weight, scale, x.dtype).unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,), (weight, scale) = gradients, ctx.saved_tensors
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        g_TN, g_scale = rounded_rows(gradient.reshape(-1, gradient.shape[-1]) * scale.t())
+        # bytes and not numbers, since not everything that copies knows the format
+        w_KN = weight.view(torch.uint8).t().contiguous().view(FORMAT)
+        ones = torch.ones(w_KN.shape[0], 1, dtype=torch.float32, device=weight.device)
+        out = _scaled_product(g_TN, g_scale, w_KN, ones, gradient.dtype)
+        return out.unflatten(0, gradient.shape[:-1]), None, None
+
+
+def _scaled_product(
+    left: torch.Tensor, left_scale: torch.Tensor, right: torch.Tensor, right_scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """`(left * left_scale) @ (right * right_scale).T`, left (T, K), right (N, K), scales (rows, 1), summed in float32."""
+    narrow = torch.bfloat16 if left.is_cuda else dtype  # all that the card's kernel gives with a scale a row
+    return torch._scaled_mm(
+        left, right.t(), left_scale, right_scale.t(), out_dtype=narrow, use_fast_accum=left.is_cuda
+    ).to(dtype)
+
+
+def rounded_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (R, C) as FP8 numbers and a float32 scale (R, 1): `x = numbers * scale` but for the rounding.
+
+    A row's scale is the least power of two that leaves its largest number within the format. Rows of nought stay nought,
+    and what is not finite stays so.
+    """
+    scale, inverse = _power_of_two(x.abs().amax(-1, keepdim=True).float())
+    return (x * inverse).to(FORMAT), scale
+
+
+def _power_of_two(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least powers of two by which these float32 numbers are at most 448, the largest of the format, and one over them.
+
+    Read off the bits, where a logarithm could miss by a factor: 448 is 1.75 * 2^8, so a fraction above 1.75 carries into
+    the exponent, and eight are taken off.
+    """
+    exponent = (((largest.view(torch.int32) + 0x1FFFFF) >> 23) - 8).clamp(min=1)
+    return (exponent << 23).view(torch.float32), ((254 - exponent) << 23).view(torch.float32)
+
+
+def compute_in_fp8(
+    model: Any, device: torch.device | None = None, *, stay: bool = True, least: int | None = None
+) -> None:
+    """Swaps the linear layers of the model's decoder layers, one at a time, and leaves `fp8_base` on the model.
+
+    Each weight is rounded on `device` (its own if none is given), so that there is one plain weight there at a time, and
+    the rounded one stays there, or else goes back to where the plain one was. `least` is the size from which a layer is
+    served, if not the usual one. Raises ModelError for weights that are not finite and where no layer is served.
+    """
+    left_out: Counter[str] = Counter()
+    changed, whole = 0.0, 0.0
+    swapped: dict[int, Fp8BaseLinear] = {}
+    first: dict[Fp8BaseLinear, torch.Tensor] = {}
+    for number, layer in enumerate(_outermost(model)):
+        left_out["experts held together"] += sum(p.dim() == 3 and p.is_floating_point() for p in layer.parameters())
+        for parent, name, module in _linear_layers(layer):
+            if (reason := fp8.why_not(name, *module.weight.shape, least=least)) is not None:
+                left_out[reason] += 1
+                continue
+            if id(module) not in swapped:
+                made, apart, size = _rounded(module, f"{name} of layer {number}", device, stay)
+                swapped[id(module)], changed, whole = made, changed + apart, whole + size
+                if number == 0:
+                    first[made] = module.weight.data
+            setattr(parent, name, swapped[id(module)])
+    if not swapped:
+        reasons = ", ".join(f"{count} {what}" for what, count in sorted((+left_out).items()))
+        raise ModelError(
+            f"model.quantization: the model has no linear layers that FP8 would serve{f' ({reasons})' if reasons else ''}.",
+            _LEAVE_OUT,
+        )
+    model.fp8_base = Computed(len(swapped), +left_out, (changed / whole) ** 0.5 if whole else 0.0, first)
+
+
+def _outermost(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The model's repeated layers, none inside another."""
+    if isinstance(module, GradientCheckpointingLayer):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost(child)
+
+
+def _linear_layers(layer: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
+    """Where the layer's plain linear layers stand."""
+    return [
+        (parent, name, module)
+        for parent in layer.modules()
+        for name, module in parent.named_children()
+        if type(module) is torch.nn.Linear
+    ]
+
+
+def _rounded(
+    module: torch.nn.Linear, called: str, device: torch.device | None, stay: bool
+) -> tuple[Fp8BaseLinear, float, float]:
+    """The layer that computes in FP8, the sum of squares of what rounding changed, and that of the weight."""
+    home, weight = module.weight.device, module.weight.data.to(device or module.weight.device)
+    numbers, scale = rounded_rows(weight)
+    changed = (numbers.float() * scale - weight).square().sum(dtype=torch.float64).item()
+    whole = weight.float().square().sum(dtype=torch.float64).item()
+    if not (math.isfinite(changed) and math.isfinite(whole)):
+        raise ModelError(
+            f"model.name: the weight {visible(called)} holds numbers that are not finite.", "The files may be damaged."
+        )
+    if not stay:
+        numbers, scale = numbers.to(home), scale.to(home)
+    if module.bias is not None:
+        module.bias.data = module.bias.data.to(numbers.device)
+    return Fp8BaseLinear(module, numbers, scale), changed, whole
+
+
+def refuse_what_has_no_fp8(config: Any) -> None:
+    """Raises ModelError for a machine or settings with which frozen layers cannot be computed in FP8; rules say so before,
+    where they can."""
+    if not torch.cuda.is_available():
+        raise ModelError("model.quantization: must be none or nf4 without a GPU; got fp8.", _LEAVE_OUT)
+    if torch.cuda.get_device_capability() < fp8.LEAST_CAPABILITY:
+        needed = ".".join(map(str, fp8.LEAST_CAPABILITY))
+        raise ModelError(
+            f"model.quantization: must be none or nf4 on {torch.cuda.get_device_name()}; got fp8.",
+            f"It needs compute capability {needed}.",
+        )
+    if config.adapter.use_dora:
+        raise ModelError(
+            "adapter.use_dora: must be false with model.quantization fp8.",
+            "DoRA measures plain weights: take plain LoRA.",
+        )
