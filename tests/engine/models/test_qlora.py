@@ -74,6 +74,21 @@ def test_gradients_are_those_of_the_weights_taken_out_of_four_bits(
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_looking_at_held_out_rows_changes_no_gradient(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the processor multiplies bfloat16 by itself, bitsandbytes would lay four bits out for it, and lose gradients."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    quantized = model(kind)
+    loss, before = step(quantized)
+    with torch.no_grad():
+        quantized.eval()(input_ids=torch.arange(12).view(1, 12).to(quantized.device))
+    again, after = step(quantized)
+    assert again == pytest.approx(loss, rel=1e-6)
+    assert apart(after, before) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_a_run_learns_and_its_receipt_says_what_holds_the_weights(
     kind: str,
     train: Any,  # noqa: F811
