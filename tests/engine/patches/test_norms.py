@@ -158,3 +158,17 @@ def test_a_model_without_anything_to_raise_is_refused():
         raise_norms(ON, made("qwen3"))
     with pytest.raises(ModelError, match="it has none"):
         raise_norms(ON, torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2, elementwise_affine=False)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("more", [{}, {"kernels.torch_compile": True}, {"memory.layer_offloading": True}], ids=str)
+def test_on_a_card_the_kernel_reads_float32_weights_and_layers_stream_them(train, source, more):
+    base = {"data.train": [{"path": source(CONVERSATIONS)}], "model.dtype": "bfloat16", "adapter.kind": "lora"}
+    base |= {"optim.max_steps": 3, "memory.fp32_norms": True}
+    plain, run = train(base), train({**base, "kernels.fused_attn_kernel": True, **more})
+    told = [[event["loss"] for event in lines(each, "metrics") if "loss" in event] for each in (plain, run)]
+    assert told[1] == pytest.approx(told[0], rel=0.02)
+    said = {e["feature"]: e for event in lines(run, "receipt") for e in event["entries"]}
+    assert said["norms in float32"]["count"] == 17
+    assert said["fused norm and rotary"]["count"] == 4
