@@ -91,13 +91,15 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     from engine.models.load import load_processing_class
     from engine.rehearse import Measuring
     from engine.trainers.job import Job
+    from engine.trainers.planned import by_free_memory, reasons
 
+    config, why = by_free_memory(config, reasons(run, config), run.path)
     module = _method(config, run)
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
     prepared, held_out = _rows(config, processing_class, say)
     measuring = Measuring(prepared.dataset, _rows_per_step(config)) if run.read_json().get("rehearse") else None
-    model, patches = _model(config, run, processing_class, prepared, held_out, say)
+    model, patches = _model(config, run, processing_class, prepared, held_out, why, say)
     say.phase("Building the trainer")
     newest = _newest(run, say)
     watching = _watching(run, writer, controls, config, newest, processing_class)
@@ -162,7 +164,13 @@ def _rows(config: Any, processing_class: Any, say: _Speaker) -> tuple[Any, Any |
 
 
 def _model(
-    config: Any, run: RunFolder, processing_class: Any, prepared: Any, held_out: Any | None, say: _Speaker
+    config: Any,
+    run: RunFolder,
+    processing_class: Any,
+    prepared: Any,
+    held_out: Any | None,
+    why: dict[str, str],
+    say: _Speaker,
 ) -> tuple[Any, Any]:
     """The model with its adapter and all that acts on it before there is a trainer, and what acted."""
     from engine.models.adapters import add_adapter
@@ -175,7 +183,7 @@ def _model(
     rows = {"data.train": prepared.dataset, "data.eval": held_out.dataset if held_out else None}
     refuse_tokens_without_weights(config, model, processing_class, rows)
     model = add_adapter(model, config)
-    patches = Patches(config, run.path)
+    patches = Patches(config, run.path, why)
     patches.on_model(model)
     return model, patches
 
@@ -193,7 +201,7 @@ def _tell_receipt(config: Any, trainer: Any, prepared: Any, patches: Any, say: _
     from engine.trainers.receipt import receipt, unmet
 
     _enable_checkpointing(trainer)
-    entries = receipt(config, trainer, prepared) + patches.entries()
+    entries = receipt(config, trainer, prepared, patches.why) + patches.entries()
     say.write("receipt", entries=entries)
     if (sentence := unmet(config, entries)) is not None:
         raise WorkbenchError(sentence)

@@ -7,10 +7,10 @@ value is taken and the reason says that the launch decides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.config import attention, footprint
+from engine.config import attention, compiled, footprint
 from engine.config.facts import Facts
 from engine.config.method import METHODS
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -94,24 +94,34 @@ def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     return True, without
 
 
+def recomputed_within(room: int, config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    """What `memory.gradient_checkpointing: auto` becomes where so many bytes of each card are free."""
+    if facts.machine is None:
+        return _gradient_checkpointing(config, facts)
+    gpus = tuple(replace(gpu, memory_bytes=min(room, gpu.memory_bytes)) for gpu in facts.machine.gpus)
+    return _gradient_checkpointing(config, replace(facts, machine=replace(facts.machine, gpus=gpus)))
+
+
+TIMED = "chosen by timing before the first step"
+
+
 def _kernel(what: str) -> Resolve:
     """Off, or left to be chosen by timing: the one `auto` that a run stores."""
 
     def resolve(config: RunConfig, facts: Facts) -> tuple[Any, str]:
         if config.kernels.kernel_auto_compose:
-            return "auto", "chosen by timing before the first step"
+            return "auto", TIMED
         return False, what
 
     return resolve
 
 
-_compile_unless_given = _kernel("compiling delays the first step, so it is left to be asked for")
-
-
 def _torch_compile(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if config.kernels.torch_compile_options:
         return True, "torch_compile_options are given"
-    return _compile_unless_given(config, facts)
+    if config.kernels.kernel_auto_compose:
+        return "auto", TIMED
+    return compiled.chosen(config, facts)
 
 
 def _compiled(config: RunConfig, facts: Facts) -> bool:
@@ -192,6 +202,12 @@ def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
         changes.setdefault(section, {})[name] = entry.effective
     updates = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
     return config.model_copy(update=updates)
+
+
+def choices(config: RunConfig, facts: Facts | None = None) -> dict[str, dict[str, Any]]:
+    """By path, what each setting that is `auto` becomes and why: kept in run.json, so that the receipt can say it."""
+    found = (entry for entry in effective(config, facts) if entry.requested == "auto")
+    return {entry.path: {"value": entry.effective, "reason": entry.reason} for entry in found}
 
 
 def _gib(size: float) -> str:

@@ -55,7 +55,9 @@ class Kernels(Section):
     torch_compile: Annotated[bool | Auto, Title("Compile"), Expert, Source("torch.compile")] = "auto"
     """Let torch compile each decoder layer. The first batch waits for it, seconds on a GPU and a minute or more on a CPU; all
     others are computed faster. Checkpoints are made inside, and LoRA's products of one input are taken together. `auto`
-    leaves it off, unless there are options for it."""
+    compiles where there are options for it, and on a GPU where batches have one shape (packed rows) and the run has 100
+    steps or more, unless another setting breaks the layers' graphs; should compiling fail, the run goes on without. The
+    receipt says why. On a CPU `auto` leaves it off."""
 
     torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
     """Settings of torch's compiler, each true or false, by their names in `torch._inductor.config`. They are in force while

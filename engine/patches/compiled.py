@@ -4,8 +4,9 @@ A layer is compiled once and serves all that are like it, so the wait does not g
 can break the graph. Its checkpoint is part of what is compiled, also where the release of transformers puts it around the
 layer: so the compiler chooses by the tier what is kept, at no cost for the host, and what the backward pass does not ask
 for (the last product of a layer) is not computed again. What generates keeps the plain layers: with a cache of keys that
-grows each token would be a new shape. The options reach the compiler with each compilation and are restored by it. How
-many graphs came of it and how long they took is told after the first step; a run in which none came ends there.
+grows each token would be a new shape. The options reach the compiler with each compilation and are restored by it. What
+came of it the first step tells (`engine.patches.first_step`). Where `auto` took it, whatever is in the way leaves plain
+layers and a reason; where it was asked for, it ends the run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,29 +22,33 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
+from engine.patches.first_step import FEATURE, TURN_OFF, Compiling, Switch, watch_first_step
 from engine.patches.grouped import group
-from engine.patches.instances import put
 from engine.patches.plan import Applied
 
-FEATURE = "torch.compile"
-_TURN_OFF = "Set kernels.torch_compile to false."
 
+def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied | None:
+    """Compiles the layers of every model of the trainer; None where it was neither asked for nor left to be chosen.
 
-def torch_compile(config: Any, trainer: Any) -> Applied | None:
-    """Compiles the layers of every model of the trainer; None where it was not asked for."""
+    `auto` is why the setting became what it is, None where a person set it.
+    """
     if config.kernels.torch_compile is not True:
-        return None
+        return None if auto is None else Applied(FEATURE, "auto", "off", None, auto)
+    auto = None if config.kernels.torch_compile_options else auto
     layers = list(decoder_layers(trainer))
-    if not layers:
-        raise ModelError("kernels.torch_compile: the model has no decoder layers that could be compiled.", _TURN_OFF)
-    if (reason := refusal()) is not None:
-        raise ModelError(f"kernels.torch_compile: {reason}", _TURN_OFF)
+    problem = refusal() if layers else "the model has no decoder layers that could be compiled."
+    if problem is not None and auto is None:
+        raise ModelError(f"kernels.torch_compile: {problem}", TURN_OFF)
+    if problem is not None:
+        return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {problem}")
     undo_cache = _without_cache(trainer)
     undo_checkpoints = checkpoint_inside(_models(trainer))
     together, undo_groups = group(layers)
-    undo_layers = compile_layers(layers, config.kernels.torch_compile_options, one_shape=config.data.packing)
+    switch = Switch()
+    undo_layers = compile_layers(layers, config.kernels.torch_compile_options, switch, one_shape=config.data.packing)
     words = f"; adapters' products taken together in {together} modules" if together else ""
-    undo_step = _tell_after_first_step(trainer, len(layers), words)
+    words += f"; {auto}" if auto else ""
+    undo_step = watch_first_step(trainer, switch, Compiling(len(layers), words, auto))
 
     def undo() -> None:
         undo_step()
@@ -53,7 +57,8 @@ def torch_compile(config: Any, trainer: Any) -> Applied | None:
         undo_checkpoints()
         undo_cache()
 
-    return Applied(FEATURE, True, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
+    requested = True if auto is None else "auto"
+    return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
 
 
 def decoder_layers(trainer: Any) -> Iterator[torch.nn.Module]:
@@ -148,16 +153,17 @@ def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def compile_layers(
-    layers: list[torch.nn.Module], options: dict[str, Any], *, one_shape: bool = True
+    layers: list[torch.nn.Module], options: dict[str, Any], switch: Switch | None = None, *, one_shape: bool = True
 ) -> Callable[[], None]:
-    """Has each layer compiled at its first call outside generation; returns the undo.
+    """Has each layer compiled at its first call outside generation, as long as `switch` is on; returns the undo.
 
     `options` are names of torch._inductor.config. With `one_shape` the first graph is for the first batch's own lengths,
     else for any length at once, so that batches of different lengths do not compile anew until torch gives up.
     """
     compiled = torch.compile(_call, options=dict(options) or None, dynamic=None if one_shape else True)
+    switch = Switch() if switch is None else switch
     for layer in layers:
-        layer._compiled_call_impl = _unless_generating(layer, compiled)
+        layer._compiled_call_impl = _unless_generating(layer, compiled, switch)
 
     def undo() -> None:
         for layer in layers:
@@ -166,11 +172,11 @@ def compile_layers(
     return undo
 
 
-def _unless_generating(layer: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
             return layer._call_impl(*args, **kwargs)
-        return compiled(layer, *args, **kwargs)
+        return (compiled if switch.on else _call)(layer, *args, **kwargs)
 
     return call
 
@@ -207,33 +213,3 @@ def _words(config: Any) -> str:
     options = config.kernels.torch_compile_options
     given = ", ".join(f"{name}={str(value).lower()}" for name, value in options.items())
     return f"{given or 'no options'}; generation runs the plain layers"
-
-
-def _graphs() -> tuple[int, int]:
-    """Graphs compiled and graph breaks so far in this process."""
-    from torch._dynamo.utils import counters
-
-    return counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values())
-
-
-def _tell_after_first_step(trainer: Any, layers: int, words: str) -> Callable[[], None]:
-    """Wraps the instance's `training_step` for its first call; returns the undo."""
-    step = trainer.training_step
-    graphs, breaks = _graphs()
-    told = False
-
-    def training_step(*args: Any, **kwargs: Any) -> Any:
-        nonlocal told
-        if told:
-            return step(*args, **kwargs)
-        told, begun = True, time.monotonic()
-        loss = step(*args, **kwargs)
-        made, broken = (now - then for now, then in zip(_graphs(), (graphs, breaks), strict=True))
-        if made == 0:
-            raise ModelError("kernels.torch_compile: the first batch was computed without a compiled layer.", _TURN_OFF)
-        detail = f"layers; {made} graphs, {broken} breaks in them; first batch {time.monotonic() - begun:.1f} s{words}"
-        if getattr(trainer, "writer", None) is not None:
-            trainer.writer.write("receipt", entries=[Applied(FEATURE, True, "inductor", layers, detail).entry()])
-        return loss
-
-    return put(trainer, "training_step", training_step)

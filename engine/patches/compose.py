@@ -12,7 +12,6 @@ and a run that is resumed on the same device and versions goes on with what it h
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import json
@@ -27,9 +26,9 @@ from typing import Any
 import torch
 import transformers
 
-from engine.errors import ModelError, WorkbenchError, visible
+from engine.errors import ModelError
 from engine.kernels.device import lacking
-from engine.patches import attention, compiled, head
+from engine.patches import attention, compiled, failures, head
 from engine.patches.plan import Applied
 from engine.run.store import replace_file
 
@@ -208,19 +207,6 @@ def choose(trials: list[Trial]) -> Trial:
     return min(near, key=lambda trial: (len(trial.on), trial.seconds()))
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """What a kernel or a compiler raises that cannot do its work here. Interrupts and exits are none of them."""
-    known: tuple[type[Exception], ...] = (
-        WorkbenchError, RuntimeError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError, LookupError,
-        ImportError, OSError,
-    )  # fmt: skip
-    with contextlib.suppress(ImportError):
-        from triton.errors import TritonError
-
-        known += (TritonError,)
-    return known
-
-
 def _attempt(config: Any, trainer: Any, trial: Trial, batch: torch.Tensor, *, warm: bool = False) -> float:
     """One turn of a combination: applied, passed through, taken back. The seconds of its passes once it is warm.
 
@@ -245,8 +231,8 @@ def _attempt(config: Any, trainer: Any, trial: Trial, batch: torch.Tensor, *, wa
             trial.forward.append(forward)
             trial.both.append(both)
         return 2 * forward + both if not trial.why else 0.0
-    except _failures() as problem:
-        trial.why = visible(str(problem).strip().split("\n")[0])[:300] or type(problem).__name__
+    except failures.known() as problem:
+        trial.why = failures.first_line(problem)
         return 0.0
     finally:
         while undo:

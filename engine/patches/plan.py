@@ -11,7 +11,7 @@ by then).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ class Applied:
 class Patches:
     """The features of one run, applied in order and taken back in the reverse order."""
 
-    def __init__(self, config: Any, folder: Path) -> None:
-        self.config, self.folder = config, folder
+    def __init__(self, config: Any, folder: Path, why: Mapping[str, str] | None = None) -> None:
+        """`why` has by path the reasons of what was chosen, of settings that were `auto`."""
+        self.config, self.folder, self.why = config, folder, dict(why or {})
         self.applied: list[Applied] = []
         self._undo: list[Callable[[], None]] = []
         self._offloading: Any = None
@@ -75,7 +76,7 @@ class Patches:
         self._add(tuning.tiles_by_timing(self.config, trainer))
         self._add(offload.activation_offloading(self.config, trainer, self.folder))
         self._add(evaluation.bf16_full_eval(self.config, trainer))
-        self._add(compiled.torch_compile(self.config, trainer))
+        self._add(compiled.torch_compile(self.config, trainer, self.why.get("kernels.torch_compile")))
         self._add(fp8_base(self.config, trainer))
         if self._offloading is not None:
             # Around everything else that changed how a layer is called.

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from engine.config.defaults import choices
 from engine.config.facts import Facts
 from engine.config.files import dump
 from engine.config.schema import RunConfig, resolved
@@ -43,6 +44,7 @@ def launch_config(
         "seed": complete.run.seed,
         "grace_seconds": complete.run.grace_seconds,
         "forecast_bytes": forecast_bytes,
+        "auto": choices(config, facts),
     }
     if source is not None:
         info["source"] = str(Path(source).absolute())

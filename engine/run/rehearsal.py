@@ -25,6 +25,7 @@ from typing import Any
 import platformdirs
 
 from engine.config import footprint
+from engine.config.defaults import choices
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import absolute, as_mapping, dump
 from engine.config.method import METHODS
@@ -88,7 +89,10 @@ def rehearse(config: RunConfig, facts: Facts, on_phase: OnPhase | None = None) -
     short = _shortened(whole)
     scratch = tempfile.mkdtemp(prefix="rehearsal-", dir=os.environ.get("WORKBENCH_SCRATCH") or None)
     try:
-        info = {"name": "rehearsal", "method": whole.method.kind, "model": whole.model.name, "rehearse": True}
+        info = {
+            "name": "rehearsal", "method": whole.method.kind, "model": whole.model.name, "rehearse": True,
+            "auto": choices(config, facts),
+        }  # fmt: skip
         run = store.create(scratch, dump(short), info)
         told = _follow(run, devices.choose(short.run.devices), on_phase or (lambda phase: None))
     finally:

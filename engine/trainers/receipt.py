@@ -7,6 +7,7 @@ Each entry says what was requested, what is in force, on how many modules or par
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,15 +22,15 @@ from engine.trainers.optimizers.building import told
 SMALLEST_8BIT = 4096  # bitsandbytes: min_8bit_size
 
 
-def receipt(config: Any, trainer: Any, prepared: Any) -> list[dict[str, Any]]:
-    """The entries of the `receipt` event for a trainer that is about to start."""
+def receipt(config: Any, trainer: Any, prepared: Any, why: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """The entries of the `receipt` event for a trainer that is about to start; `why` has the reasons of what was `auto`."""
     model = trainer.model
     entries = [
         _precision(config, model),
         _parameters(config, model),
         _adapter(config, model),
         _attention(config, model),
-        _checkpointing(config, model),
+        _checkpointing(config, model, (why or {}).get("memory.gradient_checkpointing")),
         _loss(config, trainer),
         _optimizer(config, trainer),
         _entry(
@@ -162,15 +163,12 @@ def _attention(config: Any, model: Any) -> dict[str, Any]:
     return _entry("attention", config.model.attention, in_force, detail=getattr(core, "attention_reason", ""))
 
 
-def _checkpointing(config: Any, model: Any) -> dict[str, Any]:
+def _checkpointing(config: Any, model: Any, auto: str | None) -> dict[str, Any]:
     tiers = Counter(tier for module in model.modules() if (tier := tier_of(module)) is not None)
-    return _entry(
-        "gradient checkpointing",
-        config.memory.gradient_checkpointing,
-        next(iter(tiers), "off"),
-        sum(tiers.values()),
-        TIERS[next(iter(tiers))] if tiers else "",
-    )
+    asked = config.memory.gradient_checkpointing if auto is None else "auto"
+    words = [TIERS[next(iter(tiers))]] if tiers else []
+    words += [auto] if auto else []
+    return _entry("gradient checkpointing", asked, next(iter(tiers), "off"), sum(tiers.values()), "; ".join(words))
 
 
 def _quantization(config: Any, model: Any) -> dict[str, Any]:

@@ -1,0 +1,157 @@
+"""The first batch of compiled layers: told what came of it, and computed anew without them where nobody had asked for them.
+
+Layers are compiled when they are first called, in the middle of a step. A run that had asked for it ends with the
+compiler's error; one that took it by `auto` goes on with plain layers from where the step began: no gradient, the same
+random numbers, the trainer's own lists and counts as they were. A batch that plain layers cannot compute either ends the
+run as it would have without a compiler, and so does a device without memory for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError, WorkbenchError
+from engine.patches import failures
+from engine.patches.instances import put
+from engine.patches.plan import Applied
+
+FEATURE = "torch.compile"
+TURN_OFF = "Set kernels.torch_compile to false."
+NONE_COMPILED = "the first batch was computed without a compiled layer"
+
+
+@dataclass
+class Switch:
+    """Whether the layers run compiled from now on."""
+
+    on: bool = True
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """What is told of it: the layers' number, words for the detail, and why `auto` took it, None where it was asked for."""
+
+    layers: int
+    words: str
+    auto: str | None
+
+    def entry(self, detail: str, effective: str = "inductor") -> dict[str, Any]:
+        """For the receipt."""
+        requested = True if self.auto is None else "auto"
+        count = self.layers if effective == "inductor" else None
+        return Applied(FEATURE, requested, effective, count, detail).entry()
+
+
+def watch_first_step(trainer: Any, switch: Switch, compiling: Compiling) -> Callable[[], None]:
+    """Wraps the instance's `training_step` for its first call; returns the undo."""
+    step = trainer.training_step
+    graphs, breaks = _graphs()
+    told = False
+
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        if told:
+            return step(*args, **kwargs)
+        told, begun = True, time.monotonic()
+        loss, problem = _attempt(trainer, step, args, kwargs, back=compiling.auto is not None)
+        if problem is not None:
+            switch.on = False
+            _say_failed(trainer, compiling, problem)
+            return step(*args, **kwargs)
+        made, broken = (now - then for now, then in zip(_graphs(), (graphs, breaks), strict=True))
+        if made == 0 and compiling.auto is None:
+            raise ModelError(f"kernels.torch_compile: {NONE_COMPILED}.", TURN_OFF)
+        detail = f"layers; {made} graphs, {broken} breaks in them; first batch {time.monotonic() - begun:.1f} s{compiling.words}"
+        _tell(trainer, compiling.entry(detail) if made else compiling.entry(NONE_COMPILED, "off"))
+        return loss
+
+    return put(trainer, "training_step", training_step)
+
+
+def _attempt(trainer: Any, step: Any, args: Any, kwargs: Any, *, back: bool) -> tuple[Any, str | None]:
+    """The step's answer, or with `back` why it failed, everything put back to where it began.
+
+    The error itself is not kept: it holds all that the step computed.
+    """
+    if not back:
+        return step(*args, **kwargs), None
+    before = _Before(trainer)
+    # The trainer takes parts out of its batch.
+    batch = [dict(each) if type(each) is dict else each for each in args]
+    try:
+        return step(*batch, **kwargs), None
+    except failures.known() as error:
+        if isinstance(error, (WorkbenchError, torch.OutOfMemoryError)):
+            raise
+        problem = f"{type(error).__name__}: {failures.first_line(error)}"
+    before.restore()
+    return None, problem
+
+
+class _Before:
+    """What the first batch of a start changes beside the batch itself."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.gradients = [(weight, weight.grad) for weight in trainer.model.parameters() if weight.requires_grad]
+        self.noted = {
+            name: _copied(value) for name, value in vars(trainer).items() if isinstance(value, (int, float, list, dict))
+        }
+        self.cpu = torch.get_rng_state()
+        self.cards = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def restore(self) -> None:
+        for weight, gradient in self.gradients:
+            weight.grad = gradient
+        for name, value in self.noted.items():
+            setattr(self.trainer, name, _put_back(vars(self.trainer).get(name), value))
+        torch.set_rng_state(self.cpu)
+        if self.cards:
+            torch.cuda.set_rng_state_all(self.cards)
+
+
+def _copied(value: Any) -> Any:
+    """The lists and mappings anew, what is in them as it is."""
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def _put_back(value: Any, before: Any) -> Any:
+    """A list or mapping holds again what it held, and stays the same object; others are replaced."""
+    if isinstance(value, dict):
+        held = {name: _put_back(value.get(name), each) for name, each in before.items()}
+        value.clear()
+        value.update(held)
+        return value
+    if isinstance(value, list):
+        value[:] = before
+        return value
+    return before
+
+
+def _say_failed(trainer: Any, compiling: Compiling, problem: str) -> None:
+    sentence = f"compiling failed ({problem}), so the layers run as they are"
+    print(f"kernels.torch_compile: {sentence}.", file=sys.stderr, flush=True)
+    if getattr(trainer, "writer", None) is not None:
+        finding = {"path": "kernels.torch_compile", "severity": "warning", "rule": "at launch"}
+        trainer.writer.write("finding", **finding, message=f"{sentence[0].upper()}{sentence[1:]}.")
+    _tell(trainer, compiling.entry(f"{sentence}; auto had taken it: {compiling.auto}", "off"))
+
+
+def _tell(trainer: Any, entry: dict[str, Any]) -> None:
+    if getattr(trainer, "writer", None) is not None:
+        trainer.writer.write("receipt", entries=[entry])
+
+
+def _graphs() -> tuple[int, int]:
+    """Graphs compiled and graph breaks so far in this process."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values())

@@ -1,0 +1,53 @@
+"""What was `auto` at the launch: why it became what it is, and one second look at it, at the card's free memory.
+
+The launch chooses by the size of a card; what else lies on it is known to the process that trains there. Of all choices
+only recomputation depends on it, so that one is made again where others hold memory. Several processes keep what was
+chosen for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config.defaults import recomputed_within
+from engine.config.footprint import size_text
+from engine.config.schema import fields
+from engine.data.look import look_at
+from engine.run.store import RunFolder
+
+OTHERS = 2**30
+"""Bytes that must be taken on a card before it is looked at anew; less is this process's own context and the driver."""
+_RECOMPUTED = fields.memory.gradient_checkpointing
+
+
+def reasons(run: RunFolder, config: Any) -> dict[str, str]:
+    """By path, why each setting that was `auto` is what it is in `config`; settings changed since then are left out."""
+    found = {}
+    for path, choice in (run.read_json().get("auto") or {}).items():
+        if path in fields and fields[path].value(config) == choice.get("value"):
+            found[path] = str(choice.get("reason"))
+    return found
+
+
+def by_free_memory(
+    config: Any, why: dict[str, str], base: Path, card: tuple[int, int] | None = None
+) -> tuple[Any, dict[str, str]]:
+    """The config and its reasons, with `memory.gradient_checkpointing` chosen again where others hold the card's memory.
+
+    `card` is its free and its whole memory in bytes, asked for where it is not given.
+    """
+    if _RECOMPUTED.path not in why or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return config, why
+    if card is None:
+        card = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+    free, whole = card
+    if whole - free < OTHERS:
+        return config, why
+    value, reason = recomputed_within(free, config, look_at(config, base, sources=False))
+    memory = config.memory.model_copy(update={_RECOMPUTED.name: value})
+    reason = f"{reason}; others hold {size_text(whole - free)} of the card"
+    return config.model_copy(update={"memory": memory}), {**why, _RECOMPUTED.path: reason}

@@ -1,0 +1,102 @@
+"""`kernels.torch_compile: auto` compiles where it was measured to win, and says why it does or does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.config.compiled import EARNS
+from engine.config.defaults import choices
+from engine.config.facts import Facts, ModelFacts, model_facts
+from engine.config.schema import read, resolved
+from engine.hardware import GiB, Machine, parse_machine
+
+H100, LAPTOP = parse_machine("1xH100-80GB"), Machine(cpu_count=4, memory_bytes=16 * GiB)
+QWEN = model_facts("Qwen/Qwen3-8B")
+assert QWEN is not None
+GOOD: dict[str, dict[str, Any]] = {
+    "model": {"name": "Qwen/Qwen3-8B"}, "adapter": {"kind": "lora"}, "data": {"packing": True, "max_length": 2048},
+    "optim": {"per_device_train_batch_size": 4, "max_steps": 1000},
+}  # fmt: skip
+
+
+def compiled(settings: dict[str, Any], machine: Machine | None = H100, model: ModelFacts | None = QWEN) -> Any:
+    """What `auto` becomes with these settings on top of GOOD, and why."""
+    mapping = {name: dict(section) for name, section in GOOD.items()}
+    for path, value in settings.items():
+        section, name = path.split(".", 1)
+        mapping.setdefault(section, {})[name] = value
+    config = read(mapping).config
+    facts = Facts(machine=machine, model=model)
+    found = choices(config, facts)["kernels.torch_compile"]
+    assert resolved(config, facts).kernels.torch_compile == found["value"]
+    return found["value"], found["reason"]
+
+
+def test_a_long_packed_run_on_a_card_is_compiled_and_says_why() -> None:
+    on, why = compiled({})
+    assert on is True
+    assert "H100" in why
+    assert "1,000 steps" in why
+
+
+def test_a_run_whose_length_is_unknown_is_compiled() -> None:
+    assert compiled({"optim.max_steps": None})[0] is True
+
+
+def test_a_short_run_does_not_wait_for_the_compiler() -> None:
+    on, why = compiled({"optim.max_steps": EARNS - 1})
+    assert (on, str(EARNS) in why) == (False, True)
+    assert compiled({"optim.max_steps": EARNS})[0] is True
+
+
+@pytest.mark.parametrize(
+    ("machine", "word"),
+    [(None, "launch decides"), (LAPTOP, "no GPU"), (parse_machine("1xT4-16GB"), "older")],
+    ids=["unknown", "cpu", "old card"],
+)
+def test_without_a_card_that_serves_nothing_changes(machine: Machine | None, word: str) -> None:
+    on, why = compiled({}, machine)
+    assert (on, word in why) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"adapter.use_dora": True}, "DoRA"),
+        ({"model.quantization": "int8"}, "8-bit"),
+        ({"memory.tiled_mlp": True}, "tiles"),
+        ({"memory.layer_offloading": True}, "stream"),
+        ({"memory.activation_offloading": "cpu"}, "offloaded"),
+        ({"kernels.quantization_aware": True}, "int8"),
+        ({"model.attention": "flex_attention"}, "flex_attention"),
+        ({"data.packing": False}, "lengths"),
+        ({"run.devices": 2}, "several devices"),
+        (
+            {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "data.packing": False},
+            "answers share",
+        ),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_or_breaks_graphs_is_left_to_be_asked_for(settings: dict[str, Any], word: str) -> None:
+    on, why = compiled(settings)
+    assert (on, word in why) == (False, True)
+
+
+def test_mixtures_and_stored_fp8_are_left_to_be_asked_for() -> None:
+    assert QWEN is not None
+    assert "mixtures" in compiled({}, model=replace(QWEN, experts=128))[1]
+    assert "stored in fp8" in compiled({}, model=replace(QWEN, stored="fp8"))[1]
+
+
+def test_recomputation_follows_what_is_compiled_and_the_room_there_is() -> None:
+    """An 8B LoRA step of 4 x 2,048 tokens took 54.1 GiB compiled and without checkpointing, measured on a card."""
+    taken = {}
+    for gib in (80, 40, 24):
+        card = Machine(gpus=(replace(H100.gpus[0], memory_bytes=gib * GiB),), memory_bytes=128 * GiB)
+        mapping = {**GOOD, "kernels": {"use_cut_ce": True}}
+        whole = resolved(read(mapping).config, Facts(machine=card, model=QWEN))
+        taken[gib] = whole.memory.gradient_checkpointing
+    assert taken == {80: False, 40: "medium", 24: True}

@@ -1,0 +1,167 @@
+"""A compiler that fails takes no run down that had not asked for it: the batch is computed anew, from the same state."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import ModelError
+from engine.patches import compiled
+from tests.engine.patches.test_compiled import Layer, config
+
+WHY = "the card computes compiled layers faster"
+
+
+class Noisy(Layer):
+    """Takes random numbers and stops in the backward pass while it is compiled, as a backend may."""
+
+    broken: type[BaseException] | None = None
+    landed = False
+
+    def forward(self, x, past_key_values=None):
+        y = torch.nn.functional.dropout(self.up(x), 0.5)
+        return _Breaks.apply(y, self).sum()
+
+
+class _Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, layer):
+        ctx.layer, ctx.broken = layer, layer.broken
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.broken is not None:
+            ctx.layer.landed = any(weight.grad is not None for weight in ctx.layer.beside())
+            raise ctx.broken("no kernel for \x1b[31mthis\x1b[0m\nmore lines")
+        return gradient, None
+
+
+class Trainer:
+    """Steps over two layers, counts as trainers do, and takes its row numbers out of the batch."""
+
+    def __init__(self, writer=None):
+        torch.manual_seed(0)
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([Noisy(), Noisy()]).double()
+        self.model.layers[0].beside = self.model.layers[1].parameters
+        self.writer, self.seen, self.rows = writer, 0, []
+        self._metrics = {"train": defaultdict(list)}
+        self.losses: list[float] = []
+
+    def training_step(self, model, inputs):
+        self.rows.extend(inputs.pop("row"))
+        self.seen += 1
+        loss = sum(layer(inputs["x"]) for layer in model.layers)
+        self._metrics["train"]["loss"].append(loss.item())
+        loss.backward()
+        self.losses.append(loss.item())
+        return loss.detach()
+
+    def gradients(self):
+        return [weight.grad.clone() for weight in self.model.parameters()]
+
+
+class Told(list):
+    def write(self, kind: str, **payload: Any) -> None:
+        self.append((kind, payload))
+
+
+def compiler_fails(monkeypatch, trainer, broken):
+    """In place of the compiler: the layer's own call, which in the first layer fails as `broken` when differentiated."""
+
+    def compile_(function, **_):
+        def call(layer, *args, **kwargs):
+            layer.broken = broken if layer is trainer.model.layers[0] else None
+            try:
+                return function(layer, *args, **kwargs)
+            finally:
+                layer.broken = None
+
+        return call
+
+    monkeypatch.setattr(compiled.torch, "compile", compile_)
+
+
+def stepped(trainer, steps=2):
+    batch = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(7)
+    for step in range(steps):
+        trainer.training_step(trainer.model, {"x": batch, "row": [step]})
+    return trainer
+
+
+def test_plain_layers_take_over_from_the_state_in_which_the_step_began(monkeypatch, capsys):
+    plain, told = stepped(Trainer()), Told()
+    ours = Trainer(told)
+    compiler_fails(monkeypatch, ours, RuntimeError)
+    done = compiled.torch_compile(config(), ours, WHY)
+    assert (done.requested, done.effective) == ("auto", "inductor")
+    stepped(ours)
+    assert ours.model.layers[0].landed  # the other layer had its gradient when this one failed
+    # And yet: the same losses, gradients, random numbers and counts as if nothing had been compiled.
+    assert ours.losses == plain.losses
+    assert all(map(torch.equal, ours.gradients(), plain.gradients()))
+    assert (ours.rows, ours.seen, ours._metrics) == (plain.rows, plain.seen, plain._metrics)
+    assert isinstance(ours._metrics["train"], defaultdict)
+    entry = next(payload["entries"][0] for kind, payload in told if kind == "receipt")
+    assert (entry["requested"], entry["effective"], entry["count"]) == ("auto", "off", None)
+    assert "RuntimeError: no kernel for" in entry["detail"]
+    assert WHY in entry["detail"]
+    finding = next(payload for kind, payload in told if kind == "finding")
+    assert finding["severity"] == "warning"
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "\x1b" not in said + finding["message"] + entry["detail"]
+
+
+def test_who_asked_for_it_gets_the_compilers_error(monkeypatch):
+    trainer = Trainer()
+    compiler_fails(monkeypatch, trainer, RuntimeError)
+    compiled.torch_compile(config(), trainer)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        stepped(trainer)
+
+
+@pytest.mark.parametrize("broken", [torch.OutOfMemoryError, ModelError, KeyboardInterrupt])
+def test_what_is_no_failure_of_the_compiler_ends_the_run_under_auto_too(monkeypatch, broken):
+    trainer = Trainer()
+    compiler_fails(monkeypatch, trainer, broken)
+    compiled.torch_compile(config(), trainer, WHY)
+    with pytest.raises(broken):
+        stepped(trainer)
+
+
+def test_a_batch_that_plain_layers_cannot_compute_either_fails_with_its_own_error(monkeypatch):
+    trainer = Trainer()
+    compiler_fails(monkeypatch, trainer, None)
+    compiled.torch_compile(config(), trainer, WHY)
+    trainer.model.layers[0].up.weight.data = torch.randn(2, 2, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        stepped(trainer)
+
+
+def test_auto_without_layers_or_a_compiler_leaves_plain_layers_and_says_so(monkeypatch):
+    bare = compiled.torch_compile(config(), SimpleNamespace(model=torch.nn.Linear(2, 2)), WHY)
+    assert (bare.requested, bare.effective) == ("auto", "off")
+    assert "no decoder layers" in bare.detail
+    trainer = Trainer()
+    monkeypatch.setattr(compiled, "refusal", lambda: "torch needs a C compiler.")
+    assert "C compiler" in compiled.torch_compile(config(), trainer, WHY).detail
+    assert all("_compiled_call_impl" not in vars(layer) for layer in trainer.model.layers)
+
+
+def test_the_reason_stands_in_the_receipt_where_auto_left_it_off():
+    off = compiled.torch_compile(config(False), Trainer(), "there is no GPU")
+    assert (off.requested, off.effective, off.detail) == ("auto", "off", "there is no GPU")
+    assert compiled.torch_compile(config(False), Trainer()) is None
+
+
+def test_options_are_a_wish_for_it(monkeypatch):
+    monkeypatch.setattr(compiled, "refusal", lambda: "torch needs a C compiler.")
+    with pytest.raises(ModelError, match="C compiler"):
+        compiled.torch_compile(config(options={"shape_padding": True}), Trainer(), "torch_compile_options are given")

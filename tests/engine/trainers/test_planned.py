@@ -1,0 +1,75 @@
+"""What was chosen at the launch keeps its reason, and recomputation is chosen again where others hold the card's memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config.defaults import choices
+from engine.config.facts import Facts, model_facts
+from engine.config.files import dump
+from engine.config.schema import read, resolved
+from engine.hardware import GiB, parse_machine
+from engine.run.store import create
+from engine.trainers import planned
+from engine.trainers.planned import by_free_memory, reasons
+
+TIER, COMPILE = "memory.gradient_checkpointing", "kernels.torch_compile"
+MAPPING = {
+    "model": {"name": "Qwen/Qwen3-8B"}, "adapter": {"kind": "lora"}, "data": {"packing": True, "max_length": 2048},
+    "optim": {"per_device_train_batch_size": 4, "max_steps": 1000}, "kernels": {"use_cut_ce": True},
+}  # fmt: skip
+FACTS = Facts(machine=parse_machine("1xH100-80GB"), model=model_facts("Qwen/Qwen3-8B"))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """An 8B run on a card of 80 GB, as a launch stores it."""
+    monkeypatch.setattr(planned, "look_at", lambda *_, **__: FACTS)
+    config = read(MAPPING).config
+    return create(tmp_path, dump(resolved(config, FACTS)), {"auto": choices(config, FACTS)})
+
+
+def stored(run):
+    from engine.config.files import load
+
+    return read(load(run.config).mapping).config
+
+
+def test_a_run_keeps_why_auto_became_what_it_is(run):
+    config = stored(run)
+    why = reasons(run, config)
+    assert (config.kernels.torch_compile, config.memory.gradient_checkpointing) == (True, False)
+    assert "H100" in why[COMPILE]
+    assert "fit into 78.8 GiB" in why[TIER]
+    assert "optim.max_steps" not in why
+
+
+def test_what_was_changed_by_hand_since_then_is_asked_for(run):
+    run.config.write_text(run.config.read_text().replace("torch_compile: true", "torch_compile: false"))
+    assert COMPILE not in reasons(run, stored(run))
+
+
+def test_a_run_json_without_choices_has_no_reasons(tmp_path):
+    config = resolved(read(MAPPING).config, FACTS)
+    assert reasons(create(tmp_path, dump(config), {}), config) == {}
+
+
+@pytest.mark.parametrize(("free", "tier"), [(79, False), (50, "selective"), (40, "medium"), (23, True)])
+def test_more_is_computed_again_where_others_hold_the_cards_memory(run, tmp_path, free, tier):
+    config = stored(run)
+    found, why = by_free_memory(config, reasons(run, config), tmp_path, (free * GiB, int(79.2 * GiB)))
+    assert found.memory.gradient_checkpointing == tier
+    assert ("others hold" in why[TIER]) == (free < 79)
+    assert found.kernels == config.kernels
+
+
+def test_what_was_asked_for_stays_on_a_full_card(run, tmp_path):
+    config = stored(run)
+    assert by_free_memory(config, {}, tmp_path, (8 * GiB, 80 * GiB)) == (config, {})
+
+
+def test_several_processes_keep_what_was_chosen_for_all(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = stored(run)
+    why = reasons(run, config)
+    assert by_free_memory(config, why, tmp_path, (8 * GiB, 80 * GiB)) == (config, why)
