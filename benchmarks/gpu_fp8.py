@@ -2,6 +2,8 @@
 
     python benchmarks/gpu_fp8.py layers [--arms NAME ...] [--seconds 150] [--commit HASH] [--results FILE]
     python benchmarks/gpu_fp8.py learn [--steps 200] [--commit HASH] [--results FILE]
+    python benchmarks/gpu_fp8.py base [--steps 200] [--seeds 3] [--commit HASH] [--results FILE]
+    python benchmarks/gpu_fp8.py sizes [--commit HASH] [--results FILE]
 
 `layers`: four decoder layers of Qwen3-8B's shape (hidden 4096, MLP 12,288, 32 heads, 8 for keys and values) with random
 weights under a head of 2,048 words, 4 rows of 2,048 tokens; a step is forward, backward, clip and fused AdamW, whole
@@ -13,6 +15,12 @@ ms, the peak above what the arms hold, and the median ratio to bf16 of the same 
 `learn`: a model of 4 layers, hidden 512, on the bytes of this project's own Python files, 16 rows of 512, bf16 and both
 FP8 recipes on the same batches: first whole weights on the engine, then LoRA (r 16) on the tests, from what bf16 learned;
 what is compared is the mean loss of every 20 steps.
+
+`base`: as the second part of `learn`, with frozen layers rounded once (`model.quantization: fp8`), by as many seeds, each of
+its own adapter and batches, as bf16: the furthest that FP8 comes from bf16 of its seed, beside how far bf16's seeds lie apart.
+
+`sizes`: from which size on a layer gains: a norm and a frozen linear layer, compiled together, forward and input gradient of
+8,192 tokens, in bf16 and computed in FP8, in turn; and the relative error of both results against bf16's.
 """
 
 from __future__ import annotations
@@ -30,6 +38,7 @@ from _figures import Results, ratio, result_options
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from engine.models.fp8_base import Fp8BaseLinear, compute_in_fp8, rounded_rows
 from engine.models.stored_fp8 import Fp8Linear
 from engine.patches.compiled import compile_layers, decoder_layers
 from engine.patches.rounding import quantization_aware
@@ -45,12 +54,26 @@ SMALL = {
 }  # fmt: skip
 STORED = "stored"
 """In place of a recipe: the frozen weights are those of a model stored in FP8, blocks of 128, scaled in each product."""
+BASE = "base"
+"""In place of a recipe: the frozen layers are rounded once and multiply in FP8."""
+SIZES = [
+    (1024, 1024),
+    (1024, 3072),
+    (2048, 2048),
+    (2560, 1024),
+    (2560, 2560),
+    (4096, 1024),
+    (4096, 4096),
+    (4096, 12_288),
+]
+"""Inputs and outputs of layers, from those of a 0.6B model to those of an 8B one."""
 # (name, LoRA, recipe or None, compiled)
 ARMS = [
     ("LoRA bf16", True, None, True),
     ("LoRA fp8 tensorwise", True, "tensorwise", True),
     ("LoRA fp8 rowwise", True, "rowwise", True),
     ("LoRA on weights stored in FP8", True, STORED, True),
+    ("LoRA on an fp8 base", True, BASE, True),
     ("full bf16", False, None, True),
     ("full fp8 tensorwise", False, "tensorwise", True),
     ("full fp8 rowwise", False, "rowwise", True),
@@ -67,6 +90,7 @@ def model_of(
     lora: bool,
     compiled: bool,
     weights: dict[str, torch.Tensor] | None = None,
+    seed: int = 1,
 ) -> Any:
     """A model on the card with the same weights each time; with a recipe its layers are converted as a run does it."""
     torch.manual_seed(0)
@@ -76,12 +100,15 @@ def model_of(
         model.load_state_dict(weights)
     if recipe == STORED:
         store_in_fp8(model)
+    if recipe == BASE:
+        compute_in_fp8(model, least=0)
+        model.fp8_base.plain.clear()
     if lora:
         adapter = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         model = get_peft_model(model, adapter, autocast_adapter_dtype=False)
     trainer = SimpleNamespace(model=model.train())
-    if recipe not in (None, STORED):
+    if recipe not in (None, STORED, BASE):
         kernels = SimpleNamespace(quantization_aware="fp8", fp8_recipe_name=recipe)
         applied = quantization_aware(SimpleNamespace(kernels=kernels), trainer)
         say(f"  {applied.count} {applied.detail}" if applied else "  nothing converted")
@@ -140,7 +167,7 @@ def batch(number: int) -> torch.Tensor:
 
 def layers(options: argparse.Namespace, results: Results) -> None:
     until = time.monotonic() + options.seconds
-    for first, count in ((0, 4), (7, 2), (4, 3)):
+    for first, count in ((0, 5), (8, 2), (5, 3)):
         plain, *others = ARMS[first : first + count]
         chosen = [arm for arm in others if not options.arms or arm[0] in options.arms]
         if not chosen:
@@ -180,13 +207,13 @@ def text_of(pattern: str) -> torch.Tensor:
     return torch.frombuffer(text, dtype=torch.uint8).long().cuda()
 
 
-def curve(model: Any, text: torch.Tensor, steps: int, rate: float, others: bool) -> list[float]:
-    """Mean loss of every 20 steps; with `others` of other batches than usual, for what chance alone does."""
+def curve(model: Any, text: torch.Tensor, steps: int, rate: float, first: int) -> list[float]:
+    """Mean loss of every 20 steps; `first` is the number of the first batch, the same ones from the same number on."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=rate, fused=True)
     losses = []
     for number in range(steps):
-        generator = torch.Generator("cuda").manual_seed(number + (10_000 if others else 0))
+        generator = torch.Generator("cuda").manual_seed(number + first)
         starts = torch.randint(len(text) - 512, (16, 1), device="cuda", generator=generator)
         ids = text[starts + torch.arange(512, device="cuda")]
         for group in optimizer.param_groups:
@@ -210,7 +237,7 @@ def learn(options: argparse.Namespace, results: Results) -> None:
         for name in ("bf16", "bf16, other batches", "fp8 tensorwise", "fp8 rowwise"):
             recipe = name.removeprefix("fp8 ") if name.startswith("fp8") else None
             model = model_of(SMALL, recipe, lora=lora, compiled=True, weights=learned)
-            means = curve(model, tests if lora else code, options.steps, 1e-3, "other" in name)
+            means = curve(model, tests if lora else code, options.steps, 1e-3, 10_000 if "other" in name else 0)
             plain.setdefault(lora, means)
             apart = max(abs(a - b) / b for a, b in zip(means, plain[lora], strict=True))
             kind = "LoRA" if lora else "full"
@@ -222,20 +249,77 @@ def learn(options: argparse.Namespace, results: Results) -> None:
         learned = trained
 
 
+def base(options: argparse.Namespace, results: Results) -> None:
+    code, tests = text_of("engine/**/*.py"), text_of("tests/**/*.py")
+    whole = model_of(SMALL, None, lora=False, compiled=True)
+    means = curve(whole, code, options.steps, 1e-3, 0)
+    say(f"whole weights, bf16: {means[0]:.4f} to {means[-1]:.4f}")
+    learned = {key: value.detach().clone() for key, value in whole.state_dict().items()}
+    found: dict[str, list[list[float]]] = {"bf16": [], "fp8 base": []}
+    for seed in range(options.seeds):
+        for name, curves in found.items():
+            recipe = BASE if name == "fp8 base" else None
+            model = model_of(SMALL, recipe, lora=True, compiled=True, weights=learned, seed=seed + 1)
+            curves.append(curve(model, tests, options.steps, 1e-3, 10_000 * seed))
+            say(f"seed {seed} {name:9} {' '.join(f'{value:.4f}' for value in curves[-1])}")
+    spread = max((max(each) - min(each)) / min(each) for each in zip(*found["bf16"], strict=True))
+    for seed, (ours, plain) in enumerate(zip(found["fp8 base"], found["bf16"], strict=True)):
+        off = [a / b - 1 for a, b in zip(ours, plain, strict=True)]
+        words = f"from {min(off):+.2%} to {max(off):+.2%} off bf16 of its seed; bf16's seeds lie {spread:.2%} apart"
+        say(f"seed {seed}: fp8 base {words}")
+        shape = f"hidden 512, 4 layers, {options.steps} steps; loss {ours[0]:.3f} to {ours[-1]:.3f}; {words}"
+        results.add("fp8_base_learn", shape, f"LoRA on an fp8 base, seed {seed}")
+
+
+def sizes(options: argparse.Namespace, results: Results) -> None:
+    for columns, rows in SIZES:
+        torch.manual_seed(0)
+        plain = torch.nn.Linear(columns, rows, bias=False, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
+        layers = {"bf16": plain, "fp8 base": Fp8BaseLinear(plain, *rounded_rows(plain.weight.data))}
+        norm = torch.nn.RMSNorm(columns, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
+        x = torch.randn(8192, columns, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        gradient = torch.randn(8192, rows, device="cuda", dtype=torch.bfloat16)
+        calls = {name: torch.compile(torch.nn.Sequential(norm, layer), dynamic=False) for name, layer in layers.items()}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        made: dict[str, list[torch.Tensor]] = {}
+        for turn in range(23):
+            for name, call in calls.items():
+                begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                torch.cuda._sleep(4_000_000)  # so that the host has launched all before the device begins
+                begun.record()
+                out = call(x)
+                (back,) = torch.autograd.grad(out, x, gradient)
+                ended.record()
+                ended.synchronize()
+                made[name] = [out.detach(), back]
+                if turn >= 3:
+                    times[name].append(begun.elapsed_time(ended))
+        middle, low, high = ratio(list(zip(times["fp8 base"], times["bf16"], strict=True)))
+        errors = [
+            ((a - b).float().norm() / b.float().norm()).item() for a, b in zip(*reversed(made.values()), strict=True)
+        ]
+        words = f"ratio {middle:.3f} [{low:.3f}, {high:.3f}]; error {errors[0]:.2%} forward, {errors[1]:.2%} backward"
+        ms = statistics.median(times["fp8 base"]), statistics.median(times["bf16"])
+        say(f"{columns:6} to {rows:6}: fp8 {ms[0]:.3f} ms, bf16 {ms[1]:.3f} ms, {words}")
+        results.add("fp8_base_layer", f"{columns} to {rows}, 8,192 tokens; {words}", "fp8 base", ms=times["fp8 base"])
+    torch._dynamo.reset()
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["layers", "learn"])
+    parser.add_argument("what", choices=["layers", "learn", "base", "sizes"])
     parser.add_argument("--seconds", type=float, default=150, help="after so long each kind takes eight rounds alone")
     parser.add_argument("--arms", nargs="*", help="of `layers`, these alone beside bf16")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3, help="of `base`")
     result_options(parser)
     options = parser.parse_args()
     results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
-    {"layers": layers, "learn": learn}[options.what](options, results)
+    {"layers": layers, "learn": learn, "base": base, "sizes": sizes}[options.what](options, results)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ LoRA r=16 on all linear layers of a Qwen3 shape (with --full every weight of it)
 4 sequences of 2,048 tokens a step (16 answers of 64 tokens where a method generates). The plain trainer of each method is
 that of `_peers.py`; where no library has one (PPO, stored probabilities of a teacher), or it is not installed, features are
 measured against ours without them. All arms of a method share the
-frozen base and train at the same time, each in a thread of its own: a step of one, then a step of the next, in an order
-that turns, so what slows the card down slows all. Each runs its trainer's own loop, ours with events, receipt and
+frozen base (those named `fp8 base` round its layers to a copy of their own) and train at the same time, each in a thread of
+its own: a step of one, then a step of the next, in an order that turns, so what slows the card down slows all. Each runs its trainer's own loop, ours with events, receipt and
 telemetry. Times are from the release of a trainer to the end of its step on the device, or of its `--window` of steps;
 the ratio is that of the medians, its 95 % interval from drawing the rounds again. The peak is what an arm alone would
 take: its weights, its optimizer and its step. Loss and gradient norm of the first step, from one seed, are compared with
@@ -57,6 +57,7 @@ from engine.data.collate import collator_for
 from engine.data.look import look_at
 from engine.errors import WorkbenchError
 from engine.models.adapters import add_adapter, lora_config
+from engine.models.fp8_base import compute_in_fp8
 from engine.models.load import LOADERS
 from engine.patches.plan import Patches
 from engine.run.control import Controls
@@ -94,14 +95,19 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
     "none": {"memory.gradient_checkpointing": False},
+    "fp8 base": {**ON, "model.quantization": "fp8"},
+    "fp8 base, none": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": False},
+    "fp8 base, medium": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": "medium"},
+    "fp8 base, eager": {"kernels.use_cut_ce": True, "model.quantization": "fp8"},
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},
 }
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `ours` the same settings with no feature on."""
 WARM = 3
-NEAR = {"float32": 1e-4, "bfloat16": 5e-2}
-"""How far loss and gradient norm of a first step may lie from the first arm's, relative to it: two orders of rounding."""
+NEAR = {"float32": 1e-4, "bfloat16": 5e-2, "fp8": 2e-1}
+"""How far loss and gradient norm of a first step may lie from the first arm's, relative to it: two orders of rounding, and
+of FP8 a few of its roundings."""
 CARD = torch.cuda.is_available()
 
 
@@ -188,8 +194,10 @@ class Arm:
 
     def alone(self) -> float:
         """MiB that the arm would take at its peak with the card to itself."""
+        model = self.trainer.model
         weights = {
-            p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in self.trainer.model.parameters()
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+            for each in (*model.parameters(), *model.buffers())
         }
         states = self.trainer.optimizer.state.values() if self.trainer.optimizer is not None else ()
         held = sum(value.nbytes for state in states for value in state.values() if isinstance(value, torch.Tensor))
@@ -237,7 +245,12 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
 
 def precision(options: argparse.Namespace) -> str:
     """Of the base and of what is trained."""
-    return "float32" if options.shape == "tiny" else "bfloat16"
+    return "float32" if options.shape == "tiny" and not any(map(in_fp8, options.arms)) else "bfloat16"
+
+
+def in_fp8(arm: str) -> bool:
+    """Whether the arm rounds its own copy of the frozen layers to FP8."""
+    return ARMS[arm].get("model.quantization") == "fp8"
 
 
 class Builder:
@@ -280,7 +293,10 @@ class Builder:
         place = Path(tempfile.mkdtemp(dir=self.folder.parent))
         if name in ("plain", "default"):
             return Arm(name, self.theirs(config, place, name == "default"), lambda: None, "", self.options.window)
-        model = add_adapter(self.base(), config)
+        model = self.base()
+        if in_fp8(name):
+            compute_in_fp8(model, least=0 if self.options.shape == "tiny" else None)
+        model = add_adapter(model, config)
         patches = Patches(config, place)
         patches.on_model(model)
         run = create(place, as_yaml({"version": 1}), {})
@@ -343,7 +359,9 @@ def compare(options: argparse.Namespace, method: str, names: list[str], until: f
                 continue
             arms.append(arm)
             apart = arm.apart(arms[0])
-            agrees = apart <= NEAR[precision(options)] or name == "default"  # which computes in another precision
+            agrees = (
+                apart <= NEAR["fp8" if in_fp8(name) else precision(options)] or name == "default"
+            )  # which computes in another precision
             sound = sound and agrees
             say(
                 f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, first loss "
