@@ -24,6 +24,12 @@ class WorkbenchError(Exception):
         if exit_code is not None:
             self.exit_code = exit_code
 
+    @property
+    def told(self) -> str:
+        """Message and hint one after the other, where there is one line for both."""
+        stop = "." if self.hint and not self.message.endswith((".", "?", ":")) else ""
+        return f"{self.message}{stop} {self.hint}".strip()
+
 
 class UsageError(WorkbenchError):
     """The call itself is off: a wrong argument, an unfit terminal."""

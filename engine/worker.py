@@ -62,7 +62,7 @@ def _cause(problem: Exception) -> tuple[str, str]:
     import torch
 
     if isinstance(problem, WorkbenchError):
-        return "error", visible(redact(f"{problem.message} {problem.hint}".strip()))
+        return "error", visible(redact(problem.told))
     if isinstance(problem, torch.cuda.OutOfMemoryError):
         return (
             "cuda_oom",

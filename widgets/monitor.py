@@ -208,7 +208,7 @@ class MonitorPart(Part):
                 return "resuming"
             problem = job.exception()
             if isinstance(problem, WorkbenchError):
-                return shown(f"{problem.message} {problem.hint}".strip())
+                return shown(problem.told)
             if problem is not None:
                 return shown(f"{type(problem).__name__}: {problem}")
             del self._resuming[run]

@@ -123,7 +123,7 @@ class PreviewPart(Part):
             return told
         problem = self._ticket.error
         if problem is not None:
-            return {**told, "words": "", "rows": [], "error": shown(f"{problem.message} {problem.hint}".strip())}
+            return {**told, "words": "", "rows": [], "error": shown(problem.told)}
         found = self._ticket.result(0)
         if not found["rows"]:
             return {**told, "words": "", "rows": [], "error": "No row fits."}

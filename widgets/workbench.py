@@ -60,7 +60,7 @@ class LaunchPart(Part):
         if problem is None:
             return {"done": True, "run": job.result().id}
         if isinstance(problem, WorkbenchError):
-            return {"done": True, "run": "", "error": shown(f"{problem.message} {problem.hint}".strip())}
+            return {"done": True, "run": "", "error": shown(problem.told)}
         return {"done": True, "run": "", "error": shown(f"The run could not be started: {problem}")}
 
     def close(self) -> None:

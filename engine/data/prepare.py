@@ -234,10 +234,11 @@ def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
         bases = [plan.base(number) for number in range(len(plan.sources))]
         number = max(index for index, base in enumerate(bases) if base <= too_long[0])
         index = too_long[0] - bases[number]
+        alone = len(too_long) == 1
+        others = "" if alone else f"{len(too_long):,} of {counts.read:,} rows are, the longest with "
         raise plan.sources[number].rows.error(
             index,
-            f"row {index} is longer than data.max_length {plan.max_length}, as are {len(too_long)} of {counts.read} rows "
-            f"(the longest has {counts.longest} tokens)",
+            f"row {index:,} is longer than data.max_length {plan.max_length} ({others}{counts.longest:,} tokens)",
             "Set data.excess_length to drop or truncate, or raise data.max_length.",
         )
     if not counts.kept:

@@ -51,7 +51,7 @@ def preview(
         "fingerprint": "",
         "total": _total(plan),
         "sources": [_described(source) for source in plan.sources],
-        "template": plan.template_name if plan.template else None,
+        "template": plan.template_name if plan.template and any(map(_in_turns, plan.sources)) else None,
         "warnings": [],
     }
     if plan.packing:
@@ -228,7 +228,7 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     row = kept[0] if kept else row
     row["left_out"] = ""
     if row.get("rejected_for"):
-        row["left_out"] = f"{row['length']} tokens are more than data.max_length {plan.max_length}"
+        row["left_out"] = f"{row['length']:,} tokens are more than data.max_length {plan.max_length}"
     elif not kept:
         row["left_out"] = next((words for name, words in _REASONS.items() if getattr(counts, name)), _REASONS["masked"])
     row["trained"] = 0 if shape.flaw(row) else shape.trained(row)
@@ -324,6 +324,11 @@ def _total(plan: Plan) -> int | None:
     if any(count is None for count in counts):
         return None
     return sum(min(count or 0, limit or 1 << 62) for count, limit in zip(counts, limits, strict=True))
+
+
+def _in_turns(source: Source) -> bool:
+    """Whether the rows go through the chat template: plain texts, ids and the texts of an embedding do not."""
+    return source.detection.format not in ("text", "tokens", "embedding")
 
 
 def _described(source: Source) -> dict[str, Any]:

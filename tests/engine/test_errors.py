@@ -77,3 +77,16 @@ def test_exit_codes_and_places() -> None:
     place = DataError("must be JSON", "mend it", path="a.jsonl", line=3, column=5)
     assert place.message == "a.jsonl:3:5: must be JSON"
     assert (place.hint, place.line) == ("mend it", 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "hint", "told"),
+    [
+        ("rows.jsonl:2: row 1 is too long (97 tokens)", "Raise data.max_length.",
+         "rows.jsonl:2: row 1 is too long (97 tokens). Raise data.max_length."),
+        ("The disk is full.", "Free some space.", "The disk is full. Free some space."),
+        ("run a-0001 is finished", "", "run a-0001 is finished"),
+    ],
+)  # fmt: skip
+def test_message_and_hint_on_one_line_are_two_sentences(message: str, hint: str, told: str) -> None:
+    assert WorkbenchError(message, hint).told == told

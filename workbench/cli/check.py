@@ -47,7 +47,8 @@ def command(file: Path, machine: str | None, with_data: bool, as_json: bool) -> 
     if problem:
         from engine.config.findings import RANK, say
 
-        findings.append(replace(say("data", problem, severity="error"), rule="data-cannot-be-prepared"))
+        place, sentence = _placed(problem)
+        findings.append(replace(say(place, sentence, severity="error"), rule="data-cannot-be-prepared"))
         findings.sort(key=lambda finding: RANK[finding.severity])
     bad = any(finding.severity == "error" for finding in findings)
     if as_json:
@@ -58,6 +59,14 @@ def command(file: Path, machine: str | None, with_data: bool, as_json: bool) -> 
     show(findings, document.lines)
     click.echo(f"{visible(str(file))}: {count_in_words(findings)}{_judged_for(facts.machine)}")
     return int(bad)
+
+
+def _placed(problem: str) -> tuple[str, str]:
+    """The setting that the sentence itself begins with, and the rest; else it is about the data as a whole."""
+    from engine.config.schema import fields
+
+    place, _, rest = problem.partition(": ")
+    return (place, rest) if place in fields else ("data", problem)
 
 
 def _judged_for(machine: Any) -> str:
@@ -79,7 +88,7 @@ def _counts(mapping: dict[str, Any], base: Path, *, quiet: bool) -> tuple[Any, s
             ticket.cancel()
             raise click.Abort from None
         except WorkbenchError as problem:
-            return None, " ".join(filter(None, (problem.message, problem.hint)))
+            return None, problem.told
     known = {name: found[name] for name in DataFacts.__dataclass_fields__ if found.get(name) is not None}
     if isinstance(known.get("lengths"), list):
         known["lengths"] = tuple(known["lengths"])

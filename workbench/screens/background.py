@@ -218,7 +218,7 @@ class Background:
                 facts = placed(completed(known, config, base), base)
                 run = start(mapping, facts, explicit, source)
             except WorkbenchError as error:
-                problem = f"{error.message} {error.hint}".strip()
+                problem = error.told
             except OSError as error:
                 problem = f"The run could not be started: {error}."
             app.call_from_thread(then, run, problem)

@@ -397,7 +397,7 @@ class MonitorScreen(Screen[None]):
         try:
             name = control.request(self.folder, do, by="the app")
         except WorkbenchError as problem:
-            self._tell(f"{problem.message} {problem.hint}".strip())
+            self._tell(problem.told)
             return
         self._asked = (name, do, time.monotonic())
         self._draw()
@@ -439,6 +439,6 @@ def resumed_words(folder: RunFolder) -> str:
     try:
         newest, skipped = launch.resume(folder)
     except WorkbenchError as problem:
-        return f"{problem.message} {problem.hint}".strip()
+        return problem.told
     words = f"{folder.id} goes on from {newest.name}" if newest else f"{folder.id} starts again from the beginning"
     return words + "".join(f"; {path.name} was passed over ({reason})" for path, reason in skipped[:3])

@@ -356,7 +356,7 @@ def deleted_words(run: RunFolder) -> str:
     try:
         delete(run)
     except WorkbenchError as problem:
-        return f"{problem.message} {problem.hint}".strip()
+        return problem.told
     return f"{run.id} is deleted."
 
 

@@ -74,6 +74,10 @@ def _whole(facts: Facts) -> bool:
     return fields.run.grace_seconds.path in facts.given and fields.kernels.kernel_auto_compose.path in facts.given
 
 
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' if count != 1 else ''}"
+
+
 @rule(reads=(fields.run.save_steps, *_LENGTH))
 def a_checkpoint_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     steps, path = total_steps(config, facts), fields.run.save_steps.path
@@ -84,7 +88,7 @@ def a_checkpoint_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[F
         severity = "warning" if steps > 50 else "hint"
         yield must(
             path,
-            f"less than the {steps:,} steps of the run",
+            f"less than the {_steps(steps)} of the run",
             config.run.save_steps,
             todo,
             severity="warning" if severity == "warning" else "hint",
@@ -98,7 +102,7 @@ def an_evaluation_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[
     if config.data.eval and steps is not None and every != "auto" and every > steps:
         yield must(
             path,
-            f"at most the {steps:,} steps of the run",
+            f"at most the {_steps(steps)} of the run",
             every,
             "Otherwise it never happens.",
             fix=Fix("ten times a run", {path: "auto"}),

@@ -135,9 +135,8 @@ def test_by_default_a_long_row_stops_the_launch_with_its_place(
     write: Write, make_config: Config, minimind: Any
 ) -> None:
     path = write([_chat("short?", "yes"), _chat("long?", LONG), _chat("long too?", LONG)])
-    with pytest.raises(
-        DataError, match=r"rows\.jsonl:2: row 1 is longer than data.max_length 48, as are 2 of 3 rows"
-    ) as caught:
+    words = r"row 1 is longer than data.max_length 48 \(2 of 3 rows are, the longest with \d+ tokens\)"
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: " + words) as caught:
         prepare(make_config(path, max_length=48), minimind)
     assert "data.excess_length" in caught.value.hint
 
@@ -493,3 +492,23 @@ def test_a_verdict_stands_at_the_end_of_its_step(write: Write, make_config: Conf
         prepare(make_config(write([{**row, "labels": [1, 1]}]), method="prm"), minimind)
     with pytest.raises(DataError, match="there are 2 steps and 1 labels"):
         prepare(make_config(write([{**row, "labels": [1]}]), method="prm"), minimind)
+
+
+@pytest.mark.parametrize(
+    ("method", "rows", "named"),
+    [
+        ("sft", [_chat("a?", "b")], True),
+        ("pretrain", [{"text": "Once upon a time."}], False),
+        ("embedding", [{"sentence1": "a cat", "sentence2": "a pet", "score": 4.5}], False),
+    ],
+)
+def test_the_preview_names_a_template_only_where_one_is_used(
+    method: str, rows: list[dict[str, Any]], named: bool, write: Write, make_config: Config, minimind: Any
+) -> None:
+    from engine.data.preview import preview
+
+    found = preview(make_config(write(rows), method=method), minimind, {"kind": "index", "index": 0})
+    assert bool(found["template"]) is named
+    assert (
+        any(token["text"] == "<|im_start|>" for part in found["rows"][0]["parts"].values() for token in part) is named
+    )

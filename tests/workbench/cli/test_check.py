@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from engine.errors import ConfigUnreadable, UsageError, WorkbenchError
-from workbench.cli.check import command
+from workbench.cli.check import _placed, command
 
 GOOD = "model:\n  name: builtin/tiny\n  dtype: float32\ndata:\n  train:\n    - path: builtin/dates\n"
 
@@ -163,6 +163,14 @@ def test_help_imports_no_pydantic() -> None:
         "sys.exit(', '.join({'pydantic', 'ruamel', 'textual', 'torch'} & set(sys.modules)) or None)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("problem", "place"),
+    [("model.name: the tokenizer is neither here nor there.", "model.name"), ("/rows.jsonl:2: not JSON.", "data")],
+)
+def test_a_problem_of_the_rows_is_placed_once(problem: str, place: str) -> None:
+    assert _placed(problem) == (place, problem.removeprefix(f"{place}: "))
 
 
 @pytest.mark.slow
