@@ -27,7 +27,8 @@ class Memory(Section):
 
     activation_offloading: Annotated[Literal["cpu", "disk"] | None, Expert] = None
     """Move intermediate results until they are needed: `cpu` to the host's memory, beside the computation, and `disk` to a
-    private file in the run folder, which costs the time that the disk takes."""
+    private file in the run folder (or below $WORKBENCH_SCRATCH, where that names a faster disk), which costs the time that
+    the disk takes."""
 
     layer_offloading: Annotated[bool, Expert] = False
     """Keep the frozen weights of the layers in the host's memory and bring them to the card one layer ahead, forward and

@@ -3,11 +3,13 @@
 One file holds all of them, opened for its owner alone in a private folder and unlinked at once: it has no name that
 another process could open, plant or leave behind, and the kernel frees it when the descriptor closes, whatever ends the
 process. It holds raw bytes of known length, so reading it can run nothing. Weights and small tensors stay where they
-are; a tensor that several operations save is written once.
+are; a tensor that several operations save is written once. The folder lies in the run's own or, where the machine has a
+faster disk than that, below $WORKBENCH_SCRATCH; no config can name another place. Messages show last parts of paths alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -19,10 +21,12 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from engine.errors import WorkbenchError
+from engine.errors import WorkbenchError, visible
 
 FOLDER = "scratch"
 """One of these a process, its rank behind it, in the run folder."""
+ELSEWHERE = "WORKBENCH_SCRATCH"
+"""The environment's word for a folder to hold all runs' scratch folders."""
 SMALLEST = 16 << 10
 """Bytes below which a tensor stays in memory: moving it costs a call and saves next to nothing."""
 
@@ -33,11 +37,7 @@ class Scratch:
     def __init__(self, inside: Path, rank: int = 0) -> None:
         clear(inside, rank)
         self.folder = _folder(inside, rank)
-        os.mkdir(self.folder, 0o700)
-        place = self.folder / "activations"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(place, flags, 0o600)
-        os.unlink(place)
+        self._file = _nameless(self.folder)
         self._end = self._alive = 0
 
     def write(self, content: memoryview) -> int:
@@ -50,7 +50,7 @@ class Scratch:
                 done += os.pwrite(self._file, content[done:], place + done)
         except OSError as problem:
             raise WorkbenchError(
-                f"memory.activation_offloading: the folder {FOLDER} of the run cannot take {len(content):,} bytes more "
+                f"memory.activation_offloading: the folder {visible(self.folder.name)} cannot take {len(content):,} bytes more "
                 f"({problem.strerror}).",
                 "Make room on that disk, or set activation_offloading to cpu or leave it out.",
             ) from problem
@@ -80,7 +80,31 @@ class Scratch:
 
 
 def _folder(inside: Path, rank: int) -> Path:
-    return inside / f"{FOLDER}-{rank}"
+    """In the run folder, or below $WORKBENCH_SCRATCH by a name that only this run has."""
+    elsewhere = os.environ.get(ELSEWHERE)
+    if not elsewhere:
+        return inside / f"{FOLDER}-{rank}"
+    run = inside.absolute()
+    mark = hashlib.sha256(os.fsencode(run)).hexdigest()[:12]
+    return Path(elsewhere).absolute() / f"{run.name}-{mark}-{FOLDER}-{rank}"
+
+
+def _nameless(folder: Path) -> int:
+    """A descriptor of a new file in this new folder, which only its owner can open and no name leads to."""
+    place = folder / "activations"
+    try:
+        os.mkdir(folder, 0o700)
+        opened = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        elsewhere = ELSEWHERE in os.environ
+        where = f"${ELSEWHERE} ({visible(folder.parent.name)})" if elsewhere else "the run folder"
+        way_out = (
+            f"Let {ELSEWHERE} name a folder that you can write to, or unset it." if elsewhere else "Mend its rights."
+        )
+        sentence = f"memory.activation_offloading: no scratch folder can be made in {where}: {problem.strerror}."
+        raise WorkbenchError(sentence, way_out) from problem
+    os.unlink(place)
+    return opened
 
 
 def clear(inside: Path, rank: int = 0) -> None:
@@ -88,15 +112,21 @@ def clear(inside: Path, rank: int = 0) -> None:
     folder = _folder(inside, rank)
     try:
         mode = os.lstat(folder).st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     if not stat.S_ISDIR(mode):
         raise WorkbenchError(
-            f"memory.activation_offloading: {folder.name} in the run folder must be a folder of the run's own; it leads "
-            "elsewhere.",
+            f"memory.activation_offloading: {visible(folder.name)} must be a folder of the run's own; it leads elsewhere.",
             "Remove it and start again.",
         )
-    shutil.rmtree(folder)
+    try:
+        shutil.rmtree(folder)
+    except OSError as problem:
+        raise WorkbenchError(
+            f"memory.activation_offloading: {visible(folder.name)} of an earlier start cannot be removed: "
+            f"{problem.strerror}.",
+            "Remove it and start again.",
+        ) from problem
 
 
 class _Parked:

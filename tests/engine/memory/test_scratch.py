@@ -116,6 +116,40 @@ def test_a_link_out_of_the_run_is_refused_by_its_last_part_alone(tmp_path):
     assert (outside / "kept").read_text() == "kept"
 
 
+def test_a_machines_own_disk_holds_the_scratch_of_each_run_apart(tmp_path, monkeypatch):
+    fast = tmp_path / "fast"
+    fast.mkdir()
+    monkeypatch.setenv("WORKBENCH_SCRATCH", str(fast))
+    first, second = Scratch(tmp_path / "runs" / "a-0001"), Scratch(tmp_path / "others" / "a-0001")
+    assert {first.folder.parent, second.folder.parent} == {fast}
+    assert first.folder != second.folder
+    assert stat.S_IMODE(os.stat(first.folder).st_mode) == 0o700
+    again = Scratch(tmp_path / "runs" / "a-0001")  # as after a kill: the same place, anew
+    assert again.folder == first.folder
+    second.close()
+    again.close()
+    assert list(fast.iterdir()) == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_scratch_disk_that_is_no_folder_or_leads_elsewhere_is_named_by_its_last_part(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_SCRATCH", str(tmp_path / "gone"))
+    with pytest.raises(WorkbenchError) as refused:
+        Scratch(tmp_path)
+    assert "WORKBENCH_SCRATCH (gone): No such file" in refused.value.message
+    assert str(tmp_path) not in refused.value.message + refused.value.hint
+    (tmp_path / "gone").mkdir()
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    scratch = Scratch(tmp_path)
+    scratch.close()
+    scratch.folder.symlink_to(kept)
+    with pytest.raises(WorkbenchError, match="leads elsewhere") as refused:
+        Scratch(tmp_path)
+    assert str(tmp_path) not in refused.value.message
+    assert kept.is_dir()
+
+
 def test_a_killed_run_leaves_no_bytes_and_the_next_start_no_folder(tmp_path):
     code = (
         "import os, signal, sys; from pathlib import Path; from engine.memory.scratch import Scratch\n"
