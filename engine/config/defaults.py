@@ -67,6 +67,8 @@ TIERS_PAY = 2e12
 
 
 def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    is_compiled = _compiled(config, facts)
+    config = config.model_copy(update={"kernels": config.kernels.model_copy(update={"torch_compile": is_compiled})})
     plain = footprint.memory(config, facts, checkpointing=False)
     room = footprint.device_bytes(config, facts)
     if plain is None or room is None:
@@ -83,7 +85,7 @@ def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if (
         facts.machine is not None
         and facts.machine.gpus
-        and not _compiled(config, facts)
+        and not is_compiled
         and (footprint.layer_operations(config, facts) or 0) < TIERS_PAY
     ):
         return True, f"{without}; layers of this size are computed again sooner than chosen from"

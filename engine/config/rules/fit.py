@@ -49,10 +49,9 @@ def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 def needed(config: RunConfig, facts: Facts) -> int | None:
     """Bytes at the peak, with `auto` resolved; nothing while the model is not known."""
-    checkpointing = config.memory.gradient_checkpointing
-    if checkpointing == "auto":
-        checkpointing = resolved(config, facts).memory.gradient_checkpointing
-    classes = footprint.memory(config, facts, checkpointing=checkpointing)
+    if "auto" in (config.memory.gradient_checkpointing, config.kernels.torch_compile):
+        config = resolved(config, facts)
+    classes = footprint.memory(config, facts, checkpointing=config.memory.gradient_checkpointing)
     return None if classes is None else sum(classes.values())
 
 
