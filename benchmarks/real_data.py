@@ -1,4 +1,4 @@
-"""The main job on real rows: ten kinds of run, three seeds each, a frozen control, and one run killed and taken up again.
+"""The main job on real rows: eleven kinds of run, three seeds each, a frozen control, and one run killed and taken up again.
 
     WORKBENCH_TEST_DATA=FOLDER python benchmarks/real_data.py [--only WORDS] [--runs FOLDER] [--check]
                                                               [--results FILE --commit HASH]
@@ -12,8 +12,9 @@ and weights of the unbroken one, bit for bit (on a CPU).
 
 DPO on solutions alone is measured on the pairs that it learns from: right and wrong ones differ by their arithmetic and
 by nothing else (a bag of words trained on four fifths of the pairs is right on 52 to 55 % of the rest), which a model of
-half a million weights cannot check. What DPO teaches of a task that such a model can do is measured on right and wrong
-dates, on days that no pair held.
+half a million weights cannot check. On pairs held out its loss is measured together with the likelihood of the chosen
+solutions (`rpo_alpha`), which is what falls there. What DPO teaches of a task that such a model can do is measured on
+right and wrong dates, on days that no pair held.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ JOBS = (
     Job("sft lora gsm8k", "tinystories", "gsm8k", 50, 1e-2, LORA | SHORT),
     Job("sft lora alpaca", "tinystories", "alpaca", 50, 1e-2, LORA | SHORT),
     Job("dpo lora gsm8k", "sft full gsm8k", "pairs", 24, 1e-2, LORA),
+    Job("dpo lora gsm8k, with likelihood", "tinystories", "held-out pairs", 60, 1e-2, LORA | SHORT, batch=8),
     Job("sft full alpaca", "builtin/tiny", "alpaca", 30, 5e-3, FULL),
     Job("dpo full gsm8k", "sft full gsm8k", "pairs", 24, 1e-3, FULL),
     Job("sft full dates", "builtin/tiny", "dates", 200, 4e-3, FULL | {"model.tokenizer": None}, batch=64),
@@ -107,6 +109,10 @@ class Rows:
             train = held_out = self._scratch / "pairs.jsonl"
             train.write_text("".join(lines[:32]), "utf-8")
             chat |= {"method.kind": "dpo", "data.max_length": 160}
+        elif name == "held-out pairs":
+            lines = (self._data / "gsm8k/preference_pairs.jsonl").read_text("utf-8").splitlines(keepends=True)
+            train, held_out = self._split(lines, name, 48)
+            chat = {"method.kind": "dpo", "method.beta": 0.01, "method.rpo_alpha": 1.0}
         else:
             lines = (self._data / "tinyshakespeare/input_first_900k.txt").read_text("utf-8").splitlines(keepends=True)
             train, held_out = self._split(lines, name, 1000)
@@ -252,7 +258,7 @@ class Bench:
 
 
 def _slug(name: str) -> str:
-    return name.replace(" ", "-")
+    return name.replace(",", "").replace(" ", "-")
 
 
 def _wait(ready: Callable[[], bool], seconds: float) -> None:
