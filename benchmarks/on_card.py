@@ -57,6 +57,12 @@ def method(kind: str, shape: str, seconds: int, *arms: str) -> Part:
     return bench(f"{kind}-{shape}" + ("-offloaded" if arms else ""), seconds, "gpu_methods", *options)
 
 
+def sft(name: str, seconds: int, rounds: int, *arms: str) -> Part:
+    """A part of `gpu_methods.py`: these arms of supervised fine-tuning at 8B."""
+    options = ("--shape", "8b", "--rounds", str(rounds), "--seconds", str(seconds - 30), "--arms", *arms)
+    return bench(name, seconds, "gpu_methods", *options)
+
+
 TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(HERE.parent / "tests"))
 KINDS = (
     "sft", "dpo", "kto", "grpo", "ppo", "reward", "embedding", "ipo", "simpo", "orpo", "gdpo", "prm", "pretrain", "distill",
@@ -70,11 +76,16 @@ PARTS = (
     bench("whole-8b", 150, "whole_step", "step_8b_lora", "--seconds", "120"),
     bench("whole-short", 105, "whole_step", "step_8b_lora_short", "--seconds", "75", "--profile", "cut, compiled"),
     bench("whole-0.6b", 105, "whole_step", "step_06b_full", "--seconds", "75"),
-    *(method(kind, "0.6b", 75) for kind in KINDS),
+    sft("fp8-base-8b", 140, 12, "cut, compiled", "fp8 base", "cut, compiled, none", "fp8 base, none"),
+    sft("lora-8b", 90, 8, "ours", "lora", "cut", "cut, lora", "cut, compiled"),
     *(method(kind, "8b", 150) for kind in KINDS),
+    *(method(kind, "0.6b", 75) for kind in KINDS),
+    bench("lora", 100, "lora_projections", "--seconds", "60", "--rounds", "15"),
     bench("tiled", 110, "tiled_mlp", "--seconds", "95"),
     bench("fp8-layers", 165, "gpu_fp8", "layers", "--seconds", "150"),
     bench("fp8-learn", 150, "gpu_fp8", "learn"),
+    bench("fp8-base", 110, "gpu_fp8", "base"),
+    bench("fp8-sizes", 70, "gpu_fp8", "sizes"),
     bench("optimizers", 90, "gpu_optimizers"),
     bench("layers", 215, "layer_offload", "--seconds", "200"),
     bench("features", 125, "gpu_features", "--seconds", "110"),
