@@ -154,6 +154,20 @@ def test_held_out_rows_in_bfloat16_change_no_training_in_any_method(train, sourc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_of_four_bits_learn_in_each_method_and_looks_at_held_out_rows_change_nothing(train, source, method):
+    pytest.importorskip("bitsandbytes")
+    base = {**settings(source, method, "lora"), "model.quantization": "nf4"}
+    looked = {"data.eval": [{"path": source(ROWS.get(method, PAIRS)[:16])}], "run.eval_steps": 1}
+    plain, run = train(base), train({**base, **looked})
+    said = receipt(run)["quantization"]
+    assert (said["effective"], said["count"]) == ("Linear4bit", LINEARS)
+    assert len([event for event in lines(run, "metrics") if "eval_loss" in event]) == 2
+    if method not in SAMPLED:  # other answers are sampled of held-out prompts, and the random numbers go on from there
+        assert losses(run) == losses(plain)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_norms_in_float32_in_each_method(train, source, method, adapter):
