@@ -82,6 +82,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "cut": {"kernels.use_cut_ce": True},
     "fused": {"kernels.fused_attn_kernel": True},
     "compiled": {"kernels.torch_compile": True},
+    "lora": {"kernels.fused_lora": True},
+    "cut, lora": {"kernels.fused_lora": True, "kernels.use_cut_ce": True},
     "cut, compiled": ON,
     "all three": {**ON, "kernels.fused_attn_kernel": True},
     "cut, compiled, medium": {**ON, "memory.gradient_checkpointing": "medium"},

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from engine.memory.tiling import tiled
+from engine.patches.tiled import _in_closed_tiles, _in_tiles
 
 HIDDEN, WIDE, FLOP_PER_MS = 4096, 12_288, 790e9
 Pass = Callable[[torch.Tensor], torch.Tensor]
@@ -29,15 +29,15 @@ Pass = Callable[[torch.Tensor], torch.Tensor]
 
 def entrants(block: Qwen3MLP) -> dict[str, Pass]:
     """Each way through the block."""
-    weights = list(block.parameters())
     found: dict[str, Pass] = {
         "plain": block,
         "checkpoint": lambda x: checkpoint(block, x, use_reentrant=False),
     }
     for tokens in (32_768, 16_384, 8_192, 4_096, 2_048):
-        found[f"ours, tiles of {tokens}"] = lambda x, tokens=tokens: tiled(
-            block, x, weights, tokens, last=block.down_proj
-        )
+        plain = _in_tiles(block, tokens, False, block.down_proj)
+        found[f"ours, tiles of {tokens}"] = _in_closed_tiles(block, plain, "silu", tokens, False)
+        if tokens == 4_096:
+            found["ours differentiated, tiles of 4096"] = plain
     try:
         from liger_kernel.ops import LigerSiLUMulFunction, apply_tiled_mlp
     except ImportError:
@@ -105,7 +105,7 @@ def contest(options: argparse.Namespace, results: Results, trained: bool, until:
     shape = f"{options.tokens} tokens, {HIDDEN} to {WIDE}, {'trained' if trained else 'frozen'}"
     for name, each in times.items():
         print(
-            f"{shape:48} {name:24} {statistics.median(each):8.2f} ms {peaks[name]:8.0f} MiB  floor {floor:.1f} ms "
+            f"{shape:48} {name:36} {statistics.median(each):8.2f} ms {peaks[name]:8.0f} MiB  floor {floor:.1f} ms "
             f"n={len(each)}",
             flush=True,
         )

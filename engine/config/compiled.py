@@ -53,6 +53,8 @@ def _in_the_way(config: RunConfig) -> str | None:
         return "layers that stream are compiled where it is asked for"
     if memory.activation_offloading:
         return "activations that are offloaded are compiled where it is asked for"
+    if kernels.fused_lora is True:
+        return "LoRA's own backward pass is asked for"
     if kernels.quantization_aware is True:
         return "layers that round to int8 are compiled where it is asked for"
     return None

@@ -131,6 +131,10 @@ def _compiled(config: RunConfig, facts: Facts) -> bool:
     return (_torch_compile(config, facts)[0] if asked == "auto" else asked) is True
 
 
+def _fused_lora(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    return False, "it is taken where it is asked for"
+
+
 def _ten_times(label: str) -> Resolve:
     def resolve(config: RunConfig, facts: Facts) -> tuple[Any, str]:
         steps = footprint.total_steps(config, facts)
@@ -155,6 +159,7 @@ AUTO: dict[FieldSpec, Resolve] = {
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
     fields.kernels.use_cut_ce: _kernel("the trainer's own blocks serve; true takes smaller ones"),
     fields.kernels.fused_attn_kernel: _kernel("it is taken where it is asked for"),
+    fields.kernels.fused_lora: _fused_lora,
     fields.kernels.torch_compile: _torch_compile,
     fields.run.devices: _devices,
     fields.run.eval_steps: _ten_times("evaluates"),

@@ -30,6 +30,12 @@ class Kernels(Section):
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,
     their mixtures of experts, and Gemma 3. `auto` leaves it off."""
 
+    fused_lora: Annotated[bool | Auto, Title("Fused LoRA"), Expert, Source("arXiv:2106.09685")] = "auto"
+    """Compute LoRA's projections and the gated feed-forward blocks of the decoder layers with a backward pass of their own:
+    queries, keys and values together, and of a block only the results of gate and up are kept. Same numbers as PEFT, less
+    memory, and a checkpointed layer does not compute its last product twice. What is no plain LoRA stays with PEFT, which
+    the receipt counts. Not with compiled layers, which take adapters together themselves. `auto` leaves it off."""
+
     kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Expert] = False
     """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel` and `torch_compile` that are
     `auto`, on this model and machine, and take the fastest. Passes with and without gradients over at most 32 rows of 512

@@ -65,6 +65,7 @@ class Patches:
         """Features that need the trainer. Raises ModelError as above."""
         from engine.patches import attention, compiled, compose, evaluation, head, norms, offload, rounding, tuning
         from engine.patches.fp8_base import fp8_base
+        from engine.patches.lora import fused_lora
 
         self._add(norms.fp32_norms(self.config, trainer))
         self._add(rounding.quantization_aware(self.config, trainer))
@@ -73,6 +74,7 @@ class Patches:
         self._add(timed)
         self._add(head.cut_cross_entropy(self.config, trainer))
         self._add(attention.fused_attention(self.config, trainer))
+        self._add(fused_lora(self.config, trainer))
         self._add(tuning.tiles_by_timing(self.config, trainer))
         self._add(offload.activation_offloading(self.config, trainer, self.folder))
         self._add(evaluation.bf16_full_eval(self.config, trainer))

@@ -32,6 +32,41 @@ def fused_attention_knows_the_model(config: RunConfig, facts: Facts) -> Iterator
         yield must(path, rule_text, True, todo, fix=Fix("let it be chosen", unset=(path,)))
 
 
+_LORA = fields.kernels.fused_lora
+
+
+@rule(reads=(_LORA, fields.adapter.kind))
+def fused_lora_needs_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.fused_lora is True and config.adapter.kind != "lora":
+        todo = "Without an adapter there are no projections of LoRA to compute."
+        yield must(_LORA.path, "false or auto without adapter.kind lora", True, todo, fix=_unset(_LORA.path))
+
+
+@rule(reads=(_LORA, fields.adapter.kind, fields.adapter.use_dora))
+def fused_lora_is_plain_lora(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.fused_lora is True and config.adapter.kind == "lora" and config.adapter.use_dora:
+        todo = "DoRA scales the whole weight with its adapter, which PEFT computes."
+        yield must(_LORA.path, "false or auto with adapter.use_dora", True, todo, fix=_unset(_LORA.path))
+
+
+@rule(reads=(_LORA, fields.model.dtype))
+def fused_lora_has_no_mixed_precision(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.fused_lora is True and config.model.dtype == "float16":
+        todo = "float16 trains under autocast, which chooses formats by itself; bfloat16 and float32 are served."
+        yield must(_LORA.path, "false or auto with model.dtype float16", True, todo, fix=_unset(_LORA.path))
+
+
+@rule(reads=(_LORA, fields.kernels.torch_compile, fields.kernels.torch_compile_options))
+def fused_lora_is_not_compiled(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.fused_lora is True and resolved(config, facts).kernels.torch_compile is True:
+        todo = "Compiled layers take adapters together themselves, and the compiler chooses what they keep."
+        yield must(_LORA.path, "false or auto with kernels.torch_compile", True, todo, fix=_unset(_LORA.path))
+
+
+def _unset(path: str) -> Fix:
+    return Fix("let it be chosen", unset=(path,))
+
+
 @rule(reads=(fields.kernels.torch_compile_options,))
 def torch_compile_options_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     for key in config.kernels.torch_compile_options:

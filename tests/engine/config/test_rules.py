@@ -63,6 +63,9 @@ CASES: dict[str, list[Case]] = {
     "beta-needs-a-loss-that-uses-it": [
         ({**DPO, "method.loss_type": "sft", "method.beta": 0.5}, Facts(), "method.beta", "error")
     ],
+    "likelihood-is-weighed-beside-a-preference": [
+        ({**DPO, "method.loss_type": "sft", "method.rpo_alpha": 0.5}, Facts(), "method.rpo_alpha", "error")
+    ],
     "mismatched-rows-need-a-batch": [
         ({**KTO, "optim.per_device_train_batch_size": 1}, Facts(), "optim.per_device_train_batch_size", "error")
     ],
@@ -513,6 +516,32 @@ CASES: dict[str, list[Case]] = {
             model(model_type="llama", parameters=1000),
             "kernels.fused_attn_kernel",
             "error",
+        )
+    ],
+    "fused-lora-needs-an-adapter": [
+        ({"kernels.fused_lora": True, "adapter.kind": "none"}, Facts(), "kernels.fused_lora", "error")
+    ],
+    "fused-lora-is-plain-lora": [
+        (
+            {"kernels.fused_lora": True, "adapter.kind": "lora", "adapter.use_dora": True},
+            Facts(),
+            "kernels.fused_lora",
+            "error",
+        )
+    ],
+    "fused-lora-has-no-mixed-precision": [
+        (
+            {"kernels.fused_lora": True, "adapter.kind": "lora", "model.dtype": "float16"},
+            Facts(machine=H100),
+            "kernels.fused_lora",
+            "error",
+        )
+    ],
+    "fused-lora-is-not-compiled": [
+        ({"kernels.fused_lora": True, "adapter.kind": "lora", **compiled}, Facts(), "kernels.fused_lora", "error")
+        for compiled in (
+            {"kernels.torch_compile": True},
+            {"kernels.torch_compile_options": {"shape_padding": True}},
         )
     ],
     "kernel-auto-compose-has-a-choice": [

@@ -46,6 +46,7 @@ FEATURES = {
     "disk": {"memory.activation_offloading": "disk"},
     "tiles": {"memory.tiled_mlp": True, "memory.tiled_mlp_tokens": 16},
     "int8": {"kernels.quantization_aware": True},
+    "fused_lora": {"kernels.fused_lora": True},
     "compose": {"kernels.kernel_auto_compose": True, "kernels.torch_compile": False},
 }
 TOGETHER = (("use_cut_ce", "selective", "tiles"), ("use_cut_ce", "full", "disk", "tiles"), ("use_cut_ce", "medium"))
@@ -101,6 +102,11 @@ def check(run, plain, features, method):
             assert said["activation offloading"]["count"] > 16 << 10  # bytes of the first batch
         elif name == "tiles":
             assert (said["tiled MLP"]["effective"], said["tiled MLP"]["count"]) == ("16 tokens a tile", 4)
+        elif name == "fused_lora":
+            entry = said["fused LoRA"]
+            assert (entry["effective"], entry["count"] % LINEARS, entry["count"] > 0) == ("closed form", 0, True)
+            assert "left to PEFT" not in entry["detail"]
+            assert ("gated blocks in tiles" in entry["detail"]) is ("tiles" in features)
         elif name == "compose":
             entry = said["kernels by timing"]
             assert entry["count"] == 2 or (method in HEADLESS and "no vocabulary head" in entry["detail"])
@@ -120,6 +126,7 @@ def test_features_together_change_no_number_in_any_method_and_int8_changes_few(t
     adapter, names = list(ADAPTERS)[number % len(ADAPTERS)], TOGETHER[number % len(TOGETHER)]
     base = settings(source, method, adapter)
     plain = losses(train(base))
+    names = (*names, "fused_lora") if adapter == "lora" else names
     check(train({**base, **together(*names)}), plain, names, method)
     check(train({**base, **together("int8")}), plain, ("int8",), method)
 
@@ -129,6 +136,8 @@ def test_features_together_change_no_number_in_any_method_and_int8_changes_few(t
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_each_feature_with_each_adapter_in_each_method(train, source, method, adapter, feature):
+    if feature == "fused_lora" and adapter != "lora":
+        pytest.skip("a rule refuses it")
     base = settings(source, method, adapter)
     if (method, adapter) not in PLAIN:
         PLAIN[method, adapter] = losses(train(base))
