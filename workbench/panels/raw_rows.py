@@ -37,7 +37,7 @@ class RawRows:
         for source in sources:
             if isinstance(source, Mapping):
                 self._rows.append(self._open(source, base, seed))
-                limit = source.get("limit")
+                limit = source.get("rows")
                 self._limits.append(limit if isinstance(limit, int) else None)
 
     def _open(self, source: Mapping[str, Any], base: Path, seed: int) -> Rows | list[Any] | None:
@@ -65,8 +65,9 @@ class RawRows:
             if rows is None:
                 break
             have = len(rows) if isinstance(rows, list) else rows.known()
-            total += have if limit is None else min(have, limit)
-            if not isinstance(rows, list) and rows.length is None:
+            have = have if limit is None else min(have, limit)
+            total += have
+            if not isinstance(rows, list) and rows.length is None and have != limit:
                 break
         return total
 
@@ -88,7 +89,7 @@ class RawRows:
             have = have if limit is None else min(have, limit)
             if number < have:
                 return self._read(rows, number)
-            if not isinstance(rows, list) and rows.length is None:
+            if not isinstance(rows, list) and rows.length is None and have != limit:
                 return None
             number -= have
         return None

@@ -118,7 +118,7 @@ class Background:
         # training counts where both name one file, so it comes last
         paths = (fields.data.eval.path, fields.data.train.path)
         sources = [entry for path in paths for entry in _entries(draft.value(path))]
-        if self._new("rows", json.dumps([sources, str(base)], default=str)):
+        if self._new("rows", json.dumps([sources, str(base), config.run.seed], default=str)):
             self._thread("rows", lambda: _looks(config, sources, base))
         if self._screen.step in ("model", "data", "method", "memory", "review", "launch"):
             self._ask()
@@ -269,7 +269,7 @@ def _looks(
     from workbench.screens.learn import look_at
 
     facts = look_at_sources([*config.data.train, *config.data.eval], base)
-    return facts, {_key(entry): look_at(entry, base) for entry in sources}
+    return facts, {_key(entry): look_at(entry, base, config.run.seed) for entry in sources}
 
 
 def _entries(value: Any) -> list[dict[str, Any]]:

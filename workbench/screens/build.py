@@ -35,6 +35,7 @@ from workbench.screens.editing import EditingScreen
 from workbench.screens.pages import LEVELS, View, machine_words, page
 
 WIDE = 110
+NARROW = 72  # below this a row of the form has no room for its value beside the right column
 
 
 class BuildScreen(EditingScreen):
@@ -94,8 +95,9 @@ class BuildScreen(EditingScreen):
         self.background.stop()
 
     def on_resize(self, event: events.Resize) -> None:
-        """More room for names and words where there is more room."""
+        """More room for names and words where there is more room; where there is little, `z` brings the right column for the rail."""
         self.set_class(event.size.width >= WIDE, "wide")
+        self.set_class(event.size.width < NARROW, "narrow")
 
     # Drawing
 

@@ -41,11 +41,11 @@ class Look:
     """True where only the inspector can say more."""
 
 
-def look_at(source: Mapping[str, Any], base: Path) -> Look:
-    """The first rows of a source and the format they have."""
+def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
+    """The first rows of a source and the format they have; `seed` is the run's, which the built-in rows hang on."""
     path = place_of(str(source.get("path") or ""), base)
     if path == "builtin/dates":
-        return _look_at_dates(source)
+        return _look_at_dates(source, seed)
     local = Path(path)
     if not local.exists():
         remote = not path.startswith(("/", ".", "~")) and path.count("/") == 1
@@ -99,12 +99,12 @@ def _leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _look_at_dates(source: Mapping[str, Any]) -> Look:
+def _look_at_dates(source: Mapping[str, Any], seed: int) -> Look:
     from engine.builtin.dates import HELD_OUT_DAYS, TRAIN_ROWS, rows
 
     split = str(source.get("split") or "train")
     try:
-        made = rows(split, 0, SHOWN_ROWS)  # type: ignore[arg-type]
+        made = rows(split, seed, SHOWN_ROWS)  # type: ignore[arg-type]
     except (ValueError, WorkbenchError) as problem:
         return Look("builtin/dates", problems=(str(problem),))
     texts = tuple(condensed(row) for row in made)

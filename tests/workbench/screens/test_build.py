@@ -446,6 +446,21 @@ async def test_saving_where_nobody_may_write_says_so_and_keeps_the_draft(monkeyp
         assert app.draft.dirty
 
 
+async def test_a_narrow_window_shows_values_and_z_brings_the_explanation() -> None:
+    app = app_of()
+    async with app.run_test(size=(60, 20)) as pilot:
+        await pilot.press("4")
+        await pilot.pause()
+        assert "0.004" in shown(app)
+        assert not app.screen.query_one("#side").display
+        await pilot.press("z")
+        await pilot.pause()
+        assert "effective batch" in shown(app)
+        await pilot.press("z")
+        await pilot.pause()
+        assert "effective batch" not in shown(app)
+
+
 async def test_help_and_palette_come_from_the_table_of_actions() -> None:
     app = app_of()
     async with app.run_test(size=(80, 50)) as pilot:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.data.plan import source_rows
+from workbench.panels.raw_rows import RawRows
 from workbench.screens.learn import condensed, kills_at_logout, look_at
 
 
@@ -38,6 +40,21 @@ def test_a_bad_file_is_a_problem_in_words_and_no_exception(name: str, content: b
 def test_a_missing_file_is_named_and_a_hub_name_is_left_to_launch() -> None:
     assert "no such file" in look_at({"path": "./gone.jsonl"}, Path.cwd()).problems[0]
     assert look_at({"path": "someone/something"}, Path.cwd()).later
+
+
+def test_the_built_in_rows_that_are_shown_are_those_that_are_trained() -> None:
+    trained = source_rows("builtin/dates", seed=42)
+    shown = look_at({"path": "builtin/dates"}, Path.cwd(), seed=42).rows
+    assert shown == tuple(condensed(trained[number]) for number in range(len(shown)))
+
+
+def test_a_source_of_which_only_the_first_rows_are_used_is_followed_by_the_next_one() -> None:
+    for name in ("a", "b"):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{name}{n}"}) + "\n" for n in range(9)))
+    rows = RawRows([{"path": "a.jsonl", "rows": 2}, {"path": "b.jsonl"}], Path.cwd())
+    rows.wait(3, 5.0)
+    assert [rows.row(number) for number in range(4)] == [{"text": text} for text in ("a0", "a1", "b0", "b1")]
+    rows.close()
 
 
 def test_a_row_is_condensed_to_its_words() -> None:
