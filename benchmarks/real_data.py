@@ -112,7 +112,7 @@ class Rows:
         elif name == "held-out pairs":
             lines = (self._data / "gsm8k/preference_pairs.jsonl").read_text("utf-8").splitlines(keepends=True)
             train, held_out = self._split(lines, name, 48)
-            chat = {"method.kind": "dpo", "method.beta": 0.01, "method.rpo_alpha": 1.0}
+            chat |= {"method.kind": "dpo", "method.beta": 0.01, "method.rpo_alpha": 1.0}
         else:
             lines = (self._data / "tinyshakespeare/input_first_900k.txt").read_text("utf-8").splitlines(keepends=True)
             train, held_out = self._split(lines, name, 1000)
