@@ -265,7 +265,7 @@ def _kind_in_words(spec: FieldSpec) -> str:
     if spec.path == "run.devices":
         return "a number of GPUs, a list of GPU numbers such as [0, 2]"
     if spec.control == "choice":
-        words = [shown(choice) for choice in spec.choices]
+        words = [shown(choice) for choice in spec.choices if choice not in spec.later]
         return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
     if spec.control in ("int", "float"):
         return ("a whole number" if spec.control == "int" else "a number") + _bounds_in_words(spec)

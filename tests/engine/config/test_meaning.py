@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.config.data import DataSource
-from engine.config.meaning import Unmeant, fit, meaning
+from engine.config.meaning import Unmeant, expectation, fit, meaning
 from engine.config.section import Section
 from engine.config.tree import SECTIONS, FieldSpec, fields
 
@@ -127,3 +127,7 @@ def test_fit_agrees_with_pydantic(case: tuple[type[Section], FieldSpec], value: 
         return
     assert ours == theirs
     assert type(ours) is type(theirs)
+
+
+def test_a_bad_choice_is_answered_with_what_this_version_takes() -> None:
+    assert expectation(fields.run.backend) == "torch"
