@@ -63,12 +63,12 @@ def sft(name: str, seconds: int, rounds: int, *arms: str) -> Part:
     return bench(name, seconds, "gpu_methods", *options)
 
 
-TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(HERE.parent / "tests"))
+TESTS = ("-m", "pytest", "-v", "--durations=15", "-p", "no:cacheprovider", "-m", "gpu", str(HERE.parent / "tests"))
 KINDS = (
     "sft", "dpo", "kto", "grpo", "ppo", "reward", "embedding", "ipo", "simpo", "orpo", "gdpo", "prm", "pretrain", "distill",
 )  # fmt: skip
 PARTS = (
-    Part("tests", 300, TESTS, keeps=False),
+    Part("tests", 420, TESTS, keeps=False),
     bench("step", 120, "step_overhead", "--shape", "0.6b", "--seconds", "100"),
     bench("kernels", 180, "dense_kernels"),
     method("sft", "8b", 150, "ours", "offloaded"),
