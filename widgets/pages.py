@@ -34,7 +34,7 @@ CONSEQUENCES: tuple[tuple[str, str, Callable[[Any], str], bool], ...] = (
     ("memory", "memory_total", size, True),
     ("one checkpoint", "checkpoint_bytes", size, True),
     ("disk for checkpoints", "checkpoints_bytes", size, True),
-    ("time", "seconds_left", duration, True),
+    ("time, roughly", "seconds_left", duration, True),
 )
 
 

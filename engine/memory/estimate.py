@@ -102,8 +102,13 @@ def _kept(config: RunConfig, each: int | None, steps: int | None) -> int | None:
 def _seconds(
     config: RunConfig, facts: Facts, counts: footprint.Parameters | None, steps: int | None, per_epoch: int | None
 ) -> float | None:
-    """A first guess: 6 FLOP a parameter and token (8 with checkpointing, a third less for a frozen base)."""
+    """A first guess: 6 FLOP a parameter and token (8 with checkpointing, a third less for a frozen base).
+
+    None for a method that samples answers: how long they will be, which is most of the work, nobody knows before.
+    """
     data, machine = facts.data, facts.machine
+    if config.method.rows == "prompts":
+        return None
     if counts is None or steps is None or not per_epoch or machine is None or data is None or not data.tokens:
         return None
     frozen = config.adapter.kind == "lora"

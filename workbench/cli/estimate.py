@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from engine.errors import UsageError, WorkbenchError, visible
+from workbench.panels.figures import brief
 
 _CLASSES = {
     "weights": "weights",
@@ -135,7 +136,7 @@ def lines(found: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
     rows.append(("one checkpoint", gib(found.checkpoint_bytes) if found.checkpoint_bytes is not None else model))
     rows.append(("checkpoints at most", gib(found.checkpoints_bytes) if found.checkpoints_bytes is not None else model))
     if found.seconds_left is not None:
-        rows.append(("time, very roughly", f"{found.seconds_left / 60:.0f} min"))
+        rows.append(("time, very roughly", brief(found.seconds_left)))
     return rows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from workbench.panels.drawn import Drawn
-from workbench.panels.figures import count, duration, percent
+from workbench.panels.figures import brief, count, percent
 from workbench.panels.paint import Line
 
 NARROW = 30
@@ -59,7 +59,7 @@ ROWS = (
     ("memory", "memory_total", size),
     ("checkpoint", "checkpoint_bytes", size),
     ("checkpoints", "checkpoints_bytes", size),
-    ("time", "seconds_left", duration),
+    ("time, roughly", "seconds_left", brief),
 )
 
 

@@ -184,6 +184,8 @@ def test_shares_and_time() -> None:
     slow = of(Facts(machine=parse_machine("cpu"), model=MODEL, data=facts.data)).seconds_left
     assert slow is not None
     assert slow > 10 * found.seconds_left
+    sampled = of(facts, method={"kind": "grpo", "reward_funcs": ["gsm8k"]})
+    assert (sampled.truncated_share, sampled.seconds_left) == (0.015, None)  # its answers' length is not known before
 
 
 def test_the_change_of_an_edit_is_told() -> None:
