@@ -20,7 +20,7 @@ what is compared is the mean loss of every 20 steps.
 its own adapter and batches, as bf16: the furthest that FP8 comes from bf16 of its seed, beside how far bf16's seeds lie apart.
 
 `sizes`: from which size on a layer gains: a norm and a frozen linear layer, compiled together, forward and input gradient of
-8,192 tokens, in bf16 and computed in FP8, in turn; and the relative error of both results against bf16's.
+8,192 tokens, in bf16 and computed in FP8, in turn; and the relative error of both results against bf16's; of the large ones also what is done beside the product.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ import argparse
 import gc
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +40,8 @@ from _figures import Results, ratio, result_options
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.models.fp8_base import Fp8BaseLinear, compute_in_fp8, rounded_rows
+from engine.kernels.fp8_rows import rounded_rows, rounded_rows_reference, transposed, transposed_reference
+from engine.models.fp8_base import Fp8BaseLinear, compute_in_fp8
 from engine.models.stored_fp8 import Fp8Linear
 from engine.patches.compiled import compile_layers, decoder_layers
 from engine.patches.rounding import quantization_aware
@@ -284,16 +287,9 @@ def sizes(options: argparse.Namespace, results: Results) -> None:
         made: dict[str, list[torch.Tensor]] = {}
         for turn in range(23):
             for name, call in calls.items():
-                begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                torch.cuda._sleep(4_000_000)  # so that the host has launched all before the device begins
-                begun.record()
-                out = call(x)
-                (back,) = torch.autograd.grad(out, x, gradient)
-                ended.record()
-                ended.synchronize()
-                made[name] = [out.detach(), back]
+                took = elapsed(lambda name=name, call=call: made.update({name: both(call, x, gradient)}))
                 if turn >= 3:
-                    times[name].append(begun.elapsed_time(ended))
+                    times[name].append(took)
         middle, low, high = ratio(list(zip(times["fp8 base"], times["bf16"], strict=True)))
         errors = [
             ((a - b).float().norm() / b.float().norm()).item() for a, b in zip(*reversed(made.values()), strict=True)
@@ -302,7 +298,46 @@ def sizes(options: argparse.Namespace, results: Results) -> None:
         ms = statistics.median(times["fp8 base"]), statistics.median(times["bf16"])
         say(f"{columns:6} to {rows:6}: fp8 {ms[0]:.3f} ms, bf16 {ms[1]:.3f} ms, {words}")
         results.add("fp8_base_layer", f"{columns} to {rows}, 8,192 tokens; {words}", "fp8 base", ms=times["fp8 base"])
+        if rows * columns >= 4096 * 4096:
+            parts(plain.weight.data, gradient, options, results)
     torch._dynamo.reset()
+
+
+def both(call: Callable[..., torch.Tensor], x: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
+    """A layer's output and the gradient of its input."""
+    out = call(x)
+    return [out.detach(), *torch.autograd.grad(out, x, gradient)]
+
+
+def parts(weight: torch.Tensor, gradient: torch.Tensor, options: argparse.Namespace, results: Results) -> None:
+    """What is done beside a product, by the kernels and as torch's compiler makes it: a weight turned, rows rounded."""
+    numbers, scale = rounded_rows(weight)
+    work: dict[str, tuple[Callable[[], Any], int]] = {
+        "turned, kernel": (lambda: transposed(numbers), 2 * numbers.numel()),
+        "turned, compiled": (partial(torch.compile(transposed_reference), numbers), 2 * numbers.numel()),
+        "rounded, kernel": (lambda: rounded_rows(gradient, scale.t()), 3 * gradient.numel()),
+        "rounded, compiled": (
+            partial(torch.compile(rounded_rows_reference), gradient, scale.t()),
+            3 * gradient.numel(),
+        ),
+        "rounded, eager": (lambda: rounded_rows_reference(gradient, scale.t()), 3 * gradient.numel()),
+    }
+    for name, (call, moved) in work.items():
+        times = [elapsed(call) for _ in range(13)][3:]
+        middle = statistics.median(times)
+        say(f"    {tuple(weight.shape)} {name:17} {middle:.4f} ms, {moved / middle / 1e6:,.0f} GB/s")
+        results.add("fp8_base_parts", f"{tuple(weight.shape)}, 8,192 tokens; {name}", name.rpartition(" ")[2], ms=times)
+
+
+def elapsed(call: Callable[[], Any]) -> float:
+    """Milliseconds on the device, which begins when the host has launched all."""
+    begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(4_000_000)
+    begun.record()
+    call()
+    ended.record()
+    ended.synchronize()
+    return float(begun.elapsed_time(ended))
 
 
 def say(text: str) -> None:

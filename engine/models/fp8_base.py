@@ -4,8 +4,8 @@ Each decoder layer's weights become float8_e4m3fn (arXiv:2209.05433) with one sc
 copy that stays. Forward, the input is rounded a token at a time. Backward, the gradient takes the weight's scales upon
 itself before it is rounded, since the product then sums over rows, and meets a transposed copy made for the moment. Every
 scale is a power of two, so that scaling rounds nothing: a number is rounded once, and the weights are the same each time.
-The rounding is plain torch operations on purpose: in compiled layers they become part of the norm or the activation
-before them, and layers that read one input share its rounded form. Adapters and all gradients keep the model's format.
+In compiled layers the rounding becomes part of the norm or the activation before it, and layers that read one input share
+its rounded form (`engine.kernels.fp8_rows`). Adapters and all gradients keep the model's format.
 
 Heads, embeddings, routers and experts that are held together stay as they are, and so do layers that would be slower
 (`engine.config.fp8`). Refuses a machine without FP8 products, and a model in which there is nothing to round.
@@ -24,9 +24,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.config import fp8
 from engine.errors import ModelError, visible
+from engine.kernels.fp8_rows import FORMAT, rounded_rows, transposed
 from engine.models.stored_fp8 import Fp8Linear
 
-FORMAT = torch.float8_e4m3fn
 _LEAVE_OUT = "Set model.quantization to none."
 
 
@@ -72,9 +72,8 @@ class _Product(torch.autograd.Function):
         (gradient,), (weight, scale) = gradients, ctx.saved_tensors
         if not ctx.needs_input_grad[0]:
             return None, None, None
-        g_TN, g_scale = rounded_rows(gradient.reshape(-1, gradient.shape[-1]) * scale.t())
-        # bytes and not numbers, since not everything that copies knows the format
-        w_KN = weight.view(torch.uint8).t().contiguous().view(FORMAT)
+        g_TN, g_scale = rounded_rows(gradient.reshape(-1, gradient.shape[-1]), scale.t())
+        w_KN = transposed(weight)
         ones = torch.ones(w_KN.shape[0], 1, dtype=torch.float32, device=weight.device)
         out = _scaled_product(g_TN, g_scale, w_KN, ones, gradient.dtype)
         return out.unflatten(0, gradient.shape[:-1]), None, None
@@ -88,26 +87,6 @@ def _scaled_product(
     return torch._scaled_mm(
         left, right.t(), left_scale, right_scale.t(), out_dtype=narrow, use_fast_accum=left.is_cuda
     ).to(dtype)
-
-
-def rounded_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (R, C) as FP8 numbers and a float32 scale (R, 1): `x = numbers * scale` but for the rounding.
-
-    A row's scale is the least power of two that leaves its largest number within the format. Rows of nought stay nought,
-    and what is not finite stays so.
-    """
-    scale, inverse = _power_of_two(x.abs().amax(-1, keepdim=True).float())
-    return (x * inverse).to(FORMAT), scale
-
-
-def _power_of_two(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least powers of two by which these float32 numbers are at most 448, the largest of the format, and one over them.
-
-    Read off the bits, where a logarithm could miss by a factor: 448 is 1.75 * 2^8, so a fraction above 1.75 carries into
-    the exponent, and eight are taken off.
-    """
-    exponent = (((largest.view(torch.int32) + 0x1FFFFF) >> 23) - 8).clamp(min=1)
-    return (exponent << 23).view(torch.float32), ((254 - exponent) << 23).view(torch.float32)
 
 
 def compute_in_fp8(

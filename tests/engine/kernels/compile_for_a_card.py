@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from engine.kernels import device, tuner
+from engine.kernels.fp8_rows import rounded_rows, transposed
 from engine.kernels.gated import ACTIVATIONS, gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
@@ -31,7 +32,8 @@ from engine.kernels.norm_rope import norm_rope
 from engine.kernels.tuned import Kept
 
 TYPES = {
-    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1"
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1",
+    torch.uint8: "*u8",
 }  # fmt: skip
 BYTES = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 DONE: set[str] = set()
@@ -81,7 +83,7 @@ def main(capability: int, every_tile: bool) -> None:
         return [1.0] * len(runs)
 
     JITFunction.run = run
-    for module in ("linear_logp.tiles", "linear_cross_entropy", "logp_entropy", "norm_rope", "gated"):
+    for module in ("linear_logp.tiles", "linear_cross_entropy", "logp_entropy", "norm_rope", "gated", "fp8_rows"):
         __import__(f"engine.kernels.{module}")
         sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
     assert not device.interpreted()
@@ -118,6 +120,10 @@ def launch_everything() -> None:
     gate, up = (torch.zeros(2, words, dtype=half, requires_grad=True) for _ in range(2))
     for activation in ACTIVATIONS:
         gated(gate, up, activation).sum().backward()
+    for width in (4096, 12_288, words):
+        numbers, _ = rounded_rows(torch.zeros(2, width, dtype=half))
+        rounded_rows(torch.zeros(2, width, dtype=half), torch.ones(1, width))
+        transposed(numbers)
         gated_gradients(*(torch.zeros(2, words, dtype=half) for _ in range(3)), activation, with_product=True)
 
 

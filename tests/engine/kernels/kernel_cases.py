@@ -23,6 +23,7 @@ from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import OUTPUTS, linear_logp
 from engine.kernels.logp_entropy import logp_entropy, logp_entropy_reference
 from engine.kernels.norm_rope import norm_rope, norm_rope_reference
+from tests.engine.kernels.fp8_cases import fp8_rows_cases, fp8_rows_numbers
 from tests.engine.kernels.gated_cases import gated_again, gated_cases, gated_registered, gated_tiles
 from tests.engine.kernels.head_cases import (
     linear_cross_entropy_cases,
@@ -335,6 +336,8 @@ CHECKS = WIDE | {
         norm_rope_blocks,
         norm_rope_deterministic,
         norm_rope_registered,
+        fp8_rows_cases,
+        fp8_rows_numbers,
         gated_again,
         gated_tiles,
         gated_registered,

@@ -48,7 +48,8 @@ def built(*arguments: str) -> list[dict]:
 def test_every_kernel_compiles_for_an_a100_an_l40_and_a_b200(capability):
     found = built(capability, "by hand")
     assert {each["kernel"] for each in found} == {
-        *KERNELS, "row_loss_kernel", "slice_statistics_kernel", "slice_gradient_kernel", "scale_kernel"
+        *KERNELS, "row_loss_kernel", "slice_statistics_kernel", "slice_gradient_kernel", "scale_kernel",
+        "rounded_rows_kernel", "transpose_kernel",
     }  # fmt: skip
 
 
