@@ -100,8 +100,8 @@ class GatedBlock:
     ) -> tuple[Tensor | None, list[Tensor | None]]:  # fmt: skip
         """As `gradients`, from what was kept; with `in_place` it spends gate and up."""
         (*front, down), (*theirs, held) = self.layers, weights
-        into_down = into_thin(slope, down, held)
-        of_product = into_input([slope], [into_down], [down], [held], [known[2]])
+        into_down = into_thin([slope], [down], [held], [known[2]])
+        of_product = into_input([slope], into_down, [down], [held], [known[2]])
         again = any(wanted[2][i] for i in (0, 2, 3))
         of_gate, of_up, product = gated_gradients(
             of_product, gate, up, self.activation, with_product=again, in_place=self.in_place
@@ -109,10 +109,10 @@ class GatedBlock:
         of_down: list[Tensor | None] = [None, slope.sum(0) if wanted[2][1] else None, None, None]
         if product is not None:
             seen = Known(self.inner(product, known[2], held), known[2].mask)
-            of_down = into_weights(product, [slope], [into_down], [down], [held], [seen], [wanted[2]])
+            of_down = into_weights(product, [slope], into_down, [down], [held], [seen], [wanted[2]])
         del product, of_product
         slopes = [of_gate, of_up]
-        inner = [into_thin(*each) for each in zip(slopes, front, theirs, strict=True)]
+        inner = into_thin(slopes, front, theirs, known[:2])
         dx = into_input(slopes, inner, front, theirs, known[:2]) if inwards else None
         return dx, [*into_weights(x, slopes, inner, front, theirs, known[:2], wanted[:2]), *of_down]
 

@@ -83,9 +83,11 @@ def thin(x: Tensor, layers: Sequence[Projection], weights: Sequence[Weights]) ->
     if together:
         firsts = [_a(weights[i]) for i in together]
         every = torch.cat(firsts) if len(firsts) > 1 else firsts[0]
-        parts = (x.to(every.dtype) @ every.T).split([each.shape[0] for each in firsts], -1)
+        parts = _apart(
+            x.to(every.dtype) @ every.T, [each.shape[0] for each in firsts], [layers[i].scale for i in together]
+        )
         for i, part in zip(together, parts, strict=True):
-            found[i] = Known(_scaled(part, layers[i].scale))
+            found[i] = Known(part)
     for i, (layer, held) in enumerate(zip(layers, weights, strict=True)):
         if held.a is not None and layer.dropout:
             dropped, mask = torch.native_dropout(x.to(held.a.dtype), layer.dropout, True)
@@ -115,9 +117,36 @@ def _scaled(x: Tensor, scale: float) -> Tensor:
 Wanted = tuple[bool, bool, bool, bool]
 
 
-def into_thin(slope: Tensor, layer: Projection, held: Weights) -> Tensor | None:
-    """The gradient of `A(x)` [N, r] in A's format, for the result's gradient [N, O]."""
-    return None if held.b is None else _scaled(slope.to(held.b.dtype) @ held.b, layer.scale)
+def _apart(joined: Tensor, sizes: Sequence[int], scales: Sequence[float]) -> list[Tensor]:
+    """Columns of each layer, scaled; in one step where all have one scale, as they have but for patterns of ranks."""
+    if len(set(scales)) == 1:
+        return list(_scaled(joined, scales[0]).split(list(sizes), -1))
+    return [_scaled(part, scale) for part, scale in zip(joined.split(list(sizes), -1), scales, strict=True)]
+
+
+class Inner(NamedTuple):
+    """Gradients of `A(x)` [N, r] of each layer, in A's format, and side by side those of the layers that see all of x."""
+
+    parts: list[Tensor | None]
+    joined: Tensor | None
+    together: list[int]
+
+
+def into_thin(
+    slopes: Sequence[Tensor], layers: Sequence[Projection], weights: Sequence[Weights], known: Sequence[Known]
+) -> Inner:
+    """For the results' gradients [N, O]."""
+    parts: list[Tensor | None] = [
+        None if held.b is None else _scaled(slope.to(held.b.dtype) @ held.b, layer.scale)
+        for slope, layer, held in zip(slopes, layers, weights, strict=True)
+    ]
+    together = [i for i, part in enumerate(parts) if part is not None and known[i].mask is None]
+    return Inner(parts, _joined([parts[i] for i in together], -1) if together else None, together)
+
+
+def _joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found, dim) if len(found) > 1 else found[0]
 
 
 def dropped(x: Tensor, layer: Projection, known: Known, dtype: torch.dtype) -> Tensor:
@@ -127,7 +156,7 @@ def dropped(x: Tensor, layer: Projection, known: Known, dtype: torch.dtype) -> T
 
 
 def into_input(
-    slopes: Sequence[Tensor], inner: Sequence[Tensor | None], layers: Sequence[Projection], weights: Sequence[Weights],
+    slopes: Sequence[Tensor], inner: Inner, layers: Sequence[Projection], weights: Sequence[Weights],
     known: Sequence[Known],
 ) -> Tensor:  # fmt: skip
     """The input's gradient [N, I]: the wide products into one sum, the thin ones at once."""
@@ -136,38 +165,38 @@ def into_input(
         wide = layer.wide(slope.dtype)
         total = slope @ wide if total is None else total.addmm_(slope, wide)
     assert total is not None
-    plain = [(each, _a(weights[i])) for i, each in enumerate(inner) if each is not None and known[i].mask is None]
-    if plain:
-        left = torch.cat([each for each, _ in plain], -1) if len(plain) > 1 else plain[0][0]
-        right = torch.cat([a for _, a in plain]) if len(plain) > 1 else plain[0][1]
-        total = total.addmm_(left, right) if left.dtype == total.dtype else total.add_((left @ right).to(total.dtype))
-    for i, each in enumerate(inner):
-        if each is not None and known[i].mask is not None:
-            total += dropped(each @ _a(weights[i]), layers[i], known[i], total.dtype)
+    if inner.joined is not None:
+        firsts = _joined([_a(weights[i]) for i in inner.together], 0)
+        one_format = inner.joined.dtype == total.dtype
+        total = (
+            total.addmm_(inner.joined, firsts) if one_format else total.add_((inner.joined @ firsts).to(total.dtype))
+        )
+    for i, part in enumerate(inner.parts):
+        if part is not None and known[i].mask is not None:
+            total += dropped(part @ _a(weights[i]), layers[i], known[i], total.dtype)
     return total
 
 
 def into_weights(
-    x: Tensor, slopes: Sequence[Tensor], inner: Sequence[Tensor | None], layers: Sequence[Projection],
-    weights: Sequence[Weights], known: Sequence[Known], wanted: Sequence[Wanted],
+    x: Tensor, slopes: Sequence[Tensor], inner: Inner, layers: Sequence[Projection], weights: Sequence[Weights],
+    known: Sequence[Known], wanted: Sequence[Wanted],
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients of four tensors a projection, None where not wanted; one product with x for all A's that saw all of it."""
     firsts: dict[int, Tensor] = {}
-    together = [i for i, each in enumerate(inner) if each is not None and wanted[i][2] and known[i].mask is None]
-    if together:
-        sizes = [_a(weights[i]).shape[0] for i in together]
-        left = torch.cat([inner[i] for i in together], -1) if len(together) > 1 else inner[together[0]]  # type: ignore[misc]
-        assert left is not None
-        firsts = dict(zip(together, (left.T @ x.to(left.dtype)).split(sizes), strict=True))
+    if inner.joined is not None and any(wanted[i][2] for i in inner.together):
+        sizes = [_a(weights[i]).shape[0] for i in inner.together]
+        every = inner.joined.T @ x.to(inner.joined.dtype)
+        firsts = dict(zip(inner.together, every.split(sizes), strict=True))
     found: list[Tensor | None] = []
     for i, (slope, layer, held, each) in enumerate(zip(slopes, layers, weights, known, strict=True)):
-        step = inner[i]
-        if step is not None and wanted[i][2] and i not in firsts:
-            firsts[i] = step.T @ dropped(x, layer, each, step.dtype)
+        part = inner.parts[i]
+        if part is not None and wanted[i][2] and i not in firsts:
+            firsts[i] = part.T @ dropped(x, layer, each, part.dtype)
         b = None
         if wanted[i][3] and each.inner is not None and held.b is not None:
             b = slope.to(held.b.dtype).T @ each.inner
-        found += [slope.T @ x if wanted[i][0] else None, slope.sum(0) if wanted[i][1] else None, firsts.get(i), b]
+        a = firsts.get(i) if wanted[i][2] else None
+        found += [slope.T @ x if wanted[i][0] else None, slope.sum(0) if wanted[i][1] else None, a, b]
     return found
 
 
@@ -188,7 +217,7 @@ class _Projected(torch.autograd.Function):
         count = 2 * len(layers)
         known = [Known(*saved[i : i + 2]) for i in range(0, count, 2)]
         weights, flat = chunked(saved[count:]), [rows(slope) for slope in slopes]
-        inner = [into_thin(*each) for each in zip(flat, layers, weights, strict=True)]
+        inner = into_thin(flat, layers, weights, known)
         dx = into_input(flat, inner, layers, weights, known).view_as(x) if ctx.needs_input_grad[1] else None
         wanted = wanted_of(ctx.needs_input_grad[2:])
         return None, dx, *into_weights(rows(x), flat, inner, layers, weights, known, wanted)

@@ -20,6 +20,7 @@ from engine.patches.attention import fuse as fuse_attention
 from engine.patches.lora import fuse, fused_lora
 from engine.patches.projections import gated_form
 from tests.engine.patches.conftest import tiny_model
+from tests.engine.trainers.conftest import lines
 
 IDS = torch.arange(18).reshape(2, 9) % 128
 
@@ -332,3 +333,21 @@ def test_a_second_backward_pass_over_spent_memory_is_refused():
     twice = gated_block(x, group, "silu", in_place=False).sum()
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(twice, x, retain_graph=True)[0], first)
+
+
+@pytest.mark.slow
+def test_a_run_of_20_steps_learns_along_the_same_curve(train):
+    base = {
+        "method.kind": "sft", "optim.max_steps": 20, "run.save_steps": 20, "adapter.kind": "lora", "adapter.r": 8,
+        "data.train": [{"path": "builtin/dates"}], "optim.learning_rate": 1e-3, "optim.per_device_train_batch_size": 2,
+        "optim.gradient_accumulation_steps": 2,
+    }  # fmt: skip
+    plain, ours = (
+        [event for event in lines(train({**base, **more}), "metrics") if "loss" in event]
+        for more in ({}, {"kernels.fused_lora": True})
+    )
+    assert len(ours) == len(plain) >= 10
+    for one, other in zip(ours, plain, strict=True):
+        for name in ("loss", "grad_norm"):
+            assert one[name] == pytest.approx(other[name], rel=1e-4), one["step"]
+    assert plain[-1]["loss"] < plain[0]["loss"]
