@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from engine.errors import ModelError
 from engine.patches import attention
@@ -77,6 +77,10 @@ def test_steps_too_small_for_bfloat16_move_the_norms_and_are_kept(train, source)
         assert {weight.dtype for name, weight in saved.items() if name not in found} == {torch.bfloat16}
         said = {e["feature"]: e for event in lines(run, "receipt") for e in event["entries"]}.get("norms in float32")
         assert (said is not None) is asked
+    anew = AutoModelForCausalLM.from_pretrained(run.checkpoints / "checkpoint-3")
+    assert {weight.dtype for weight in anew.parameters()} == {
+        torch.bfloat16
+    }  # as the folder says, for whoever loads it
     assert moved[False] == {}
     assert len(moved[True]) == said["count"] == 17
     assert "17 weights trained, 0 frozen" in said["detail"]

@@ -34,7 +34,12 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo"),
         pytest.param({"kernels.quantization_aware": True}, CONVERSATIONS, id="sft with int8 rounding in place"),
         pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo with the adapter switched off as reference"),
-        pytest.param({"model.dtype": "bfloat16", "memory.fp32_norms": True}, CONVERSATIONS, id="sft, norms in float32"),
+        pytest.param(
+            {"model.dtype": "bfloat16", "memory.fp32_norms": True},
+            CONVERSATIONS,
+            id="sft, norms in float32",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_resuming_equals_never_stopping(train, source, tmp_path, settings, rows):
