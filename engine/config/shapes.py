@@ -80,6 +80,8 @@ def look(name: str, revision: str | None = None) -> ModelFacts | None:
         return None
     if name == "builtin/tiny":
         return _facts(name, TINY, None, template=True)
+    if name.startswith("builtin/"):  # no hub has it; which ones there are is a rule's to say
+        return None
     folder = _folder(name, revision)
     if folder is None:
         if name.startswith(("/", ".", "~")):

@@ -46,7 +46,7 @@ def detect(
         except IndexError:
             break
         except DataError as unreadable:
-            problems.append(unreadable.message)
+            problems.append(unreadable.told)
             if len(problems) >= 5:
                 break
     if not seen:

@@ -118,15 +118,14 @@ def _file(entry: Any, place: Path) -> SourceFacts:
         rows = open_rows(place)
     except WorkbenchError as problem:
         sentence = problem.message.removeprefix(f"{visible(str(place))}: ")
-        return SourceFacts(
-            entry.path, exists=True, bytes=size, problem=" ".join(filter(None, (f"{sentence}.", problem.hint)))
-        )
+        return SourceFacts(entry.path, exists=True, bytes=size, problem=f"{sentence}. {problem.hint}".strip())
     try:
         seen = detect(rows, {**entry.columns, **entry.properties}, entry.format, look=FIRST_ROWS)
         problem_text = ""
         if seen.problems:
             problem_text = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip(":")
-            problem_text = f"line {problem_text}." if problem_text[:1].isdigit() else f"{problem_text}."
+            problem_text = f"line {problem_text}" if problem_text[:1].isdigit() else problem_text
+            problem_text += "" if problem_text.endswith(".") else "."
         columns = tuple(visible(str(column)) for column in (seen.example or {}))
         try:
             count = rows.wait(PATIENCE)

@@ -27,8 +27,10 @@ LOAD_SECONDS = (
 _TODO = {
     "numbers": "Return one finite number, or None where it does not apply, for each completion.",
     "hangs": "Make it faster, or raise method.reward_timeout.",
+    "arguments": "Take completions and the columns that it needs by these names, and **columns for the rest.",
     "raises": "Its traceback is in the run's log. An answer may be any text, also an empty one.",
 }
+_BY_WORD = {"raised": "raises", "takes": "arguments"}
 
 
 class RewardFunctions:
@@ -62,7 +64,7 @@ class RewardFunctions:
         place = answer.get("row")
         where = f" (row {rows[place]} of the data)" if isinstance(place, int) else ""
         problem = visible(redact(answer["problem"]))
-        todo = _TODO["raises" if problem.startswith("raised") else "numbers"]
+        todo = _TODO[next((kind for word, kind in _BY_WORD.items() if problem.startswith(word)), "numbers")]
         if "compares with the row's answer" in problem:
             todo = "Name the column that holds it under data.train columns, as answer, or choose another reward."
         raise WorkbenchError(f"{PLACE}: {_named(spec)} {problem}{where}.", todo)

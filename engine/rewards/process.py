@@ -87,6 +87,8 @@ def load(text: str) -> Callable[..., Any]:
 def call(function: Callable[..., Any], batch: dict[str, Any]) -> list[float | None]:
     """One number or None for each answer of the batch. Raises Refused."""
     count = len(batch["completions"])
+    if missing := _not_given(function, batch):
+        raise Refused(f"takes {' and '.join(missing)}, but is given {', '.join(sorted(batch))}")
     try:
         values = _called(function, batch)
     except NoAnswer as problem:
@@ -95,6 +97,13 @@ def call(function: Callable[..., Any], batch: dict[str, Any]) -> list[float | No
         traceback.print_exc()
         raise Refused(f"raised {_said(problem)}", _first_failing(function, batch, count)) from None
     return checked(values, count)
+
+
+def _not_given(function: Callable[..., Any], batch: dict[str, Any]) -> list[str]:
+    """Arguments that the function cannot do without and that no column fills."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+    return [each.name for each in needed if each.kind in named and each.name not in batch]
 
 
 def checked(values: Any, count: int) -> list[float | None]:

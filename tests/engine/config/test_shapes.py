@@ -174,3 +174,7 @@ def test_a_snapshot_in_the_hub_cache_is_found(tmp_path: Path, monkeypatch: pytes
     assert (facts.vocab_size, facts.remote, facts.chat_template) == (7, False, False)
     assert model_facts("org/thing", "other").remote  # type: ignore[union-attr]
     assert model_facts("org/thing", commit).vocab_size == 7  # type: ignore[union-attr]
+
+
+def test_a_misspelt_built_in_name_is_not_taken_for_one_that_a_hub_has() -> None:
+    assert model_facts("builtin/tinny") is None

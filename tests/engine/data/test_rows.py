@@ -250,3 +250,15 @@ def test_lines_of_places_far_into_a_large_file_are_exact_and_counted_once() -> N
     for _ in range(2000):
         lines.place(len(text) - 1)
     assert time.process_time() - began < 2000 * 0.001, "a place costs a part of one block, not the file"
+
+
+def test_a_picture_named_as_rows_is_told_with_a_way_out(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from engine.data.look import look_at_source
+
+    (tmp_path / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00")
+    entry = SimpleNamespace(path="cat.png", columns={}, properties={}, format=None)
+    problem = look_at_source(entry, tmp_path).problem
+    assert problem.startswith("line 1:1: not UTF-8: byte 0x89")
+    assert problem.endswith(". Convert the file, for example with iconv -t UTF-8.")

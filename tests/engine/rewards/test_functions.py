@@ -131,6 +131,15 @@ def test_a_file_that_cannot_be_imported_says_why(functions, tmp_path: Path) -> N
         functions("mine.py:letters").start()
 
 
+def test_an_argument_that_no_column_fills_is_named_with_those_that_are_given(functions, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(completion, **columns):\n    return 1.0\n")
+    with pytest.raises(
+        WorkbenchError, match=r"mine.py:score takes completion, but is given answer, completions"
+    ) as caught:
+        functions("mine.py:score").score(0, {"completions": ["1"], "answer": ["1"]}, [0])
+    assert "**columns" in caught.value.hint
+
+
 def test_missing_answers_name_the_columns(functions) -> None:
     with pytest.raises(WorkbenchError, match="exact_match compares with the row's answer") as caught:
         functions("exact_match").score(0, {"completions": ["1"]}, [0])
