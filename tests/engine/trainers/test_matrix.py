@@ -211,6 +211,24 @@ def test_fp8_acts_in_each_method(train, source, number, method):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
+def test_what_a_card_alone_has_acts_in_each_method(train, source, number, method):
+    """Activations on the host, the fused norm and rotation, TF32 and norms in float32 together."""
+    base = {**settings(source, method, list(ADAPTERS)[number % len(ADAPTERS)]), "model.dtype": "bfloat16"}
+    more = {"memory.activation_offloading": "cpu", "kernels.fused_attn_kernel": True, "optim.tf32": True}
+    plain, run = losses(train(base)), train({**base, **more, "memory.fp32_norms": True})
+    said = receipt(run)
+    times = 2 if "reference: copy" in said["loss"]["detail"] else 1
+    assert said["activation offloading"]["count"] > 0  # bytes of the first batch
+    assert (said["fused norm and rotary"]["count"], said["norms in float32"]["count"]) == (4 * times, NORMS * times)
+    assert "TF32 on" in said["precision"]["detail"]
+    assert all(math.isfinite(loss) for loss in losses(run))
+    if method not in SAMPLED:
+        assert losses(run) == pytest.approx(plain, rel=0.1, abs=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
 def test_layers_stream_in_each_method(train, source, number, method):
     adapter = ("lora", "dora", "unfrozen")[number % 3]
     base = {**settings(source, method, adapter), "model.dtype": "bfloat16", "run.prompts": ["What comes after 3?"]}
