@@ -66,6 +66,7 @@ class Patches:
         from engine.patches import attention, compiled, compose, evaluation, head, norms, offload, rounding, tuning
         from engine.patches.fp8_base import fp8_base
         from engine.patches.lora import fused_lora
+        from engine.patches.walks import walk_once
 
         self._add(norms.fp32_norms(self.config, trainer))
         self._add(rounding.quantization_aware(self.config, trainer))
@@ -83,6 +84,7 @@ class Patches:
         if self._offloading is not None:
             # Around everything else that changed how a layer is called.
             self._add(self._offloading.on_trainer(trainer))
+        self._undo.append(walk_once(trainer))
 
     def entries(self) -> list[dict[str, Any]]:
         """Entries for the receipt."""
