@@ -90,6 +90,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "cut, compiled, selective": {**ON, "memory.gradient_checkpointing": "selective"},
     "cut, compiled, auto": {**ON, "memory.gradient_checkpointing": "auto"},
     "cut, compiled, none": {**ON, "memory.gradient_checkpointing": False},
+    "cut, compiled, graphs": {**ON, "kernels.torch_compile_options": {"triton.cudagraphs": True}},
+    "cut, compiled, none, graphs": {
+        **ON,
+        "memory.gradient_checkpointing": False,
+        "kernels.torch_compile_options": {"triton.cudagraphs": True},
+    },
     "cut, all auto": {
         "kernels.use_cut_ce": True,
         "kernels.torch_compile": "auto",
