@@ -135,7 +135,8 @@ class Background:
         mapping = absolute(draft.mapping, self._screen.base)
         model = mapping.get("model") or {}
         facts = draft.facts.model
-        if facts is not None and (facts.missing or facts.remote):
+        if facts is None or facts.name != draft.config.model.name or facts.missing or facts.remote:
+            self._forget_questions()
             return
         if self._new("tokenizer", json.dumps(model, default=str)):
             self._question("tokenizer", "reading the tokenizer", "model", name=draft.config.model.name, config=mapping)
@@ -162,10 +163,19 @@ class Background:
             if not isinstance(problem, Cancelled):
                 screen.post_message(FactsArrived(what, problem if problem is not None else ticket.result(0)))
 
-        self.asking = f"{words} …"
+        self.asking, self.trouble = f"{words} …", ()
         ticket = screen.app.inspector.ask(do, on_progress=progress, **params)
         self._tickets[what] = ticket
         ticket.add_done_callback(answered)
+
+    def _forget_questions(self) -> None:
+        """What was asked or answered is about another model; asked again once this one is known."""
+        for ticket in self._tickets.values():
+            ticket.cancel()
+        self._tickets.clear()
+        for what in ("tokenizer", "counts"):
+            self._asked.pop(what, None)
+        self.asking, self.trouble = "", ()
 
     # What came back
 
@@ -196,7 +206,8 @@ class Background:
         self._tickets.pop(what, None)
         if not self._tickets:
             self.asking = ""
-        self.trouble = (str(found),) if isinstance(found, Exception) else ()
+        problem = found.told if isinstance(found, WorkbenchError) else str(found)
+        self.trouble = (problem,) if isinstance(found, Exception) else ()
 
     def _learn(self, **facts: Any) -> None:
         draft = self._screen.draft

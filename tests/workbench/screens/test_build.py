@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -595,6 +596,30 @@ async def test_columns_are_offered_where_no_format_is_seen() -> None:
         await pilot.press("enter")
         assert draft.config.data.train[0].columns == {"prompt": "frage", "completion": "antwort"}
         await until(pilot, lambda: "prompt from frage" in shown(app))
+
+
+async def test_a_model_that_is_not_here_is_not_asked_about_and_what_was_asked_of_another_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Silent:
+        """An inspector that never answers."""
+
+        def ask(self, do: str, **params: Any) -> Any:
+            asked.append((do, params["config"]["model"]["name"]))
+            return SimpleNamespace(cancel=lambda: None, add_done_callback=lambda done: None)
+
+    monkeypatch.setattr(WorkbenchApp, "inspector", property(lambda app: Silent()))
+    app = app_of(Draft("version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: builtin/dates}]}\n"))
+    async with app.run_test(size=(80, 40)) as pilot:
+        await pilot.press("3")
+        await until(pilot, lambda: "counting tokens" in shown(app))
+        app.draft.set(fields.model.name.path, "someone/something")
+        build(app).draw()
+        build(app).look()
+        await until(pilot, lambda: "counting tokens" not in shown(app))
+        assert {name for _, name in asked} == {"builtin/tiny"}
 
 
 @pytest.mark.slow
