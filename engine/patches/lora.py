@@ -25,7 +25,7 @@ from engine.patches.compiled import decoder_layers
 from engine.patches.grouped import grouped, see
 from engine.patches.instances import all_of, put
 from engine.patches.plan import Applied
-from engine.patches.projections import BLOCK, all_described, described, gated_form
+from engine.patches.projections import all_described, block_names, described, gated_form
 
 FEATURE = "fused LoRA"
 _TURN_OFF = "Set kernels.fused_lora to false."
@@ -89,14 +89,15 @@ def fuse(layers: list[torch.nn.Module]) -> tuple[Found, Callable[[], None]]:
     """Gives every module in these layers that closed form serves its forward; what was found, and the undo."""
     found, undos = Found(), []
     for module in _modules(layers):
-        if not all(name in module._modules for name in BLOCK):
+        names = block_names(module)
+        if names is None:
             continue
-        parts = [module._modules[name] for name in BLOCK]
+        parts = [module._modules[name] for name in names]
         if getattr(module.forward, "closed_form", False):
             found.tiled += 1
             found.count(parts)
         elif all(map(_serves, parts)) and (activation := gated_form(module)) is not None:
-            undos.append(put(module, "forward", _bound(_block(module.forward.__func__, activation), module)))
+            undos.append(put(module, "forward", _bound(_block(module.forward.__func__, names, activation), module)))
             found.blocks += 1
             found.count(parts)
     for module, names in grouped(layers):
@@ -133,9 +134,9 @@ def _bound(forward: Callable[..., Any], module: Any) -> types.MethodType:
     return types.MethodType(forward, module)
 
 
-def _block(plain: Callable[..., Any], activation: str) -> Callable[..., Any]:
+def _block(plain: Callable[..., Any], names: tuple[str, ...], activation: str) -> Callable[..., Any]:
     def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        group = None if args or kwargs else all_described([getattr(self, name) for name in BLOCK], x)
+        group = None if args or kwargs else all_described([getattr(self, name) for name in names], x)
         return plain(self, x, *args, **kwargs) if group is None else gated_block(x, group, activation)
 
     return forward

@@ -21,8 +21,8 @@ from engine.models.stored_fp8 import Fp8Linear, dequantized
 from engine.patches.grouped import View
 
 Described = tuple[Projection, Weights]
-BLOCK = ("gate_proj", "up_proj", "down_proj")
-"""The projections of a gated block, by the names under which models hold them."""
+BLOCKS = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"))
+"""The projections of a gated block, by the names under which models hold them; gate and up may be one."""
 
 
 def described(layer: Any, x: torch.Tensor | None = None) -> Described | str:
@@ -77,7 +77,7 @@ def _refusal_of_base(base: Any, x: torch.Tensor | None) -> str | None:
         own = base.compute_dtype if base.compute_type_is_set else None
         other = x is not None and own is not None and own != x.dtype
         return "4-bit weights that compute in another format" if other else None
-    return f"weights of {kind.__name__}"
+    return f"{kind.__name__} weights"
 
 
 def _refusal_of_adapter(layer: Any) -> str | None:
@@ -120,13 +120,18 @@ def _wide(base: Any) -> Callable[[torch.dtype], torch.Tensor]:
     return lambda dtype: base.weight.to(dtype)
 
 
+def block_names(module: Any) -> tuple[str, ...] | None:
+    """The names of the projections that make this module look like a gated block, or None."""
+    return next((names for names in BLOCKS if all(name in module._modules for name in names)), None)
+
+
 def gated_form(module: Any) -> str | None:
     """The activation of a block that computes `down(act(gate(x)) * up(x))`, or None for any other module.
 
-    Asked is the forward of its class, with three small matrices in place of the projections.
+    Asked is the forward of its class, with small matrices in place of the projections.
     """
-    forward = module.forward
-    if not isinstance(forward, types.MethodType) or not all(name in module._modules for name in BLOCK):
+    forward, names = module.forward, block_names(module)
+    if not isinstance(forward, types.MethodType) or names is None:
         return None
     code = forward.__func__
     generator = torch.Generator().manual_seed(0)
@@ -134,11 +139,15 @@ def gated_form(module: Any) -> str | None:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    gate, up, down, x = drawn(4, 6), drawn(4, 6), drawn(6, 4), drawn(2, 3, 4)
-    small = {"gate_proj": lambda x: x @ gate, "up_proj": lambda x: x @ up, "down_proj": lambda x: x @ down}
+    both, down, x = drawn(4, 12), drawn(6, 4), drawn(2, 3, 4)
+    gate, up = both.chunk(2, dim=-1)
+    small = {
+        "gate_proj": lambda x: x @ gate, "up_proj": lambda x: x @ up, "gate_up_proj": lambda x: x @ both,
+        "down_proj": lambda x: x @ down,
+    }  # fmt: skip
     try:
         with torch.no_grad():
-            found = code(View(module, small), x)
+            found = code(View(module, {name: small[name] for name in names}), x)
     except (TypeError, RuntimeError, AttributeError, ValueError, IndexError):
         return None
     if not isinstance(found, torch.Tensor) or found.shape != x.shape:

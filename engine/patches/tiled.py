@@ -24,7 +24,7 @@ from engine.memory.tiling import tiled
 from engine.patches.compiled import decoder_layers
 from engine.patches.instances import all_of, put
 from engine.patches.plan import Applied
-from engine.patches.projections import BLOCK, all_described, described, gated_form
+from engine.patches.projections import all_described, block_names, described, gated_form
 
 FEATURE = "tiled MLP"
 NAMES = ("mlp", "feed_forward", "block_sparse_moe", "ffn", "moe")
@@ -56,7 +56,8 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
     for block in blocks:
         last = _last_linear(block) if spared[_build(block)] else None
         activation = gated_form(block)
-        if activation is not None and all(not isinstance(described(getattr(block, name)), str) for name in BLOCK):
+        names = block_names(block) or ()
+        if activation is not None and all(not isinstance(described(getattr(block, name)), str) for name in names):
             plain, closed = _in_tiles(block, tokens, in_float32, last), closed + 1
             undos.append(put(block, "forward", _in_closed_tiles(block, plain, activation, tokens, in_float32)))
         else:
@@ -109,8 +110,10 @@ def _in_tiles(block: Any, tokens: int, in_float32: bool, last: torch.nn.Linear |
 def _in_closed_tiles(block: Any, plain: Any, activation: str, tokens: int, in_float32: bool) -> Any:
     """As `_in_tiles` for a gated block: its gradients in closed form as long as its projections allow that."""
 
+    names = block_names(block) or ()
+
     def forward(hidden_states: torch.Tensor) -> torch.Tensor:
-        group = all_described([getattr(block, name) for name in BLOCK], hidden_states)
+        group = all_described([getattr(block, name) for name in names], hidden_states)
         if group is None:
             out: torch.Tensor = plain(hidden_states)
             return out
@@ -122,7 +125,7 @@ def _in_closed_tiles(block: Any, plain: Any, activation: str, tokens: int, in_fl
             of = {id(weight): each for weight, each in zip(closed.flat, found, strict=True) if weight is not None}
             return inside, [of.get(id(weight)) for weight in weights]
 
-        random = any(layer.dropout for layer in closed.layers)
+        random = any(layer.dropout for layer in (*closed.front, closed.down))
         return tiled(closed, hidden_states, weights, tokens, in_float32=in_float32, random=random, gradients=gradients)
 
     forward.closed_form = True  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GemmaConfig, Phi3Config, Qwen2Config, Qwen2ForCausalLM
+from transformers import GemmaConfig, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.gemma.modeling_gemma import GemmaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
@@ -34,6 +34,13 @@ def qwen2():
         if name.endswith("bias"):
             torch.nn.init.normal_(weight)
     return model
+
+
+def phi3():
+    """With gate and up in one projection, and queries, keys and values in another."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "pad_token_id": 0}
+    return Phi3ForCausalLM(Phi3Config(**shape, num_attention_heads=4, num_key_value_heads=2))
 
 
 def adapted(base=None, dtype=torch.float64, **settings):
@@ -78,12 +85,14 @@ def same(ours, theirs, allowed):
         ({"target_modules": ["o_proj", "up_proj"], "use_rslora": True}, "in 2 gated blocks, 2 by themselves"),
         ({"lora_dropout": 0.4}, "in 2 gated blocks, 2 groups of one input, 2 by themselves"),
         ({"bias": "all", "modules_to_save": ["embed_tokens"]}, "in 2 gated blocks, 2 groups of one input, 2 by"),
+        ({"phi3": True}, "in 2 gated blocks, 4 by themselves"),
         ({"rank_pattern": {"k_proj": 5}, "alpha_pattern": {"gate_proj": 1}}, "in 2 gated blocks, 2 groups"),
     ],
-    ids=["all", "attention", "rslora", "dropout", "bias and embeddings", "ranks"],
+    ids=["all", "attention", "rslora", "dropout", "bias and embeddings", "halves", "ranks"],
 )
 def test_outputs_and_gradients_are_pefts_and_it_is_taken_back(settings, words):
-    model, times = adapted(qwen2() if "bias" in settings else None, **settings), 2
+    base = phi3() if settings.pop("phi3", False) else qwen2() if "bias" in settings else None
+    model, times = adapted(base, **settings), 2
     theirs = step(model, times=times)
     with torch.no_grad(), model.disable_adapter():
         off = model(IDS).logits
@@ -242,7 +251,7 @@ def test_what_is_not_plain_lora_is_left_to_peft_with_its_reason():
     theirs = step(model)
     done = asked(model)
     assert done.count == 12
-    assert "left to PEFT: 1 with hooks on it, 1 with weights of ParametrizedLinear" in done.detail
+    assert "left to PEFT: 1 with hooks on it, 1 with ParametrizedLinear weights" in done.detail
     assert "1 gated blocks" in done.detail
     same(step(model), theirs, 1e-10)
 
@@ -291,7 +300,7 @@ def test_a_gated_block_is_known_by_what_its_class_computes():
     assert gated_form(gemma) == "gelu"
     gemma.act_fn = torch.nn.ReLU()
     assert gated_form(gemma) is None
-    assert gated_form(Phi3MLP(Phi3Config(**small))) is None
+    assert gated_form(Phi3MLP(Phi3Config(**small))) == "silu"
 
     class Other(GemmaMLP):
         def forward(self, x):
@@ -315,11 +324,19 @@ def drawn(rows, columns, rank=2, trained=True, scale=1.5):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 def test_every_gradient_of_a_block_is_that_of_finite_differences(activation):
     torch.manual_seed(0)
-    group = [drawn(5, 3), drawn(5, 3, rank=1), drawn(4, 5, scale=0.5)]
+    front, down = [drawn(5, 3), drawn(5, 3, rank=1)], drawn(4, 5, scale=0.5)
     x = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
-    leaves = (x, *(tensor for _, weights in group for tensor in weights))
-    assert torch.autograd.gradcheck(lambda x, *_: gated_block(x, group, activation, in_place=False), leaves)
-    assert torch.autograd.gradcheck(lambda x, *_: tuple(projected(x, group[:2])), leaves[:9])
+    for group in ([*front, down], [drawn(10, 3), down]):
+        leaves = (x, *(tensor for _, weights in group for tensor in weights))
+        assert torch.autograd.gradcheck(lambda x, *_, g=group: gated_block(x, g, activation, in_place=False), leaves)
+        slope = torch.randn(2, 2, 4, dtype=torch.float64)
+        both = [
+            torch.autograd.grad(gated_block(x, group, activation, in_place=spent), leaves, slope) for spent in (0, 1)
+        ]
+        for kept, spent in zip(*both, strict=True):
+            torch.testing.assert_close(spent, kept)
+    leaves = (x, *(tensor for _, weights in front for tensor in weights))
+    assert torch.autograd.gradcheck(lambda x, *_: tuple(projected(x, front)), leaves)
 
 
 def test_a_second_backward_pass_over_spent_memory_is_refused():
