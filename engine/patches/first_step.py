@@ -2,7 +2,7 @@
 
 Layers are compiled when they are first called, in the middle of a step. A run that had asked for it ends with the
 compiler's error; one that took it by `auto` goes on with plain layers from where the step began: no gradient, the same
-random numbers, the trainer's own lists and counts as they were. A batch that plain layers cannot compute either ends the
+random numbers, the trainer's own lists and counts as they were. Nor does `auto` keep layers whose graphs break. A batch that plain layers cannot compute either ends the
 run as it would have without a compiler, and so does a device without memory for it.
 """
 
@@ -67,8 +67,12 @@ def watch_first_step(trainer: Any, switch: Switch, compiling: Compiling) -> Call
         made, broken = (now - then for now, then in zip(_graphs(), (graphs, breaks), strict=True))
         if made == 0 and compiling.auto is None:
             raise ModelError(f"kernels.torch_compile: {NONE_COMPILED}.", TURN_OFF)
-        detail = f"layers; {made} graphs, {broken} breaks in them; first batch {time.monotonic() - begun:.1f} s{compiling.words}"
-        _tell(trainer, compiling.entry(detail) if made else compiling.entry(NONE_COMPILED, "off"))
+        found = f"{made} graphs, {broken} breaks in them; first batch {time.monotonic() - begun:.1f} s"
+        if made and not (broken and compiling.auto):
+            _tell(trainer, compiling.entry(f"layers; {found}{compiling.words}"))
+        else:
+            switch.on = False
+            _tell(trainer, compiling.entry(f"{found}; layers in pieces gain little, so they run as they are", "off"))
         return loss
 
     return put(trainer, "training_step", training_step)

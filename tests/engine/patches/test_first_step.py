@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine.errors import ModelError
-from engine.patches import compiled
-from tests.engine.patches.test_compiled import Layer, config
+from engine.patches import compiled, first_step
+from tests.engine.patches.test_compiled import Layer, Small, Stepping, config, recording, step
 
 WHY = "the card computes compiled layers faster"
 
@@ -90,8 +90,8 @@ def compiler_fails(monkeypatch, trainer, broken):
 def stepped(trainer, steps=2):
     batch = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(7)
-    for step in range(steps):
-        trainer.training_step(trainer.model, {"x": batch, "row": [step]})
+    for number in range(steps):
+        trainer.training_step(trainer.model, {"x": batch, "row": [number]})
     return trainer
 
 
@@ -165,3 +165,38 @@ def test_options_are_a_wish_for_it(monkeypatch):
     monkeypatch.setattr(compiled, "refusal", lambda: "torch needs a C compiler.")
     with pytest.raises(ModelError, match="C compiler"):
         compiled.torch_compile(config(options={"shape_padding": True}), Trainer(), "torch_compile_options are given")
+
+
+def test_a_real_compiler_that_stops_leaves_the_plain_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    model, x, told, seen = Small(), torch.randn(3, 8), Told(), []
+    loss, gradients = step(model, x)
+    trainer = Stepping(model)
+    trainer.writer = told
+    compiled.torch_compile(config(), trainer, WHY)
+    with recording(seen, end=True):
+        ours, found = trainer.training_step(x)
+    torch._dynamo.reset()
+    assert len(seen) == 1  # the compiler was at work, and stopped
+    assert ours == loss
+    assert all(torch.equal(found[name], gradient) for name, gradient in gradients.items())
+    assert "Enough" in next(payload["entries"][0] for kind, payload in told if kind == "receipt")["detail"]
+
+
+@pytest.mark.parametrize(("auto", "effective"), [(WHY, "off"), (None, "inductor")])
+def test_layers_in_pieces_are_kept_by_those_alone_who_asked_for_them(monkeypatch, auto, effective):
+    counted = iter([(0, 0), (9, 7)])
+    monkeypatch.setattr(first_step, "_graphs", lambda: next(counted))
+    trainer, calls = Trainer(Told()), []
+
+    def compile_(function, **_):
+        return lambda layer, *args, **kwargs: calls.append(layer) or function(layer, *args, **kwargs)
+
+    monkeypatch.setattr(compiled.torch, "compile", compile_)
+    compiled.torch_compile(config(), trainer, auto)
+    stepped(trainer, steps=3)
+    assert len(calls) == (2 if auto else 6)
+    entry = trainer.writer[0][1]["entries"][0]
+    assert entry["effective"] == effective
+    assert "9 graphs, 7 breaks" in entry["detail"]
