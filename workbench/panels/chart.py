@@ -7,12 +7,9 @@ numbers: what belongs together on one chart is decided by the screen.
 
 from __future__ import annotations
 
-import math
-import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -25,46 +22,15 @@ from textual.widget import Widget
 
 from engine.errors import visible
 from workbench.panels import raster
+from workbench.panels.curve import SMOOTHINGS, Fetched, Line, bounds_of, by_column, fetch, newest_by_column, to_dot
 from workbench.panels.figures import count, number
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import cut
 
-SMOOTHINGS: tuple[str, ...] = ("", "mean", "median")
 LEAST_LABEL = 6  # cells; a legend with less room than that says nothing
-_SMOOTH_FROM = 40  # fewer points than this are all drawn as they are: smoothing would bend a line of evaluations
-
 
 Place = Callable[[float], int | None]  # a value to its dot row
 Window = tuple[int, int]  # first and last step
-
-
-class Points(Protocol):
-    """What the chart needs of a series; `engine.run.view.Series` is one."""
-
-    def points(
-        self, start: int | None = None, stop: int | None = None, width: int | None = None
-    ) -> tuple[Sequence[int], Sequence[float], Sequence[float]]: ...
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a chart; `stamp` changes whenever the series has changed, `label` stands in the legend."""
-
-    name: str
-    series: Points
-    stamp: object = None
-    label: str = ""
-
-
-@dataclass
-class _Column:
-    """One line as fetched for the present window: steps ascending, lowest and highest value of each."""
-
-    name: str
-    steps: Sequence[int]
-    low: Sequence[float]
-    high: Sequence[float]
-    smooth: list[float] | None = None
 
 
 class Chart(Widget, can_focus=True):
@@ -122,9 +88,9 @@ class Chart(Widget, can_focus=True):
         self._marks: tuple[tuple[int, str], ...] = ()
         self._window: tuple[int, int] | None = None  # first and last step shown; None follows the whole run
         self._strips: list[Strip] | None = None
-        self._fetched: list[_Column] = []
+        self._fetched: list[Fetched] = []
         self._fetched_for: object = None
-        self._to_dot = _to_dot(0, 1, 2)
+        self._to_dot = to_dot(0, 1, 2)
 
     # Data in
 
@@ -255,20 +221,14 @@ class Chart(Widget, can_focus=True):
                 ends.append((line.series.points(None, steps[0])[0][0], steps[-1]))
         return (min(a for a, _ in ends), max(b for _, b in ends)) if ends else None
 
-    def _fetch(self) -> list[_Column]:
+    def _fetch(self) -> list[Fetched]:
         """The lines of the present window, decimated for the present width; fetched once per change."""
         fine = max(16, 2 * self.size.width) * (4 if self.smoothing else 1)
         key = (self._lines, self._window, fine, self.smoothing)
         if key == self._fetched_for:
             return self._fetched
         start, stop = self._window or (None, None)
-        self._fetched = []
-        for line in self._lines:
-            steps, low, high = line.series.points(start, stop, fine)
-            column = _Column(line.name, steps, low, high)
-            if self.smoothing and len(steps) > _SMOOTH_FROM:
-                column.smooth = smoothed([(a + b) / 2 for a, b in zip(low, high, strict=True)], self.smoothing)
-            self._fetched.append(column)
+        self._fetched = [fetch(line, start, stop, fine, self.smoothing) for line in self._lines]
         self._fetched_for = key
         return self._fetched
 
@@ -295,7 +255,7 @@ class Chart(Widget, can_focus=True):
         if width < 1 or height < 1:
             return []
         fetched = [column for column in self._fetch() if len(column.steps)]
-        bounds = _bounds(fetched, self.log_scale)
+        bounds = bounds_of(fetched, self.log_scale)
         title = self._title_strip(width, base)
         if bounds is None or height < 3 or width < 12:
             blank = [Strip.blank(width, base) for _ in range(height - 1)]
@@ -317,22 +277,22 @@ class Chart(Widget, can_focus=True):
             strips.append(self._axis(window, gutter + 1, width, base))
         return strips
 
-    def _plot(self, fetched: list[_Column], columns: int, rows: int, place: Place) -> tuple[raster.Grid, Window]:
+    def _plot(self, fetched: list[Fetched], columns: int, rows: int, place: Place) -> tuple[raster.Grid, Window]:
         grid = raster.Grid(max(1, columns), rows, plain=ascii_only())
         first, last = self.window or (fetched[0].steps[0], fetched[0].steps[-1])
-        self._to_dot = _to_dot(first, last, grid.across)
+        self._to_dot = to_dot(first, last, grid.across)
         # The first line is drawn last, so that it lies on top.
         for index in reversed(range(len(fetched))):
             column = fetched[index]
             if column.smooth is not None:
-                xs, low, high = _columns(column.steps, column.low, column.high, self._to_dot)
+                xs, low, high = by_column(column.steps, column.low, column.high, self._to_dot)
                 raster.draw(grid, xs, low, high, place, index + raster.FAINT, 0)
         for index in reversed(range(len(fetched))):
             column = fetched[index]
             if column.smooth is None:
-                drawn = _columns(column.steps, column.low, column.high, self._to_dot)
+                drawn = by_column(column.steps, column.low, column.high, self._to_dot)
             else:
-                xs, ends = _last_of_columns(column.steps, column.smooth, self._to_dot)
+                xs, ends = newest_by_column(column.steps, column.smooth, self._to_dot)
                 drawn = xs, ends, ends
             raster.draw(grid, *drawn, place, index, index)
         return grid, (first, last)
@@ -458,79 +418,6 @@ class Chart(Widget, can_focus=True):
         if line < 0:
             return Style.null()
         return self._style("faint") if line >= raster.FAINT else self._style(f"line-{line % 4}")
-
-
-def smoothed(values: Sequence[float], how: str) -> list[float]:
-    """A running `mean` (exponential, weight 0.9) or `median` (of nine); gaps stay gaps and start afresh."""
-    result: list[float] = []
-    kept: list[float] = []
-    mean = math.nan
-    for value in values:
-        if not math.isfinite(value):
-            kept.clear()
-            mean = math.nan
-            result.append(math.nan)
-        elif how == "median":
-            kept.append(value)
-            del kept[:-9]
-            result.append(statistics.median(kept))
-        else:
-            mean = value if math.isnan(mean) else 0.9 * mean + 0.1 * value
-            result.append(mean)
-    return result
-
-
-def _bounds(columns: Sequence[_Column], log: bool) -> tuple[float, float] | None:
-    """Lowest and highest finite value of all lines, opened a little when they are one."""
-    lows = [v for c in columns for v in c.low if math.isfinite(v) and (v > 0 or not log)]
-    highs = [v for c in columns for v in c.high if math.isfinite(v) and (v > 0 or not log)]
-    if not lows or not highs:
-        return None
-    low, high = min(lows), max(highs)
-    if high - low <= 1e-12 * max(abs(high), abs(low)):
-        if log:
-            return low / 2, high * 2
-        pad = abs(high) * 0.1 or 1.0
-        return low - pad, high + pad
-    return low, high
-
-
-def _to_dot(first: int, last: int, across: int) -> Callable[[int], int]:
-    span = (last - first) or 1
-
-    def to_dot(step: int) -> int:
-        return round((step - first) / span * (across - 1))
-
-    return to_dot
-
-
-def _columns(
-    steps: Sequence[int], low: Sequence[float], high: Sequence[float], to_dot: Callable[[int], int]
-) -> tuple[list[int], list[float], list[float]]:
-    """Points that fall on one dot column become one, keeping the lowest and the highest."""
-    xs: list[int] = []
-    lows: list[float] = []
-    highs: list[float] = []
-    for step, bottom, top in zip(steps, low, high, strict=True):
-        x = to_dot(step)
-        if xs and xs[-1] == x and not (math.isnan(bottom) or math.isnan(lows[-1])):
-            lows[-1], highs[-1] = min(lows[-1], bottom), max(highs[-1], top)
-        elif xs and xs[-1] == x:
-            if math.isnan(lows[-1]):
-                lows[-1], highs[-1] = bottom, top
-        else:
-            xs.append(x)
-            lows.append(bottom)
-            highs.append(top)
-    return xs, lows, highs
-
-
-def _last_of_columns(
-    steps: Sequence[int], values: Sequence[float], to_dot: Callable[[int], int]
-) -> tuple[list[int], list[float]]:
-    """A smoothed line stays thin: of the points on one dot column the newest."""
-    found = {to_dot(step): value for step, value in zip(steps, values, strict=True)}
-    return list(found), list(found.values())
 
 
 def _labels(values: Sequence[float], log: bool) -> list[str]:

@@ -27,7 +27,8 @@ from engine.run.store import RunFolder
 from workbench.actions import bindings, key_line
 from workbench.panels.bars import KeyLine
 from workbench.panels.cause import ENDS, PostMortem
-from workbench.panels.chart import Chart, Line
+from workbench.panels.chart import Chart
+from workbench.panels.curve import Line
 from workbench.panels.figures import brief
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.groups import Groups

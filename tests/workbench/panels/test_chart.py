@@ -11,7 +11,8 @@ from textual.app import App, ComposeResult
 
 from engine.run.series import Series
 from workbench.panels import glyphs, raster
-from workbench.panels.chart import Chart, Line, smoothed
+from workbench.panels.chart import Chart
+from workbench.panels.curve import Line, smoothed
 
 
 def recorded(values: list[float], every: int = 1) -> Series:

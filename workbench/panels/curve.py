@@ -1,0 +1,128 @@
+"""A line of a chart as it is drawn in a window: fetched, smoothed, brought to one point a dot column.
+
+It knows series and numbers, neither colours nor cells. What a series gives for a window is already decimated, so nothing
+here grows with the length of the run.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+SMOOTHINGS: tuple[str, ...] = ("", "mean", "median")
+_SMOOTH_FROM = 40  # fewer points than this are all drawn as they are: smoothing would bend a line of evaluations
+
+
+class Points(Protocol):
+    """What the chart needs of a series; `engine.run.view.Series` is one."""
+
+    def points(
+        self, start: int | None = None, stop: int | None = None, width: int | None = None
+    ) -> tuple[Sequence[int], Sequence[float], Sequence[float]]: ...
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart; `stamp` changes whenever the series has changed, `label` stands in the legend."""
+
+    name: str
+    series: Points
+    stamp: object = None
+    label: str = ""
+
+
+@dataclass
+class Fetched:
+    """One line as fetched for the present window: steps ascending, lowest and highest value of each."""
+
+    name: str
+    steps: Sequence[int]
+    low: Sequence[float]
+    high: Sequence[float]
+    smooth: list[float] | None = None
+
+
+def fetch(line: Line, start: int | None, stop: int | None, fine: int, smoothing: str) -> Fetched:
+    """The line between two steps in about `fine` points, smoothed in one of the `SMOOTHINGS`."""
+    steps, low, high = line.series.points(start, stop, fine)
+    found = Fetched(line.name, steps, low, high)
+    if smoothing and len(steps) > _SMOOTH_FROM:
+        found.smooth = smoothed([(a + b) / 2 for a, b in zip(low, high, strict=True)], smoothing)
+    return found
+
+
+def smoothed(values: Sequence[float], how: str) -> list[float]:
+    """A running `mean` (exponential, weight 0.9) or `median` (of nine); gaps stay gaps and start afresh."""
+    result: list[float] = []
+    kept: list[float] = []
+    mean = math.nan
+    for value in values:
+        if not math.isfinite(value):
+            kept.clear()
+            mean = math.nan
+            result.append(math.nan)
+        elif how == "median":
+            kept.append(value)
+            del kept[:-9]
+            result.append(statistics.median(kept))
+        else:
+            mean = value if math.isnan(mean) else 0.9 * mean + 0.1 * value
+            result.append(mean)
+    return result
+
+
+def bounds_of(columns: Sequence[Fetched], log: bool) -> tuple[float, float] | None:
+    """Lowest and highest finite value of all lines, opened a little when they are one."""
+    lows = [v for c in columns for v in c.low if math.isfinite(v) and (v > 0 or not log)]
+    highs = [v for c in columns for v in c.high if math.isfinite(v) and (v > 0 or not log)]
+    if not lows or not highs:
+        return None
+    low, high = min(lows), max(highs)
+    if high - low <= 1e-12 * max(abs(high), abs(low)):
+        if log:
+            return low / 2, high * 2
+        pad = abs(high) * 0.1 or 1.0
+        return low - pad, high + pad
+    return low, high
+
+
+def to_dot(first: int, last: int, across: int) -> Callable[[int], int]:
+    """The dot column of a step, where the window from `first` to `last` is `across` dots wide."""
+    span = (last - first) or 1
+
+    def dot(step: int) -> int:
+        return round((step - first) / span * (across - 1))
+
+    return dot
+
+
+def by_column(
+    steps: Sequence[int], low: Sequence[float], high: Sequence[float], to_dot: Callable[[int], int]
+) -> tuple[list[int], list[float], list[float]]:
+    """Points that fall on one dot column become one, keeping the lowest and the highest."""
+    xs: list[int] = []
+    lows: list[float] = []
+    highs: list[float] = []
+    for step, bottom, top in zip(steps, low, high, strict=True):
+        x = to_dot(step)
+        if xs and xs[-1] == x and not (math.isnan(bottom) or math.isnan(lows[-1])):
+            lows[-1], highs[-1] = min(lows[-1], bottom), max(highs[-1], top)
+        elif xs and xs[-1] == x:
+            if math.isnan(lows[-1]):
+                lows[-1], highs[-1] = bottom, top
+        else:
+            xs.append(x)
+            lows.append(bottom)
+            highs.append(top)
+    return xs, lows, highs
+
+
+def newest_by_column(
+    steps: Sequence[int], values: Sequence[float], to_dot: Callable[[int], int]
+) -> tuple[list[int], list[float]]:
+    """A smoothed line stays thin: of the points on one dot column the newest."""
+    found = {to_dot(step): value for step, value in zip(steps, values, strict=True)}
+    return list(found), list(found.values())
