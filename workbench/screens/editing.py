@@ -52,6 +52,8 @@ class EditingScreen(Screen[None]):
     """The findings of what is being typed."""
     left: list[Kept]
     """Configs that earlier windows left unsaved."""
+    _not_taken: tuple[str, str] | None = None
+    """A config, and the YAML that was written in its place and could not be read."""
 
     @property
     def draft(self) -> Draft:
@@ -272,19 +274,29 @@ class EditingScreen(Screen[None]):
         place = Path(name)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.draft.text())
+                file.write(self._to_edit())
             with self.app.suspend():
                 code = subprocess.run([*editor, name]).returncode
             if code:
                 self.tell(f"{editor[0]} ended with {code}; the config is as it was.", bad=True)
                 return
-            self.draft.replace_text(place.read_text(encoding="utf-8"))
-        except (WorkbenchError, OSError, UnicodeDecodeError) as problem:
+            text = place.read_text(encoding="utf-8")
+            self._not_taken = (self.draft.text(), text)
+            self.draft.replace_text(text)
+            self._not_taken = None
+        except WorkbenchError as problem:
+            self.tell(f"Not taken; y opens it again as you left it. {problem.told}", bad=True)
+        except (OSError, UnicodeDecodeError) as problem:
             self.tell(f"The config is as it was: {problem}", bad=True)
         finally:
             place.unlink(missing_ok=True)
         self.app.refresh()
         self.changed()
+
+    def _to_edit(self) -> str:
+        """The config; or what was written over it last and could not be read, so that no work is lost."""
+        text = self.draft.text()
+        return self._not_taken[1] if self._not_taken and self._not_taken[0] == text else text
 
     def action_write(self) -> None:
         """Save to a file, asking for its name."""

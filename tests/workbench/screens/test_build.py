@@ -378,7 +378,7 @@ async def test_yaml_goes_through_the_editor_and_back(monkeypatch: pytest.MonkeyP
 
 async def test_broken_yaml_from_the_editor_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     editor = tmp_path / "editor.sh"
-    editor.write_text('#!/bin/sh\nprintf "a: [1\\n b" > "$1"\n')
+    editor.write_text('#!/bin/sh\ncp "$1" "${0%/*}/seen.yaml"\nprintf "a: [1\\n b" > "$1"\n')
     editor.chmod(0o755)
     monkeypatch.setenv("EDITOR", str(editor))
     app = app_of()
@@ -390,7 +390,14 @@ async def test_broken_yaml_from_the_editor_changes_nothing(monkeypatch: pytest.M
         await pilot.press("y")
         await pilot.pause()
         assert app.draft.text() == before
-        assert "as it was" in told(app)
+        assert "y opens it again as you left it" in told(app)
+        await pilot.press("y")  # and so it does: what was written is not lost with the bracket that was missing
+        await pilot.pause()
+        assert (tmp_path / "seen.yaml").read_text() == "a: [1\n b"
+        app.draft.set(fields.run.name.path, "later")
+        await pilot.press("y")  # a newer edit counts more
+        await pilot.pause()
+        assert "later" in (tmp_path / "seen.yaml").read_text()
 
 
 async def test_quitting_with_changes_asks_and_saving_there_leaves() -> None:
