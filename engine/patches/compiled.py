@@ -48,7 +48,7 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
     undo_layers = compile_layers(layers, config.kernels.torch_compile_options, switch, one_shape=config.data.packing)
     words = f"; adapters' products taken together in {together} modules" if together else ""
     words += f"; {auto}" if auto else ""
-    undo_step = watch_first_step(trainer, switch, Compiling(len(layers), words, auto))
+    undo_step = watch_first_step(trainer, switch, Compiling(len(layers), words, auto, _call.__code__))
 
     def undo() -> None:
         undo_step()
@@ -176,6 +176,7 @@ def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch)
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
             return layer._call_impl(*args, **kwargs)
+        switch.used |= switch.on
         return (compiled if switch.on else _call)(layer, *args, **kwargs)
 
     return call

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -28,9 +29,10 @@ NONE_COMPILED = "the first batch was computed without a compiled layer"
 
 @dataclass
 class Switch:
-    """Whether the layers run compiled from now on."""
+    """Whether the layers run compiled from now on, and whether one of them has."""
 
     on: bool = True
+    used: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Compiling:
     layers: int
     words: str
     auto: str | None
+    code: CodeType
+    """Of the function that was compiled: the compiler keeps its graphs there, for the next run in this process too."""
 
     def entry(self, detail: str, effective: str = "inductor") -> dict[str, Any]:
         """For the receipt."""
@@ -65,17 +69,26 @@ def watch_first_step(trainer: Any, switch: Switch, compiling: Compiling) -> Call
             _say_failed(trainer, compiling, problem)
             return step(*args, **kwargs)
         made, broken = (now - then for now, then in zip(_graphs(), (graphs, breaks), strict=True))
-        if made == 0 and compiling.auto is None:
-            raise ModelError(f"kernels.torch_compile: {NONE_COMPILED}.", TURN_OFF)
-        found = f"{made} graphs, {broken} breaks in them; first batch {time.monotonic() - begun:.1f} s"
-        if made and not (broken and compiling.auto):
-            _tell(trainer, compiling.entry(f"layers; {found}{compiling.words}"))
+        seconds = f"first batch {time.monotonic() - begun:.1f} s"
+        if not switch.used or not (made or _known(compiling.code)):
+            _without(trainer, switch, compiling, NONE_COMPILED)
+        elif broken and compiling.auto:
+            pieces = f"{made} graphs, {broken} breaks in them, {seconds}: layers in pieces gain little"
+            _without(trainer, switch, compiling, pieces)
         else:
-            switch.on = False
-            _tell(trainer, compiling.entry(f"{found}; layers in pieces gain little, so they run as they are", "off"))
+            found = f"{made} graphs, {broken} breaks in them" if made else "graphs of an earlier run in this process"
+            _tell(trainer, compiling.entry(f"layers; {found}; {seconds}{compiling.words}"))
         return loss
 
     return put(trainer, "training_step", training_step)
+
+
+def _without(trainer: Any, switch: Switch, compiling: Compiling, reason: str) -> None:
+    """Goes on with plain layers. Raises ModelError where compiled ones were asked for."""
+    if compiling.auto is None:
+        raise ModelError(f"kernels.torch_compile: {reason}.", TURN_OFF)
+    switch.on = False
+    _tell(trainer, compiling.entry(f"{reason}, so they run as they are; auto had taken it: {compiling.auto}", "off"))
 
 
 def _attempt(trainer: Any, step: Any, args: Any, kwargs: Any, *, back: bool) -> tuple[Any, str | None]:
@@ -159,3 +172,10 @@ def _graphs() -> tuple[int, int]:
     from torch._dynamo.utils import counters
 
     return counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values())
+
+
+def _known(code: CodeType) -> bool:
+    """Whether this process has graphs of this function."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return bool(_debug_get_cache_entry_list(code))

@@ -200,3 +200,28 @@ def test_layers_in_pieces_are_kept_by_those_alone_who_asked_for_them(monkeypatch
     entry = trainer.writer[0][1]["entries"][0]
     assert entry["effective"] == effective
     assert "9 graphs, 7 breaks" in entry["detail"]
+
+
+def test_graphs_of_an_earlier_run_in_this_process_are_taken_for_compiled_layers(monkeypatch):
+    monkeypatch.setattr(first_step, "_graphs", lambda: (5, 0))  # none is new
+    monkeypatch.setattr(first_step, "_known", lambda code: code is compiled._call.__code__)
+    monkeypatch.setattr(compiled.torch, "compile", lambda function, **_: function)
+    trainer = Trainer(Told())
+    compiled.torch_compile(config(), trainer)
+    stepped(trainer)
+    entry = trainer.writer[0][1]["entries"][0]
+    assert (entry["effective"], entry["count"]) == ("inductor", 2)
+    assert "earlier run" in entry["detail"]
+
+
+def test_a_compiler_that_is_turned_off_is_told_from_one_that_works(monkeypatch):
+    monkeypatch.setattr(compiled.torch, "compile", lambda function, **_: function)
+    torch._dynamo.reset()
+    trainer = Trainer(Told())
+    compiled.torch_compile(config(), trainer, WHY)
+    stepped(trainer)
+    assert trainer.writer[0][1]["entries"][0]["effective"] == "off"
+    asked = Trainer()
+    compiled.torch_compile(config(), asked)
+    with pytest.raises(ModelError, match="without a compiled layer"):
+        stepped(asked)
