@@ -69,7 +69,7 @@ KINDS = (
 )  # fmt: skip
 PARTS = (
     Part("tests", 420, TESTS, keeps=False),
-    bench("step", 120, "step_overhead", "--shape", "0.6b", "--seconds", "100"),
+    bench("step", 140, "step_overhead", "--shape", "0.6b", "--steps", "25", "--pairs", "6", "--seconds", "75"),
     bench("kernels", 180, "dense_kernels"),
     method("sft", "8b", 150, "ours", "offloaded"),
     bench("packed", 60, "packed_attention"),

@@ -7,8 +7,11 @@ its own.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -45,6 +48,34 @@ def lacking(device: torch.device) -> str | None:
         return None
     least, own = (".".join(map(str, each)) for each in (LEAST, torch.cuda.get_device_capability(device)))
     return f"a card of compute capability {least} or above, and this one has {own}"
+
+
+@contextmanager
+def sums_in_float32(device: torch.device) -> Iterator[None]:
+    """Products of 16-bit numbers are added up in float32 to the end, whatever the process allows elsewhere.
+
+    Torch lets cuBLAS add partial sums of a long product in 16 bits unless told otherwise. Two products of the same numbers
+    in other shapes then differ by whole steps, and a probability is no longer that of its own normaliser.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    matmul: Any = torch.backends.cuda.matmul
+    names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]
+    before = {name: _with_split(matmul, name) for name in names}
+    try:
+        for name in names:
+            setattr(matmul, name, False)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+
+
+def _with_split(matmul: Any, name: str) -> Any:
+    """What torch allows now, in the form in which it takes it back."""
+    split = f"{name}_split_k"
+    return (getattr(matmul, name), getattr(matmul, split)) if hasattr(matmul, split) else getattr(matmul, name)
 
 
 @cache

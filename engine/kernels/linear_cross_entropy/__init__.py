@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.device import kernel_serves
+from engine.kernels.device import kernel_serves, sums_in_float32
 from engine.kernels.linear_cross_entropy.plan import frozen_head, trained_head
 from engine.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from engine.kernels.linear_logp import linear_logp
@@ -105,15 +105,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss = torch.zeros(1, device=hidden_NH.device)
             d_hidden = torch.zeros_like(rows_NH) if need_hidden else None
             d_weight = torch.zeros_like(weight_VH) if need_weight else None
-        elif need_weight:
-            loss, d_hidden, d_weight = trained_head(
-                rows_NH, weight_VH, rows_N, bias_V, formed, workspace_bytes, need_hidden, settings
-            )
         else:
-            d_weight = None
-            loss, d_hidden = frozen_head(
-                rows_NH, weight_VH, rows_N, bias_V, formed, workspace_bytes, need_hidden, settings
-            )
+            given = rows_NH, weight_VH, rows_N, bias_V, formed, workspace_bytes, need_hidden, settings
+            with sums_in_float32(hidden_NH.device):
+                loss, d_hidden, d_weight = trained_head(*given) if need_weight else (*frozen_head(*given), None)
         ctx.save_for_backward(d_hidden, d_weight)
         return (loss * scale).squeeze(0)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.kernels.device import sums_in_float32
 from engine.kernels.linear_logp.tiles import Scaling, Scores, Upstream, to_gradient
 from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket
 
@@ -44,7 +45,7 @@ def forward_pass(
     """Scores of all rows and, with `early`, the gradient of the hidden states under an upstream gradient of one a row."""
     dtype = working_type(hidden)
     # Inside, the number formats are ours: autocast would round the sum behind the entropy too.
-    with torch.autocast(hidden.device.type, enabled=False):
+    with torch.autocast(hidden.device.type, enabled=False), sums_in_float32(hidden.device):
         return _forward(
             hidden.to(dtype), weight.to(dtype), bias, targets, scaling, outputs, workspace_bytes, early, whole
         )
@@ -98,6 +99,39 @@ def backward_pass(
     vocabulary: int | None = None,
 ) -> Gradients:
     """Gradients under `upstream`; `weight` is the whole head, or the shard of `vocabulary` words that begins at `first`."""
+    with sums_in_float32(hidden.device):
+        return _backward(
+            hidden,
+            weight,
+            bias,
+            targets,
+            lse,
+            entropy,
+            upstream,
+            scaling,
+            dtype,
+            workspace_bytes,
+            need,
+            first,
+            vocabulary,
+        )
+
+
+def _backward(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor | None,
+    upstream: Upstream,
+    scaling: Scaling,
+    dtype: torch.dtype,
+    workspace_bytes: int,
+    need: tuple[bool, bool, bool],
+    first: int,
+    vocabulary: int | None,
+) -> Gradients:
     need_hidden, need_weight, need_bias = need
     rows_NH, weight_VH, targets_N = hidden.to(dtype), weight.to(dtype), targets.contiguous()
     bias_V = None if bias is None else bias.to(dtype).contiguous()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from transformers.activations import ACT2FN
 
-from engine.kernels.device import _card_serves, lacking
+from engine.kernels.device import _card_serves, lacking, sums_in_float32
 from engine.kernels.gated import gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
@@ -178,3 +178,15 @@ def test_in_deterministic_mode_every_program_has_a_row_of_sums_for_itself():
 )
 def test_places_in_a_row_take_64_bits_only_where_they_must(words, stride, far):
     assert wide(words, stride) is far
+
+
+def test_what_the_process_allows_its_products_is_as_before_once_an_op_is_done():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    with pytest.raises(RuntimeError, match="in between"), sums_in_float32(torch.device("cuda")):
+        assert not matmul.allow_bf16_reduced_precision_reduction
+        assert not matmul.allow_fp16_reduced_precision_reduction
+        raise RuntimeError("in between")
+    assert matmul.allow_bf16_reduced_precision_reduction == before
+    with sums_in_float32(torch.device("cpu")):
+        assert matmul.allow_bf16_reduced_precision_reduction == before
