@@ -21,15 +21,13 @@ from array import array
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from engine.data.compressed import COMPRESSIONS, Unpacked, unpacked_head
 from engine.data.lines import Lines
+from engine.data.parsing import Row, decode, parse_object, sample
 from engine.errors import DataError, visible
 
-Row = dict[str, Any]
-
-SAMPLE = 80
 CLIP = 64 * 1024
 HEAD = 256 * 1024
 REFUSED = {
@@ -39,7 +37,6 @@ REFUSED = {
 }
 _BOM = b"\xef\xbb\xbf"
 _STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\],]', re.DOTALL)
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Rows(ABC):
@@ -292,7 +289,7 @@ class ArrayRows(FileRows):
 
     def _fail(self, offset: int, message: str) -> NoReturn:
         line, column = self._lines.place(offset)
-        found = _sample(bytes(self._map[offset : offset + 400]))
+        found = sample(bytes(self._map[offset : offset + 400]))
         raise DataError(f"{message}: {found}", path=visible(self.path), line=line, column=column)
 
     def _parse(self, raw: bytes, line: int, column: int) -> Row:
@@ -305,7 +302,7 @@ class TableRows(FileRows):
     kind = "csv"
 
     def __init__(self, path: str, unpacked: Unpacked | None = None, head: bytes = b"") -> None:
-        line = _decode(head.removeprefix(_BOM).split(b"\n", 1)[0], path, 1)
+        line = decode(head.removeprefix(_BOM).split(b"\n", 1)[0], path, 1)
         self._delimiter = "\t" if Path(path).suffix == ".tsv" else max(",\t;|", key=line.count)
         names = next(csv.reader([line.rstrip("\r")], delimiter=self._delimiter), [])
         self._headless = any(re.fullmatch(r"-?\d+([.]\d+)?", name.strip()) for name in names)
@@ -334,7 +331,7 @@ class TableRows(FileRows):
         if quoted:
             line, column = self._lines.place(start)
             raise DataError(
-                f"a quote opened in this row is never closed: {_sample(bytes(data[start : start + 400]))}",
+                f"a quote opened in this row is never closed: {sample(bytes(data[start : start + 400]))}",
                 path=visible(self.path),
                 line=line,
                 column=column,
@@ -343,11 +340,11 @@ class TableRows(FileRows):
             yield start, stop
 
     def _parse(self, raw: bytes, line: int, column: int) -> Row:
-        text = _decode(raw, self.path, line)
+        text = decode(raw, self.path, line)
         csv.field_size_limit(2**31 - 1)
         fields = next(csv.reader(io.StringIO(text.rstrip("\r"), newline=""), delimiter=self._delimiter), [])
         if len(fields) != len(self._names):
-            message = f"{len(fields)} fields where the first line names {len(self._names)} columns: {_sample(raw)}"
+            message = f"{len(fields)} fields where the first line names {len(self._names)} columns: {sample(raw)}"
             raise DataError(message, path=visible(self.path), line=line)
         return dict(zip(self._names, fields, strict=True))
 
@@ -373,7 +370,7 @@ class TextRows(FileRows):
             yield start, len(data)
 
     def _parse(self, raw: bytes, line: int, column: int) -> Row:
-        return {"text": _decode(raw, self.path, line, column).rstrip("\r\n")}
+        return {"text": decode(raw, self.path, line, column).rstrip("\r\n")}
 
 
 def open_rows(path: str | os.PathLike[str]) -> Rows:
@@ -410,54 +407,6 @@ def open_rows(path: str | os.PathLike[str]) -> Rows:
         raise DataError(f"cannot be read: {problem.strerror or problem}", path=shown) from None
 
 
-def parse_object(raw: bytes, path: str, line: int, column: int = 1) -> Row:
-    """One JSON object from bytes, strictly: UTF-8, no NaN, no key twice, no half characters."""
-    text = _decode(raw, path, line, column)
-    try:
-        row = _DECODER.decode(text)
-    except json.JSONDecodeError as problem:
-        found_line = line + problem.lineno - 1
-        found_column = problem.colno + (column - 1 if problem.lineno == 1 else 0)
-        # Parsers of other tools name no line; the person needs to see the very spot.
-        spot = text[max(problem.pos - SAMPLE // 2, 0) : problem.pos + SAMPLE // 2]
-        message = f"not a JSON object: {problem.msg.lower()}; near {_quoted(spot)}"
-        raise DataError(message, path=visible(path), line=found_line, column=found_column) from None
-    except _BadValue as problem:
-        raise DataError(f"{problem}; in {_sample(raw)}", path=visible(path), line=line) from None
-    except RecursionError:
-        raise DataError(f"nested too deeply: {_sample(raw)}", path=visible(path), line=line) from None
-    if not isinstance(row, dict):
-        kind = {list: "a list", str: "a string", type(None): "null"}.get(type(row), "a number")
-        message = f"each row must be a JSON object; got {kind}: {_sample(raw)}"
-        raise DataError(message, path=visible(path), line=line, column=column)
-    if b"\\ud" in raw or b"\\uD" in raw:
-        flat = json.dumps(row, ensure_ascii=False)
-        if _SURROGATE.search(flat):
-            message = f"half of a character (a lone surrogate escape): {_sample(raw)}"
-            raise DataError(message, "Write the file again as UTF-8.", path=visible(path), line=line)
-    return row
-
-
-class _BadValue(ValueError):
-    """JSON that Python accepts and data must not hold."""
-
-
-def _constant(name: str) -> NoReturn:
-    raise _BadValue(f"{name} is not a JSON value")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> Row:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _BadValue(f"the key {_quoted(twice)} stands twice in one object")
-    return row
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
-
-
 def _kind(suffixes: list[str], head: bytes) -> str:
     """The format by content where content decides (Parquet, a list, an object a line), else by name."""
     suffix = suffixes[-1] if suffixes else ""
@@ -483,28 +432,3 @@ def _kind(suffixes: list[str], head: bytes) -> str:
 def _head(source: Path) -> bytes:
     with source.open("rb") as file:
         return file.read(HEAD)
-
-
-def _decode(raw: bytes, path: str, line: int, column: int = 1) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        before = raw[: problem.start]
-        line += before.count(b"\n")
-        last = before.rsplit(b"\n", 1)[-1].decode("utf-8")
-        if b"\n" in before:
-            column = 1
-        bad = raw[problem.start]
-        spot = last[-30:] + f"\\x{bad:02x}" + raw[problem.start + 1 : problem.start + 30].decode("utf-8", "replace")
-        message = f"not UTF-8: byte 0x{bad:02x}; near {_quoted(spot)}"
-        hint = "Convert the file, for example with iconv -t UTF-8."
-        raise DataError(message, hint, path=visible(path), line=line, column=column + len(last)) from None
-
-
-def _quoted(text: str) -> str:
-    return f"“{visible(text)}”"
-
-
-def _sample(raw: bytes) -> str:
-    text = raw[: SAMPLE * 4].decode("utf-8", "replace")
-    return _quoted(text[:SAMPLE] + ("…" if len(raw) > SAMPLE * 4 or len(text) > SAMPLE else ""))
