@@ -93,6 +93,8 @@ def _no_compile(config: Any, trainer: Any) -> str | None:
         return "the model has no decoder layers"
     if config.memory.tiled_mlp:
         return "tiles cannot be compiled"
+    if config.kernels.fused_lora is True:
+        return "LoRA's own backward pass is asked for, which is not compiled"
     if getattr(trainer, "shares_prompts", False):
         return "answers share their prompt's keys, which compiled layers do not"
     return compiled.refusal()

@@ -241,6 +241,7 @@ def test_tiles_shared_prompts_and_models_without_a_head_say_why(tmp_path):
     assert [getattr(chosen.kernels, choice.setting) for choice in compose.CHOICES] == [False, False, False]
     trainer.shares_prompts = True
     assert "share their prompt" in compose._no_compile(config(), trainer)
+    assert "LoRA's own" in compose._no_compile(config(fused_lora=True), trainer)
 
 
 def test_what_was_timed_is_kept_for_a_resume_in_the_same_place_and_for_no_other(monkeypatch, clock, tmp_path):
