@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
 from transformers.utils import chat_template_utils
-from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from engine.data.markers import Region, marked_template, render_marked
 from engine.errors import WorkbenchError, visible
 
 Message = dict[str, Any]
@@ -34,9 +34,7 @@ Span = tuple[int, int]
 SECONDS = 2.0
 FLAGS = ("train", "trained", "weight", "loss_weight")
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
-# Noncharacters: valid in a Python string, absent from text, untouched by strip() and split().
-_OPEN, _CLOSE, _SENTINEL = "\ufdd0", "\ufdd1", "\ufdd2\ufdd3\ufdd2"
-_MARKER = re.compile(f"{_OPEN}([0-9]*){_CLOSE}")
+_SENTINEL = "\ufdd2\ufdd3\ufdd2"  # noncharacters: absent from text, untouched by strip() and split()
 
 
 _REFUSALS = (
@@ -88,7 +86,7 @@ class Chat:
         self.notes: set[str] = set()
         self.has_marks = GENERATION.search(self.template) is not None
         try:
-            self._marked = _marked_template(self.template)
+            marked_template(self.template)
         except jinja2.TemplateError as problem:
             raise MaskError(f"{self.name} is not a valid template: {visible(str(problem))}") from None
         tokens = sorted(map(str, self.tokenizer.added_tokens_encoder), key=len, reverse=True)
@@ -156,33 +154,16 @@ class Chat:
 
     def _regions(
         self, messages: Sequence[Message], tools: Any, *, prompt: bool = False
-    ) -> tuple[tuple[str, list[tuple[int, int, int]]] | None, str]:
+    ) -> tuple[tuple[str, list[Region]] | None, str]:
         """The text with (message, start, end) of each turn, and what follows the last turn."""
         chat = _aliased(plain(messages))
-        known = {id(message): index for index, message in enumerate(chat)}
-        outer: list[int] = []  # the loop over messages that is under way; loops inside it only look around
-
-        def turn(loop: int, *values: Any) -> str:
-            for value in values:
-                if id(value) in known and (not outer or outer == [loop]):
-                    outer[:] = [loop]
-                    return f"{_OPEN}{known[id(value)]}{_CLOSE}"
-            return ""
-
-        def end(loop: int) -> str:
-            if outer != [loop]:
-                return ""
-            outer.clear()
-            return f"{_OPEN}{_CLOSE}"
-
         variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
-        variables |= {"messages": chat, "tools": tools or None, "documents": None, "add_generation_prompt": prompt}
+        variables |= {"tools": tools or None, "documents": None, "add_generation_prompt": prompt}
         try:
             with _limited():
-                raw = self._marked.render(**variables, _turn_begins=turn, _loop_ends=end)
+                return render_marked(self.template, chat, variables)
         except _REFUSALS:
             return None, ""
-        return _split(raw)
 
     # -- the trained part ----------------------------------------------------------------------------------------------
     def _with_span(
@@ -398,58 +379,3 @@ def _aliased(messages: list[Message]) -> list[Message]:
     """Reasoning under every name that templates read, as this version of `apply_chat_template` offers it."""
     alias = getattr(chat_template_utils, "_alias_reasoning_fields", list)
     return [dict(message) for message in alias(messages)]
-
-
-def _split(raw: str) -> tuple[tuple[str, list[tuple[int, int, int]]], str]:
-    """Marked text to plain text, the non-empty regions of each message, and the text after the last region."""
-    pieces = _MARKER.split(raw)
-    text, regions, tail_from = [pieces[0]], [], 0
-    position = len(pieces[0])
-    for marker, piece in zip(pieces[1::2], pieces[2::2], strict=True):
-        if marker and piece:
-            regions.append((int(marker), position, position + len(piece)))
-        if not marker:
-            tail_from = position
-        text.append(piece)
-        position += len(piece)
-    whole = "".join(text)
-    return (whole, regions), whole[tail_from:] if tail_from else ""
-
-
-_TEMPLATES: dict[str, jinja2.Template] = {}
-
-
-def _marked_template(source: str) -> jinja2.Template:
-    """The template with a marker at each round of each loop and one after the loop, in the same sandbox."""
-    if source not in _TEMPLATES:
-        environment = _compile_jinja_template(source).environment
-        tree = environment.parse(source)
-        _insert_markers(tree, iter(range(1 << 30)))
-        tree.set_environment(environment)
-        _TEMPLATES[source] = environment.from_string(tree)
-    return _TEMPLATES[source]
-
-
-def _insert_markers(node: nodes.Node, numbers: Any) -> None:
-    for name, value in node.iter_fields():
-        if isinstance(value, nodes.Node):
-            _insert_markers(value, numbers)
-        if not isinstance(value, list):
-            continue
-        children: list[Any] = []
-        for child in value:
-            children.append(child)
-            if isinstance(child, nodes.Node):
-                _insert_markers(child, numbers)
-            if isinstance(child, nodes.For):
-                number = next(numbers)
-                targets = child.target.items if isinstance(child.target, nodes.Tuple) else [child.target]
-                names = [nodes.Name(target.name, "load") for target in targets if isinstance(target, nodes.Name)]
-                child.body.insert(0, _call("_turn_begins", [nodes.Const(number), *names], child.lineno))
-                children.append(_call("_loop_ends", [nodes.Const(number)], child.lineno))
-        setattr(node, name, children)
-
-
-def _call(function: str, arguments: list[nodes.Expr], line: int) -> nodes.Output:
-    call = nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
-    return nodes.Output([call]).set_lineno(line)  # type: ignore[return-value]
