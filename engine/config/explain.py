@@ -88,11 +88,11 @@ def of_setting(spec: FieldSpec) -> Explanation:
     facts.append(("default", shown(spec.default)))
     facts += [(f"with {kind}", f"default {shown(other.default)}: {other.help}") for kind, other in spec.variants]
     if spec.name == "learning_rate":
-        rates = ", ".join(
-            f"{method} with {'LoRA' if kind == 'lora' else 'full weights'} {rate:g}"
+        facts += [
+            (f"auto, {method}", f"{LEARNING_RATES[method, 'lora']:g} with LoRA, {rate:g} with full weights")
             for (method, kind), rate in LEARNING_RATES.items()
-        )
-        facts.append(("auto", rates))
+            if kind != "lora"
+        ]
     elif spec in AUTO:
         facts.append(("auto", "chosen by method, adapter, machine and size; the review shows auto -> value"))
     if spec.later:

@@ -83,7 +83,7 @@ GOALS: tuple[Goal, ...] = (
         "try",
         "See it work here and now, without any download",
         "demo",
-        "A tiny model learns dates on the CPU in about a minute.",
+        "A tiny model learns dates on the CPU in a minute or two.",
     ),
     Goal(
         "answer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner, Result
@@ -20,7 +21,7 @@ def run(*arguments: str) -> Result:
 def test_a_setting_says_what_it_takes_and_what_auto_means() -> None:
     output = run("optim.learning_rate").output
     assert "a number above 0 and at most 10, or auto" in output
-    assert "dpo with full weights 1e-06" in output
+    assert re.search(r"auto, dpo +1e-05 with LoRA, 1e-06 with full weights\n", output)
     assert run("learning_rate").output == output
     assert "arXiv:2305.18290" in run("beta").output
     assert "known, and refused by this version" in run("data.streaming").output
