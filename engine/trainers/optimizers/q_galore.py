@@ -80,16 +80,22 @@ def _low_shape(shape: torch.Size, rank: int) -> tuple[int, int]:
 def _renew(state: dict[str, Any], group: dict[str, Any], grad: torch.Tensor) -> None:
     """A new basis from the gradient's singular vectors, (rank, shorter side), and how long it may stay."""
     u, _, v = torch.linalg.svd(grad.float(), full_matrices=False)
-    basis = (v if grad.shape[0] >= grad.shape[1] else u.T)[: group["rank"]].contiguous()
+    basis = signed((v if grad.shape[0] >= grad.shape[1] else u.T)[: group["rank"]])
     before, state["direction"] = state.get("direction"), basis[0].clone()
     if before is not None:
-        # A singular vector has no sign.
         alike = torch.nn.functional.cosine_similarity(before, basis[0], dim=0).abs().item()
         state["alike"] = [*state["alike"], alike][-group["queue_size"] :]
         full = len(state["alike"]) == group["queue_size"]
         if full and sum(state["alike"]) / group["queue_size"] >= group["cos_threshold"]:
             state["gap"] = int(state["gap"] * group["gamma_proj"])
     state["basis"], state["basis_scale"], state["basis_least"] = quantized(basis, group["proj_bits"])
+
+
+def signed(vectors: torch.Tensor) -> torch.Tensor:
+    """Singular vectors (rows) with the largest number of each above 0: they have no sign of their own, libraries choose
+    one each way, and few bits round a vector and its negative differently."""
+    largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
+    return vectors * torch.where(largest < 0, -1.0, 1.0)
 
 
 def quantized(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,14 @@ def source(tmp_path: Path) -> Callable[[list[Any]], str]:
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunFolder]:
-    """`train({"method.kind": "dpo", ...})` runs the worker here; the exit code is checked, the folder returned."""
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RunFolder]]:
+    """`train({"method.kind": "dpo", ...})` runs the worker here; the exit code is checked, the folder returned. Afterwards
+    float32 is multiplied as before: a run sets that for its process, and transformers sets it once."""
+    import torch
+    from transformers.utils.import_utils import enable_tf32
+
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    precision = torch.backends.fp32_precision
 
     def run_worker(
         settings: dict[str, Any] | None = None, *, folder: RunFolder | None = None, code: int = 0
@@ -120,7 +125,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunF
                 signal.signal(number, handler)
         return folder
 
-    return run_worker
+    yield run_worker
+    torch.backends.fp32_precision = precision
+    enable_tf32.cache_clear()
 
 
 BASE: dict[str, Any] = {

@@ -9,7 +9,7 @@ pytest.importorskip("bitsandbytes", reason="8-bit states come from bitsandbytes"
 
 from bitsandbytes.optim import AdamW8bit
 
-from engine.trainers.optimizers.q_galore import QGaLoreAdamW8bit, quantized, restored
+from engine.trainers.optimizers.q_galore import QGaLoreAdamW8bit, quantized, restored, signed
 
 PROJECTION = {
     "rank": 64, "update_proj_gap": 100, "scale": 0.5, "proj_bits": 4, "cos_threshold": 0.4, "gamma_proj": 2.0,
@@ -28,6 +28,25 @@ def test_a_projection_comes_back_within_half_a_step_of_its_scale(bits, count):
     assert (found - values).abs().max() <= scale.max() / 2 + 1e-6
 
 
+def test_a_step_does_not_depend_on_the_sign_that_a_library_gives_singular_vectors(monkeypatch):
+    svd, found = torch.linalg.svd, []
+    for turned in (1, -1):
+
+        def either(values, turned=turned, **settings):
+            u, s, v = svd(values, **settings)
+            return u * turned, s, v * turned
+
+        monkeypatch.setattr(torch.linalg, "svd", either)
+        torch.manual_seed(3)
+        weight = torch.nn.Parameter(torch.randn(96, 80))
+        optimizer = QGaLoreAdamW8bit([{"params": [weight], **PROJECTION}], lr=1e-2)
+        for _ in range(3):
+            weight.grad = torch.randn(96, 80)
+            optimizer.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("shape", [(96, 80), (80, 96)], ids=str)
 def test_steps_are_the_librarys_in_the_projected_space(shape):
     torch.manual_seed(1)
@@ -36,7 +55,7 @@ def test_steps_are_the_librarys_in_the_projected_space(shape):
     optimizer = QGaLoreAdamW8bit([{"params": [weight], **PROJECTION}], lr=1e-2, weight_decay=0.1)
     tall = shape[0] >= shape[1]
     u, _, v = torch.linalg.svd(grads[0], full_matrices=False)
-    exact = v[:64] if tall else u.T[:64]
+    exact = signed(v[:64] if tall else u.T[:64])
     basis = restored(*quantized(exact, 4), 4, exact.numel()).view(exact.shape)
     low = torch.nn.Parameter(torch.zeros((shape[0], 64) if tall else (64, shape[1])))
     library = AdamW8bit([low], lr=1e-2, weight_decay=0.0)
