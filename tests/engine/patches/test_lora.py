@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GemmaConfig, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.gemma.modeling_gemma import GemmaMLP
@@ -289,6 +290,25 @@ def test_beside_the_fused_norm_of_attention_either_order_gives_the_same(lora_fir
     for undo in reversed(undos):
         undo()
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_where_processes_add_up_gradients_each_is_reduced_once(tmp_path):
+    model = adapted()
+    model.get_base_model().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    _, theirs = step(model, times=2)
+    fuse(layers(model))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        ranks = DistributedDataParallel(model)
+        model.zero_grad()
+        with ranks.no_sync():
+            ranks(IDS, labels=IDS, use_cache=False).loss.backward()
+        ranks(IDS, labels=IDS, use_cache=False).loss.backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            torch.testing.assert_close(weight.grad, theirs[name], rtol=1e-10, atol=1e-13)
 
 
 def test_a_gated_block_is_known_by_what_its_class_computes():
