@@ -18,7 +18,7 @@ from engine.patches.instances import put
 from engine.patches.plan import Applied
 
 FEATURE = "tiles by timing"
-_KERNELS = ("use_cut_ce", "fused_attn_kernel")
+_KERNELS = ("use_cut_ce", "fused_attn_kernel", "fused_lora")
 """The settings whose kernels have a choice."""
 
 

@@ -133,11 +133,11 @@ _COMPOSE = fields.kernels.kernel_auto_compose
 _TIMED = (fields.kernels.use_cut_ce, fields.kernels.fused_attn_kernel, fields.kernels.torch_compile)
 
 
-@rule(reads=(_COMPOSE, *_TIMED, fields.kernels.torch_compile_options))
+@rule(reads=(_COMPOSE, *_TIMED, _LORA, fields.kernels.torch_compile_options))
 def kernel_auto_compose_has_a_choice(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     kernels = resolved(config, facts).kernels
     # Kernels that are on have tiles to be timed on a card.
-    tiles = kernels.use_cut_ce is True or kernels.fused_attn_kernel is True
+    tiles = True in (kernels.use_cut_ce, kernels.fused_attn_kernel, kernels.fused_lora)
     left = "auto" in [getattr(kernels, spec.name) for spec in _TIMED]
     if config.kernels.kernel_auto_compose and not left and not (tiles and (not facts.machine or facts.machine.gpus)):
         todo = f"There is nothing to choose: leave one of {', '.join(spec.name for spec in _TIMED)} at auto."

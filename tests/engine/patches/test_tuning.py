@@ -15,7 +15,7 @@ from tests.engine.patches.conftest import tiny_model
 
 
 def config(**kernels):
-    given = {"kernel_auto_compose": True, "use_cut_ce": True, "fused_attn_kernel": False}
+    given = {"kernel_auto_compose": True, "use_cut_ce": True, "fused_attn_kernel": False, "fused_lora": False}
     return SimpleNamespace(kernels=SimpleNamespace(**{**given, **kernels}))
 
 
