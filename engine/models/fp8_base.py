@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.config import fp8
 from engine.errors import ModelError, visible
-from engine.kernels.fp8_rows import FORMAT, rounded_rows, transposed
+from engine.kernels.fp8_rows import FORMAT, rounded_rows, rounded_rows_reference, transposed, transposed_reference
 from engine.models.stored_fp8 import Fp8Linear
 
 _LEAVE_OUT = "Set model.quantization to none."
@@ -54,7 +54,8 @@ class Fp8BaseLinear(Fp8Linear):
         self.weight = torch.nn.Parameter(rounded, requires_grad=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _Product.apply(input, self.weight, self.weight_scale_inv)
+        product = _in_graph if torch.compiler.is_compiling() else _Product.apply
+        out: torch.Tensor = product(input, self.weight, self.weight_scale_inv)
         return out if self.bias is None else out + self.bias
 
 
@@ -64,29 +65,73 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(weight, scale)
-        x_TK, x_scale = rounded_rows(x.reshape(-1, x.shape[-1]))
-        return _scaled_product(x_TK, x_scale, weight, scale, x.dtype).unflatten(0, x.shape[:-1])
+        return _outputs(x, rounded_rows(_rows(x)), weight, scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (gradient,), (weight, scale) = gradients, ctx.saved_tensors
         if not ctx.needs_input_grad[0]:
             return None, None, None
-        g_TN, g_scale = rounded_rows(gradient.reshape(-1, gradient.shape[-1]), scale.t())
-        w_KN = transposed(weight)
-        ones = torch.ones(w_KN.shape[0], 1, dtype=torch.float32, device=weight.device)
-        out = _scaled_product(g_TN, g_scale, w_KN, ones, gradient.dtype)
-        return out.unflatten(0, gradient.shape[:-1]), None, None
+        return _input_gradient(gradient, rounded_rows(_rows(gradient), scale.t()), transposed(weight)), None, None
+
+
+class _Traced(torch.autograd.Function):
+    """The same in plain operations, for code that is being compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight, scale)
+        return _outputs(x, rounded_rows_reference(_rows(x)), weight, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,), (weight, scale) = gradients, ctx.saved_tensors
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        rounded = rounded_rows_reference(_rows(gradient), scale.t())
+        return _input_gradient(gradient, rounded, transposed_reference(weight)), None, None
+
+
+@torch.compiler.allow_in_graph
+def _in_graph(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """One node for the first half of the compiler, which with torch 2.11 would otherwise forget that a checkpoint around
+    it wants its operations computed again."""
+    out: torch.Tensor = _Traced.apply(x, weight, scale)
+    return out
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _outputs(
+    x: torch.Tensor, rounded: tuple[torch.Tensor, torch.Tensor], weight: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    return _scaled_product(*rounded, weight, scale, x.dtype).unflatten(0, x.shape[:-1])
+
+
+def _input_gradient(
+    gradient: torch.Tensor, rounded: tuple[torch.Tensor, torch.Tensor], w_KN: torch.Tensor
+) -> torch.Tensor:
+    """From the gradient that took the weight's scales upon itself; the turned weight has none."""
+    ones = torch.ones(w_KN.shape[0], 1, dtype=torch.float32, device=w_KN.device)
+    return _scaled_product(*rounded, w_KN, ones, gradient.dtype).unflatten(0, gradient.shape[:-1])
 
 
 def _scaled_product(
     left: torch.Tensor, left_scale: torch.Tensor, right: torch.Tensor, right_scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """`(left * left_scale) @ (right * right_scale).T`, left (T, K), right (N, K), scales (rows, 1), summed in float32."""
-    narrow = torch.bfloat16 if left.is_cuda else dtype  # all that the card's kernel gives with a scale a row
-    return torch._scaled_mm(
-        left, right.t(), left_scale, right_scale.t(), out_dtype=narrow, use_fast_accum=left.is_cuda
-    ).to(dtype)
+    if left.is_cuda:
+        # bfloat16 is all that the card's product gives with a scale a row
+        out = torch._scaled_mm(
+            left, right.t(), left_scale, right_scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+        return out.to(dtype)
+    # torch 2.11 on a CPU takes one scale; powers of two may as well come after the product
+    one = torch.ones((), dtype=torch.float32, device=left.device)
+    out = torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.float32)
+    return (out * left_scale * right_scale.t()).to(dtype)
 
 
 def compute_in_fp8(

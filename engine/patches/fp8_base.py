@@ -52,8 +52,8 @@ def _measured(trainer: Any, held: Computed, layer: Any) -> Callable[[], None]:
     inner = layer._compiled_call_impl or layer._call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if held.plain and kwargs.get("past_key_values") is None:
-            apart = output_error(layer, held, args, kwargs)
+        if held.plain and (alone := _alone(kwargs)) is not None:
+            apart = output_error(layer, held, args, alone)
             held.plain.clear()
             detail = f"{words(held)}, and what the first layer adds to its first batch by {apart:.2%}"
             if getattr(trainer, "writer", None) is not None:
@@ -72,6 +72,19 @@ def output_error(layer: Any, held: Computed, args: tuple[Any, ...], kwargs: dict
         with _plain(held):
             plain = _first(layer._call_impl(*args, **kwargs)).double()
         return float((rounded - plain).norm() / (plain - taken.double()).norm())
+
+
+def _alone(kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The call without the cache that it fills, None where it samples or reads what is in the cache already.
+
+    Answers that share a prompt are trained with a cache, which a second call would fill twice.
+    """
+    cache = kwargs.get("past_key_values")
+    if cache is None:
+        return kwargs
+    if not torch.is_grad_enabled() or cache.get_seq_length():
+        return None
+    return {**kwargs, "past_key_values": None}
 
 
 def _first(out: Any) -> torch.Tensor:

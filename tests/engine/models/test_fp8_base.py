@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from engine.models import fp8_base
 from engine.models.fp8_base import Fp8BaseLinear, compute_in_fp8, rounded_rows
 from engine.models.load import load_model
 from engine.models.stored_fp8 import dequantized
+from engine.patches.compiled import _call, checkpoint_inside
 from engine.patches.grouped import group
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from, source, train  # noqa: F401
 
@@ -244,32 +246,34 @@ def test_under_a_checkpoint_the_gradients_are_the_same():
     assert all(torch.equal(grads[name], plain[name]) for name in plain)
 
 
-def test_a_compiled_layer_rounds_one_input_once_for_all_that_read_it():
+def test_a_compiled_layer_rounds_one_input_once_for_all_that_read_it_and_keeps_no_product_under_a_checkpoint():
     model = adapted(True)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpoint_inside([model.get_base_model()])
     graphs = []
 
     def take(graph, inputs):
         graphs.append([str(node.target) for node in graph.graph.nodes])
+        graphs[-1] += [f"kept {each.name}" for each in graph.graph.output_node().args[0] if each is not None]
         return make_boxed_func(graph.forward)
 
     layer = model.get_base_model().model.layers[1]
     group([layer])
-    call = torch.compile(
-        layer.forward,
-        backend=aot_autograd(fw_compiler=take, bw_compiler=take, partition_fn=min_cut_rematerialization_partition),
-        fullgraph=True,
-    )
+    backend = aot_autograd(fw_compiler=take, bw_compiler=take, partition_fn=min_cut_rematerialization_partition)
+    call = torch.compile(partial(_call, layer), backend=backend, fullgraph=True)
     hidden = torch.randn(1, 16, 64, dtype=torch.bfloat16, requires_grad=True)
-    angles = torch.randn(1, 16, 16, dtype=torch.bfloat16).unbind(0)[0][None]
+    angles = torch.randn(1, 16, 16, dtype=torch.bfloat16)
     plain = layer(hidden, position_embeddings=(angles, angles))
     out = call(hidden, position_embeddings=(angles, angles))
     assert apart(out.detach(), plain.detach()) < 0.02
     out.sum().backward()
     torch._dynamo.reset()
-    forward = graphs[0]
+    forward, backward = graphs
     assert forward.count("aten._scaled_mm.default") == 7
     assert forward.count("aten.amax.default") == 4  # for q, k and v; o; gate and up; down
-    assert graphs[1].count("aten._scaled_mm.default") == 7
+    assert backward.count("aten._scaled_mm.default") == 7 + 6  # all but the last are computed again
+    kept = [name for name in forward if name.startswith("kept ") and "primals" not in name]
+    assert len(kept) == 2  # the result and the state of the random numbers
 
 
 def in_fp8_here(monkeypatch):
