@@ -213,7 +213,7 @@ def test_a_checkpoint_around_a_layer_becomes_part_of_what_is_compiled():
     torch.manual_seed(0)
     model, x = Older(), torch.randn(3, 8, requires_grad=True)
     plain, products = stepped(model, x), []
-    done = compiled.torch_compile(config(tier="full"), SimpleNamespace(model=model, training_step=None))
+    done = compiled.torch_compile(config(), SimpleNamespace(model=model, training_step=None))
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     assert [tier_of(layer) for layer in model.layers] == ["full", "full"]
 
