@@ -39,7 +39,7 @@ from engine.models.adapters import add_adapter
 from engine.run.control import Controls
 from engine.run.late import LateWriter
 from engine.run.store import create
-from engine.trainers import sft
+from engine.trainers import saving, sft
 from engine.trainers.job import Job
 from engine.trainers.receipt import receipt
 from engine.trainers.watching import Watching
@@ -156,8 +156,10 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
         writer.write("receipt", entries=receipt(config, trainer, prepared))
         timed.wrap(watching, "on_step_begin", "on_step_end", "on_log")
         timed.wrap(trainer, "_count")
-        before = timed.seconds, timed.cpu_seconds
+        plain, before = saving.counted, (timed.seconds, timed.cpu_seconds)
+        timed.wrap(saving, "counted")
         trainer.train()
+        saving.counted = plain
         spent = timed.seconds - before[0], timed.cpu_seconds - before[1]
         options.own.append((spent[0] / options.steps, spent[1] / options.steps))
     assert run.events.read_text().count('"metrics"') == options.steps

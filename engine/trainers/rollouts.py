@@ -114,7 +114,8 @@ class RolloutTrainer(RunTrainer):
         if self.mode == "train":
             self.batch_rows.extend(batch["row"].tolist())
             mask = batch["completion_mask"]
-            self._count({"attention_mask": torch.cat([batch["prompt_mask"], mask], 1), "completion_mask": mask})
+            trained = mask.sum()
+            self._count(batch["prompt_mask"].sum() + trained, trained)
         return batch
 
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:

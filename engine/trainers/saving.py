@@ -25,18 +25,19 @@ TOKENS_STATE = "tokens_state.json"
 ROWS = "rows"
 
 
-class RowIds:
-    """Which rows made a batch. No list, since accelerate and transformers walk each number of one on its way to the
-    device: a thousand calls a step for a batch of 64."""
+class Origin:
+    """Which rows made a batch, and how many of its tokens there are and are trained: counted on the host, where a batch is
+    made, since each count on a card is a kernel more a step. No list, since accelerate and transformers walk each number
+    of one on its way to the device: a thousand calls a step for a batch of 64."""
 
-    __slots__ = ("ids",)
+    __slots__ = ("rows", "tokens", "trained")
 
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
+    def __init__(self, rows: list[int], tokens: int, trained: int) -> None:
+        self.rows, self.tokens, self.trained = rows, tokens, trained
 
 
 class WithRows:
-    """A collator that also hands on which rows made the batch; `collator` is the preview's own object."""
+    """A collator that also hands on where the batch comes from; `collator` is the preview's own object."""
 
     def __init__(self, collator: Any) -> None:
         self.collator = collator
@@ -44,10 +45,16 @@ class WithRows:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.collator(rows)
         packed = bool(rows) and "rows" in rows[0]
-        batch[ROWS] = RowIds(
-            [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
-        )
+        ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
+        batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)))
         return batch
+
+
+def counted(batch: dict[str, Any]) -> tuple[Any, Any]:
+    """How many tokens a batch has and how many of them are trained: tensors of one number on the batch's own device."""
+    mask = batch.get("attention_mask")
+    total = mask.sum() if mask is not None else torch.tensor(batch["input_ids"].numel())
+    return total, batch["labels"].ne(-100).sum() if "labels" in batch else batch["completion_mask"].sum()
 
 
 class RunTrainer:
@@ -68,7 +75,7 @@ class RunTrainer:
         self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
         self.tokens, self.trained_tokens = 0, 0
         self.batch_rows: list[int] = []
-        self._uncounted: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._uncounted: list[tuple[Any, Any]] = []
         # Asked once: accelerate looks its state up anew each time.
         self._ranks: int = self.accelerator.num_processes  # type: ignore[attr-defined]
 
@@ -106,20 +113,17 @@ class RunTrainer:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if (rows := inputs.pop(ROWS, None)) is not None:
-            self.batch_rows.extend(rows.ids)
-        self._count(inputs)
+        origin = inputs.pop(ROWS)
+        self.batch_rows.extend(origin.rows)
+        self._count(origin.tokens, origin.trained)
         return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         inputs.pop(ROWS, None)
         return super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
-    def _count(self, inputs: dict[str, Any]) -> None:
-        """Notes the batch's tokens on its own device; the numbers are read when they are logged, so nothing waits."""
-        mask = inputs.get("attention_mask")
-        total = mask.sum() if mask is not None else torch.tensor(inputs["input_ids"].numel())
-        trained = inputs["labels"].ne(-100).sum() if "labels" in inputs else inputs["completion_mask"].sum()
+    def _count(self, total: Any, trained: Any) -> None:
+        """Notes a batch's tokens; those counted on a device are read when they are logged, so nothing waits for them."""
         self._uncounted.append((total, trained))
 
     def token_counts(self) -> tuple[int, int]:
@@ -132,11 +136,13 @@ class RunTrainer:
         return self.tokens, self.trained_tokens
 
     def _read_counts(self) -> tuple[int, int]:
-        """The sums of what is not counted yet; from a device in one copy, on the CPU without another kernel."""
-        if self._ranks == 1 and self._uncounted[0][1].device.type == "cpu":
+        """The sums of what is not counted yet; from a device in one copy, on the host without a kernel."""
+        on_host = isinstance(self._uncounted[0][0], int) or self._uncounted[0][1].device.type == "cpu"
+        if self._ranks == 1 and on_host:
             return sum(int(total) for total, _ in self._uncounted), sum(int(trained) for _, trained in self._uncounted)
         device = self.accelerator.device  # type: ignore[attr-defined]
-        fresh = torch.stack([count.to(device) for pair in self._uncounted for count in pair]).view(-1, 2).sum(0)
+        each = [torch.as_tensor(count, device=device) for pair in self._uncounted for count in pair]
+        fresh = torch.stack(each).view(-1, 2).sum(0)
         if self._ranks > 1:
             fresh = self.accelerator.reduce(fresh)  # type: ignore[attr-defined]
         total, trained = fresh.tolist()
