@@ -52,28 +52,40 @@ def judge(
     step: torch.dtype,
     averaged: int = 0,
     between: float = 0.0,
+    handful: bool = INTERPRETED,
 ) -> None:
     """Ours may be at most twice as far from the truth as plain torch in the same dtype.
 
     A mean over `averaged` logits of about one is small where they cancel, and its rounding may cancel by luck in either
     form: it is granted twice what independent roundings of its terms to `step` leave, and one rounding of its sum.
     A difference of numbers as large as `between` is granted four roundings of them to float32: plain torch may have none.
-    The interpreter sees a handful of rows, and cuts float32 to bfloat16 where a card rounds: one step of bfloat16 and
-    two of float16 are granted there for luck and for that.
+    A handful of rows may round by luck, and the interpreter cuts float32 to bfloat16 where a card rounds: one step of
+    bfloat16 and two of float16 are granted there.
     """
     size = rms(truth) + 1e-30
     luck = 2 * torch.finfo(step).eps / (12 * averaged) ** 0.5 + torch.finfo(torch.float32).eps if averaged else 0.0
     luck += 4 * torch.finfo(torch.float32).eps * between
-    few = max(torch.finfo(step).eps, 2e-3) * size if INTERPRETED and step != torch.float32 else 0.0
+    few = max(torch.finfo(step).eps, 2e-3) * size if handful and step != torch.float32 else 0.0
     error, bound = rms(ours.double() - truth), 2 * rms(eager.double() - truth) + 2e-6 * size + luck + few
     good = error <= bound and bool(torch.isfinite(ours).all())
     said(good, name, f"error {error / size:.2e}, allowed {bound / size:.2e}")
 
 
 def compare(
-    name: str, op, reference, inputs: list[torch.Tensor], outputs: int, averaged: int = 0, between: float = 0.0
+    name: str,
+    op,
+    reference,
+    inputs: list[torch.Tensor],
+    outputs: int,
+    averaged: int = 0,
+    between: float = 0.0,
+    handful: bool = INTERPRETED,
 ) -> None:
-    """Outputs and every input's gradient, under one random upstream gradient."""
+    """Outputs and every input's gradient, under one random upstream gradient.
+
+    A gradient of probabilities is off by as much of itself as their logits are, in absolute numbers, where they are
+    computed again.
+    """
     results = {}
     upstream: list[torch.Tensor] = []
     for key, function, dtype in (("truth", reference, torch.float64), ("eager", reference, None), ("ours", op, None)):
@@ -90,8 +102,8 @@ def compare(
         torch.autograd.backward(out, [g.to(y.dtype) for g, y in zip(upstream, out, strict=True)])
         results[key] = [*out, *(leaf.grad for leaf in leaves if leaf.requires_grad)]
     for i, (truth, eager, ours) in enumerate(zip(results["truth"], results["eager"], results["ours"], strict=True)):
-        kind, *granted = ("output", averaged, between) if i < outputs else ("gradient", 0, 0.0)
-        judge(f"{name} {kind} {i}", truth, eager, ours, inputs[0].dtype, *granted)
+        kind, terms, scale = ("output", averaged, between) if i < outputs else ("gradient", 0, between * rms(truth))
+        judge(f"{name} {kind} {i}", truth, eager, ours, inputs[0].dtype, terms, scale, handful)
 
 
 @contextmanager

@@ -20,6 +20,15 @@ pytestmark = [
 SHAPE = {"layers": 6, "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "head_dim": 32}
 
 
+@pytest.fixture(autouse=True)
+def whole_products():
+    """A run before this test may have let float32 products round their factors, which is the process's own setting."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 def wide_model(dtype=torch.bfloat16, **changes):
     return tiny_model(**{**SHAPE, **changes}).to("cuda", dtype)
 
