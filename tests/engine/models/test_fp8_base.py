@@ -246,6 +246,7 @@ def test_under_a_checkpoint_the_gradients_are_the_same():
     assert all(torch.equal(grads[name], plain[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_rounds_one_input_once_for_all_that_read_it_and_keeps_no_product_under_a_checkpoint():
     model = adapted(True)
     model.gradient_checkpointing_enable({"use_reentrant": False})
