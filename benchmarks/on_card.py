@@ -71,7 +71,7 @@ WHOLE = "default", "cut, compiled", "cut, compiled, none", "cut, compiled, strea
 SAMPLED = "grpo", "gdpo", "ppo"
 """Compiling changes nothing about how answers are sampled, which is most of their step."""
 PARTS = (
-    Part("tests", 400, TESTS, keeps=False),
+    Part("tests", 390, TESTS, keeps=False),
     bench("step", 140, "step_overhead", "--shape", "0.6b", "--steps", "25", "--pairs", "6", "--seconds", "75"),
     bench("kernels", 180, "dense_kernels"),
     sft("offloaded-8b", 130, 25, "ours", "offloaded"),
