@@ -128,7 +128,8 @@ def store_in_fp8(model: Any, size: int = 128) -> None:
                 blocks = module.weight.data.float().unflatten(0, (-1, size)).unflatten(2, (-1, size))
                 scale = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
                 module.weight.data = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1).to(torch.bfloat16)
-                setattr(layer, name, Fp8Linear(module, torch.float8_e4m3fn, scale, (size, size)))
+                numbers = module.weight.data.to(torch.float8_e4m3fn)
+                setattr(layer, name, Fp8Linear(module, numbers, scale, (size, size)))
 
 
 class Arm:

@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.config import fp8
 from engine.errors import ModelError, visible
-from engine.kernels.fp8_rows import FORMAT, rounded_rows, rounded_rows_reference, transposed, transposed_reference
+from engine.kernels.fp8_rows import rounded_rows, rounded_rows_reference, transposed, transposed_reference
 from engine.models.stored_fp8 import Fp8Linear
 
 _LEAVE_OUT = "Set model.quantization to none."
@@ -50,8 +50,7 @@ class Fp8BaseLinear(Fp8Linear):
     """
 
     def __init__(self, layer: torch.nn.Linear, rounded: torch.Tensor, scale: torch.Tensor) -> None:
-        super().__init__(layer, FORMAT, scale, (1, layer.in_features))
-        self.weight = torch.nn.Parameter(rounded, requires_grad=False)
+        super().__init__(layer, rounded, scale, (1, layer.in_features))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         product = _in_graph if torch.compiler.is_compiling() else _Product.apply

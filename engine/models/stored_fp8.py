@@ -86,7 +86,7 @@ def load_fp8(loader: Any, stored: Stored, settings: dict[str, Any], *, keep: boo
             continue
         scale, block = _fitting(name, module.weight.shape, scales.get(name), stored.block)
         if keep:
-            setattr(parent, leaf, Fp8Linear(module, formats[name], scale, block))
+            setattr(parent, leaf, Fp8Linear(module, module.weight.data.to(formats[name]), scale, block))
         else:
             weight = module.weight.data
             module.weight.data = dequantized(weight.to(formats[name]), scale.to(weight.device), block, weight.dtype)
@@ -133,12 +133,12 @@ class Fp8Linear(torch.nn.Linear):
     PEFT the format of an adapter beside it. Casts of the module leave both as they are: they would change the numbers.
     """
 
-    def __init__(self, layer: torch.nn.Linear, dtype: torch.dtype, scale: torch.Tensor, block: Block) -> None:
+    def __init__(self, layer: torch.nn.Linear, numbers: torch.Tensor, scale: torch.Tensor, block: Block) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
         self.compute_dtype = layer.weight.dtype
-        self.weight = torch.nn.Parameter(layer.weight.data.to(dtype), requires_grad=False)
+        self.weight = torch.nn.Parameter(numbers, requires_grad=False)
         self.weight_scale_inv: torch.Tensor
-        self.register_buffer("weight_scale_inv", scale.to(layer.weight.device))
+        self.register_buffer("weight_scale_inv", scale.to(numbers.device))
         self.block = block
         self.bias = layer.bias
         self.train(layer.training)

@@ -173,10 +173,15 @@ def test_each_number_takes_the_scale_of_its_block(shape, block):
     assert torch.equal(dequantized(weight, scale, block, torch.bfloat16), wanted.to(torch.bfloat16))
 
 
+def in_fp8(layer, scale, block):
+    """The layer with its numbers as they would stand in a file."""
+    return Fp8Linear(layer, layer.weight.data.to(torch.float8_e4m3fn), scale, block)
+
+
 def test_a_cast_or_a_copy_of_the_model_leaves_the_numbers_and_their_scales():
     torch.manual_seed(0)
     layer = torch.nn.Linear(20, 12)
-    ours = Fp8Linear(layer, torch.float8_e4m3fn, torch.rand(2, 2), (8, 16))
+    ours = in_fp8(layer, torch.rand(2, 2), (8, 16))
     before, scales = ours.weight.clone().view(torch.uint8), ours.weight_scale_inv.clone()
     for model in (ours.to(torch.bfloat16), copy.deepcopy(ours).double(), ours.cpu()):
         assert torch.equal(model.weight.view(torch.uint8), before)
@@ -188,15 +193,13 @@ def test_a_cast_or_a_copy_of_the_model_leaves_the_numbers_and_their_scales():
 def test_what_the_backward_pass_keeps_is_the_fp8_weight():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        layer = Fp8Linear(torch.nn.Linear(64, 64), torch.float8_e4m3fn, torch.ones(1, 1), (64, 64))
+        layer = in_fp8(torch.nn.Linear(64, 64), torch.ones(1, 1), (64, 64))
         layer(torch.randn(2, 64, requires_grad=True))
     assert [tensor.dtype for tensor in kept if tensor.numel() == 64 * 64] == [torch.float8_e4m3fn]
 
 
 def test_adapters_beside_fp8_do_not_take_its_format():
-    model = torch.nn.Sequential(
-        Fp8Linear(torch.nn.Linear(8, 8).bfloat16(), torch.float8_e4m3fn, torch.ones(1, 1), (8, 8))
-    )
+    model = torch.nn.Sequential(in_fp8(torch.nn.Linear(8, 8).bfloat16(), torch.ones(1, 1), (8, 8)))
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["0"]), autocast_adapter_dtype=False)
     assert {weight.dtype for name, weight in adapted.named_parameters() if "lora_" in name} == {torch.bfloat16}
 

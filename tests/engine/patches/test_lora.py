@@ -215,7 +215,7 @@ def quantized(layer):
 def in_fp8(layer):
     high, wide = layer.weight.shape
     scale = torch.rand(-(-high // 24), -(-wide // 24)) + 0.5
-    return Fp8Linear(layer, torch.float8_e4m3fn, scale, (24, 24))
+    return Fp8Linear(layer, layer.weight.data.to(torch.float8_e4m3fn), scale, (24, 24))
 
 
 @pytest.mark.parametrize("make", [quantized, in_fp8], ids=["nf4", "fp8"])
