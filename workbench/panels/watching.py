@@ -85,7 +85,7 @@ class RunBar(Bar):
 class Numbers(Drawn):
     """Newest values at the right edge, with units; what does not fit the height is left out, the least wanted first."""
 
-    DEFAULT_CSS = "Numbers { width: 25; height: 100%; padding: 0 0 0 1; border-left: solid $wb-line; }"
+    DEFAULT_CSS = "Numbers { width: 27; height: 100%; padding: 0 0 0 1; border-left: solid $wb-line; }"
     view: RunView | None = None
 
     def lines(self, width: int) -> list[Line]:
@@ -138,7 +138,13 @@ class Numbers(Drawn):
         assert self.view is not None
         latest = self.view.latest
         names = [name for group in leading(self.view.method, latest) for name in group]
-        return [(titled(name), worded(name, latest[name])) for name in names if name in latest and name not in _SHOWN]
+        rows = [(titled(name), worded(name, latest[name])) for name in names if name in latest and name not in _SHOWN]
+        above = ["", *(label for label, _ in rows)]
+        # Right below the number of the rows that are learned, the held-out one needs no name of its own.
+        return [
+            ("  held-out" if label == f"held-out {before}" else label, text)
+            for before, (label, text) in zip(above, rows, strict=False)
+        ]
 
     def _other(self) -> list[tuple[str, str]]:
         assert self.view is not None

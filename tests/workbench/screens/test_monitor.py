@@ -15,7 +15,7 @@ from workbench.app import WorkbenchApp
 from workbench.panels.cause import PostMortem
 from workbench.panels.chart import Chart
 from workbench.panels.glyphs import STATES
-from workbench.panels.watching import Lines, Receipt, Samples
+from workbench.panels.watching import Lines, Numbers, Receipt, Samples
 from workbench.screens.batch import BatchScreen
 from workbench.screens.monitor import MonitorScreen
 from workbench.screens.stop import ways
@@ -48,14 +48,14 @@ async def test_a_running_run_shows_step_pace_curves_numbers_and_answers(make_run
     for words in (
         "dates-0001   SFT LoRA   step 60 of 100   60 %   0:08 left",
         "▶ running",
-        "tokens/s         9,872",
-        "memory     20.0/79 GiB",
+        "tokens/s           9,872",
+        "memory       20.0/79 GiB",
         "97 % 61 C 640 W",
-        "MFU             34.1 %",
+        "MFU               34.1 %",
         "step 60: 2021-03-03",
         "before: 2031-30-03",
         "step 40: 2021-03-02",
-        "gradient norm 0.69",
+        "gradient norm",
         "s stop",
     ):
         assert words in text, words
@@ -263,7 +263,7 @@ async def test_a_resume_that_is_refused_says_why(make_run: Any, shown: Shown, mo
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause(0.2)
         await pilot.press("R")
-        await until(pilot, lambda: "the disk is full Free some space." in shown(app))
+        await until(pilot, lambda: "the disk is full. Free some space." in shown(app))
 
 
 async def test_every_page_shows_its_part_and_hostile_text_stays_text(make_run: Any, shown: Shown, hostile: str) -> None:
@@ -436,3 +436,20 @@ async def test_a_run_that_finishes_in_sight_says_where_its_model_is(make_run: An
         await until(pilot, lambda: "Done: the trained model is checkpoint-60 of dates-0001." in shown(app))
         await pilot.press("q")
     assert app.goodbye == [f"dates-0001 is finished; its model is in {run.checkpoints / 'checkpoint-60'}."]
+
+
+async def test_every_number_is_named_in_full_at_80_columns(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run(steps=20)
+    found = {"loss": 1.0, "eval_loss": 1.2, "mean_token_accuracy": 0.6, "eval_mean_token_accuracy": 0.5}
+    writer(run).write("metrics", 30, step=21, epoch=0.42, **found)
+    app = app_of(run)
+    async with app.run_test(size=(80, 30)) as pilot:
+        await pilot.pause(0.2)
+        numbers = ["".join(text for text, _ in line).split() for line in app.screen.query_one(Numbers).made]
+    at = numbers.index(["loss", "1"])
+    assert numbers[at : at + 4] == [
+        ["loss", "1"],
+        ["held-out", "1.20"],
+        ["token", "accuracy", "0.600"],
+        ["held-out", "0.500"],
+    ]
