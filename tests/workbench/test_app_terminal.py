@@ -16,7 +16,7 @@ from engine.errors import UsageError
 from workbench.terminal import few_colours, require_terminal, settle_colour, speaks_unicode, wants_light
 
 Spawn = Callable[..., Any]
-READY = (b"Launch", b"Learning rate")
+READY = (b"Launch", b"Training data")
 RESET = (b"\x1b[?1049l", b"\x1b[?1003l", b"\x1b[?25h", b"\x1b[?2004l", b"\x1b[<u")
 HOSTILE = "evil\x1b]0;stolen\x07\x1b[31m[red]name[/red]\u202eexe"
 

@@ -108,7 +108,7 @@ def test_a_killed_app_gives_the_terminal_back_and_the_next_start_offers_the_conf
 ) -> None:
     command = " ".join(workbench_command)
     terminal = spawn("sh", "-c", f"{command}; echo shell again $?; sleep 20")
-    terminal.wait_for(b"Launch", b"Learning rate")
+    terminal.wait_for(b"Launch", b"Training data")
     terminal.type(b"4jj")
     terminal.wait_for(b"Epochs")
     terminal.settle()
@@ -138,7 +138,7 @@ def test_a_killed_app_gives_the_terminal_back_and_the_next_start_offers_the_conf
     assert again.exit_code() == 0
     assert not list((tmp_path / "cache").rglob("*.json"))
     third = spawn(*workbench_command)
-    third.wait_for(b"Launch", b"Learning rate")
+    third.wait_for(b"Launch", b"Training data")
     third.settle(1.0)
     third.type(b"\x11")
     assert third.exit_code() == 0
@@ -149,7 +149,7 @@ def test_an_app_that_leaves_by_its_door_leaves_no_guard_behind(
     spawn: Callable[..., Any], workbench_command: list[str]
 ) -> None:
     terminal = spawn(*workbench_command)
-    terminal.wait_for(b"Launch", b"Learning rate")
+    terminal.wait_for(b"Launch", b"Training data")
     guards = psutil.Process(terminal.pid).children()
     assert guards
     terminal.type(b"\x11")
