@@ -1,8 +1,9 @@
 """Which linear layers `model.quantization: fp8` computes in FP8, and what it needs of a card: one rule for the loader, the
 findings and the estimate.
 
-A layer is served where its product in FP8 gains more than rounding its input costs. The least size is the smallest that
-was measured to gain (4096 to 1024, 8,192 tokens, H100: 0.078 ms for 0.110, its rounded input shared with its neighbours).
+A layer is served where its product in FP8 gains more than rounding its input costs. The least size is the smallest whose
+product was measured to gain (4096 to 1024, 8,192 tokens, H100: 0.078 ms for 0.110); its neighbours read the same rounded
+input, so that rounding is paid once. With this size a step of an 8B model took 0.69 of bfloat16's (H200, compiled).
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ def test_a_model_is_brought_to_the_card_a_layer_at_a_time():
     assert held == pytest.approx(8 * 3 * 1024 * 4096, rel=0.02)
     assert torch.cuda.max_memory_allocated() - before <= held + 16 * 1024 * 4096  # and that a few times, in float32
     assert {weight.device.type for weight in model.fp8_base.plain.values()} == {"cpu"}
+    assert {module.weight_scale_inv.device.type for module in model.fp8_base.plain} == {"cuda"}
 
 
 @pytest.mark.parametrize("method", METHODS)
