@@ -282,7 +282,8 @@ def empty() -> None:
         torch.randn(2, 0, 50, device=DEVICE), torch.zeros(2, 0, dtype=torch.long, device=DEVICE)
     )
     said(logp.shape == spread.shape == (2, 0), "logp_entropy without a row")
-    q, k = norm_rope(*(torch.randn(2, 0, n, 8, device=DEVICE) for n in (4, 2)), None, None, *torch.randn(2, 1, 0, 8))
+    turns = torch.randn(2, 1, 0, 8, device=DEVICE)
+    q, k = norm_rope(*(torch.randn(2, 0, n, 8, device=DEVICE) for n in (4, 2)), None, None, *turns)
     said((q.shape, k.shape) == ((2, 0, 4, 8), (2, 0, 2, 8)), "norm_rope without a token")
 
 

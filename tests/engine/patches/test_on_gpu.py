@@ -23,10 +23,10 @@ SHAPE = {"layers": 6, "hidden_size": 256, "intermediate_size": 768, "num_attenti
 @pytest.fixture(autouse=True)
 def whole_products():
     """A run before this test may have let float32 products round their factors, which is the process's own setting."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
     yield
-    torch.set_float32_matmul_precision(before)
+    matmul.fp32_precision = before
 
 
 def wide_model(dtype=torch.bfloat16, **changes):
