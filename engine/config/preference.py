@@ -43,7 +43,9 @@ class Dpo(MethodSection):
     """How often the labels of a pair are assumed to be swapped. Above 0 the loss trusts noisy preferences less; used by
     the losses `exo_pair`, `robust`, `aot` and `aot_unpaired`."""
 
-    rpo_alpha: Annotated[float, Title("Weight of likelihood"), Ge(0), Le(100), Advanced, Source("arXiv:2404.19733")] = 0.0
+    rpo_alpha: Annotated[float, Title("Weight of likelihood"), Ge(0), Le(100), Advanced, Source("arXiv:2404.19733")] = (
+        0.0
+    )
     """Weight of the negative log-likelihood of a chosen token, added to the preference loss. Above 0 the model keeps
     learning to write the chosen answers, which the preference alone can make less likely together with the rejected."""
 
