@@ -2,8 +2,9 @@
 
 Layers are compiled when they are first called, in the middle of a step. A run that had asked for it ends with the
 compiler's error; one that took it by `auto` goes on with plain layers from where the step began: no gradient, the same
-random numbers, the trainer's own lists and counts as they were. Nor does `auto` keep layers whose graphs break. A batch that plain layers cannot compute either ends the
-run as it would have without a compiler, and so does a device without memory for it.
+random numbers, the trainer's own lists and counts as they were. Nor does `auto` keep layers whose graphs break. A batch
+that plain layers cannot compute either ends the run as it would have without a compiler, and so does a device without
+memory for it.
 """
 
 from __future__ import annotations
