@@ -16,9 +16,9 @@ from tests.engine.trainers.optimizers.test_building import Model, built, give_gr
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-# Muon's products are in bfloat16 on both, in another order. Q-GaLore rounds its projection to 4 bits, and a singular vector
-# whose sign is another rounds to other steps.
-NEAR = {"muon": 0.05, "q_galore_adamw_8bit": 0.35}
+# Muon's products are in bfloat16 on both, in another order. Q-GaLore rounds its projection to 4 bits and its states to 8,
+# which fall to either side of a border.
+NEAR = {"muon": 0.05, "q_galore_adamw_8bit": 0.1}
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_HERE))
