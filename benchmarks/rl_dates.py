@@ -50,7 +50,7 @@ METHODS: dict[str, list[str]] = {
         "method.kind=ppo",
         "method.num_generations=8",
         "method.num_iterations=1",
-        "method.beta=0.05",
+        "method.beta=0.12",
         "method.lam=1",
         "method.value_learning_rate=0.01",
     ],
