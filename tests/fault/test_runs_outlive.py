@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -213,6 +214,15 @@ WINDOW = (
 )
 
 
+def opened(pid: int) -> set[str]:
+    """What a process has open; what it closes while this looks is left out."""
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
 def window(runs: Path):
     """A window in a terminal of its own that launches a run; returns its pid, the terminal, and the run."""
     pid, terminal = pty.fork()
@@ -233,11 +243,7 @@ def test_the_run_outlives_its_window_and_its_terminal(runs, end):
     assert os.getsid(run.supervisor().pid) != os.getsid(pid)
     assert os.readlink(f"/proc/{worker.pid}/fd/1") == str(run.log)
     assert os.readlink(f"/proc/{worker.pid}/fd/0") == "/dev/null"
-    assert not [
-        fd
-        for fd in os.listdir(f"/proc/{run.supervisor().pid}/fd")
-        if "pipe" in os.readlink(f"/proc/{run.supervisor().pid}/fd/{fd}")
-    ]
+    assert not [file for file in opened(run.supervisor().pid) if "pipe" in file]
     if end == "hang up":
         os.close(terminal)
     elif end == "kill the group":
@@ -275,7 +281,7 @@ def test_nothing_listens_on_a_port(start):
     run = running(start())
     listening = []
     for who in (run.worker(), run.supervisor()):
-        inodes = {os.readlink(f"/proc/{who.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{who.pid}/fd")}
+        inodes = opened(who.pid)
         listening += [name for name in inodes if name.startswith("socket:")]
     assert listening == []
     kill(run)
