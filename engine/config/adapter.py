@@ -1,7 +1,5 @@
 """The adapter section: train all weights, or small matrices beside frozen ones."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

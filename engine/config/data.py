@@ -1,7 +1,5 @@
 """The data section: which rows, in which format, how long, and which of their tokens are learned."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from engine.config.section import Advanced, Control, Expert, Ge, Gt, Later, Le, Required, Section, Title, Unit, Words

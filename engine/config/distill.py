@@ -1,7 +1,5 @@
 """Distillation: a small model learns from the probabilities that a larger one gave to each next token."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Kind, MethodSection, Rows

@@ -1,7 +1,5 @@
 """Embedding: a text becomes one vector, near those of texts that mean the same."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Head, Kind, MethodSection, Rows

@@ -1,7 +1,5 @@
 """The kernels section: faster implementations of the same mathematics."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from engine.config.section import Auto, Control, Expert, Section, Source, Title

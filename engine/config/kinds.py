@@ -5,8 +5,6 @@ data formats it learns from, what a prepared row holds and which learning rates 
 rates, forms, the reference page) are made from these, so a new kind is a class and its line in `engine.config.method`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.section import Section, Title

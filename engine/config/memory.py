@@ -1,7 +1,5 @@
 """The memory section: what is traded for memory, and at which price in time."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from engine.config.section import Auto, Expert, Ge, Le, Section, Source, Title, Unit, Words

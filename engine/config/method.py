@@ -3,8 +3,6 @@
 A new kind is a class (see `engine.config.kinds`) and one line in each of the two tables below.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The model section: which model, its tokenizer and template, and how its weights are held."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from engine.config.section import Advanced, Control, Expert, Required, Section, Source, Title, Words

@@ -1,7 +1,5 @@
 """The optim section: how fast and how long the weights move. Names are those of transformers' TrainingArguments."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Lt, Section, Source, Title, Unit, Words

@@ -1,7 +1,5 @@
 """Methods that learn from preferences: what people or rules said about answers, without a reward model."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Kind, MethodSection, Rows

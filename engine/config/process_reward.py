@@ -1,7 +1,5 @@
 """Models that judge each step of an answer."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Head, Kind, MethodSection, Rows

@@ -1,7 +1,5 @@
 """Models that judge: a score for a whole answer."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Head, Kind, MethodSection, Rows

@@ -4,8 +4,6 @@ Prompts are the rows; the row's answer and its other columns go to the rewards. 
 in one base; the names are those of TRL's GRPOConfig where it has the setting.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows

@@ -1,7 +1,5 @@
 """The run section: where it runs, what it writes and how often."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Later, Le, Section, Title, Unit
