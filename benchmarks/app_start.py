@@ -25,7 +25,7 @@ class Bare(App):
         yield Label("one label on screen")
 Bare().run()
 """
-FIELDS = (b"Launch", b"Learning rate", b"Name of the run", b"builtin/dates", b"builtin/tiny")
+FIELDS = (b"Launch", b"Training data", b"Name of the run", b"builtin/dates", b"builtin/tiny")
 MARK = 2.2
 
 

@@ -29,7 +29,7 @@ def measure(keys: int, busy: bool) -> list[float]:
             f"open_app(recipe={'demo' if busy else 'dpo'!r}, runs_dir={str(Path(folder) / 'runs')!r})"
         )
         terminal = Terminal([sys.executable, "-c", code], columns=120, rows=40)
-        terminal.wait_for(b"Launch", b"Learning rate")
+        terminal.wait_for(b"Launch", b"Training data")
         for key in (b"4", b"a", b"a"):
             terminal.type(key)
             terminal.settle(1.0 if not busy else 0.2, 6.0)
