@@ -99,39 +99,6 @@ def backward_pass(
     vocabulary: int | None = None,
 ) -> Gradients:
     """Gradients under `upstream`; `weight` is the whole head, or the shard of `vocabulary` words that begins at `first`."""
-    with sums_in_float32(hidden.device):
-        return _backward(
-            hidden,
-            weight,
-            bias,
-            targets,
-            lse,
-            entropy,
-            upstream,
-            scaling,
-            dtype,
-            workspace_bytes,
-            need,
-            first,
-            vocabulary,
-        )
-
-
-def _backward(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    lse: torch.Tensor,
-    entropy: torch.Tensor | None,
-    upstream: Upstream,
-    scaling: Scaling,
-    dtype: torch.dtype,
-    workspace_bytes: int,
-    need: tuple[bool, bool, bool],
-    first: int,
-    vocabulary: int | None,
-) -> Gradients:
     need_hidden, need_weight, need_bias = need
     rows_NH, weight_VH, targets_N = hidden.to(dtype), weight.to(dtype), targets.contiguous()
     bias_V = None if bias is None else bias.to(dtype).contiguous()
@@ -141,20 +108,21 @@ def _backward(
     d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
     d_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if need_bias and bias is not None else None
     work: torch.Tensor | None = None
-    for part in chunks(words, max(count, 1) * rows_NH.element_size(), workspace_bytes, 256):
-        if work is None:
-            work = rows_NH.new_empty(count, part.stop - part.start)
-        tile = work[:, : part.stop - part.start]
-        torch.mm(rows_NH, weight_VH[part].t(), out=tile)
-        bias_S = None if bias_V is None else bias_V[part]
-        place = first + part.start, words if vocabulary is None else vocabulary
-        to_gradient(tile, *place, targets_N, bias_S, lse, entropy, upstream, scaling)
-        if sums is not None:
-            _accumulate(sums, tile, weight_VH[part])
-        if d_weight is not None:
-            d_weight[part] = tile.t() @ rows_NH
-        if d_bias is not None:
-            d_bias[part] = tile.sum(0, dtype=lse.dtype)
+    with sums_in_float32(hidden.device):
+        for part in chunks(words, max(count, 1) * rows_NH.element_size(), workspace_bytes, 256):
+            if work is None:
+                work = rows_NH.new_empty(count, part.stop - part.start)
+            tile = work[:, : part.stop - part.start]
+            torch.mm(rows_NH, weight_VH[part].t(), out=tile)
+            bias_S = None if bias_V is None else bias_V[part]
+            place = first + part.start, words if vocabulary is None else vocabulary
+            to_gradient(tile, *place, targets_N, bias_S, lse, entropy, upstream, scaling)
+            if sums is not None:
+                _accumulate(sums, tile, weight_VH[part])
+            if d_weight is not None:
+                d_weight[part] = tile.t() @ rows_NH
+            if d_bias is not None:
+                d_bias[part] = tile.sum(0, dtype=lse.dtype)
     return Gradients(None if sums is None else sums.to(hidden.dtype), d_weight, d_bias)
 
 
