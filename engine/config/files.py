@@ -159,7 +159,7 @@ def put(mapping: dict[str, Any], path: str, value: Any) -> None:
     """Write one value at a dotted path; sections and entries on the way are made."""
     *parents, last = path.split(".")
     place: Any = mapping
-    for part, following in zip(parents, [*parents[1:], last], strict=True):
+    for part, following in zip(parents, [*parents, last][1:], strict=True):
         inner = _inside(place, part)
         if not isinstance(inner, (dict, list)) or (isinstance(inner, list) and not following.isdigit()):
             inner = [] if following.isdigit() and part in ("train", "eval", "prompts") else {}

@@ -1,4 +1,4 @@
-"""`workbench check FILE`: everything wrong with a config at once. Exit 0 without errors, 1 with some, 2 unreadable."""
+"""`workbench check FILE [KEY=VALUE ...]`: everything wrong with a config at once. Exit 0 without errors, 1 with some, 2 unreadable."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from engine.errors import visible
 
 @click.command(short_help="Find everything wrong with a config.")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--for", "machine", metavar="MACHINE", help="Judge it for another machine, such as 1xH100-80GB or cpu.")
 @click.option(
     "--data", "with_data", is_flag=True, help="Tokenize the rows too: lengths, cuts, rows with nothing to learn."
 )
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def command(file: Path, machine: str | None, with_data: bool, as_json: bool) -> int:
+def command(file: Path, overrides: tuple[str, ...], machine: str | None, with_data: bool, as_json: bool) -> int:
     """Find everything wrong with the config FILE, without starting anything.
 
     \b
     workbench check my.yaml
     workbench check my.yaml --for 1xH100-80GB
+    workbench check my.yaml optim.learning_rate=1e-4
     """
     from engine.config.files import load
     from engine.config.reading import read
     from engine.data.look import look_at
     from engine.hardware import parse_machine
+    from workbench.cli.reading import read_with
 
     target = parse_machine(machine) if machine else None
-    document = load(file)
     base = file.resolve().parent
-    first = read(document.mapping)
+    mapping, lines = read_with(load(file), base, overrides)
+    first = read(mapping)
     facts = look_at(first.config, base, target)
-    reading = read(document.mapping, facts)
+    reading = read(mapping, facts)
     problem = ""
     if with_data and not any(
         finding.path.startswith(("data.", "model.")) for finding in reading.findings if finding.severity == "error"
     ):
-        data, problem = _counts(document.mapping, base, quiet=as_json)
-        reading = read(document.mapping, replace(facts, data=data))
+        data, problem = _counts(mapping, base, quiet=as_json)
+        reading = read(mapping, replace(facts, data=data))
     findings = list(reading.findings)
     if problem:
         from engine.config.findings import RANK, say
@@ -56,7 +59,7 @@ def command(file: Path, machine: str | None, with_data: bool, as_json: bool) -> 
         return int(bad)
     from workbench.cli.findings import count_in_words, show
 
-    show(findings, document.lines)
+    show(findings, lines)
     click.echo(f"{visible(str(file))}: {count_in_words(findings)}{_judged_for(facts.machine)}")
     return int(bad)
 

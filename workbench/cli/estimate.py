@@ -1,4 +1,4 @@
-"""`workbench estimate FILE`: memory by class, steps, disk and time before launch, in closed form or rehearsed."""
+"""`workbench estimate FILE [KEY=VALUE ...]`: memory by class, steps, disk and time before launch, in closed form or rehearsed."""
 
 from __future__ import annotations
 
@@ -32,24 +32,31 @@ _ON_CPU = {**_CLASSES, "overhead": "the process and fragments"}
 
 @click.command(short_help="Memory, steps, disk and time before launch.")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--for", "machine", metavar="MACHINE", help="For another machine, such as 1xH100-80GB or cpu.")
 @click.option("--rehearse", is_flag=True, help="Also train two steps of the longest rows here, and measure them.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def command(file: Path, machine: str | None, rehearse: bool, as_json: bool) -> int:
-    """Estimate memory, steps, disk and time of the config FILE from its numbers alone."""
+def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehearse: bool, as_json: bool) -> int:
+    """Estimate memory, steps, disk and time of the config FILE from its numbers alone.
+
+    \b
+    workbench estimate my.yaml
+    workbench estimate my.yaml data.max_length=4096 --for 1xH100-80GB
+    """
     from engine.config.facts import DataFacts
-    from engine.config.files import absolute, load
+    from engine.config.files import load
     from engine.config.footprint import longest_row
     from engine.config.reading import read
     from engine.data.look import look_at
     from engine.hardware import parse_machine
     from engine.memory.estimate import estimate
     from engine.run.rehearsal import last
+    from workbench.cli.reading import with_overrides
 
     if rehearse and machine:
         raise UsageError(f"--rehearse: measures on this machine, not on {visible(machine)}.", "Leave --for out.")
     target = parse_machine(machine) if machine else None
-    mapping = absolute(load(file).mapping, file.resolve().parent)
+    mapping = with_overrides(load(file).mapping, file.resolve().parent, overrides)
     reading = read(mapping)
     facts = look_at(reading.config, file.resolve().parent, target)
     reading = read(mapping, facts)

@@ -12,7 +12,7 @@ from engine.errors import visible
 _MARKS = {"error": ("x", "red"), "warning": ("!", "yellow"), "hint": ("?", "cyan")}
 
 
-def show(findings: Iterable[Finding], lines: Mapping[str, int], *, err: bool = False) -> None:
+def show(findings: Iterable[Finding], lines: Mapping[str, int | None], *, err: bool = False) -> None:
     """One line a finding, with its line in the file where that is known, and what would mend it."""
     for finding in findings:
         mark, colour = _MARKS[finding.severity]
@@ -34,8 +34,8 @@ def fix_in_words(finding: Finding) -> str:
     return f"{fix.label}  ({', '.join([*written, *gone])})"
 
 
-def line_of(path: str, lines: Mapping[str, int]) -> int | None:
-    """The line where the setting, or the nearest thing above it, stands."""
+def line_of(path: str, lines: Mapping[str, int | None]) -> int | None:
+    """The line where the setting, or the nearest thing above it, stands; none for what was given beside the file."""
     while path:
         if path in lines:
             return lines[path]

@@ -1,4 +1,4 @@
-"""`workbench preview FILE`: the batch that training will see, token by token, with what is learned marked.
+"""`workbench preview FILE [KEY=VALUE ...]`: the batch that training will see, token by token, with what is learned marked.
 
 On a terminal learned tokens are green and underlined (so that colour is never the only sign); in a pipe they stand
 between ‹ and ›. Rows are printed as plain text objects, never as markup.
@@ -19,6 +19,7 @@ from engine.errors import DataError, UsageError, visible
 
 @click.command(short_help="Show the batch that training will see.")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--rows", "count", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many rows.")
 @click.option("--row", "first", type=click.IntRange(0), default=None, help="Begin at this row (from 0).")
 @click.option("--random", "at_random", is_flag=True, help="Rows at random.")
@@ -28,6 +29,7 @@ from engine.errors import DataError, UsageError, visible
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
     file: Path,
+    overrides: tuple[str, ...],
     count: int,
     first: int | None,
     at_random: bool,
@@ -36,7 +38,12 @@ def command(
     held_out: bool,
     as_json: bool,
 ) -> int:
-    """Show the batch that training will see, from the collator that training uses."""
+    """Show the batch that training will see, from the collator that training uses.
+
+    \b
+    workbench preview my.yaml
+    workbench preview my.yaml data.max_length=512 --worst truncated
+    """
     if sum((first is not None, at_random, worst is not None, search is not None)) > 1:
         raise UsageError("--row, --random, --worst and --search exclude each other; choose one")
     wanted: dict[str, Any] = {"kind": "index", "index": first or 0}
@@ -47,14 +54,20 @@ def command(
     elif search:
         wanted = {"kind": "search", "text": search}
     from engine.config.files import load
+    from engine.config.reading import read
+    from workbench.cli.reading import read_with
 
-    document = load(file)
+    base = file.resolve().parent
+    mapping, _ = read_with(load(file), base, overrides)
+    for finding in () if as_json else read(mapping).findings:
+        if finding.severity == "error":
+            click.echo(f"x {visible(finding.message)}", err=True)
     with Inspector() as inspector:
         ticket = inspector.ask(
             "preview",
             on_progress=None if as_json else _progress,
-            config=document.mapping,
-            base=str(file.resolve().parent),
+            config=mapping,
+            base=str(base),
             rows=wanted,
             count=count,
             split="eval" if held_out else "train",

@@ -1,4 +1,4 @@
-"""What `train` and `demo` need to know before they start: overrides, facts, the disk forecast."""
+"""What commands that take a config need to know: overrides, facts, the disk forecast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.facts import Facts
-from engine.config.files import absolute, overrides, parse_value, place_of, put
+from engine.config.files import Document, absolute, overrides, parse_value, place_of, put
 from engine.config.schema import RunConfig
 
 
@@ -28,6 +28,22 @@ def with_overrides(mapping: Mapping[str, Any], base: Path, pairs: Iterable[str])
                 value = place_of(value, here)
         put(complete, path.strip(), value)
     return complete
+
+
+def read_with(document: Document, base: Path, pairs: Iterable[str]) -> tuple[dict[str, Any], dict[str, int | None]]:
+    """The mapping of a file with overrides, and the line of each place; what was overridden stands in no line.
+
+    Without overrides the mapping is the file's own, so that messages name paths as they stand there.
+    """
+    lines: dict[str, int | None] = dict(document.lines)
+    given = tuple(pairs)
+    if not given:
+        return document.mapping, lines
+    complete = with_overrides(document.mapping, base, given)
+    for pair in given:
+        path = pair.partition("=")[0].strip()
+        lines = {place: line for place, line in lines.items() if not place.startswith(f"{path}.")} | {path: None}
+    return complete, lines
 
 
 def facts_for(mapping: Mapping[str, Any]) -> Facts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from engine.errors import visible
+from engine.errors import UsageError, visible
 from engine.run import launch, store
 from engine.run.index import peek
 from workbench.cli.following import COLOURS, state_text, summary
@@ -20,6 +20,9 @@ from workbench.cli.following import COLOURS, state_text, summary
 def command(runs: str | None, as_json: bool) -> int:
     """List the runs of a folder. A run whose supervisor died gets a new one, so that its state is true."""
     root = store.runs_dir(runs)
+    if runs is not None and not root.is_dir():
+        what = "a file" if root.exists() else "nothing there"
+        raise UsageError(f"--runs: must be a folder that holds runs; got {what}: {visible(str(root))}.")
     found = list(store.runs_in(root))
     for run in found:
         if launch.unattended(run):

@@ -138,6 +138,7 @@ def test_overrides_are_typed_as_in_the_file() -> None:
         "data": {"train": [{"path": "x.jsonl"}]},
     }
     assert before == {"optim": {"learning_rate": 1}}
+    assert overrides({}, ["max_length=9"]) == {"max_length": 9}, "left for reading to name its section"
     for bad in ("optim.learning_rate", "=3", "a b=3", "a..b=1"):
         with pytest.raises(UsageError, match=r"section\.setting=value"):
             overrides({}, [bad])

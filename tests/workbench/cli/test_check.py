@@ -192,3 +192,27 @@ def test_with_data_the_rows_are_counted_by_the_inspector(policy: str, code: int,
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     assert words in done.stdout
+
+
+def test_settings_beside_the_file_are_judged_as_train_takes_them(good: Path) -> None:
+    before = good.read_text()
+    here = Path("here.jsonl")
+    here.write_text('{"prompt": "a", "completion": "b"}\n')
+    assert run(str(good), "optim.learning_rate=1e-4", "data.train.0.path=here.jsonl").return_value == 0
+    here.unlink()
+    wrong = run(str(good), "optim.learning_rte=1e-4", "data.train.0.path=here.jsonl")
+    assert wrong.return_value == 1
+    assert "optim.learning_rte: must be a setting of optim" in wrong.output
+    assert "data.train.0.path: must be a file, folder or data set that exists" in wrong.output
+    assert "data.max_length" in run(str(good), "max_length=9").output, "a setting without its section is found one"
+    mended = run(str(good), "model.dtype=float33")
+    assert "model.dtype" in mended.output
+    assert "(line" not in mended.output, "what was given beside the file stands in none of its lines"
+    assert good.read_text() == before
+
+
+@pytest.mark.parametrize("wrong", ["other.yaml", "optim..x=1", "=3"])
+def test_what_is_no_setting_beside_the_file_is_refused_in_one_sentence(good: Path, wrong: str) -> None:
+    problem = run(str(good), wrong).exception
+    assert isinstance(problem, UsageError)
+    assert problem.message.startswith(f"{wrong}: must be of the form section.setting=value")

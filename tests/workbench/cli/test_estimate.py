@@ -96,3 +96,10 @@ def test_a_rehearsal_measures_shows_its_error_and_is_remembered(
 
 def test_bytes_are_readable() -> None:
     assert [gib(size) for size in (3 * 1024**3, 5 * 1024**2, 2048, 0)] == ["3.0 GiB", "5.0 MiB", "2.0 KiB", "0.0 KiB"]
+
+
+def test_settings_beside_the_file_change_the_estimate(config: Path) -> None:
+    found = json.loads(run(str(config), "optim.max_steps=7", "adapter.r=32", "--for", "cpu", "--json").output)
+    assert (found["steps"], found["trainable_parameters"]) == (7, 2 * 10_092_544)
+    with pytest.raises(UsageError, match=r"section\.setting=value"):
+        CliRunner().invoke(command, [str(config), "max_steps"], standalone_mode=False, catch_exceptions=False)

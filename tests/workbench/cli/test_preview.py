@@ -48,8 +48,13 @@ def _chat(question: str, answer: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
-def test_json_has_the_shape_that_scripts_read(config_file: Write, tmp_path: Path) -> None:
-    done = _run(config_file([_chat("a?", "one"), _chat("b?", "two")]), "--rows", 2, "--json", cwd=tmp_path.parent)
+def test_json_has_the_shape_that_scripts_read_also_of_rows_named_beside_the_file(
+    config_file: Write, tmp_path: Path
+) -> None:
+    rows = [_chat("a?", "one"), _chat("b?", "two")]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    beside = f"data.train.0.path={tmp_path.name}/more.jsonl"
+    done = _run(config_file([_chat("c?", "three")]), beside, "--rows", 2, "--json", cwd=tmp_path.parent)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {"method", "rows", "fingerprint"} <= set(found)
@@ -60,9 +65,11 @@ def test_json_has_the_shape_that_scripts_read(config_file: Write, tmp_path: Path
     assert (found["rows"][0]["truncated"], found["rows"][0]["images"]) == (False, [])
 
 
-def test_people_see_counts_and_marked_tokens(config_file: Write) -> None:
-    done = _run(config_file([_chat("[bold]a[/]?", "one \x1b[31m[/red]"), _chat("b?", "two")]), "--row", 0, "--rows", 1)
+def test_people_see_counts_and_marked_tokens_and_which_settings_did_nothing(config_file: Write) -> None:
+    rows = [_chat("[bold]a[/]?", "one \x1b[31m[/red]"), _chat("b?", "two")]
+    done = _run(config_file(rows), "data.max_lenght=9", "--row", 0, "--rows", 1)
     assert done.returncode == 0, done.stderr
+    assert "x data.max_lenght: must be a setting of data" in done.stderr
     assert "columns messages: messages (OpenAI) (2 rows)" in done.stdout
     assert "row 0 of 2:" in done.stdout
     assert "‹one ␛[31m[/red]<|im_end|>›" in done.stdout
@@ -76,6 +83,7 @@ def test_people_see_counts_and_marked_tokens(config_file: Write) -> None:
         (["--row", "9"], 1, "there is no row 9; the rows are 0 to 0"),
         (["--row", "1", "--random"], 2, "exclude each other"),
         (["--rows", "0"], 2, "--rows"),
+        (["max_length"], 2, "must be of the form section.setting=value"),
     ],
 )
 def test_wrong_calls_say_why(config_file: Write, arguments: list[str], code: int, sentence: str) -> None:

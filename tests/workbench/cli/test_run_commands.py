@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from engine.errors import UsageError
 from engine.run import store
 from engine.run.process import send
 from engine.run.store import ENDED, RunFolder
+from workbench.cli.runs import command as runs_command
 
 SMALL = Path(__file__).parents[2] / "fault" / "small_worker"
 CONFIG = """\
@@ -108,6 +111,23 @@ def test_a_bad_config_starts_nothing_and_says_all_of_it(place):
     assert not (place / "runs").exists()
     assert workbench(place, "train", "nothing.yaml").returncode == 2
     assert workbench(place, "train").returncode == 2
+
+
+@pytest.mark.parametrize(("made", "got"), [("folder", None), ("file", "a file"), ("nothing", "nothing there")])
+def test_a_folder_of_runs_that_does_not_exist_is_bad_input(tmp_path, made, got):
+    place = tmp_path / "those"
+    if made == "folder":
+        place.mkdir()
+    elif made == "file":
+        place.write_text("")
+    done = CliRunner().invoke(runs_command, ["--runs", str(place)], standalone_mode=False)
+    if got is None:
+        assert done.return_value == 0
+        assert f"No runs in {place}" in done.output
+    else:
+        assert isinstance(done.exception, UsageError)
+        assert done.exception.message == f"--runs: must be a folder that holds runs; got {got}: {place}."
+        assert done.exception.exit_code == 2
 
 
 def test_a_failed_run_gives_1_and_its_cause(place, monkeypatch):
