@@ -13,6 +13,7 @@ import torch
 
 from engine.kernels.device import kernel_serves
 from engine.kernels.gated.reference import ACTIVATIONS, gated_gradients_reference, gated_reference
+from engine.kernels.shapes import first_derivatives_alone, refuse_formats
 from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket
 
 __all__ = ["ACTIVATIONS", "gated", "gated_gradients", "gated_reference"]
@@ -41,7 +42,8 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> tor
         activation: `silu`, `gelu_tanh` or `gelu`.
 
     Raises:
-        ValueError: shapes or formats that do not belong together, or another activation.
+        ValueError: shapes, formats or devices that do not belong together, or another activation. RuntimeError: a
+            second derivative.
     """
     _refuse(gate, up, activation)
     if not _served(gate, up):
@@ -85,6 +87,9 @@ def _refuse(gate: torch.Tensor, up: torch.Tensor, activation: str) -> None:
     if gate.shape != up.shape or gate.dtype != up.dtype:
         given = f"{tuple(gate.shape)} {gate.dtype} and {tuple(up.shape)} {up.dtype}"
         raise ValueError(f"gated: gate and up must have one shape and number format; got {given}")
+    if not gate.dim():
+        raise ValueError("gated: gate and up must have at least one dimension; got two single numbers")
+    refuse_formats("gated", gate=gate, up=up)
     if activation not in ACTIVATIONS:
         raise ValueError(f"gated: activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
 
@@ -199,6 +204,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        first_derivatives_alone("gated")
         gate, up = ctx.saved_tensors
         dgate, dup, _ = _backward(grads[0], gate, up, ctx.activation, False, None)
         return dgate, dup, None

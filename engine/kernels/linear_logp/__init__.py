@@ -23,7 +23,7 @@ import torch
 from engine.kernels.linear_logp.passes import backward_pass, forward_pass, scales_early, working_type
 from engine.kernels.linear_logp.reference import TokenScores, linear_logp_reference
 from engine.kernels.linear_logp.tiles import Scaling, Upstream
-from engine.kernels.shapes import refuse_shapes
+from engine.kernels.shapes import first_derivatives_alone, refuse_scaling, refuse_shapes
 
 __all__ = ["OUTPUTS", "LinearLogp", "TokenScores", "linear_logp", "linear_logp_reference", "workspace"]
 
@@ -65,11 +65,13 @@ def linear_logp(
         NaN; on a CPU it raises IndexError or RuntimeError.
 
     Raises:
-        ValueError: shapes that do not belong together, a number format or an output that is not served.
+        ValueError: shapes that do not belong together, a number format, an output or a setting that is not served.
+        RuntimeError: a second derivative.
 
     Source: arXiv:2411.09009 (scores without logits), arXiv:2410.10989 (gradient in the forward pass).
     """
     refuse_shapes("linear_logp", hidden, weight, targets, bias)
+    refuse_scaling("linear_logp", temperature, soft_cap, label_smoothing, z_loss)
     if unknown := set(outputs) - {*OUTPUTS, "cross_entropy"}:
         served = ", ".join((*OUTPUTS, "cross_entropy"))
         raise ValueError(f"outputs: must be among {served}; got {', '.join(sorted(unknown))}")
@@ -148,6 +150,7 @@ class LinearLogp(torch.autograd.Function):
         _top: None,
         d_loss: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
+        first_derivatives_alone("linear_logp")
         hidden, weight, bias, targets, lse, entropy, d_rows = ctx.saved_tensors
         upstream = Upstream(d_logp, d_entropy, d_loss)
         rest = (None,) * (len(ctx.needs_input_grad) - 3)

@@ -48,7 +48,8 @@ def linear_logp_reference(
     loss = F.cross_entropy(logits, safe, reduction="none", label_smoothing=label_smoothing)
     scores = (
         logp_NV.gather(-1, safe.unsqueeze(-1)).squeeze(-1),
-        -(logp_NV.exp() * logp_NV).sum(-1),
+        # A word that cannot come adds nothing, where zero times its infinite logarithm would be NaN.
+        -(logp_NV.exp() * logp_NV.masked_fill(flat.isneginf(), 0.0)).sum(-1),
         (2 * flat).logsumexp(-1),
         logits.detach().mean(-1),
         logits.detach().argmax(-1) == safe,

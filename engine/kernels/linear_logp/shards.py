@@ -16,6 +16,7 @@ import torch.distributed as dist
 from engine.kernels.linear_logp.passes import Forward, backward_pass, forward_pass, working_type
 from engine.kernels.linear_logp.reference import TokenScores
 from engine.kernels.linear_logp.tiles import Scaling, Upstream
+from engine.kernels.shapes import first_derivatives_alone
 
 _NEEDED = ("entropy", "mean_logits")
 
@@ -107,6 +108,7 @@ class _Sharded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        first_derivatives_alone("linear_logp")
         hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
         group, scaling, dtype, workspace_bytes, first, vocabulary = ctx.settings
         d_hidden, d_weight, d_bias = backward_pass(

@@ -103,7 +103,8 @@ def _fold_torch(
         return
     p = (z - lse).exp_()
     if scores.entropy is not None:
-        scores.entropy[part] = lse.squeeze(-1) - torch.linalg.vecdot(p, z)
+        # A word that cannot come adds nothing, where zero times its infinite logit would be NaN.
+        scores.entropy[part] = lse.squeeze(-1) - torch.linalg.vecdot(p, z.masked_fill(z.isneginf(), 0.0))
     if gradient and scores.loss is None:
         d = p.neg_()
         d.scatter_add_(-1, targets_C.unsqueeze(-1), torch.ones_like(lse))
@@ -265,7 +266,8 @@ def _gradient_torch(
         d -= upstream.logp.unsqueeze(-1) * p
         d.scatter_add_(-1, at, (upstream.logp * here).unsqueeze(-1))
     if upstream.entropy is not None and entropy_C is not None:
-        d -= upstream.entropy.unsqueeze(-1) * p * (logp + entropy_C.unsqueeze(-1))
+        finite = logp.masked_fill(logp.isneginf(), 0.0)
+        d -= upstream.entropy.unsqueeze(-1) * p * (finite + entropy_C.unsqueeze(-1))
     if upstream.loss is not None:
         each = upstream.loss.unsqueeze(-1)
         d += each * (p * (1 + 2 * scaling.z_loss * lse_C.unsqueeze(-1)) - scaling.label_smoothing / vocabulary)

@@ -12,6 +12,7 @@ import torch
 from engine.kernels.device import kernel_serves
 from engine.kernels.logp_entropy.launch import backward, forward
 from engine.kernels.logp_entropy.reference import logp_entropy_reference
+from engine.kernels.shapes import first_derivatives_alone, named, refuse_formats, refuse_scaling
 
 __all__ = ["logp_entropy", "logp_entropy_reference"]
 
@@ -30,23 +31,36 @@ def logp_entropy(
     Args:
         logits: [..., V], float32, float16 or bfloat16, any strides; V at least 1.
         targets: [...] int64 in [0, V), or `ignore_index` for rows that give zero and no gradient.
-        inplace_gradient: backward overwrites `logits` with their gradient and so needs no new memory. Nothing else
-            may read the logits afterwards. Compiled code, which owns its memory, makes a new gradient.
+        inplace_gradient: backward overwrites `logits` with their gradient and so needs no new memory. Whatever needs
+            the logits afterwards, a second backward pass too, gets torch's error about a changed tensor. Compiled code,
+            which owns its memory, and plain torch make a new gradient.
 
     Returns:
         Two float32 tensors shaped like `targets`; the second is None without `entropy`. On a GPU a target outside the
         vocabulary makes its row NaN.
 
     Raises:
-        ValueError: shapes that do not belong together, leading dimensions that cannot be viewed as two, or integers.
+        ValueError: shapes, formats, devices or a temperature that do not belong together, leading dimensions that
+            cannot be viewed as two, expanded logits that are to be overwritten. RuntimeError: a second derivative.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
             f"targets: must be shaped like the logits' rows {tuple(logits.shape[:-1])}; got {tuple(targets.shape)}"
         )
-    if not logits.is_floating_point():
-        kind = str(logits.dtype).removeprefix("torch.")
-        raise ValueError(f"logits: must be float64, float32, float16 or bfloat16; got {kind}. Convert them first.")
+    if not logits.shape[-1]:
+        raise ValueError(f"logits: must have a vocabulary of at least one word; got {tuple(logits.shape)}")
+    refuse_formats("logp_entropy", logits=logits)
+    refuse_scaling("logp_entropy", temperature, None, 0.0, 0.0)
+    if targets.dtype != torch.int64 or targets.device != logits.device:
+        given = f"{named(targets.dtype)} on {targets.device}"
+        raise ValueError(f"targets: must be int64 on {logits.device}; got {given}. Use .long() and .to(logits.device).")
+    if inplace_gradient and any(
+        step == 0 and size > 1 for step, size in zip(logits.stride(), logits.shape, strict=True)
+    ):
+        raise ValueError(
+            f"logits: must not be expanded (strides {logits.stride()}) where their gradient is written over them. Pass a "
+            "copy, or leave inplace_gradient out."
+        )
     compiling = torch.compiler.is_compiling()
     served = logits.is_cuda if compiling else kernel_serves(logits, targets)
     if not served or logits.dtype == torch.float64 or targets.numel() == 0:
@@ -91,7 +105,10 @@ class _LogpEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dlogp, dentropy):
+        first_derivatives_alone("logp_entropy")
         logits_BTV = ctx.saved_tensors[0]
         gradient = logits_BTV.detach() if ctx.inplace_gradient else torch.empty_like(logits_BTV)
         backward(gradient, dlogp, dentropy, *ctx.saved_tensors, *ctx.settings)
+        if ctx.inplace_gradient:
+            torch.autograd.graph.increment_version(gradient)
         return gradient, None, None, None, None, None

@@ -19,6 +19,7 @@ def logp_entropy_reference(
     kept = targets != ignore_index
     safe = torch.where(kept, targets, torch.zeros_like(targets))
     logp = logp_V.gather(-1, safe.unsqueeze(-1)).squeeze(-1)
-    entropy = -(logp_V.exp() * logp_V).sum(-1)
+    # A word that cannot come adds nothing, where zero times its infinite logarithm would be NaN.
+    entropy = -(logp_V.exp() * logp_V.masked_fill(logp_V.detach().isneginf(), 0.0)).sum(-1)
     zero = torch.zeros((), dtype=wide, device=logits.device)
     return torch.where(kept, logp, zero), torch.where(kept, entropy, zero)

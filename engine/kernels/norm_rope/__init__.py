@@ -13,6 +13,7 @@ import torch
 
 from engine.kernels.device import kernel_serves
 from engine.kernels.norm_rope.reference import norm_rope_reference
+from engine.kernels.shapes import first_derivatives_alone, refuse_formats
 from engine.kernels.tuner import TUNER, Cost, Key, Tile, Tiles, bucket
 
 __all__ = ["norm_rope", "norm_rope_reference"]
@@ -58,8 +59,11 @@ def norm_rope(
         unit_offset: the scale is `1 + weight` (Gemma, Qwen3.5).
 
     Raises:
-        ValueError: shapes that do not belong together.
+        ValueError: shapes, formats or devices that do not belong together. RuntimeError: a second derivative.
     """
+    if q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
+        given = ", ".join(str(tuple(x.shape)) for x in (q, k, cos))
+        raise ValueError(f"norm_rope: must get q [B, T, Hq, D], k [B, T, Hk, D] and cos [B or 1, T, R]; got {given}")
     rotated = cos.shape[-1]
     if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
         raise ValueError(f"k: must share batch, time and head size with q {tuple(q.shape)}; got {tuple(k.shape)}")
@@ -72,8 +76,10 @@ def norm_rope(
         raise ValueError(f"cos and sin: must have a batch of 1 or {q.shape[0]}; got {cos.shape[0]}")
     if (q_weight is None) != (k_weight is None):
         raise ValueError("q_weight and k_weight: must both be given or both be None.")
-    if q_weight is not None and (q_weight.shape != q.shape[-1:] or q_weight.shape != k_weight.shape):  # type: ignore[union-attr]
-        raise ValueError(f"q_weight and k_weight: must be [{q.shape[-1]}]; got {tuple(q_weight.shape)} for q")
+    if q_weight is not None and k_weight is not None and not q_weight.shape == k_weight.shape == q.shape[-1:]:
+        given = f"{tuple(q_weight.shape)} and {tuple(k_weight.shape)}"
+        raise ValueError(f"q_weight and k_weight: must be [{q.shape[-1]}]; got {given}")
+    refuse_formats("norm_rope", q=q, k=k, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
     compiling = torch.compiler.is_compiling()
     served = q.is_cuda if compiling else kernel_serves(q, k, cos)
     if not served or q.dtype == torch.float64 or q.numel() == 0:
@@ -206,6 +212,7 @@ class _NormRope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dq_out, dk_out):
+        first_derivatives_alone("norm_rope")
         with_dweight = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         gradients = _backward(dq_out, dk_out, *ctx.saved_tensors, *ctx.settings, with_dweight=with_dweight)
         return *gradients, None, None, None, None

@@ -32,6 +32,7 @@ from tests.engine.kernels.head_cases import (
     linear_logp_numbers,
     linear_logp_tiles,
 )
+from tests.engine.kernels.hostile_cases import overwritten_logits, second_derivatives, words_that_cannot_come
 from tests.engine.kernels.judging import (
     DEVICE,
     DTYPES,
@@ -348,6 +349,9 @@ CHECKS = WIDE | {
         far_apart,
         all_ignored,
         second_backward,
+        second_derivatives,
+        overwritten_logits,
+        words_that_cannot_come,
         empty,
     )
 }

@@ -92,6 +92,23 @@ def test_gated_activations_are_those_of_transformers_models(activation, theirs):
         torch.testing.assert_close(ours, right)
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_word_that_cannot_come_leaves_entropy_and_gradients_finite_on_cpu(trained):
+    hidden, head = torch.randn(3, 8, dtype=torch.float64), torch.randn(13, 8, dtype=torch.float64)
+    hidden.requires_grad_()
+    head.requires_grad_(trained)
+    closed = torch.zeros(13, dtype=torch.float64)
+    closed[10:] = float("-inf")
+    targets = torch.tensor([0, 9, 4])
+    found = []
+    for weight, bias in ((head, closed), (head[:10], None)):
+        scores = linear_logp(hidden, weight, targets, bias=bias)
+        leaves = [hidden, head] if trained else [hidden]
+        found.append((*scores[:2], *torch.autograd.grad(scores.log_probs.sum() + scores.entropy.sum(), leaves)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_rotation_keeps_the_norm_that_rms_norm_gives():
     q, k = torch.randn(1, 4, 2, 16, dtype=torch.float64), torch.randn(1, 4, 1, 16, dtype=torch.float64)
     angles = torch.randn(1, 4, 8, dtype=torch.float64).repeat(1, 1, 2)
@@ -126,10 +143,53 @@ def test_shapes_that_do_not_belong_together_are_refused_by_name(call, place):
         (lambda h, w, y: linear_cross_entropy(h, w.to("meta"), y), "on one device; got cpu, meta and cpu"),
         (lambda h, w, y: linear_logp(h, w, y, bias=torch.zeros(3)), "a bias .V. or none; got .* .3,."),
         (lambda h, w, y: linear_logp(h, w, y, outputs=("logits",)), "outputs: must be among entropy.*; got logits"),
-        (lambda h, w, y: logp_entropy((h @ w.t()).int(), y), "logits: must be float64.*got int32"),
+        (lambda h, w, y: logp_entropy((h @ w.t()).int(), y), "logits must be float64.*got int32"),
+        (lambda h, w, y: logp_entropy((h @ w.t()).to(torch.float8_e4m3fn), y), "logits must be .*got float8_e4m3fn"),
+        (
+            lambda h, w, y: logp_entropy(h @ w.t(), y.int()),
+            "targets: must be int64 on cpu; got int32 on cpu. Use .long",
+        ),
+        (lambda h, w, y: logp_entropy(h @ w.t(), y.to("meta")), "must be int64 on cpu; got int64 on meta"),
+        (lambda h, w, y: logp_entropy(h[:, :0], y), "a vocabulary of at least one word; got .2, 0."),
+        (
+            lambda h, w, y: logp_entropy(h @ w.t(), y, temperature=0.0),
+            "temperature must be above 0 and finite; got 0.0",
+        ),
+        (
+            lambda h, w, y: logp_entropy(h[:1].expand(2, 8), y, inplace_gradient=True),
+            "must not be expanded .strides .0, 1..*Pass a copy",
+        ),
+        (lambda h, w, y: linear_logp(h, w[:0], y), "a vocabulary of at least one word; got .0, 8."),
+        (lambda h, w, y: linear_logp(h, w, y, temperature=float("nan")), "temperature must be above 0"),
+        (lambda h, w, y: linear_logp(h, w, y, soft_cap=0.0), "soft_cap must be above 0, or None for no cap; got 0.0"),
+        (
+            lambda h, w, y: linear_logp(h, w, y, label_smoothing=2.0),
+            "label_smoothing must lie between 0 and 1; got 2.0",
+        ),
+        (lambda h, w, y: linear_logp(h, w, y, z_loss=-1.0), "z_loss must be 0 or more; got -1.0"),
+        (lambda h, w, y: gated(h.int(), h.int()), "gate must be float64.*got int32"),
+        (lambda h, w, y: gated(h, h.to("meta")), "up must lie on cpu as the others do; got meta"),
+        (lambda h, w, y: gated(h[0, 0], h[0, 0]), "at least one dimension"),
         (lambda h, w, y: gated(h, w), "gate and up must have one shape .*got .2, 8. torch.float32 and .5, 8."),
         (lambda h, w, y: gated(h, h, "relu"), "activation must be one of silu, gelu_tanh, gelu; got 'relu'"),
         (lambda h, w, y: gated_gradients(w, h, h), "grad must be .2, 8. as gate is; got .5, 8."),
+        (
+            lambda h, w, y: norm_rope(*[torch.zeros(1, 2, 1, 8).int()] * 2, None, None, *[torch.zeros(1, 2, 8)] * 2),
+            "norm_rope: q must be float64.*got int32",
+        ),
+        (
+            lambda h, w, y: norm_rope(
+                *[torch.zeros(1, 2, 1, 8)] * 2,
+                torch.zeros(8),
+                torch.zeros(8, device="meta"),
+                *[torch.zeros(1, 2, 8)] * 2,
+            ),
+            "k_weight must lie on cpu as the others do; got meta",
+        ),
+        (
+            lambda h, w, y: norm_rope(*[torch.zeros(2, 1, 8)] * 2, None, None, *[torch.zeros(1, 2, 8)] * 2),
+            r"must get q \[B, T, Hq, D\].*got \(2, 1, 8\)",
+        ),
         (
             lambda h, w, y: norm_rope(*[torch.zeros(2, 2, 1, 8)] * 2, None, None, *[torch.zeros(3, 2, 8)] * 2),
             "batch of 1 or 2; got 3",

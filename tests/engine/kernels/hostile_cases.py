@@ -1,0 +1,82 @@
+"""What no caller should ask of a kernel: either the right numbers or an error, on every device, never other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.kernels.gated import gated
+from engine.kernels.linear_logp import linear_logp, linear_logp_reference
+from engine.kernels.logp_entropy import logp_entropy, logp_entropy_reference
+from engine.kernels.norm_rope import norm_rope
+from tests.engine.kernels.judging import DEVICE, said
+
+
+def refused(words: str, run: Callable[[], object]) -> bool:
+    try:
+        run()
+    except RuntimeError as problem:
+        return words in str(problem)
+    return False
+
+
+def second_derivatives() -> None:
+    """A gradient that is differentiated again would come out without what the kernels computed: it is refused."""
+    h, w = torch.randn(4, 8, device=DEVICE, requires_grad=True), torch.randn(50, 8, device=DEVICE)
+    targets, turn = torch.arange(4, device=DEVICE), torch.randn(1, 4, 8, device=DEVICE)
+    for name, op in (
+        ("linear_logp", lambda: linear_logp(h, w, targets, outputs=()).log_probs),
+        ("logp_entropy", lambda: logp_entropy(h @ w.t(), targets)[0]),
+        ("gated", lambda: gated(h, h)),
+        ("norm_rope", lambda: norm_rope(h[None, :, None], h[None, :, None], None, None, turn.cos(), turn.sin())[0]),
+    ):
+        again = refused("differentiated again", lambda op=op: torch.autograd.grad(op().sum(), h, create_graph=True))
+        said(again, f"{name}: a second derivative is refused")
+
+
+def overwritten_logits() -> None:
+    """Logits that their gradient has taken the place of are read by nobody after that."""
+    x, targets = torch.randn(4, 50, device=DEVICE, requires_grad=True), torch.arange(4, device=DEVICE)
+
+    def loss(logits: torch.Tensor) -> torch.Tensor:
+        return logp_entropy(logits, targets, inplace_gradient=True)[0].sum()
+
+    whole = loss(x * 1.0)
+    torch.autograd.grad(whole, x, retain_graph=True)
+    said(refused("modified by an inplace", lambda: torch.autograd.grad(whole, x)), "logp_entropy in place: once alone")
+    squashed = loss(x.tanh())  # whose gradient needs its result
+    said(
+        refused("modified by an inplace", lambda: torch.autograd.grad(squashed, x)), "logp_entropy in place under tanh"
+    )
+
+
+def words_that_cannot_come() -> None:
+    """A logit of minus infinity has no probability: entropy and every gradient stay finite, as if the word were not."""
+    h, w, targets = torch.randn(3, 8, device=DEVICE), torch.randn(50, 8, device=DEVICE), torch.arange(3, device=DEVICE)
+    open_words = torch.ones(50, dtype=torch.bool, device=DEVICE)
+    open_words[7:20] = False
+    bias = torch.zeros(50, device=DEVICE).masked_fill(~open_words, float("-inf"))
+    without = w[open_words], targets
+    for trained in (True, False):
+        found = {}
+        for name, op, head, more in (
+            ("all", linear_logp, (w, targets), {"bias": bias}),
+            ("open", linear_logp_reference, without, {}),
+            ("reference", linear_logp_reference, (w, targets), {"bias": bias}),
+        ):
+            hidden, matrix = h.clone().requires_grad_(), head[0].clone().requires_grad_(trained)
+            scores = op(hidden, matrix, head[1], **more)
+            gradient = torch.autograd.grad(scores.log_probs.sum() + 0.3 * scores.entropy.sum(), hidden)[0]
+            found[name] = scores.log_probs, scores.entropy, gradient
+        for name in ("all", "reference"):
+            close = all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found[name], found["open"], strict=True))
+            said(close, f"linear_logp of words that cannot come, {name}, trained={trained}")
+    logits = h @ w.t() + bias
+    truth = logp_entropy_reference(logits[:, open_words], targets)
+    for name, op in (("kernel", logp_entropy), ("reference", logp_entropy_reference)):
+        leaf = logits.clone().requires_grad_()
+        scores = op(leaf, targets)
+        gradient = torch.autograd.grad(sum(x.sum() for x in scores), leaf)[0]
+        good = all(torch.allclose(a, b, atol=1e-4) for a, b in zip(scores, truth, strict=True))
+        said(good and bool(gradient.isfinite().all()), f"logp_entropy of words that cannot come, {name}")
