@@ -70,7 +70,7 @@ def step_of_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A wish in words, the recipe that answers it, or why none does yet."""
+    """A wish in words (of at most 36 cells: a line at 80 columns), the recipe that answers it, or why none does yet."""
 
     id: str
     words: str
@@ -81,9 +81,9 @@ class Goal:
 GOALS: tuple[Goal, ...] = (
     Goal(
         "try",
-        "See it work here and now, without any download",
+        "See it work here and now, offline",
         "demo",
-        "A tiny model learns dates on the CPU in a minute or two.",
+        "A tiny model learns dates on the CPU in a minute or two. Nothing is downloaded.",
     ),
     Goal(
         "answer",
@@ -93,14 +93,14 @@ GOALS: tuple[Goal, ...] = (
     ),
     Goal(
         "prefer",
-        "Prefer one kind of answer over another",
+        "Prefer some answers over others",
         "dpo",
         "Direct preference optimization on pairs of a better and a worse answer.",
     ),
     Goal("read", "Read more text of my field", "pretrain-text", "Continued pretraining on plain text."),
     Goal(
         "score",
-        "Let it try answers, and reward the good ones",
+        "Let it try, and reward good answers",
         "grpo",
         "Reinforcement learning (GRPO): its own answers are scored, and the better ones become likelier.",
     ),

@@ -17,7 +17,7 @@ from engine.config.facts import Facts
 from engine.config.kinds import example_row, needs_of
 from engine.config.method import METHODS
 from engine.config.schema import fields, resolved
-from engine.config.steps import STEPS
+from engine.config.steps import GOALS, STEPS
 from engine.config.terms import TERMS
 from engine.hardware import this_machine
 from engine.run.rehearsal import Rehearsal, keep
@@ -83,6 +83,9 @@ async def test_the_first_screen_offers_the_demo_and_shows_the_config_so_far() ->
         assert "builtin/dates" in screen
         for step in STEPS:
             assert step.title in screen
+        for goal in GOALS:
+            assert goal.words in screen, "each wish takes one line"
+        assert "Learning rate" in screen, "so that what is tuned first is seen without a key"
         assert app.screen.focused is build(app).pane.form
 
 
