@@ -8,7 +8,7 @@ from engine.config import footprint
 from engine.config.defaults import FIT, resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, say
-from engine.config.rules.registry import rule
+from engine.config.rules.registry import RULES, rule
 from engine.config.tree import RunConfig, fields
 
 
@@ -34,9 +34,10 @@ def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     place = "the card has" if on_card else of_host
     path = fields.optim.per_device_train_batch_size.path
     if need > room:
-        ways = sorted(_ways(config, facts, need), key=lambda way: way[0])
-        first = next((fix for _, left, _, fix in ways if left <= room), ways[0][3] if ways else None)
-        offers = " or ".join(f"{label} (-{footprint.size_text(need - left)})" for _, left, label, _ in ways[:3])
+        ways = [way for way in _ways(config, facts, need) if _allowed(way[3], way[4], config, facts)]
+        ways.sort(key=lambda way: way[0])
+        first = next((fix for _, left, _, fix, _ in ways if left <= room), ways[0][3] if ways else None)
+        offers = " or ".join(f"{label} (-{footprint.size_text(need - left)})" for _, left, label, _, _ in ways[:3])
         try_it = f" Try {offers}." if offers else " Take a smaller model or a larger card."
         sentence = f"this will not fit: needs {footprint.size_text(need)}, {place} {footprint.size_text(room)}.{try_it}"
         yield say(path, sentence, severity="error" if need > 1.1 * room else "warning", fix=first)
@@ -55,9 +56,28 @@ def needed(config: RunConfig, facts: Facts) -> int | None:
     return None if classes is None else sum(classes.values())
 
 
-def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[tuple[int, int, str, Fix]]:
-    """Single changes that save something: (lost speed as a rank, bytes left, words, fix)."""
-    optim, model = config.optim, config.model
+Way = tuple[int, int, str, Fix, RunConfig]
+"""What it costs as a rank (numbers change least first, then speed), bytes left, words, fix, and the config with it."""
+
+
+def _allowed(fix: Fix, changed: RunConfig, config: RunConfig, facts: Facts) -> bool:
+    """Whether no rule about what the fix sets finds something in the changed config that it did not find before."""
+
+    def found(config: RunConfig) -> set[tuple[str, str]]:
+        return {
+            (each.name, finding.path)
+            for each in RULES
+            if each.check is not it_fits_into_memory and not each.places.isdisjoint(fix.set)
+            for finding in each.check(config, facts)
+            if finding.severity != "hint"
+        }
+
+    return found(changed) <= found(config)
+
+
+def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
+    """Single changes that save something."""
+    optim, model, memory, adapted = config.optim, config.model, config.memory, config.adapter.kind == "lora"
     if optim.per_device_train_batch_size > 1:
         half = optim.per_device_train_batch_size // 2
         twice = optim.gradient_accumulation_steps * optim.per_device_train_batch_size // half
@@ -67,28 +87,28 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[tuple[int, int
             fields.optim.gradient_accumulation_steps.path: twice,
         }
         yield from _way(1, changed, facts, need, f"batches of {half}", changes)
-    if config.memory.gradient_checkpointing not in (True, "full", "auto"):
-        changed = config.model_copy(
-            update={"memory": config.memory.model_copy(update={"gradient_checkpointing": True})}
-        )
-        yield from _way(3, changed, facts, need, "checkpointing", {fields.memory.gradient_checkpointing.path: True})
-    if config.adapter.kind == "lora" and model.quantization == "none" and facts.machine and facts.machine.gpus:
-        changed = config.model_copy(update={"model": model.model_copy(update={"quantization": "nf4"})})
-        yield from _way(2, changed, facts, need, "4-bit weights", {fields.model.quantization.path: "nf4"})
-    if config.adapter.kind == "lora" and not config.memory.layer_offloading and facts.machine and facts.machine.gpus:
-        changed = config.model_copy(update={"memory": config.memory.model_copy(update={"layer_offloading": True})})
-        words, change = "layers in the host's memory", {fields.memory.layer_offloading.path: True}
-        yield from _way(5, changed, facts, need, words, change)
-    if config.adapter.kind == "none":
+    if adapted and model.quantization == "none" and facts.machine and facts.machine.gpus:
+        # FP8 first: its products are quicker than bfloat16's where layers are compiled, and it rounds less.
+        for rank, kind, words in ((2, "fp8", "FP8 weights"), (3, "nf4", "4-bit weights")):
+            changed = config.model_copy(update={"model": model.model_copy(update={"quantization": kind})})
+            yield from _way(rank, changed, facts, need, words, {fields.model.quantization.path: kind})
+    if memory.gradient_checkpointing not in (True, "full", "auto"):
+        changed = config.model_copy(update={"memory": memory.model_copy(update={"gradient_checkpointing": True})})
+        yield from _way(4, changed, facts, need, "checkpointing", {fields.memory.gradient_checkpointing.path: True})
+    if not adapted:
         from engine.config.adapter import Lora
 
         changed = config.model_copy(update={"adapter": Lora()})
-        yield from _way(4, changed, facts, need, "LoRA instead of all weights", {fields.adapter.kind.path: "lora"})
+        yield from _way(5, changed, facts, need, "LoRA instead of all weights", {fields.adapter.kind.path: "lora"})
+    if adapted and not memory.layer_offloading and facts.machine and facts.machine.gpus:
+        changed = config.model_copy(update={"memory": memory.model_copy(update={"layer_offloading": True})})
+        words, change = "layers in the host's memory", {fields.memory.layer_offloading.path: True}
+        yield from _way(6, changed, facts, need, words, change)
 
 
 def _way(
     rank: int, changed: RunConfig, facts: Facts, need: int, label: str, changes: Mapping[str, object]
-) -> Iterator[tuple[int, int, str, Fix]]:
+) -> Iterator[Way]:
     left = needed(changed, facts)
     if left is not None and left < 0.99 * need:
-        yield rank, left, label, Fix(label, changes)
+        yield rank, left, label, Fix(label, changes), changed

@@ -671,6 +671,22 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "full-determinism-takes-no-times": [
+        (
+            {"run.full_determinism": True, "kernels.kernel_auto_compose": True},
+            Facts(),
+            "kernels.kernel_auto_compose",
+            "error",
+        )
+    ],
+    "full-determinism-tunes-nothing": [
+        (
+            {"run.full_determinism": True, "kernels.torch_compile_options": {"max_autotune_gemm": True}},
+            Facts(),
+            "kernels.torch_compile_options.max_autotune_gemm",
+            "error",
+        )
+    ],
     "devices-exist": [
         ({"run.devices": [0, 0]}, Facts(), "run.devices", "error"),
         ({"run.devices": []}, Facts(), "run.devices", "error"),
@@ -817,6 +833,36 @@ def test_what_will_not_fit_comes_with_ways_that_help() -> None:
         assert finding.fix is not None
         draft.apply(finding.fix)
     assert finding is None
+
+
+@pytest.mark.parametrize(
+    ("card", "settings", "offered"),
+    [
+        ("1xRTX4090-24GB", {}, True),
+        ("1xA100-40GB", {"optim.per_device_train_batch_size": 64}, False),  # too old for products in FP8
+        ("1xRTX4090-24GB", {"model.dtype": "float32"}, False),  # FP8's products come out as bfloat16
+        ("1xRTX4090-24GB", {"adapter.use_dora": True}, False),
+        ("1xRTX4090-24GB", {"kernels.torch_compile": False}, False),  # it would be slower than what it replaces
+    ],
+)
+def test_fp8_weights_are_a_way_to_fit_where_their_own_rules_allow_them(
+    card: str, settings: dict[str, Any], offered: bool
+) -> None:
+    facts = Facts(machine=parse_machine(card), model=LARGE)
+    long = {"model.name": "Qwen/Qwen3-8B", **LORA, "data.max_length": 16384, "kernels.torch_compile": True}
+    mapping = mapping_of({**long, "model.dtype": "bfloat16", **settings})
+    finding = next(f for f in read(mapping, facts).findings if f.rule == "it-fits-into-memory")
+    assert ("FP8 weights (-" in finding.message) is offered
+    assert "4-bit weights (-" in finding.message
+    if offered:
+        assert finding.message.index("FP8 weights") < finding.message.index("4-bit weights"), "quicker, and closer"
+
+
+def test_what_is_not_installed_is_no_way_to_fit() -> None:
+    long = mapping_of({"model.name": "Qwen/Qwen3-8B", **LORA, "data.max_length": 4096})
+    facts = Facts(machine=parse_machine("1xRTX4090-24GB"), model=LARGE, packages=NOTHING)
+    finding = next(f for f in read(long, facts).findings if f.rule == "it-fits-into-memory")
+    assert "4-bit weights" not in finding.message
 
 
 def test_the_built_in_shape_is_the_one_that_is_built() -> None:
