@@ -104,7 +104,7 @@ def _fold_torch(
     p = (z - lse).exp_()
     if scores.entropy is not None:
         # A word that cannot come adds nothing, where zero times its infinite logit would be NaN.
-        scores.entropy[part] = lse.squeeze(-1) - torch.linalg.vecdot(p, z.masked_fill(z.isneginf(), 0.0))
+        scores.entropy[part] = lse.squeeze(-1) - torch.linalg.vecdot(p, _finite_(z))
     if gradient and scores.loss is None:
         d = p.neg_()
         d.scatter_add_(-1, targets_C.unsqueeze(-1), torch.ones_like(lse))
@@ -113,6 +113,11 @@ def _fold_torch(
         d = p.mul_(1 + 2 * scaling.z_loss * lse).sub_(smoothing / z.shape[-1])
         d.scatter_add_(-1, targets_C.unsqueeze(-1), torch.full_like(lse, smoothing - 1))
         logits_CV.copy_(d * slope)
+
+
+def _finite_(x: torch.Tensor) -> torch.Tensor:
+    """x with nought in place of minus infinity, in its own memory."""
+    return x.nan_to_num_(nan=float("nan"), posinf=float("inf"), neginf=0.0)
 
 
 def _of_target(z_CV: torch.Tensor, targets_C: torch.Tensor, whole: bool) -> torch.Tensor:
@@ -266,8 +271,7 @@ def _gradient_torch(
         d -= upstream.logp.unsqueeze(-1) * p
         d.scatter_add_(-1, at, (upstream.logp * here).unsqueeze(-1))
     if upstream.entropy is not None and entropy_C is not None:
-        finite = logp.masked_fill(logp.isneginf(), 0.0)
-        d -= upstream.entropy.unsqueeze(-1) * p * (finite + entropy_C.unsqueeze(-1))
+        d -= upstream.entropy.unsqueeze(-1) * p * (_finite_(logp) + entropy_C.unsqueeze(-1))
     if upstream.loss is not None:
         each = upstream.loss.unsqueeze(-1)
         d += each * (p * (1 + 2 * scaling.z_loss * lse_C.unsqueeze(-1)) - scaling.label_smoothing / vocabulary)
