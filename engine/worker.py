@@ -77,6 +77,9 @@ def _cause(problem: Exception) -> tuple[str, str]:
             "smaller model.",
         )
     first = str(problem).strip().split("\n")[0]
+    if "does not have a deterministic implementation" in first:
+        operation = visible(first.split(" does not have")[0])[:200]
+        return "error", f"run.full_determinism: {operation} has no deterministic form on this device. Set it to false."
     return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
 
 
@@ -143,7 +146,9 @@ def _method(config: Any, run: RunFolder) -> Any:
     transformers.utils.logging.set_verbosity_error()
     # Names that transformers renames between the versions we support; a person can do nothing about them.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    transformers.set_seed(config.run.seed)
+    # Before the first product: cuBLAS reads its workspace's size once.
+    seeded = transformers.enable_full_determinism if config.run.full_determinism else transformers.set_seed
+    seeded(config.run.seed)
     module = method(config.method.kind)
     module.arguments(config, run.path)
     return module

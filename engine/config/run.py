@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from engine.config.section import Advanced, Auto, Control, Expert, Ge, Later, Le, Section, Title, Unit
+from engine.config.section import Advanced, Auto, Control, Expert, Ge, Later, Le, Section, Source, Title, Unit
 
 
 class Run(Section):
@@ -25,6 +25,13 @@ class Run(Section):
 
     seed: Annotated[int, Ge(0), Le(4_294_967_295), Advanced] = 42
     """Where randomness starts. The same seed, data and machine give the same run."""
+
+    full_determinism: Annotated[
+        bool, Title("Same numbers every time"), Expert, Source("transformers: full_determinism")
+    ] = False
+    """Take only operations that add up in one order, so that two runs with one seed on one machine have the same losses to
+    the last digit, on a GPU too. Slower. Nothing is chosen by timing then. A model that needs an operation without such a
+    form ends with that operation's name."""
 
     logging_steps: Annotated[int, Ge(1), Le(1_000_000), Title("Log every"), Unit("steps"), Advanced] = 1
     """Write the loss every so many steps."""

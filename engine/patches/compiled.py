@@ -45,7 +45,10 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
     undo_checkpoints = checkpoint_inside(_models(trainer))
     together, undo_groups = group(layers)
     switch = Switch()
-    options, lean = dict(config.kernels.torch_compile_options), config.memory.gradient_checkpointing in (True, "full")
+    options = dict(config.kernels.torch_compile_options)
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True  # no choice of the compiler by timing
+    lean = config.memory.gradient_checkpointing in (True, "full")
     if lean:
         from engine.patches.thin_sums import ThinSums
 

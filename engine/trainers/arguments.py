@@ -44,6 +44,7 @@ def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
         "gradient_checkpointing_kwargs": {"use_reentrant": False} if checkpointing(config) else None,
         "seed": run.seed,
         "data_seed": run.seed,
+        "full_determinism": run.full_determinism,
         "train_sampling_strategy": "random" if config.data.shuffle else "sequential",
         "logging_steps": run.logging_steps,
         "logging_first_step": True,

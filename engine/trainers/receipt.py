@@ -42,6 +42,8 @@ def receipt(config: Any, trainer: Any, prepared: Any, why: Mapping[str, str] | N
         ),
         _entry("tokens fingerprint", None, prepared.fingerprint, detail="of ids and labels of the first rows"),
     ]
+    if config.run.full_determinism:
+        entries.append(_determinism())
     if (ranks := trainer.accelerator.num_processes) > 1:
         entries.append(_processes(config, ranks))
     if config.model.quantization not in ("none", "fp8"):  # which engine.patches.fp8_base tells
@@ -76,6 +78,7 @@ def unmet(config: Any, entries: list[dict[str, Any]]) -> str | None:
         ("gradient checkpointing", config.memory.gradient_checkpointing in (True, "selective", "medium", "full")),
         ("quantization", config.model.quantization != "none"),
         ("packing", config.data.packing),
+        ("full determinism", config.run.full_determinism),
         ("optimizer", config.optim.optim.endswith("8bit") or config.optim.optim in MATRICES_ONLY | PROJECTED),
     ):
         if asked and not by_name[feature]["count"]:
@@ -95,6 +98,12 @@ def _processes(config: Any, ranks: int) -> dict[str, Any]:
     together = config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps * ranks
     detail = f"{where}; a step averages the gradients of {together} rows (or answers) over them"
     return _entry("processes", config.run.devices, ranks, ranks, detail)
+
+
+def _determinism() -> dict[str, Any]:
+    on = torch.are_deterministic_algorithms_enabled()
+    words = "operations add up in one order; nothing is chosen by timing; one that has no such form ends the run"
+    return _entry("full determinism", True, "on" if on else "off", int(on), words)
 
 
 def _precision(config: Any, model: Any) -> dict[str, Any]:

@@ -109,6 +109,28 @@ def an_evaluation_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[
         )
 
 
+_SAME = fields.run.full_determinism
+_BY_TIMING = ("coordinate_descent_tuning", "coordinate_descent_check_all_directions", "max_autotune_gemm")
+"""Options of torch's compiler that choose by timing, which it leaves out where numbers must be the same."""
+
+
+@rule(reads=(_SAME, fields.kernels.kernel_auto_compose))
+def full_determinism_takes_no_times(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.kernels.kernel_auto_compose.path
+    if config.run.full_determinism and config.kernels.kernel_auto_compose:
+        todo = "Which kernels are the fastest differs from run to run, and so would the numbers: set them by hand."
+        yield must(path, f"false with {_SAME.path}", True, todo, fix=Fix("remove it", unset=(path,)))
+
+
+@rule(reads=(_SAME, fields.kernels.torch_compile_options))
+def full_determinism_tunes_nothing(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for key in _BY_TIMING:
+        path = f"{fields.kernels.torch_compile_options.path}.{key}"
+        if config.run.full_determinism and config.kernels.torch_compile_options.get(key) is True:
+            todo = "It chooses by timing, which the compiler leaves out there."
+            yield must(path, f"false with {_SAME.path}", True, todo, fix=Fix("remove it", unset=(path,)))
+
+
 @rule(reads=(fields.run.devices,))
 def devices_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     devices, path, machine = config.run.devices, fields.run.devices.path, facts.machine

@@ -105,9 +105,14 @@ def _apply(
 
 
 def workspace(device: torch.device) -> int:
-    """Bytes of logits held at once: less where the card is nearly full, since speed hardly depends on it."""
+    """Bytes of logits held at once: less where the card is nearly full, since speed hardly depends on it.
+
+    Products of other sizes round otherwise, so where numbers must be the same the size does not look at the card.
+    """
     if device.type != "cuda":
         return CPU_WORKSPACE
+    if torch.are_deterministic_algorithms_enabled():
+        return CUDA_WORKSPACE
     return max(32 << 20, min(CUDA_WORKSPACE, torch.cuda.mem_get_info(device)[0] // 4))
 
 

@@ -1,0 +1,77 @@
+"""`run.full_determinism`: one curve for one seed, told in the receipt, and a run that cannot have it ends by name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from trl import SFTTrainer
+
+from engine.kernels.linear_logp import CUDA_WORKSPACE, workspace
+from tests.engine.trainers.conftest import CONVERSATIONS, lines
+
+ON = {
+    "run.full_determinism": True,
+    "optim.max_steps": 2,
+    "optim.gradient_accumulation_steps": 1,
+    "kernels.use_cut_ce": True,
+    "adapter.kind": "lora",
+}
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    """A run sets this for its process; afterwards it is as it was."""
+    names = (
+        "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC",
+        "FLASH_ATTENTION_DETERMINISTIC",
+    )  # fmt: skip
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = False
+    for name, value in before.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+
+
+def curve(run):
+    return [(event["loss"], event["grad_norm"]) for event in lines(run, "metrics") if "loss" in event]
+
+
+def test_two_runs_with_one_seed_have_one_curve_under_deterministic_operations(train, source, monkeypatch):
+    seen = []
+    plain = SFTTrainer.training_step
+
+    def training_step(self, *args, **kwargs):
+        seen.append((torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(SFTTrainer, "training_step", training_step)
+    settings = {**ON, "adapter.lora_dropout": 0.1, "data.train": [{"path": source(CONVERSATIONS)}]}
+    first, second = train(settings), train(settings)
+    assert set(seen) == {(True, ":16:8")}
+    assert len(curve(first)) == 2
+    assert curve(first) == curve(second)
+    (told,) = (e for e in lines(first, "receipt")[0]["entries"] if e["feature"] == "full determinism")
+    assert (told["effective"], told["count"]) == ("on", 1)
+
+
+def test_an_operation_without_a_deterministic_form_ends_the_run_by_its_name(train, source, monkeypatch):
+    def training_step(self, *args, **kwargs):
+        raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set 'torch.use")
+
+    monkeypatch.setattr(SFTTrainer, "training_step", training_step)
+    run = train({**ON, "data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
+    (failed,) = lines(run, "failed")
+    assert failed["message"] == (
+        "run.full_determinism: cumsum_cuda_kernel has no deterministic form on this device. Set it to false."
+    )
+
+
+def test_the_size_of_products_does_not_depend_on_how_full_the_card_is(monkeypatch):
+    card = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (200 << 20, 80 << 30))
+    assert workspace(card) == 50 << 20
+    torch.use_deterministic_algorithms(True)
+    assert workspace(card) == CUDA_WORKSPACE
