@@ -132,6 +132,10 @@ def _compiled(config: RunConfig, facts: Facts) -> bool:
 
 
 def _fused_lora(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    plain = config.adapter.kind == "lora" and not config.adapter.use_dora and config.model.dtype != "float16"
+    asked = config.kernels.torch_compile is True or config.kernels.torch_compile_options
+    if config.kernels.kernel_auto_compose and plain and not asked:
+        return "auto", TIMED
     return False, "it is taken where it is asked for"
 
 

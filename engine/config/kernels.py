@@ -32,11 +32,12 @@ class Kernels(Section):
     """Compute LoRA's projections and the gated feed-forward blocks of the decoder layers with a backward pass of their own:
     queries, keys and values together, and of a block only the results of gate and up are kept. Same numbers as PEFT, less
     memory, and a checkpointed layer does not compute its last product twice. What is no plain LoRA stays with PEFT, which
-    the receipt counts. Not with compiled layers, which take adapters together themselves. `auto` leaves it off."""
+    the receipt counts. Not with compiled layers, which take adapters together themselves. `auto` leaves it off unless
+    `kernel_auto_compose` finds it faster."""
 
     kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Expert] = False
-    """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel` and `torch_compile` that are
-    `auto`, on this model and machine, and take the fastest. Passes with and without gradients over at most 32 rows of 512
+    """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel`, `fused_lora` and
+    `torch_compile` that are `auto`, on this model and machine, and take the fastest. Passes with and without gradients over at most 32 rows of 512
     tokens, at most 50 a combination; nothing is trained by them. Takes seconds, and beside that what compiling takes: a
     minute or more on a CPU. The receipt holds the table, and a resumed run keeps the choice. On a GPU the kernels taken
     have their tile sizes timed too, once for each card."""

@@ -1,7 +1,7 @@
 """`kernels.kernel_auto_compose`: which kernels a run takes, chosen by timing their combinations on its own model.
 
-Free is each of `use_cut_ce`, `fused_attn_kernel` and `torch_compile` that was left at `auto` and has a place in this model
-and on this machine. Every combination is applied and taken back by the features' own functions, in turns; timed are forward
+Free is each of `use_cut_ce`, `fused_attn_kernel`, `fused_lora` and `torch_compile` that was left at `auto` and has a place in
+this model and on this machine; `fused_lora` and `torch_compile` are never on together. Every combination is applied and taken back by the features' own functions, in turns; timed are forward
 passes without gradients, and passes with gradients, which are asked for by name and so land nowhere. No training step is
 taken: weights, gradients, inputs and random numbers are afterwards what they were. A combination that raises, changes its
 inputs or has no finite time is told with its reason and never taken; if all are so, the run ends.
@@ -28,7 +28,7 @@ import transformers
 
 from engine.errors import ModelError
 from engine.kernels.device import lacking
-from engine.patches import attention, compiled, failures, head
+from engine.patches import attention, compiled, failures, head, lora
 from engine.patches.plan import Applied
 from engine.run.store import replace_file
 
@@ -88,6 +88,16 @@ def _no_fused(config: Any, trainer: Any) -> str | None:
     return None if missing is None else f"it needs {missing}"
 
 
+def _no_lora(config: Any, trainer: Any) -> str | None:
+    if config.model.dtype == "float16":
+        return "float16 trains under autocast, which chooses formats by itself"
+    if config.kernels.torch_compile is True or (
+        config.kernels.torch_compile == "auto" and config.kernels.torch_compile_options
+    ):
+        return "compiled layers are asked for, which take adapters together themselves"
+    return lora.why_not(trainer)
+
+
 def _no_compile(config: Any, trainer: Any) -> str | None:
     if not any(True for _ in compiled.decoder_layers(trainer)):
         return "the model has no decoder layers"
@@ -103,6 +113,7 @@ def _no_compile(config: Any, trainer: Any) -> str | None:
 CHOICES = (
     Choice("use_cut_ce", "cut cross-entropy", head.cut_cross_entropy, _no_cut),
     Choice("fused_attn_kernel", "fused norm and rotary", attention.fused_attention, _no_fused),
+    Choice("fused_lora", "fused LoRA", lora.fused_lora, _no_lora),
     Choice("torch_compile", "compiled layers", compiled.torch_compile, _no_compile),
 )
 """In the order in which `Patches` applies them."""
@@ -148,8 +159,9 @@ def _free(config: Any, trainer: Any) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def _subsets(free: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Every combination, the plain one first."""
-    return itertools.chain.from_iterable(itertools.combinations(free, size) for size in range(len(free) + 1))
+    """Every combination, the plain one first. Compiled layers take adapters together themselves, never beside fused LoRA."""
+    for size in range(len(free) + 1):
+        yield from (on for on in itertools.combinations(free, size) if not {"fused_lora", "torch_compile"} <= set(on))
 
 
 def _names(on: tuple[str, ...]) -> tuple[str, ...]:

@@ -48,6 +48,21 @@ def fused_lora(config: Any, trainer: Any) -> Applied | None:
     return Applied(FEATURE, True, "closed form", found.served, found.words(), undo)
 
 
+def why_not(trainer: Any) -> str | None:
+    """Why closed form has no place in this trainer's model, or None where it serves something."""
+    layers = [part for layer in decoder_layers(trainer) for part in layer.modules() if _adapted(part)]
+    if not layers:
+        return "the model has no decoder layer with a LoRA adapter"
+    reasons = Counter(reason for layer in layers if isinstance(reason := described(layer), str))
+    if reasons.total() < len(layers):
+        return None
+    return f"PEFT computes all {len(layers):,} adapted projections: {_counted(reasons)}"
+
+
+def _counted(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count:,} with {reason}" for reason, count in reasons.most_common())
+
+
 @dataclass
 class Found:
     """What became of the adapted projections, for the receipt."""
@@ -72,7 +87,7 @@ class Found:
             self.seen.add(id(layer))
 
     def reasons(self) -> str:
-        return ", ".join(f"{count:,} with {reason}" for reason, count in self.left.most_common())
+        return _counted(self.left)
 
     def words(self) -> str:
         ways = (

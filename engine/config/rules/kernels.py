@@ -130,10 +130,10 @@ def dora_breaks_compiled_layers(config: RunConfig, facts: Facts) -> Iterator[Fin
 
 
 _COMPOSE = fields.kernels.kernel_auto_compose
-_TIMED = (fields.kernels.use_cut_ce, fields.kernels.fused_attn_kernel, fields.kernels.torch_compile)
+_TIMED = (fields.kernels.use_cut_ce, fields.kernels.fused_attn_kernel, _LORA, fields.kernels.torch_compile)
 
 
-@rule(reads=(_COMPOSE, *_TIMED, _LORA, fields.kernels.torch_compile_options))
+@rule(reads=(_COMPOSE, *_TIMED, fields.kernels.torch_compile_options))
 def kernel_auto_compose_has_a_choice(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     kernels = resolved(config, facts).kernels
     # Kernels that are on have tiles to be timed on a card.

@@ -555,6 +555,10 @@ CASES: dict[str, list[Case]] = {
             ({"kernels.use_cut_ce": False, "kernels.torch_compile": False}, Facts()),
             ({"kernels.use_cut_ce": False, "kernels.torch_compile_options": {"shape_padding": True}}, Facts()),
             ({"kernels.use_cut_ce": True, "kernels.torch_compile": False}, Facts(machine=CPU)),
+            (
+                {**LORA, "kernels.use_cut_ce": False, "kernels.torch_compile": False, "kernels.fused_lora": False},
+                Facts(),
+            ),
         )
     ],
     "kernel-auto-compose-needs-the-layers-on-the-card": [

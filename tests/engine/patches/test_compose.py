@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
 from engine.config.schema import read
@@ -204,6 +205,47 @@ def test_nothing_of_the_trial_stays_on_the_model_the_trainer_or_the_random_numbe
     assert all(torch.equal(weight.grad, gradients[name]) for name, weight in model.named_parameters())
 
 
+def lora_model(**settings):
+    """One layer with adapters that already say something, under PEFT."""
+    model = get_peft_model(tiny_model(layers=1), LoraConfig(r=2, target_modules="all-linear", **settings))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model.train()
+
+
+def test_fused_lora_is_timed_where_it_acts_and_never_beside_compiled_layers(monkeypatch, tmp_path):
+    eager = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, options=None, **how: eager(function, backend="eager", **how))
+    monkeypatch.setattr(compose, "SECONDS", 0)
+    model, given = lora_model(), config(use_cut_ce=False)
+    before = instances(model)
+    seen = []
+    real = compose.lora.projected
+    monkeypatch.setattr(compose.lora, "projected", lambda *args: seen.append(1) or real(*args))
+    monkeypatch.setattr(compose, "choose", lambda trials: trials[1])
+    chosen, said = compose.compose(given, Trainer(model), tmp_path)
+    table = json.loads((tmp_path / compose.FILE).read_text())["table"]
+    assert [(row["on"], row["why"]) for row in table] == [([], ""), (["fused_lora"], ""), (["torch_compile"], "")]
+    assert (chosen.kernels.fused_lora, chosen.kernels.torch_compile, said.effective) == (True, False, "fused LoRA")
+    assert seen, "closed form was computed while it was timed"
+    assert instances(model) == before
+
+
+@pytest.mark.parametrize(
+    ("model", "kernels", "reason"),
+    [
+        (lambda: lora_model(use_dora=True), {}, "PEFT computes all 7 adapted projections"),
+        (lora_model, {"torch_compile": True}, "compiled layers are asked for"),
+        (lora_model, {"torch_compile_options": {"shape_padding": True}}, "compiled layers are asked for"),
+        (lora_model, {}, None),
+    ],
+)
+def test_why_fused_lora_is_not_tried(model, kernels, reason):
+    said = compose._no_lora(config(**kernels), Trainer(model()))
+    assert (said or "").startswith(reason) if reason else said is None
+
+
 def test_what_is_set_by_hand_is_so_in_every_combination_and_bounds_hold(monkeypatch, clock, tmp_path):
     passes = []
     assert (compose.ROWS, compose.LENGTH, compose.STEPS, compose.VOCABULARY) == (32, 512, 50, 200_000)
@@ -238,7 +280,8 @@ def test_tiles_shared_prompts_and_models_without_a_head_say_why(tmp_path):
     assert (said.effective, said.count) == ("nothing to choose", None)
     assert "no vocabulary head" in said.detail
     assert "tiles cannot be compiled" in said.detail
-    assert [getattr(chosen.kernels, choice.setting) for choice in compose.CHOICES] == [False, False, False]
+    assert [getattr(chosen.kernels, choice.setting) for choice in compose.CHOICES] == [False] * 4
+    assert "fused LoRA not tried: the model has no decoder layer with a LoRA adapter" in said.detail
     trainer.shares_prompts = True
     assert "share their prompt" in compose._no_compile(config(), trainer)
     assert "LoRA's own" in compose._no_compile(config(fused_lora=True), trainer)
@@ -280,11 +323,11 @@ def test_a_run_with_the_choice_is_the_run_chosen_by_hand_and_a_resumed_one_keeps
     }  # fmt: skip
     run = train({**base, "kernels.kernel_auto_compose": True})
     kept = json.loads((run.path / compose.FILE).read_text())
-    by_hand = train({**base, "kernels.use_cut_ce": "use_cut_ce" in kept["chosen"]})
+    by_hand = train({**base, **{f"kernels.{name}": name in kept["chosen"] for name in ("use_cut_ce", "fused_lora")}})
     losses = [event["loss"] for event in lines(run, "metrics")]
     assert losses == [event["loss"] for event in lines(by_hand, "metrics")]
     said = {entry["feature"]: entry for event in lines(run, "receipt") for entry in event["entries"]}
-    assert said[compose.FEATURE]["count"] == 2
+    assert said[compose.FEATURE]["count"] == 4
     assert "cut cross-entropy" in said[compose.FEATURE]["detail"]
     assert "Timing kernels" in [event["name"] for event in lines(run, "phase")]
     # The other choice, as a slower day might have had it: the resumed run takes it as it stands and times nothing.
