@@ -101,6 +101,7 @@ def test_lora_trains_little_and_saves_little() -> None:
         ({"optim": {"optim": "sgd"}}, {"optim": {"optim": "adamw_torch"}}),
         ({"adapter": {"kind": "lora"}, "model": {"quantization": "nf4"}}, {"adapter": {"kind": "lora"}}),
         ({"adapter": {"kind": "lora"}, "method": {"kind": "dpo"}}, {"method": {"kind": "dpo"}}),
+        ({"adapter": {"kind": "lora"}, "kernels": {"fused_lora": True}}, {"adapter": {"kind": "lora"}}),
         ({"model": {"dtype": "bfloat16"}}, {"model": {"dtype": "float32"}}),
         (
             {"memory": {"gradient_checkpointing": True}},
