@@ -23,7 +23,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
 from engine.patches.first_step import FEATURE, TURN_OFF, Compiling, Switch, watch_first_step
+from engine.patches.gate import Gate, gated
 from engine.patches.grouped import group
+from engine.patches.one_graph import OneGraph
 from engine.patches.plan import Applied
 
 
@@ -43,8 +45,9 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
         return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {problem}")
     undo_cache = _without_cache(trainer)
     undo_checkpoints = checkpoint_inside(_models(trainer))
-    together, undo_groups = group(layers)
-    switch = Switch()
+    gate, one_way, undo_gate = _one_way(trainer, layers)
+    together, undo_groups = group(layers, gate)
+    switch, one = Switch(), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True  # no choice of the compiler by timing
@@ -53,21 +56,36 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
         from engine.patches.thin_sums import ThinSums
 
         options["post_grad_custom_post_pass"] = ThinSums()
-    undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing)
+    undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one)
+    undo_notes = one.watch_checkpoints(_models(trainer))
     words = f"; adapters' products taken together in {together} modules" if together else ""
     words += "; thin products are added inside wide ones, which saves memory" if together and lean else ""
+    words += one_way
     words += f"; {auto}" if auto else ""
     undo_step = watch_first_step(trainer, switch, Compiling(len(layers), words, auto, _call.__code__))
 
     def undo() -> None:
         undo_step()
+        undo_notes()
         undo_layers()
         undo_groups()
+        undo_gate()
         undo_checkpoints()
         undo_cache()
 
     requested = True if auto is None else "auto"
     return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
+
+
+def _one_way(trainer: Any, layers: list[torch.nn.Module]) -> tuple[Gate | None, str, Callable[[], None]]:
+    """The gate by which the model with its adapter off is the reference, words for the receipt, and the undo."""
+    own = getattr(trainer, "ref_model", trainer) is None and not getattr(trainer, "precompute_ref_logps", False)
+    if not own or not getattr(trainer, "beta", 1) or "ref" in getattr(trainer.model, "peft_config", ()):
+        return None, "", lambda: None
+    gate, reason, undo = gated(trainer.model, layers)
+    if gate is not None:
+        return gate, "; policy and reference run the same graph", undo
+    return None, f"; the reference is a graph of its own ({reason}) and rounds apart" if reason else "", undo
 
 
 def decoder_layers(trainer: Any) -> Iterator[torch.nn.Module]:
@@ -162,7 +180,12 @@ def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def compile_layers(
-    layers: list[torch.nn.Module], options: dict[str, Any], switch: Switch | None = None, *, one_shape: bool = True
+    layers: list[torch.nn.Module],
+    options: dict[str, Any],
+    switch: Switch | None = None,
+    *,
+    one_shape: bool = True,
+    one: OneGraph | None = None,
 ) -> Callable[[], None]:
     """Has each layer compiled at its first call outside generation, as long as `switch` is on; returns the undo.
 
@@ -170,9 +193,9 @@ def compile_layers(
     else for any length at once, so that batches of different lengths do not compile anew until torch gives up.
     """
     compiled = torch.compile(_call, options=dict(options) or None, dynamic=None if one_shape else True)
-    switch = Switch() if switch is None else switch
+    switch, one = switch or Switch(), one or OneGraph(layers)
     for layer in layers:
-        layer._compiled_call_impl = _unless_generating(layer, compiled, switch)
+        layer._compiled_call_impl = _unless_generating(layer, compiled, switch, one)
 
     def undo() -> None:
         for layer in layers:
@@ -181,12 +204,12 @@ def compile_layers(
     return undo
 
 
-def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch) -> Callable[..., Any]:
+def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch, one: OneGraph) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
             return layer._call_impl(*args, **kwargs)
         switch.used |= switch.on
-        return (compiled if switch.on else _call)(layer, *args, **kwargs)
+        return one.call(compiled, layer, args, kwargs) if switch.on else _call(layer, *args, **kwargs)
 
     return call
 

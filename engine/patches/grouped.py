@@ -10,6 +10,7 @@ LoRA with one active adapter; whatever else (dropout, DoRA, a bias of its own, o
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from peft.tuners.lora import Linear as LoraLinear
 
+from engine.patches.gate import Gate
 from engine.patches.instances import all_of, put
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -30,13 +32,17 @@ Compute = Callable[[torch.Tensor, list[Any]], list[torch.Tensor | None]]
 """What projections answer to an input x [..., in]; None where the projection is to be asked itself."""
 
 
-def group(layers: list[torch.nn.Module]) -> tuple[int, Callable[[], None]]:
-    """Gives every module in `layers` that holds a group of adapted projections its forward; how many, and the undo."""
+def group(layers: list[torch.nn.Module], gate: Gate | None = None) -> tuple[int, Callable[[], None]]:
+    """Gives every module in `layers` that holds a group of adapted projections its forward; how many, and the undo.
+
+    `gate` switches the adapters off by its factor.
+    """
+    compute = functools.partial(_of_plain, gate)
     found = [
         (module, names) for module, names in grouped(layers) if any(plain(module._modules[name]) for name in names)
     ]
     undos = [
-        see(module, names, [name for name in ALONE if name in module._modules], _of_plain) for module, names in found
+        see(module, names, [name for name in ALONE if name in module._modules], compute) for module, names in found
     ]
     return len(found), all_of(undos)
 
@@ -87,19 +93,20 @@ def _serves(layer: Any, x: torch.Tensor) -> bool:
     return plain(layer) and layer.lora_A[layer.active_adapters[0]].weight.dtype == x.dtype
 
 
-def _of_plain(x: torch.Tensor, layers: list[Any]) -> list[torch.Tensor | None]:
+def _of_plain(gate: Gate | None, x: torch.Tensor, layers: list[Any]) -> list[torch.Tensor | None]:
     served = [_serves(layer, x) for layer in layers]
     if not any(served):
         return [None] * len(layers)
-    found = together(x, [layer for layer, yes in zip(layers, served, strict=True) if yes])
+    found = together(x, [layer for layer, yes in zip(layers, served, strict=True) if yes], gate)
     return [found.pop(0) if yes else None for yes in served]
 
 
-def together(x: torch.Tensor, layers: list[Any]) -> list[torch.Tensor]:
+def together(x: torch.Tensor, layers: list[Any], gate: Gate | None = None) -> list[torch.Tensor]:
     """What each of these layers answers to x [..., in]: `base(x) + s * B(A(x))`, with one product for every A."""
     names = [layer.active_adapters[0] for layer in layers]
     first = [layer.lora_A[name].weight * layer.scaling[name] for layer, name in zip(layers, names, strict=True)]
     every = torch.cat(first) if len(first) > 1 else first[0]
+    every = every if gate is None else every * gate.value
     inner = F.linear(x, every).split([weight.shape[0] for weight in first], -1)
     return [
         layer.base_layer(x) + F.linear(part, layer.lora_B[name].weight)
