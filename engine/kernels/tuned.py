@@ -41,9 +41,16 @@ class Entry:
     def read(cls, value: Any) -> Entry | None:
         """From a file that anyone may have written: None for what is no entry."""
         with suppress(TypeError, ValueError, KeyError):
-            tile = tuple(int(n) for n in value["tile"])
-            return cls(tile, {tuple(int(n) for n in each[:-1]): float(each[-1]) for each in value["times"]})
+            times = {_tile(each): float(time) for *each, time in value["times"]}
+            if all(math.isfinite(time) for time in times.values()):
+                return cls(_tile(value["tile"]), times)
         return None
+
+
+def _tile(numbers: Any) -> tuple[int, ...]:
+    if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
+        raise ValueError("a tile is a list of whole numbers")
+    return tuple(numbers)
 
 
 class Kept:
@@ -80,7 +87,7 @@ class Kept:
     def _entries(self) -> dict[str, Any]:
         try:
             found = json.loads(self.file.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

@@ -143,6 +143,11 @@ class Tuner:
             known = self._known[place] = self._find(tiles, key, device, run, work)
         return known
 
+    @property
+    def problems(self) -> list[str]:
+        """Why what was found could not be kept for later runs, once each."""
+        return list(dict.fromkeys(kept.problem for kept in self._kept.values() if kept.problem))
+
     def _can_time(self, device: torch.device) -> bool:
         if self._measure is not None:
             return True

@@ -7,7 +7,7 @@ first step, and whenever a later length brought another. On a CPU nothing has ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.errors import redact
@@ -39,12 +39,13 @@ def tiles_by_timing(config: Any, trainer: Any) -> Applied | None:
     return Applied(FEATURE, True, "at first use", None, f"kept for this card in {place}", undo)
 
 
-def told(picked: list[Picked]) -> Applied:
-    """What was taken so far, for the receipt."""
+def told(picked: list[Picked], problems: Sequence[str] = ()) -> Applied:
+    """What was taken so far, for the receipt, and what was in the way of keeping it."""
     other = sum(each.tile != each.tiles.default for each in picked)
     kept = sum(each.origin == "kept" for each in picked)
     words = "; ".join(dict.fromkeys(each.words() for each in picked))
     detail = f"kernels and lengths, {other} with other tiles than by hand, {kept} known from earlier runs: {words}"
+    detail += "".join(f"; {redact(problem)}" for problem in problems)
     return Applied(FEATURE, True, "timed", len(picked), detail)
 
 
@@ -58,7 +59,7 @@ def _tell_after_steps(trainer: Any) -> Callable[[], None]:
         loss = step(*args, **kwargs)
         if len(TUNER.picked) > known and getattr(trainer, "writer", None) is not None:
             known = len(TUNER.picked)
-            trainer.writer.write("receipt", entries=[told(TUNER.picked).entry()])
+            trainer.writer.write("receipt", entries=[told(TUNER.picked, TUNER.problems).entry()])
         return loss
 
     return put(trainer, "training_step", training_step)

@@ -17,6 +17,7 @@ from engine.kernels.norm_rope import BACKWARD as ROPE_BACKWARD
 from engine.kernels.norm_rope import FORWARD as ROPE_FORWARD
 from engine.kernels.tuned import Entry, Kept
 from engine.kernels.tuner import TUNER, Cost, Limits, Tiles, Tuner, bucket, choose
+from engine.patches.tuning import told
 
 CPU = torch.device("cpu")
 TILES = Tiles(
@@ -120,7 +121,23 @@ def test_every_kernels_hand_picked_tile_fits_the_smallest_card(tiles):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[1]", '{"a": 3}', '{"a": {"tile": ["x"], "times": []}}', '{"a": {"tile": [1]}}']
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        '{"a": 3}',
+        '{"a": {"tile": ["x"], "times": []}}',
+        '{"a": {"tile": [1]}}',
+        "[" * 100_000,
+        '{"a": {"tile": [1, 2], "times": [[]]}}',
+        '{"a": {"tile": [1e400, 2], "times": []}}',
+        '{"a": {"tile": [1.5, 2], "times": []}}',
+        '{"a": {"tile": [1, 2], "times": [[1, 2, NaN]]}}',
+        '{"a": {"tile": [true, 2], "times": []}}',
+        "\x00",
+    ],
+    ids=range(13),
 )
 def test_a_file_that_is_no_table_counts_as_empty_and_is_written_anew(tmp_path, text):
     kept = Kept(tmp_path / "card.json")
@@ -136,6 +153,10 @@ def test_a_folder_that_cannot_be_written_costs_the_next_run_its_timings_alone(tm
     kept = Kept(tmp_path / "file" / "card.json")
     kept.keep("a", Entry((1,), {}))
     assert kept.problem.startswith("not kept for later runs: ")
+    unlucky = Tuner()
+    unlucky.start(Clock(1.0, 0.5, 0.7), lambda device: kept)
+    assert unlucky.pick(TILES, (1,), CPU, lambda tile: None) == (2048, 4)
+    assert told(unlucky.picked, unlucky.problems).detail.endswith("by hand 1); not kept for later runs: File exists")
 
 
 def _write(file, process, count):
