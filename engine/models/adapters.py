@@ -57,6 +57,7 @@ def add_adapter(model: Any, config: Any) -> Any:
     _check_saved(model, config.adapter.modules_to_save)
     in_float32 = config.model.dtype != "bfloat16" or config.adapter.autocast_adapter_dtype
     model = get_peft_model(model, lora_config(config), autocast_adapter_dtype=in_float32)
+    _check_biases(model, config.adapter.bias)
     if not in_float32:
         # Beside quantized weights, which have no format to take, PEFT makes them float32.
         for name, weight in model.named_parameters():
@@ -89,7 +90,10 @@ def _frozen_but(model: Any, patterns: list[str]) -> Any:
 
 
 def _check_parameters(model: Any, targets: list[str]) -> None:
+    from torch import nn
+
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
         found = [shape for name, shape in shapes.items() if name == target or name.endswith("." + target)]
         if not found:
@@ -110,6 +114,11 @@ def _check_parameters(model: Any, targets: list[str]) -> None:
                 f"adapter.target_parameters: {target!r} is stored in FP8, and an adapter is added to plain numbers.",
                 "Name its layer in target_modules.",
             )
+        if any(path == owner or path.endswith("." + owner) for path in linear if (owner := target.rpartition(".")[0])):
+            raise ModelError(
+                f"adapter.target_parameters: {target!r} is the weight of a linear layer, which takes its adapter as a layer.",
+                f"Name {target.rpartition('.')[0].rpartition('.')[2]!r} in adapter.target_modules.",
+            )
         if any(len(shape) not in (2, 3) for shape in found):
             raise ModelError(
                 f"adapter.target_parameters: {target!r} has {len(found[0])} dimension, and an adapter needs 2 or 3."
@@ -122,6 +131,16 @@ def _has_fp8(model: Any) -> bool:
 
 
 def _check_saved(model: Any, names: list[str]) -> None:
+    """Every name stands for a module, matched from its end as PEFT does, which says nothing of one that matches none."""
+    paths = [path for path, _ in model.named_modules() if path]
+    for name in names:
+        if not any(path.endswith(name) for path in paths):
+            leaves = sorted({path.rsplit(".", 1)[-1] for path in paths if not path.rsplit(".", 1)[-1].isdigit()})
+            near = nearest(name, leaves)
+            raise ModelError(
+                f"adapter.modules_to_save: the model has no module {name!r}.",
+                f"Did you mean {near!r}?" if near else f"It has {', '.join(leaves[:12])}.",
+            )
     if not _has_fp8(model):
         return
     from engine.models.stored_fp8 import Fp8Linear
@@ -132,6 +151,16 @@ def _check_saved(model: Any, names: list[str]) -> None:
                 f"adapter.modules_to_save: {path!r} is held in FP8 and cannot be trained whole.",
                 "Give it an adapter through target_modules.",
             )
+
+
+def _check_biases(model: Any, bias: str) -> None:
+    """Biases that were asked for are there: most decoders of today have none, and PEFT says nothing of it."""
+    if bias == "none" or any(
+        name.endswith("bias") for name, weight in model.named_parameters() if weight.requires_grad
+    ):
+        return
+    where = "the model's layers with an adapter have" if bias == "lora_only" else "the model has"
+    raise ModelError(f"adapter.bias: {bias} trains bias vectors, and {where} none.", "Leave it out.")
 
 
 def _check_targets(model: Any, targets: str | list[str]) -> None:

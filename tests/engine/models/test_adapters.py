@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from engine.config.adapter import Lora, NoAdapter
 from engine.config.facts import model_facts
@@ -161,3 +162,37 @@ def test_the_receipt_says_what_is_trained_and_how(train, source, settings, words
     run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1})
     said = " ".join(entry["detail"] for entry in lines(run, "receipt")[0]["entries"])
     assert words in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "way_out"),
+    [
+        ({"modules_to_save": ["lm_haed"]}, "modules_to_save: the model has no module 'lm_haed'", "lm_head"),
+        ({"bias": "all"}, "bias: all trains bias vectors, and the model has none", "Leave it out"),
+        ({"bias": "lora_only"}, "bias: lora_only trains bias vectors, and the model's layers", "Leave it out"),
+        (
+            {"target_modules": [], "target_parameters": ["mlp.gate_proj.weight"]},
+            "'mlp.gate_proj.weight' is the weight of a linear layer",
+            "Name 'gate_proj' in adapter.target_modules",
+        ),
+    ],
+)
+def test_what_would_train_nothing_is_refused_by_name(settings, message, way_out):
+    with pytest.raises(ModelError, match=re.escape(message)) as caught:
+        lora(**{"target_modules": ["q_proj"], **settings})
+    assert way_out in caught.value.hint
+
+
+@pytest.mark.parametrize(("bias", "trained"), [("all", {"q_proj", "k_proj", "v_proj"}), ("lora_only", {"q_proj"})])
+def test_biases_are_trained_as_asked(bias, trained):
+    torch.manual_seed(0)
+    shape = Qwen2Config(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=128,
+    )  # fmt: skip
+    names = moved(lora(Qwen2ForCausalLM(shape), target_modules=["q_proj"], bias=bias))
+    assert {
+        name.removesuffix(".base_layer.bias").removesuffix(".bias").rsplit(".", 1)[-1]
+        for name in names
+        if "bias" in name
+    } == trained
