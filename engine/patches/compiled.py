@@ -5,8 +5,8 @@ can break the graph. Its checkpoint is part of what is compiled, also where the 
 layer: so the compiler chooses by the tier what is kept, at no cost for the host, and what the backward pass does not ask
 for (the last product of a layer) is not computed again. What generates keeps the plain layers: with a cache of keys that
 grows each token would be a new shape. The options reach the compiler with each compilation and are restored by it. What
-came of it the first step tells (`engine.patches.first_step`). Where `auto` took it, whatever is in the way leaves plain
-layers and a reason; where it was asked for, it ends the run.
+came of it the first step tells (`engine.patches.first_step`). Where `auto` took it, whatever is in the way, at the first
+batch or at a later one, leaves plain layers and a reason; where it was asked for, it ends the run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
+from engine.patches import failures
 from engine.patches.first_step import FEATURE, TURN_OFF, Compiling, Switch, watch_first_step
 from engine.patches.gate import Gate, gated
 from engine.patches.grouped import group
@@ -208,8 +209,16 @@ def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch,
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
             return layer._call_impl(*args, **kwargs)
-        switch.used |= switch.on
-        return one.call(compiled, layer, args, kwargs) if switch.on else _call(layer, *args, **kwargs)
+        if not switch.on:
+            return _call(layer, *args, **kwargs)
+        switch.used = True
+        if switch.give_up is None:
+            return one.call(compiled, layer, args, kwargs)
+        try:
+            return one.call(compiled, layer, args, kwargs)
+        except failures.known() as error:
+            switch.give_up(error)
+        return _call(layer, *args, **kwargs)
 
     return call
 

@@ -1,14 +1,17 @@
-"""The first batch of compiled layers: told what came of it, and computed anew without them where nobody had asked for them.
+"""Compiled layers at their first batch and later: what came of them, and plain ones where they fail and nobody asked for them.
 
 Layers are compiled when they are first called, in the middle of a step. A run that had asked for it ends with the
 compiler's error; one that took it by `auto` goes on with plain layers from where the step began: no gradient, the same
-random numbers, the trainer's own lists and counts as they were. Nor does `auto` keep layers whose graphs break. A batch
-that plain layers cannot compute either ends the run as it would have without a compiler, and so does a device without
-memory for it.
+random numbers, the trainer's own lists and counts as they were. Nor does `auto` keep layers whose graphs break. A later
+batch may be compiled anew, for another length; there the one call that fails is made again by the plain layer, and so is
+each after it: nothing of the step is lost, since under `auto` the backward pass is compiled with its forward pass and no
+later. A batch that plain layers cannot compute either ends the run as it would have without a compiler, and so does a
+device without memory for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +37,8 @@ class Switch:
 
     on: bool = True
     used: bool = False
+    give_up: Callable[[Exception], None] | None = None
+    """Turns it off for good after this failure of a call, or raises it; None where a failure is not survived."""
 
 
 @dataclass(frozen=True)
@@ -54,34 +59,68 @@ class Compiling:
 
 
 def watch_first_step(trainer: Any, switch: Switch, compiling: Compiling) -> Callable[[], None]:
-    """Wraps the instance's `training_step` for its first call; returns the undo."""
-    step = trainer.training_step
-    graphs, breaks = _graphs()
+    """Wraps the instance's `training_step`, whose first call is told and under `auto` survived whole; returns the undo."""
+    step, graphs = trainer.training_step, _graphs()
     told = False
+
+    def give_up(error: Exception) -> None:
+        if isinstance(error, (WorkbenchError, torch.OutOfMemoryError)):
+            raise error
+        switch.on = False
+        _say_failed(trainer, compiling, _problem(error), f" at step {_number(trainer)}")
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         nonlocal told
-        if told:
-            return step(*args, **kwargs)
-        told, begun = True, time.monotonic()
-        loss, problem = _attempt(trainer, step, args, kwargs, back=compiling.auto is not None)
-        if problem is not None:
-            switch.on = False
-            _say_failed(trainer, compiling, problem)
-            return step(*args, **kwargs)
-        made, broken = (now - then for now, then in zip(_graphs(), (graphs, breaks), strict=True))
-        seconds = f"first batch {time.monotonic() - begun:.1f} s"
-        if not switch.used or not (made or _known(compiling.code)):
-            _without(trainer, switch, compiling, NONE_COMPILED)
-        elif broken and compiling.auto:
-            pieces = f"{made} graphs, {broken} breaks in them, {seconds}: layers in pieces gain little"
-            _without(trainer, switch, compiling, pieces)
-        else:
-            found = f"{made} graphs, {broken} breaks in them" if made else "graphs of an earlier run in this process"
-            _tell(trainer, compiling.entry(f"layers; {found}; {seconds}{compiling.words}"))
+        with contextlib.nullcontext() if compiling.auto is None else _backward_at_once():
+            if told or not switch.on:
+                return step(*args, **kwargs)
+            told, switch.give_up = True, None
+            loss = _first(trainer, step, args, kwargs, switch, compiling, graphs)
+        switch.give_up = None if compiling.auto is None else give_up
         return loss
 
+    switch.give_up = None if compiling.auto is None else give_up
     return put(trainer, "training_step", training_step)
+
+
+def _first(
+    trainer: Any, step: Any, args: Any, kwargs: Any, switch: Switch, compiling: Compiling, before: tuple[int, int]
+) -> Any:
+    """The first step's answer, with compiled layers or without; `before` counts graphs and breaks until then."""
+    begun = time.monotonic()
+    loss, problem = _attempt(trainer, step, args, kwargs, back=compiling.auto is not None)
+    if problem is not None:
+        switch.on = False
+        _say_failed(trainer, compiling, problem)
+        return step(*args, **kwargs)
+    made, broken = (now - then for now, then in zip(_graphs(), before, strict=True))
+    seconds = f"first batch {time.monotonic() - begun:.1f} s"
+    if not switch.used or not (made or _known(compiling.code)):
+        _without(trainer, switch, compiling, NONE_COMPILED)
+    elif broken and compiling.auto:
+        pieces = f"{made} graphs, {broken} breaks in them, {seconds}: layers in pieces gain little"
+        _without(trainer, switch, compiling, pieces)
+    else:
+        found = f"{made} graphs, {broken} breaks in them" if made else "graphs of an earlier run in this process"
+        _tell(trainer, compiling.entry(f"layers; {found}; {seconds}{compiling.words}"))
+    return loss
+
+
+def _backward_at_once() -> contextlib.AbstractContextManager[Any]:
+    """Inside, in this thread, what is compiled is compiled with its backward pass, so that a failure is one of a layer's
+    call. Torch would wait for the first backward pass, when gradients of other layers have been added already."""
+    from torch._functorch import config
+
+    name = "force_non_lazy_backward_lowering"
+    return config.patch(name, True) if hasattr(config, name) else contextlib.nullcontext()
+
+
+def _number(trainer: Any) -> int:
+    return getattr(getattr(trainer, "state", None), "global_step", 0) + 1
+
+
+def _problem(error: Exception) -> str:
+    return f"{type(error).__name__}: {failures.first_line(error)}"
 
 
 def _without(trainer: Any, switch: Switch, compiling: Compiling, reason: str) -> None:
@@ -107,7 +146,7 @@ def _attempt(trainer: Any, step: Any, args: Any, kwargs: Any, *, back: bool) -> 
     except failures.known() as error:
         if isinstance(error, (WorkbenchError, torch.OutOfMemoryError)):
             raise
-        problem = f"{type(error).__name__}: {failures.first_line(error)}"
+        problem = _problem(error)
     before.restore()
     return None, problem
 
@@ -154,8 +193,8 @@ def _put_back(value: Any, before: Any) -> Any:
     return before
 
 
-def _say_failed(trainer: Any, compiling: Compiling, problem: str) -> None:
-    sentence = f"compiling failed ({problem}), so the layers run as they are"
+def _say_failed(trainer: Any, compiling: Compiling, problem: str, when: str = "") -> None:
+    sentence = f"compiling failed{when} ({problem}), so the layers run as they are"
     print(f"kernels.torch_compile: {sentence}.", file=sys.stderr, flush=True)
     if getattr(trainer, "writer", None) is not None:
         finding = {"path": "kernels.torch_compile", "severity": "warning", "rule": "at launch"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.patches import compiled, first_step
+from tests.engine.patches.conftest import tiny_model
 from tests.engine.patches.test_compiled import Layer, Small, Stepping, config, recording, step
 
 WHY = "the card computes compiled layers faster"
@@ -225,3 +228,106 @@ def test_a_compiler_that_is_turned_off_is_told_from_one_that_works(monkeypatch):
     compiled.torch_compile(config(), asked)
     with pytest.raises(ModelError, match="without a compiled layer"):
         stepped(asked)
+
+
+def compiler_fails_at(monkeypatch, call_number, broken):
+    """In place of the compiler: the layer's own call, which at this one of all calls stops as `broken`."""
+    calls = []
+
+    def compile_(function, **_):
+        def call(layer, *args, **kwargs):
+            calls.append(layer)
+            if len(calls) == call_number:
+                raise broken("no kernel for \x1b[31mthis shape\x1b[0m\nmore lines")
+            return function(layer, *args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(compiled.torch, "compile", compile_)
+    monkeypatch.setattr(first_step, "_known", lambda code: True)
+    return calls
+
+
+def test_a_later_shape_that_does_not_compile_leaves_plain_layers_and_loses_nothing_of_the_step(monkeypatch, capsys):
+    plain, told = stepped(Trainer(), steps=4), Told()
+    ours = Trainer(told)
+    ours.state = SimpleNamespace(global_step=2)
+    calls = compiler_fails_at(monkeypatch, 6, RuntimeError)  # the second layer in the third step
+    compiled.torch_compile(config(), ours, WHY)
+    stepped(ours, steps=4)
+    assert len(calls) == 6
+    assert ours.losses == plain.losses
+    assert all(map(torch.equal, ours.gradients(), plain.gradients()))
+    assert (ours.rows, ours.seen, ours._metrics) == (plain.rows, plain.seen, plain._metrics)
+    entries = [payload["entries"][0] for kind, payload in told if kind == "receipt"]
+    assert [entry["effective"] for entry in entries] == ["inductor", "off"]
+    assert "failed at step 3 (RuntimeError: no kernel for" in entries[-1]["detail"]
+    assert WHY in entries[-1]["detail"]
+    finding = next(payload for kind, payload in told if kind == "finding")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "\x1b" not in said + finding["message"] + entries[-1]["detail"]
+
+
+@pytest.mark.parametrize("auto", [WHY, None])
+def test_a_later_failure_ends_the_run_of_who_asked_and_of_what_plain_layers_cannot_either(monkeypatch, auto):
+    trainer = Trainer()
+    compiler_fails_at(monkeypatch, 3, torch.OutOfMemoryError if auto else RuntimeError)
+    compiled.torch_compile(config(), trainer, auto)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        stepped(trainer)
+    assert trainer.seen == 2
+
+
+def test_held_out_rows_that_do_not_compile_are_computed_by_plain_layers(monkeypatch, capsys):
+    trainer = Trainer(Told())
+    compiler_fails_at(monkeypatch, 1, RuntimeError)
+    compiled.torch_compile(config(), trainer, WHY)
+    with torch.no_grad():
+        trainer.model.eval()
+        assert torch.isfinite(trainer.model.layers[0](torch.randn(3, 8, dtype=torch.float64)))
+    assert "compiling failed" in capsys.readouterr().err
+    stepped(trainer.model.train() and trainer)
+    assert [payload["entries"][0]["effective"] for kind, payload in trainer.writer if kind == "receipt"] == ["off"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.parametrize("graph", [1, 2])
+def test_a_real_compiler_that_stops_at_a_later_shape_forward_or_backward_leaves_the_plain_step(graph):
+    """Of the second shape's two graphs, the forward one is compiled first."""
+    from torch._inductor import config as inductor
+
+    def batches(trainer):
+        found = []
+        for length in (12, 20, 9):
+            ids = torch.arange(2 * length).reshape(2, length) % 128
+            if length == 20 and hasattr(trainer, "writer"):
+                with inductor.patch(post_grad_custom_post_pass=stop, fx_graph_cache=False):
+                    found.append(trainer.training_step(ids))
+            else:
+                found.append(trainer.training_step(ids))
+        return found
+
+    made = []
+
+    def stop(_):
+        made.append(1)
+        if len(made) == graph:
+            raise RuntimeError("no such graph")
+
+    plain = batches(SimpleNamespace(training_step=functools.partial(step, tiny_model().train())))
+    torch._dynamo.reset()
+    trainer = Stepping(tiny_model().train())
+    trainer.writer = Told()
+    compiled.torch_compile(config(), trainer, WHY)
+    for (loss, gradients), (ours, found) in zip(plain, batches(trainer), strict=True):
+        assert ours == pytest.approx(loss, rel=1e-6)
+        assert found.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+    torch._dynamo.reset()
+    assert len(made) == graph
+    effective = [payload["entries"][0]["effective"] for kind, payload in trainer.writer if kind == "receipt"]
+    assert effective == ["inductor", "off"]
