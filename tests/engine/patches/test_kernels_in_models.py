@@ -29,16 +29,22 @@ def test_a_family_begins_to_learn_alike_with_kernels(family):
     alike(curve(family, True, 8), curve(family, False, 8), 1e-5, 1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_curves_of_200_steps_agree_with_and_without_kernels(family):
-    alike(curve(family, True), curve(family, False), 1e-3, 1e-4)
+def test_adapters_of_a_family_begin_to_learn_alike_with_kernels(family):
+    alike(*(curve(family, kernels, 8, adapters=True) for kernels in (True, False)), 1e-5, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_curves_of_200_steps_agree_with_and_without_kernels(family, adapters):
+    alike(*(curve(family, kernels, adapters=adapters) for kernels in (True, False)), 1e-3, 1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_vl"])
 def test_on_a_card_curves_of_200_steps_agree_with_and_without_kernels(family, dtype):
     curves = [curve(family, kernels, device="cuda", rows=16, dtype=dtype) for kernels in (True, False)]
     alike(*curves, *((2e-2, 2e-3) if dtype is torch.float32 else (0.5, 5e-2)))
