@@ -11,9 +11,10 @@ from engine.config.findings import shown
 from engine.config.kinds import MethodSection, example_row, needs_of
 from engine.config.meaning import expectation
 from engine.config.method import METHODS
-from engine.config.optimizers import KINDS
+from engine.config.optimizers import KINDS, Own
 from engine.config.recipes import recipe_mapping
 from engine.config.renames import NAMES
+from engine.config.schedules import SCHEDULES
 from engine.config.steps import GOALS
 from engine.config.terms import TERMS
 from engine.config.tree import SECTIONS, FieldSpec, fields
@@ -103,16 +104,21 @@ def of_setting(spec: FieldSpec) -> Explanation:
         facts.append(("only with", f"{spec.section}.kind {' or '.join(spec.kinds)}"))
     for item in spec.items:
         facts.append((item.name, item.help))
-    if spec is fields.optim.optim_args:
-        for kind, optimizer in KINDS.items():
-            facts += [
-                (f"{kind} {key}", f"{own.takes}, default {shown(own.default)}: {own.text}")
-                for key, own in optimizer.own.items()
-            ]
+    for name, settings in own_settings(spec).items():
+        facts += [
+            (f"{name} {key}", f"{own.takes}, default {shown(own.default)}: {own.text}") for key, own in settings.items()
+        ]
     facts.append(("level", spec.level))
     if spec.source:
         facts.append(("source", spec.source))
     return Explanation(spec.path, spec.title, spec.help, tuple(facts))
+
+
+def own_settings(spec: FieldSpec) -> dict[str, dict[str, Own]]:
+    """What a setting holds that only one optimizer, or one schedule, has; empty for every other setting."""
+    if spec is fields.optim.optim_args:
+        return {name: kind.own for name, kind in KINDS.items()}
+    return SCHEDULES if spec is fields.optim.lr_scheduler_kwargs else {}
 
 
 def of_kind(section: str, kind: str) -> tuple[str, tuple[str, ...]]:

@@ -83,6 +83,16 @@ class Optim(Section):
     )
     """How the learning rate changes over the run. `linear` and `cosine` fall to 0 at the end; `constant` stays."""
 
+    lr_scheduler_kwargs: Annotated[
+        dict[str, Any],
+        Title("Schedule's own"),
+        Control("mapping"),
+        Expert,
+        Source("transformers: lr_scheduler_kwargs"),
+    ] = {}
+    """Settings that only the chosen schedule has, each with its bounds: how often `cosine_with_restarts` begins anew, where
+    and how `polynomial` falls. What is left out has its default."""
+
     warmup_steps: Annotated[
         float, Ge(0), Le(1_000_000_000), Title("Warm-up"), Advanced, Source("transformers: warmup_steps")
     ] = 0.0

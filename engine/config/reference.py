@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.config.defaults import LEARNING_RATES
+from engine.config.explain import own_settings
 from engine.config.findings import shown
 from engine.config.meaning import expectation
-from engine.config.optimizers import KINDS, Kind
+from engine.config.optimizers import Own
 from engine.config.section import helps
 from engine.config.terms import TERMS
 from engine.config.tree import SECTIONS, FieldSpec, RunConfig, fields
@@ -30,20 +31,27 @@ def json_schema() -> str:
     for owner in {*owners, *(model for models in SECTIONS.values() for model in models.values())}:
         for name, text in helps(owner).items():
             schema["$defs"][owner.__name__]["properties"][name]["description"] = text
-    schema["$defs"]["Optim"]["allOf"] = [_own_settings(name, kind) for name, kind in KINDS.items()]
+    schema["$defs"]["Optim"]["allOf"] = [
+        _own_settings(choice, spec, name, own)
+        for choice, spec in (
+            (fields.optim.optim, fields.optim.optim_args),
+            (fields.optim.lr_scheduler_type, fields.optim.lr_scheduler_kwargs),
+        )
+        for name, own in own_settings(spec).items()
+    ]
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "workbench config"
     schema["description"] = "A config of the fine-tuning workbench. Settings that are left out have their defaults."
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _own_settings(name: str, kind: Kind) -> dict[str, Any]:
-    """What `optim_args` takes when this is the optimizer."""
-    default = {"required": ["optim"]} if name != fields.optim.optim.default else {}
-    own = {key: own.as_json_schema() for key, own in kind.own.items()}
+def _own_settings(choice: FieldSpec, spec: FieldSpec, name: str, own: Mapping[str, Own]) -> dict[str, Any]:
+    """What the mapping takes when this is the optimizer, or the schedule."""
+    default = {"required": [choice.name]} if name != choice.default else {}
+    known = {key: each.as_json_schema() for key, each in own.items()}
     return {
-        "if": {"properties": {"optim": {"const": name}}, **default},
-        "then": {"properties": {"optim_args": {"properties": own, "additionalProperties": False}}},
+        "if": {"properties": {choice.name: {"const": name}}, **default},
+        "then": {"properties": {spec.name: {"properties": known, "additionalProperties": False}}},
     }
 
 
@@ -103,10 +111,9 @@ def _setting(spec: FieldSpec) -> Iterator[str]:
             yield f"- `{shown(choice)}`: {spec.labels[str(choice)]}"
     for item in spec.items:
         yield f"- `{item.name}` ({expectation(item)}; default `{shown(item.default)}`): {item.help}"
-    if spec is fields.optim.optim_args:
-        for name, optimizer in KINDS.items():
-            for key, own in optimizer.own.items():
-                yield f"- `{name}`: `{key}` ({own.takes}; default `{shown(own.default)}`): {own.text}"
+    for name, settings in own_settings(spec).items():
+        for key, own in settings.items():
+            yield f"- `{name}`: `{key}` ({own.takes}; default `{shown(own.default)}`): {own.text}"
     yield ""
 
 

@@ -27,6 +27,7 @@ def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
         "max_steps": optim.max_steps or -1,
         "learning_rate": optim.learning_rate,
         "lr_scheduler_type": optim.lr_scheduler_type,
+        "lr_scheduler_kwargs": dict(optim.lr_scheduler_kwargs) or None,
         "warmup_steps": optim.warmup_steps,
         "weight_decay": optim.weight_decay,
         "adam_beta1": optim.adam_beta1,

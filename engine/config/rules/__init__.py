@@ -24,6 +24,7 @@ from engine.config.rules import (  # noqa: F401  each fills the table
     rollouts,
     rounding,
     run,
+    schedules,
     training,
 )
 from engine.config.rules.registry import RULES, Rule, rule

@@ -20,7 +20,9 @@ class Joined(Optimizer):
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
         self._ready = False
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        # A schedule that ends at a rate of its own asks the optimizer for the one it begins with.
+        rate = {"lr": self.parts[0].defaults["lr"]}
+        super().__init__([group for part in self.parts for group in part.param_groups], rate)
         counts = [len(part.param_groups) for part in self.parts]
         ends = [sum(counts[: place + 1]) for place in range(len(counts))]
         self._places = [list(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]

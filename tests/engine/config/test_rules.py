@@ -46,6 +46,7 @@ KTO = {"method.kind": "kto"}
 FP8, INT8 = {"kernels.quantization_aware": "fp8"}, {"kernels.quantization_aware": True}
 FP8_BASE = {**LORA, "model.quantization": "fp8"}
 APART = {"data.packing": True, "data.packing_cross_doc_attn_mask": True}
+POLYNOMIAL = {"optim.lr_scheduler_type": "polynomial", "optim.lr_scheduler_kwargs": {"power": 2.0}}
 GRPO = {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "optim.per_device_train_batch_size": 8}
 # rule -> cases of (settings on top of GOOD, facts, where the finding stands, its severity)
 Case = tuple[dict[str, Any], Facts, str, str]
@@ -322,6 +323,28 @@ CASES: dict[str, list[Case]] = {
         ({"optim.optim": "sgd", "optim.adam_beta2": 0.95}, Facts(), "optim.adam_beta2", "error"),
         ({"optim.optim": "lion_8bit", "optim.adam_epsilon": 1e-6}, Facts(), "optim.adam_epsilon", "error"),
         ({"optim.optim": "muon", "optim.adam_beta2": 0.95, **LORA}, Facts(), "optim.adam_beta2", "error"),
+    ],
+    "lr-scheduler-kwargs-are-the-schedules-own": [
+        ({"optim.lr_scheduler_kwargs": {"num_cycles": 2}}, Facts(), "optim.lr_scheduler_kwargs.num_cycles", "error"),
+        ({**POLYNOMIAL, "optim.lr_scheduler_kwargs.powr": 2}, Facts(), "optim.lr_scheduler_kwargs.powr", "error"),
+        ({**POLYNOMIAL, "optim.lr_scheduler_kwargs.power": 20}, Facts(), "optim.lr_scheduler_kwargs.power", "error"),
+    ],
+    "a-schedule-is-no-other-by-a-second-name": [
+        (
+            {"optim.lr_scheduler_type": "cosine_with_restarts"},
+            Facts(),
+            "optim.lr_scheduler_kwargs.num_cycles",
+            "error",
+        ),
+        ({"optim.lr_scheduler_type": "polynomial"}, Facts(), "optim.lr_scheduler_kwargs.power", "error"),
+    ],
+    "a-falling-rate-ends-below-its-start": [
+        (
+            {**POLYNOMIAL, "optim.lr_scheduler_kwargs.lr_end": 1e-3, "optim.learning_rate": 1e-3},
+            Facts(),
+            "optim.lr_scheduler_kwargs.lr_end",
+            "error",
+        ),
     ],
     "optimizers-of-packages-need-them": [
         ({"optim.optim": name}, Facts(packages=NOTHING), "optim.optim", "error")

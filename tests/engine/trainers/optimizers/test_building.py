@@ -165,6 +165,19 @@ def test_the_rate_of_the_scheduler_is_the_rate_of_every_part(name):
         assert torch.equal(weight, start)
 
 
+@pytest.mark.parametrize("name", sorted(BUILT_HERE - {"schedule_free_adamw"}))  # a rule leaves it the constant ones
+def test_a_schedule_that_ends_at_a_rate_of_its_own_ends_there_in_every_part(name):
+    from transformers import get_scheduler
+
+    optimizer = built(Model(), section(name))
+    own = {"power": 2.0, "lr_end": 1e-4}
+    schedule = get_scheduler("polynomial", optimizer, 0, 4, scheduler_specific_kwargs=own)
+    for _ in range(4):
+        optimizer.step()
+        schedule.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1e-4] * len(optimizer.param_groups))
+
+
 @pytest.mark.parametrize("name", sorted(BUILT_HERE))
 def test_a_checkpoint_of_a_resumed_run_is_the_same_again(name):
     """The scheduler's rate and every setting come back, and parts still share them after loading."""
