@@ -119,7 +119,7 @@ def curve(
     trained = list(model.parameters())
     if adapters:
         trained = adapted(model, kernels)
-    optimizer = torch.optim.AdamW(trained, lr=2e-2 if adapters else 2e-3)
+    optimizer = torch.optim.AdamW(trained, lr=5e-3 if adapters else 2e-3)
     losses = []
     for ids in batches(steps, rows, length, device):
         more = {"fused_lm_head": True} if kernels else {}
