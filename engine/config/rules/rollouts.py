@@ -131,6 +131,40 @@ def clipping_needs_a_loss_that_clips(config: RunConfig, facts: Facts) -> Iterato
         )
 
 
+@rule(
+    reads=(
+        fields.method.kind,
+        fields.method.loss_type,
+        fields.method.epsilon,
+        fields.method.epsilon_high,
+        fields.method.importance_sampling_level,
+        fields.method.cliprange_value,
+        fields.method.num_iterations,
+        fields.method.steps_per_generation,
+        fields.optim.gradient_accumulation_steps,
+    )
+)
+def bounds_need_answers_that_grow_old(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """Answers that are all trained on within one optimizer step are the present model's own: every ratio is 1."""
+    method = _method(config)
+    if method is None or not _always_new(config):
+        return
+    for spec in (
+        fields.method.epsilon,
+        fields.method.epsilon_high,
+        fields.method.importance_sampling_level,
+        fields.method.cliprange_value,
+    ):
+        value = getattr(method, spec.name, None)
+        # Losses without this clip have a rule of their own, and cispo must be given its bound.
+        elsewhere = spec.name.startswith("epsilon") and getattr(method, "loss_type", None) in _UNCLIPPED
+        if value is None or value == spec.of(config).default or elsewhere:
+            continue
+        rule_text = "left out while every answer is trained on by the model that gave it"
+        todo = "Nothing has moved by then that it could bound: remove it, or raise method.num_iterations."
+        yield must(spec.path, rule_text, value, todo, fix=Fix("remove it", unset=(spec.path,)))
+
+
 @rule(reads=(fields.method.kind, fields.method.loss_type, fields.method.importance_sampling_level))
 def ratios_of_whole_answers_need_equal_answers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     level, loss = (getattr(config.method, name, None) for name in ("importance_sampling_level", "loss_type"))
@@ -160,6 +194,13 @@ def sampled_and_trained_with_the_same_weights(config: RunConfig, facts: Facts) -
         fix = Fix("remove it", unset=(path,))
         got = config.adapter.lora_dropout
         yield must(path, f"0 for {config.method.kind}", got, todo, severity="warning", fix=fix)
+
+
+def _always_new(config: RunConfig) -> bool:
+    """Whether sampled answers are used up before the weights move, as TRL reckons it."""
+    steps, method = config.optim.gradient_accumulation_steps, config.method
+    uses: int = (getattr(method, "steps_per_generation", None) or steps) * getattr(method, "num_iterations", 1)
+    return steps % uses == 0
 
 
 def _together(config: RunConfig, facts: Facts) -> int:

@@ -163,6 +163,22 @@ CASES: dict[str, list[Case]] = {
         ({**GRPO, "method.loss_type": "sapo", "method.epsilon_high": 0.3}, Facts(), "method.epsilon_high", "error"),
         ({**GRPO, "method.loss_type": "cispo"}, Facts(), "method.epsilon_high", "error"),
     ],
+    "bounds-need-answers-that-grow-old": [
+        ({**GRPO, "method.epsilon": 0.3}, Facts(), "method.epsilon", "error"),
+        ({**GRPO, "method.epsilon_high": 0.28}, Facts(), "method.epsilon_high", "error"),
+        (
+            {**GRPO, "method.importance_sampling_level": "sequence", "method.loss_type": "grpo"},
+            Facts(),
+            "method.importance_sampling_level",
+            "error",
+        ),
+        (
+            {**GRPO, "method.kind": "ppo", "method.num_iterations": 1, "method.cliprange_value": 0.4},
+            Facts(),
+            "method.cliprange_value",
+            "error",
+        ),
+    ],
     "ratios-of-whole-answers-need-equal-answers": [
         ({**GRPO, "method.importance_sampling_level": "sequence"}, Facts(), "method.loss_type", "warning")
     ],
