@@ -18,7 +18,7 @@ ROWS = batches(2, 4, 12)
 
 def alike(ours, theirs, each, means):
     """Losses agree at every step, and their means over 20 steps more closely."""
-    assert ours[-1] < ours[0]
+    assert sum(ours[-4:]) / 4 < ours[0]
     assert max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True)) < each
     parts = [[sum(x[i : i + 20]) for i in range(0, len(x), 20)] for x in (ours, theirs)]
     assert max(abs(a / b - 1) for a, b in zip(*parts, strict=True)) < means
