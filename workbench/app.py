@@ -41,18 +41,21 @@ if TYPE_CHECKING:
 # Greys of little saturation: where a terminal has 256 colours they become its greys, not its navy, teal or lavender.
 DARK = {
     "wb-dim": "#8b949e", "wb-faint": "#6a737e", "wb-line": "#2d333b", "wb-cursor": "#343b45", "wb-field": "#1c2025",
-    "wb-hint": "#79a8c9",
+    "wb-hint": "#79a8c9", "wb-cursor-text": "#d7dce2",
 }  # fmt: skip
 LIGHT = {
     "wb-dim": "#5c6570", "wb-faint": "#7d8590", "wb-line": "#d3d8de", "wb-cursor": "#d8dce1", "wb-field": "#eff0f2",
-    "wb-hint": "#3d6f94",
+    "wb-hint": "#3d6f94", "wb-cursor-text": "#23282e",
 }  # fmt: skip
 ANSI = {
     **BUILTIN_THEMES["ansi-dark"].variables,
     "wb-dim": "ansi_default", "wb-faint": "ansi_bright_black", "wb-line": "ansi_bright_black", "wb-cursor": "ansi_blue",
-    "wb-field": "ansi_black", "wb-hint": "ansi_cyan",
+    "wb-field": "ansi_black", "wb-hint": "ansi_cyan", "wb-cursor-text": "ansi_bright_white",
 }  # fmt: skip
-ANSI_LIGHT = {**ANSI, **BUILTIN_THEMES["ansi-light"].variables, "wb-cursor": "ansi_cyan", "wb-field": "ansi_white"}
+ANSI_LIGHT = {
+    **ANSI, **BUILTIN_THEMES["ansi-light"].variables, "wb-cursor": "ansi_cyan", "wb-field": "ansi_white",
+    "wb-hint": "ansi_blue", "wb-cursor-text": "ansi_black",
+}  # fmt: skip
 THEMES = (
     Theme(
         "workbench-dark", primary="#6cb6ff", accent="#6cb6ff", foreground="#d7dce2", background="#14171b", surface="#14171b",

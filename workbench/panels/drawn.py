@@ -88,13 +88,18 @@ class Drawn(Widget):
         """The style of a name, without a background of its own."""
         return self.get_component_rich_style(f"drawn--{name}", partial=True)
 
+    def _bare(self, name: str) -> Style:
+        return self.look(name).without_color
+
     def render_line(self, y: int) -> Strip:
         """One drawn line with its piece of the scroll bar."""
         width = self.size.width
         lines, at = self.made, y + self.top
         name = self.ground(at)
         base = self.rich_style + self.look(name) if name else self.rich_style
-        drawn = strip(lines[at] if at < len(lines) else [], max(1, width - 1), self.look, base)
+        # Of 16 colours some cannot be read on the cursor's: there its row has one colour, and words and signs say the rest.
+        look = self._bare if name == "cursor" and self.app.current_theme.ansi else self.look
+        drawn = strip(lines[at] if at < len(lines) else [], max(1, width - 1), look, base)
         sign = self._bar()(y)
         return Strip([*drawn, Segment(sign, self.rich_style + self.look("faint"))], width)
 
