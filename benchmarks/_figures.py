@@ -1,4 +1,4 @@
-"""What every benchmark does with its figures: a row of results.csv for each, and the interval of a ratio of pairs."""
+"""What every benchmark does with its figures: peers, ours, floor and ratios side by side, and a row of results.csv for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import csv
 import datetime
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -50,6 +50,33 @@ class Results:
             if new:
                 out.write(COLUMNS + "\n")
             rows.writerow([*self._first, work, shape, impl, *_shares(ms), peak, floor])
+
+
+def side_by_side(
+    results: Results,
+    work: str,
+    shape: str,
+    times: Mapping[str, Sequence[float]],
+    peaks: Mapping[str, float],
+    floor_ms: float,
+) -> None:
+    """Says and keeps the figures of all who took turns at one work, in milliseconds of each round and MiB.
+
+    Beside each stand how many floors it takes, and the ratio of our fastest (a name that begins with `ours`) to it.
+    """
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    best = min((name for name in times if name.startswith("ours")), key=lambda name: medians[name], default=None)
+    for name, each in times.items():
+        words = ""
+        if best is not None and name != best:
+            middle, low, high = ratio(list(zip(times[best], each, strict=True)))
+            words = f"  {best} / this {middle:.3f} [{low:.3f}, {high:.3f}]"
+        print(
+            f"{work:18} {shape:40} {name:36} {medians[name]:9.3f} ms {medians[name] / floor_ms:6.2f} x floor of "
+            f"{floor_ms:.3f} ms {peaks[name]:8.0f} MiB n={len(each)}{words}",
+            flush=True,
+        )
+        results.add(work, shape, name, ms=each, peak_mib=peaks[name], floor_ms=floor_ms)
 
 
 def ratio(pairs: Sequence[tuple[float, float]], draws: int = 4000) -> tuple[float, float, float]:

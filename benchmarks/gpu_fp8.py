@@ -36,6 +36,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from _accuracy import refuse_while_red
 from _figures import Results, ratio, result_options
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -276,6 +277,7 @@ def base(options: argparse.Namespace, results: Results) -> None:
 
 
 def sizes(options: argparse.Namespace, results: Results) -> None:
+    refuse_while_red("fp8_rows_cases", "fp8_rows_numbers")
     for columns, rows in SIZES:
         torch.manual_seed(0)
         plain = torch.nn.Linear(columns, rows, bias=False, device="cuda", dtype=torch.bfloat16).requires_grad_(False)

@@ -162,7 +162,7 @@ class Arm:
         trainer.remove_callback(PrinterCallback)
         self.times: list[float] = []
         self.first = math.nan, math.nan
-        self.peak, self.failed = 0, ""
+        self.peak, self.failed, self.sound = 0, "", True
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()
         self.baton.there.wait()
@@ -372,11 +372,11 @@ def compare(options: argparse.Namespace, method: str, names: list[str], until: f
             agrees = (
                 apart <= NEAR["fp8" if in_fp8(name) else precision(options)] or name == "default"
             )  # which computes in another precision
-            sound = sound and agrees
+            arm.sound, sound = agrees, sound and agrees
             say(
                 f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, first loss "
                 f"{arm.first[0]:.6g} and gradient norm {arm.first[1]:.6g}, {apart:.1e} from {arms[0].name}"
-                f"{'' if agrees else ' (APART)'}, {time.perf_counter() - begun:.1f} s in all"
+                f"{'' if agrees else ' (APART, not reported)'}, {time.perf_counter() - begun:.1f} s in all"
             )
         rounds = 0
         while arms and rounds < options.rounds and (time.perf_counter() < until or rounds < 3):
@@ -401,7 +401,7 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
     libraries = set(peers)
     peers = peers or {arm.name: arm for arm in arms if arm.name == "ours"}
     tokens = options.rows * options.tokens
-    for arm in arms:
+    for arm in filter(lambda arm: arm.sound, arms):
         middle = statistics.median(arm.times)
         found = {
             peer: ratio(list(zip(arm.times, other.times, strict=True)))
