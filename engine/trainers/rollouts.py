@@ -20,6 +20,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from engine.config.kinds import reference_of
+from engine.errors import WorkbenchError
 from engine.generate import stop_ids
 from engine.rewards.scoring import Rewards, columns_of
 from engine.run.rollouts import Completion, Group, RolloutFile
@@ -200,6 +201,12 @@ class RolloutTrainer(RunTrainer):
 
     def _calculate_rewards(self, *args: Any) -> torch.Tensor:
         self._scores: torch.Tensor = super()._calculate_rewards(*args)  # type: ignore[misc]
+        if self.state.global_step == 0 and torch.isnan(self._scores).all():  # type: ignore[attr-defined]
+            raise WorkbenchError(
+                f"method.reward_funcs: none of the rewards applies to any of the {len(self._scores)} answers that were "
+                "sampled first, so nothing can be learned from them.",
+                "Let one return a number for them: 0 for an answer that is bad.",
+            )
         return self._scores
 
     # -- what people see -----------------------------------------------------------------------------------------------
@@ -303,7 +310,7 @@ def tried(config: Any, train: Any, tokenizer: Any) -> tuple[Rewards, str]:
         raise
     own = own[: len(own) // 2].nanmean(0)
     words = [
-        f"{name} x {weight:g} (first rows' own answers: {score:.2f})"
+        f"{name} x {weight:g} (first rows' own answers: {'none it applies to' if score != score else f'{score:.2f}'})"
         for name, weight, score in zip(rewards.names, rewards.weights, own.tolist(), strict=True)
     ]
     return rewards, f"rewards: {', '.join(words)}"

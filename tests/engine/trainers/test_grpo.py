@@ -67,6 +67,18 @@ def test_rewards_in_another_order_teach_nothing(train, source, tmp_path):
     assert abs(sum(rewards[-3:]) - sum(rewards[:3])) / 3 < 0.2
 
 
+def test_rewards_that_apply_to_no_answer_end_the_run_before_its_first_step(train, source, tmp_path):
+    (tmp_path / "none.py").write_text("def none(completions):\n    return [None for _ in completions]\n")
+    settings = {**GRPO, "data.train": [{"path": source(CONVERSATIONS)}]}
+    run = train({**settings, "method.reward_funcs": [f"{tmp_path}/none.py:none"]}, code=1)
+    message = lines(run, "failed")[0]["message"]
+    assert message.startswith("method.reward_funcs: none of the rewards applies to any of the 16 answers")
+    assert "0 for an answer that is bad" in message
+    assert not lines(run, "metrics")
+    said = next(entry for entry in lines(run, "receipt")[0]["entries"] if entry["feature"] == "loss")["detail"]
+    assert "own answers: none it applies to" in said
+
+
 @pytest.mark.parametrize(
     "settings",
     [
