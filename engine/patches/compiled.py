@@ -81,12 +81,12 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
 def _one_way(trainer: Any, layers: list[torch.nn.Module]) -> tuple[Gate | None, str, Callable[[], None]]:
     """The gate by which the model with its adapter off is the reference, words for the receipt, and the undo."""
     own = getattr(trainer, "ref_model", trainer) is None and not getattr(trainer, "precompute_ref_logps", False)
-    if not own or not getattr(trainer, "beta", 1) or "ref" in getattr(trainer.model, "peft_config", ()):
+    if not own or not getattr(trainer, "beta", 1):
         return None, "", lambda: None
     gate, reason, undo = gated(trainer.model, layers)
     if gate is not None:
         return gate, "; policy and reference run the same graph", undo
-    return None, f"; the reference is a graph of its own ({reason}) and rounds apart" if reason else "", undo
+    return None, f"; the reference is a graph of its own: {reason}" if reason else "", undo
 
 
 def decoder_layers(trainer: Any) -> Iterator[torch.nn.Module]:

@@ -3,9 +3,10 @@
 PEFT's `disable_adapter` has a layer skip its adapters, which the compiler makes another graph of: other sums wait in
 registers, other ones are rounded to bfloat16, and log-probabilities of policy and reference differ before anything was
 learnt. Here each adapter's first matrix is multiplied by a number on the device that is 1, and 0 inside `disable_adapter`.
-A product of 0 adds exactly nothing, so the reference is the base model to the bit of these sums. Refuses adapters whose
-other parts a factor does not reach (DoRA, dropout, trained copies of modules inside a layer): PEFT switches those off.
-Adapters outside the compiled layers are PEFT's in any case.
+A product of 0 adds exactly nothing, so the reference is the base model to the bit of these sums. Nor does PEFT walk over
+all modules twice a step any more. Refuses adapters whose other parts a factor does not reach (DoRA, dropout, trained copies
+of modules inside a layer) and those that began as more than nothing: there PEFT and TRL do as they always do. Adapters
+outside the compiled layers are PEFT's in any case.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from engine.patches.instances import all_of, put
 
 Switchable = BaseTunerLayer, AuxiliaryTrainingWrapper
+COPY = "ref"
+"""TRL's name for its copy of the adapter of a model that it was given."""
 
 
 class Gate:
@@ -45,22 +48,35 @@ class Gate:
 
 
 def gated(model: Any, layers: list[torch.nn.Module]) -> tuple[Gate | None, str, Callable[[], None]]:
-    """Gives a PEFT model's `disable_adapter` the gate of its adapters in `layers`: it, why there is none, and the undo.
+    """Gives a PEFT model's ways to its base the gate of its adapters in `layers`: it, why there is none, and the undo.
 
-    The reason is empty for a model without adapters.
+    These are `disable_adapter`, and `set_adapter` to the copy that TRL keeps of the adapter as it began, as long as that adds
+    nothing. The reason is empty for a model without adapters.
     """
     if not isinstance(model, PeftModel):
         return None, "", lambda: None
     inside = {id(module): module for layer in layers for module in layer.modules() if isinstance(module, Switchable)}
     reason = next(filter(None, map(_why_not, inside.values())), None)
+    if reason is None and not _begins_as_base(model):
+        reason = "an adapter that had learnt something before"
     firsts = [first for module in inside.values() if isinstance(module, LoraLayer) for first in module.lora_A.values()]
     if reason is not None or not firsts:
         return None, reason or "no LoRA in the layers", lambda: None
     gate = Gate(firsts[0].weight.device)
     others = [each for each in model.modules() if isinstance(each, Switchable) and id(each) not in inside]
+    off = _without_adapter(model, gate, others)
     undos = [put(first, "forward", types.MethodType(_first_product(gate), first)) for first in firsts]
-    undos.append(put(model, "disable_adapter", _without_adapter(model, gate, others)))
+    undos += [put(model, "disable_adapter", off), put(model, "set_adapter", _to_copy_and_back(model, off))]
     return gate, "", all_of(undos)
+
+
+def _begins_as_base(model: Any) -> bool:
+    """Whether TRL's copy of the adapter, where there is one, adds nothing."""
+    if COPY not in model.peft_config:
+        return True
+    held = [each.lora_B for each in model.modules() if isinstance(each, LoraLayer)]
+    seconds: list[Any] = [each[COPY].weight for each in held if COPY in each]
+    return not any(weight.any() for weight in seconds)
 
 
 def _why_not(module: Any) -> str | None:
@@ -100,3 +116,18 @@ def _without_adapter(model: Any, gate: Gate, others: list[Any]) -> Callable[[], 
             model._adapters_disabled = was
 
     return disable_adapter
+
+
+def _to_copy_and_back(model: Any, off: Callable[[], Any]) -> Callable[..., None]:
+    theirs, inside, at_copy = model.set_adapter, contextlib.ExitStack(), False
+
+    def set_adapter(adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        nonlocal at_copy
+        was, at_copy = at_copy, adapter_name == COPY
+        inside.close()
+        if at_copy:
+            inside.enter_context(off())
+        elif not was or adapter_name != model.active_adapter:
+            theirs(adapter_name, *args, **kwargs)
+
+    return set_adapter

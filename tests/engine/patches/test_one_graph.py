@@ -101,7 +101,7 @@ def test_evaluation_and_sampling_make_no_gradients(seen):
 
 def test_the_receipt_says_why_the_reference_is_another_graph(seen):
     assert (
-        "graph of its own (DoraLinearVariant"
+        "graph of its own: DoraLinearVariant"
         in compiled.torch_compile(config(), trainer_of(adapted(use_dora=True))).detail
     )
     plain = compiled.torch_compile(config(), SimpleNamespace(model=adapted(), training_step=None))

@@ -8,6 +8,7 @@ layer's graph into many, as the receipt says.
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
@@ -54,3 +55,21 @@ def test_compiled_layers_learn_the_same(train, source, compiled_before, monkeypa
     said, reference = receipt(run)["torch.compile"], "reference: copy" in receipt(run)["loss"]["detail"]
     assert (said["effective"], said["count"]) == ("inductor", 4 * (2 if reference else 1))
     assert " graphs, 0 breaks" in said["detail"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.parametrize(("method", "begins"), [("dpo", math.log(2)), ("ipo", 25.0)])
+def test_in_bfloat16_nothing_was_learnt_before_the_first_step(
+    train, source, compiled_before, monkeypatch, method, begins
+):
+    """DPO's loss at no margin is ln 2, IPO's (1 / 2 beta) squared: policy and reference are one graph, so alike to the bit."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", compiled_before)
+    base = {**settings(source, method, "lora"), "model.dtype": "bfloat16", "memory.gradient_checkpointing": "full"}
+    torch._dynamo.reset()
+    run = train({**base, "kernels.torch_compile": True})
+    torch._dynamo.reset()
+    assert "policy and reference run the same graph" in receipt(run)["torch.compile"]["detail"]
+    assert "1 graphs, 0 breaks" in receipt(run)["torch.compile"]["detail"]
+    assert losses(run)[0] == pytest.approx(begins, rel=1e-7)
