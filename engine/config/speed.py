@@ -1,4 +1,4 @@
-"""How fast cards compute and their buses carry, and what follows for layers that stream from the host. Pure and quick.
+"""How fast cards compute and their buses carry, and what streaming layers and tiles cost. Pure and quick.
 
 Published figures of the usual card of a compute capability: a guess at time for people, never a promise. Every function
 gives `None` while a fact it needs is unknown.
@@ -7,7 +7,7 @@ gives `None` while a fact it needs is unknown.
 from __future__ import annotations
 
 from engine.config.facts import Facts
-from engine.config.footprint import known_model, layer_operations, layers_bytes
+from engine.config.footprint import batch_tokens, known_model, layer_operations, layers_bytes
 from engine.config.tree import RunConfig
 
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
@@ -44,3 +44,21 @@ def streaming_share(config: RunConfig, facts: Facts) -> float | None:
     moving, computing = found
     back = computing * (2 if config.memory.gradient_checkpointing in (True, "full", "auto") else 1)
     return (max(moving, computing) + max(moving, back)) / (computing + back) - 1
+
+
+def tiling_share(config: RunConfig, facts: Facts) -> float | None:
+    """How much longer a step takes because feed-forward blocks run in tiles, as a share of its layers' products.
+
+    A tile's first two products are computed again; where full checkpointing computes whole layers again it leaves the
+    blocks to the tiles. Backward passes take one product for the input's gradient and one for each weight that trains.
+    Nothing is said of mixtures of experts, whose shape is not known.
+    """
+    model, operations = known_model(config, facts), layer_operations(config, facts)
+    if model is None or not operations or model.experts:
+        return None
+    tier = config.memory.gradient_checkpointing
+    if tier in (True, "full"):
+        return 0.0
+    hidden = model.hidden_size or 0
+    again = 2 * 2 * hidden * (model.intermediate_size or 4 * hidden) * batch_tokens(config, facts)
+    return again / (operations * (2 if config.adapter.kind == "lora" else 3))

@@ -219,6 +219,41 @@ def a_tile_is_smaller_than_a_batch(config: RunConfig, facts: Facts) -> Iterator[
         yield must(_TILE_TOKENS.path, f"less than the {tokens:,} tokens of the largest batch", size, todo, fix=fix)
 
 
+@rule(
+    reads=(
+        _TILES,
+        _TILE_TOKENS,
+        fields.model.name,
+        fields.model.dtype,
+        fields.data.max_length,
+        fields.optim.per_device_train_batch_size,
+        fields.memory.gradient_checkpointing,
+    )
+)
+def tiled_mlp_has_its_price(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """When it pays: by how much the peak falls, and what computing the blocks again takes."""
+    if not config.memory.tiled_mlp:
+        return
+    chosen = resolved(config, facts)
+    whole = chosen.model_copy(update={"memory": chosen.memory.model_copy(update={"tiled_mlp": False})})
+    tier, share = chosen.memory.gradient_checkpointing, speed.tiling_share(chosen, facts)
+    tiled, plain = (footprint.memory(each, facts, tier) for each in (chosen, whole))
+    if share is None or not tiled or not plain:
+        return
+    most, least = sum(plain.values()), sum(tiled.values())
+    if most - least < 0.01 * most:
+        sentence = f"saves less than a hundredth of the {footprint.size_text(most)} at the peak. Leave it out."
+        yield say(_TILES.path, sentence, fix=Fix("leave it out", unset=(_TILES.path,)))
+        return
+    price = (
+        f"a step takes about {share:.0%} longer, since blocks are computed again"
+        if share
+        else "it costs no time beside full checkpointing, which computes the blocks again in any case"
+    )
+    saved = f"the peak falls from about {footprint.size_text(most)} to {footprint.size_text(least)}"
+    yield say(_TILES.path, f"{saved}; {price}.", severity="hint")
+
+
 @rule(reads=(_TILES, fields.kernels.torch_compile, fields.kernels.torch_compile_options))
 def tiles_are_not_compiled(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path = fields.kernels.torch_compile.path

@@ -523,6 +523,21 @@ CASES: dict[str, list[Case]] = {
         ({"memory.tiled_mlp_tokens": 512}, Facts(), "memory.tiled_mlp_tokens", "error"),
         ({"memory.tiled_mlp_fp32_sums": True}, Facts(), "memory.tiled_mlp_fp32_sums", "error"),
     ],
+    "tiled-mlp-has-its-price": [
+        (
+            {
+                **LORA,
+                "model.name": "Qwen/Qwen3-8B",
+                "memory.tiled_mlp": True,
+                "data.max_length": length,
+                "memory.gradient_checkpointing": tier,
+            },
+            Facts(machine=H100, model=LARGE),
+            "memory.tiled_mlp",
+            severity,
+        )
+        for length, tier, severity in ((65_536, True, "hint"), (65_536, False, "hint"), (256, True, "warning"))
+    ],
     "a-tile-is-smaller-than-a-batch": [
         (
             {"memory.tiled_mlp": True, "memory.tiled_mlp_tokens": 16384, "optim.per_device_train_batch_size": 8},

@@ -10,8 +10,9 @@ import pytest
 from engine.config.draft import Draft
 from engine.config.facts import DataFacts, Facts, model_facts
 from engine.config.files import as_yaml
+from engine.config.footprint import size_text
 from engine.config.schema import effective, read, resolved
-from engine.config.speed import layer_seconds
+from engine.config.speed import layer_seconds, tiling_share
 from engine.hardware import parse_machine
 from engine.memory.estimate import estimate
 
@@ -97,3 +98,16 @@ def test_what_will_not_fit_is_offered_streaming_layers() -> None:
     draft.learn(Facts(machine=parse_machine("1xRTX3060-12GB"), model=FACTS.model))
     finding = next(finding for finding in draft.findings if finding.rule == "it-fits-into-memory")
     assert "layers in the host's memory" in finding.message
+
+
+def test_tiles_say_before_launch_what_they_save_and_what_they_cost() -> None:
+    """Gate and up once more, of one product forward and one backward for each frozen weight; nothing under a checkpoint."""
+    data = {"max_length": 32_768}
+    for tier, share in ((False, 2 * 4096 * 12_288 / (2 * LAYER / 2)), (True, 0.0)):
+        tiled, plain = ({"tiled_mlp": on, "gradient_checkpointing": tier} for on in (True, False))
+        assert tiling_share(config(tiled, data=data), FACTS) == pytest.approx(share)
+        reading = read({**config(tiled, data=data).model_dump(), "version": 1}, FACTS)
+        (told,) = (each for each in reading.findings if each.rule == "tiled-mlp-has-its-price")
+        totals = [estimate(config(each, data=data), FACTS).memory_total for each in (plain, tiled)]
+        assert all(size_text(size) in told.message for size in totals)
+        assert (f"about {share:.0%} longer" if share else "costs no time") in told.message
