@@ -38,7 +38,9 @@ def test_adapters_of_a_family_begin_to_learn_alike_with_kernels(family):
 @pytest.mark.parametrize("adapters", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_curves_of_200_steps_agree_with_and_without_kernels(family, adapters):
-    alike(*(curve(family, kernels, adapters=adapters) for kernels in (True, False)), 1e-3, 1e-4)
+    # A router may take another expert where two are as good.
+    near = (2e-3, 5e-4) if "moe" in family or family in ("mixtral", "gpt_oss") else (1e-3, 1e-4)
+    alike(*(curve(family, kernels, adapters=adapters) for kernels in (True, False)), *near)
 
 
 @pytest.mark.gpu
