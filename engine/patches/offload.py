@@ -1,17 +1,21 @@
 """`memory.activation_offloading`: what the backward pass will need waits on the host or on disk, in every method.
 
 The trainer instance's `training_step` runs inside a context of saved-tensor hooks. For `cpu` that is TRL's: pinned memory, a
-stream of its own and at most five tensors in flight; for `disk` ours (`engine.memory.scratch`). How many bytes moved is
-known after the first step and then told in the receipt.
+stream of its own and at most five tensors in flight; for `disk` ours (`engine.memory.scratch`). TRL's ends a step by
+waiting for the card on the host, so that clipping and the optimizer are launched while the card idles; here it ends
+without (`_streamed`). How many bytes moved is known after the first step and then told in the receipt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from trl.models.activation_offloading import get_act_offloading_ctx_manager
+from torch.autograd.graph import saved_tensors_hooks
+from trl.models.activation_offloading import OffloadActivations, get_act_offloading_ctx_manager
 
 from engine.errors import ModelError
 from engine.memory.scratch import SavedOnDisk, Scratch, clear
@@ -31,13 +35,14 @@ def activation_offloading(config: Any, trainer: Any, folder: Path) -> Applied | 
     clear(folder, trainer.args.process_index)
     if where is None:
         return None
+    context: Any
     context, close = _on_disk(trainer, folder) if where == "disk" else _on_host(trainer)
     step = trainer.training_step
     told = False
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         nonlocal told
-        with context:
+        with _streamed(context) if where == "cpu" else context:
             loss = step(*args, **kwargs)
         if not told:
             told = True
@@ -78,6 +83,26 @@ def _on_host(trainer: Any) -> tuple[Any, Any]:
 
     context.pack_hook = counted
     return context, lambda: None
+
+
+@contextmanager
+def _streamed(context: OffloadActivations) -> Iterator[None]:
+    """TRL's context, whose end lets each stream wait for the other on the card, and the host for neither.
+
+    What is dropped then was taken on one of the two streams and used on the other; its memory is taken again only by what
+    that stream is given after the wait.
+    """
+    context.__enter__()
+    try:
+        yield
+    finally:
+        try:
+            context.s0.wait_stream(context.s1)
+            context.s1.wait_stream(context.s0)
+            for stash in (context.bwd_tensor_stash, context.bwd_ev_stash, context.fwd_stash):
+                stash.clear()
+        finally:
+            saved_tensors_hooks.__exit__(context)
 
 
 class _KeepingItsCache:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils.checkpoint import checkpoint
 from trl.trainer.utils import add_fused_lm_head
 
 from engine.memory.tiers import use_tier
@@ -93,6 +94,76 @@ def test_memory_is_not_given_back_between_steps_for_the_sake_of_a_package_that_i
     freed = torch.cuda.memory_stats()["segment.all.freed"]
     measured(trainer)
     assert torch.cuda.memory_stats()["segment.all.freed"] == freed
+
+
+def test_a_step_that_offloads_is_queued_whole_while_the_card_is_busy(tmp_path):
+    """The host goes on to clipping and the optimizer; TRL's own context would wait here for the card."""
+
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512, device="cuda") for _ in range(8))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x.square().mean()
+
+    class Queueing(Stepping):
+        def training_step(self, x):
+            self.model.zero_grad()
+            self.model(x).backward()
+
+    trainer, x = Queueing(Layers()), torch.randn(2048, 512, device="cuda")
+    trainer.training_step(x)
+    plain = [parameter.grad.clone() for parameter in trainer.model.parameters()]
+    config = SimpleNamespace(memory=SimpleNamespace(activation_offloading="cpu"))
+    done = offload.activation_offloading(config, trainer, tmp_path)
+    for cycles in (
+        400_000_000,
+        4_000_000_000,
+    ):  # the first steps take memory as the later ones do, the last is two seconds
+        trainer.training_step(x)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(cycles)
+        trainer.training_step(x)
+        queued = not torch.cuda.current_stream().query()
+        torch.cuda.synchronize()
+    assert queued
+    assert all(map(torch.equal, plain, [parameter.grad for parameter in trainer.model.parameters()]))
+    done.undo()
+
+
+def test_bits_stay_over_many_steps_while_memory_is_taken_again_at_once(tmp_path):
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(1024, 1024, device="cuda") for _ in range(12))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.nn.functional.gelu(layer(x))
+                torch.full_like(x, float("nan"))  # what is free is overwritten
+            return x.square().mean()
+
+    class Queueing(Stepping):
+        def training_step(self, x):
+            self.model.zero_grad()
+            self.model(x).backward()
+            torch.full((64 << 20,), float("nan"), device="cuda")
+
+    trainer = Queueing(Layers())
+    batches = [torch.randn(4096, 1024, device="cuda") for _ in range(6)]
+    plain, config = [], SimpleNamespace(memory=SimpleNamespace(activation_offloading="cpu"))
+    for found in (plain, ours := []):
+        done = offload.activation_offloading(config, trainer, tmp_path) if found is ours else None
+        for x in batches:
+            trainer.training_step(x)
+            found.append([parameter.grad.clone() for parameter in trainer.model.parameters()])
+    assert all(
+        torch.equal(a, b) for step, other in zip(plain, ours, strict=True) for a, b in zip(step, other, strict=True)
+    )
+    done.undo()
 
 
 def test_disk_holds_activations_of_a_gpu_too(tmp_path):
