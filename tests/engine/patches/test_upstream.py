@@ -1,0 +1,105 @@
+"""What features take from other packages, name by name: an upgrade that changes one fails here and says which."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trl.trainer import utils as trl_utils
+
+from engine.patches import head
+from engine.patches.attention import CLASSES
+
+FREE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+def names(function: Callable[..., Any]) -> list[str]:
+    return [each.name for each in inspect.signature(function).parameters.values() if each.kind not in FREE]
+
+
+def asked(function: Callable[..., Any], given: tuple[str, ...], by_name: tuple[str, ...] = ()) -> None:
+    """The function takes these first, in this order, those by name, and can do without whatever else it takes."""
+    parameters = list(inspect.signature(function).parameters.values())
+    assert tuple(each.name for each in parameters[: len(given)]) == given
+    rest = {each.name: each for each in parameters[len(given) :]}
+    assert set(by_name) <= set(rest)
+    assert all(name in by_name or each.kind in FREE or each.default is not each.empty for name, each in rest.items())
+
+
+def test_the_function_under_trls_fused_head_has_the_arguments_and_results_that_ours_stands_for():
+    theirs = getattr(trl_utils, head.OP)
+    assert names(theirs.forward) == [
+        "ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size", "final_logit_softcapping",
+        "logit_scale", "outputs",
+    ]  # fmt: skip
+    hidden, weight, targets = torch.randn(3, 4), torch.randn(7, 4), torch.tensor([0, 3, 6])
+    given = hidden, weight, None, targets, 1.0, 2, None, 1.0
+    outputs = "entropy", "log_sum_sq_probs", "mean_logits", "is_top1"
+    found = [op.apply(*given, outputs) for op in (theirs, head._Op)]
+    assert len(found[0]) == len(found[1]) == head._FIELDS
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours.float(), plain.float())
+    asked(trl_utils.add_fused_lm_head, ("model",))
+
+
+@pytest.mark.parametrize("module", CLASSES)
+def test_a_fused_attention_class_is_called_as_our_forward_is(module):
+    kind = getattr(importlib.import_module(module), CLASSES[module].name)
+    asked(kind.forward, ("self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values"))
+    eager = importlib.import_module(module).eager_attention_forward
+    asked(eager, ("module", "query", "key", "value", "attention_mask"), ("scaling", "dropout"))
+    assert any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind.forward).parameters.values())
+
+
+def test_the_table_of_attention_functions_is_asked_by_name_with_a_form_to_fall_back_on():
+    asked(ALL_ATTENTION_FUNCTIONS.get_interface, ("attn_implementation", "default"))
+    assert {"sdpa", "flex_attention", "flash_attention_2"} <= set(ALL_ATTENTION_FUNCTIONS)
+
+
+def test_a_lora_layer_of_peft_has_what_closed_form_reads():
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 3)), LoraConfig(r=2, target_modules=["0"]))
+    layer = model.base_model.model[0]
+    read = ("lora_A", "lora_B", "scaling", "lora_dropout", "lora_variant", "lora_bias", "base_layer", "fan_in_fan_out")
+    assert all(hasattr(layer, name) for name in (*read, "disable_adapters", "merged", "active_adapters"))
+    assert isinstance(layer, LoraLayer)
+    assert type(layer) is LoraLinear
+    assert names(LoraLinear.forward) == ["self", "x"]
+    assert layer.active_adapters == ["default"]
+    assert type(layer.lora_dropout["default"]) is torch.nn.Identity
+    assert not layer.lora_variant
+    assert not layer.lora_bias["default"]
+
+
+def test_layers_with_checkpoints_keep_their_function_and_modules_their_compiled_call_under_the_names_we_set():
+    assert isinstance(GradientCheckpointingLayer.gradient_checkpointing, bool)
+    source = inspect.getsource(importlib.import_module("transformers.modeling_utils")) + inspect.getsource(
+        importlib.import_module("transformers.modeling_layers")
+    )
+    assert "_gradient_checkpointing_func" in source
+    layer = torch.nn.Linear(2, 2)
+    layer._compiled_call_impl = lambda *args, **kwargs: "ours"
+    assert layer(torch.zeros(1, 2)) == "ours"
+    assert torch.equal(layer._call_impl(torch.zeros(1, 2))[0], layer.bias)
+
+
+def test_four_bit_weights_are_made_wide_by_the_call_that_we_make():
+    functional = pytest.importorskip("bitsandbytes.functional")
+    asked(functional.dequantize_4bit, ("A", "quant_state"))
+    layer = importlib.import_module("bitsandbytes").nn.Linear4bit(64, 64, bias=False, quant_type="nf4")
+    assert {"compute_dtype", "compute_type_is_set"} <= set(vars(layer))
+    assert type(layer).__module__.startswith("bitsandbytes.")
+
+
+def test_the_compiler_has_the_settings_that_features_put_into_it():
+    from torch._inductor import config
+
+    assert all(hasattr(config, name) for name in ("deterministic", "post_grad_custom_post_pass"))
