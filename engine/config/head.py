@@ -9,7 +9,8 @@ what the code takes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
@@ -20,8 +21,13 @@ Path = Literal["none", "fused", "cut"]
 TOKEN_CHUNK, VOCABULARY_CHUNK = 4096, 32768
 # Without Triton tiles are worked on in plain torch, in float32: TRL makes seven copies and a mask, ours so many copies.
 FOLDED, COPIES_BY_ROWS, COPIES_BY_WORDS = 29, 3, 5
-# What ours may hold of scores at once, and the fewest rows or words of a tile.
+# What ours may hold of scores at once, and the fewest rows or words of a tile. On an H200 320 MiB ran within 3 % of 640
+# (results.csv, ce_frozen); a CPU wants a tile near its caches.
 CUDA_WORKSPACE, CPU_WORKSPACE, FEWEST_ROWS, FEWEST_WORDS = 320 * MiB, 16 * MiB, 128, 256
+
+
+# An H100's, to weigh logits that are formed again against sums of gradients that are read and written once more.
+FLOP_PER_MS, BYTES_PER_MS = 790e9, 3.0e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,42 @@ class Head:
     def in_float32(self, size: float) -> float:
         """A sum in float32 beside a result of `size` bytes; with float32 numbers they are one."""
         return size * 4 / self.size + size if self.size < 4 else size
+
+
+class Layout(NamedTuple):
+    """How `cut` goes through the vocabulary of a trained head: slices of `words`, whole multiples of a product's tile.
+
+    The logits of the first `waiting` wait for the backward pass in the memory of the weight gradient, those of the last
+    `kept` in the workspace; the others are formed again.
+    """
+
+    words: int
+    waiting: int
+    kept: int
+
+
+@lru_cache(maxsize=1024)
+def layout(count: int, hidden: int, vocabulary: int, logit_bytes: int, weight_bytes: int, room: int) -> Layout:
+    """The slices that cost least. `weight_bytes`: of one number of the weight gradient, 0 where it is not needed."""
+    row = max(count, 1) * logit_bytes
+    most = max(room // row, FEWEST_WORDS)
+    # Going upward, no slice of the weight gradient may land on logits that are still to be read.
+    shelf = vocabulary * hidden * weight_bytes if row >= hidden * weight_bytes else 0
+    fewest = -(-vocabulary // most)
+    sizes = {-(-vocabulary // (number * FEWEST_WORDS)) * FEWEST_WORDS for number in range(fewest, 2 * fewest + 16)}
+    sizes |= {shelf // (number * row) // FEWEST_WORDS * FEWEST_WORDS for number in range(1, 2 * fewest + 16)}
+
+    def laid(words: int) -> tuple[float, Layout]:
+        slices, buffers = -(-vocabulary // words), most // words
+        waiting = 0 if buffers >= slices else min(shelf // (words * row), vocabulary // words)
+        kept = slices if buffers >= slices else min(buffers - 1, slices - waiting)
+        again = max(vocabulary - (waiting + kept) * words, 0)
+        cost = 2.0 * count * hidden * again / FLOP_PER_MS + 8.0 * count * hidden * slices / BYTES_PER_MS
+        return cost, Layout(words, waiting, kept)
+
+    return min(laid(min(max(words, FEWEST_WORDS), most // FEWEST_WORDS * FEWEST_WORDS, vocabulary)) for words in sizes)[
+        1
+    ]
 
 
 def path_of(config: RunConfig) -> Path:
@@ -83,12 +125,16 @@ def _fused(head: Head) -> float:
 def _cut(head: Head) -> float:
     room = CUDA_WORKSPACE if head.on_gpu else CPU_WORKSPACE
     scores = head.tokens * head.vocabulary * head.size
-    by_rows = _worked(head, min(scores, max(room, FEWEST_ROWS * head.vocabulary * head.size)), COPIES_BY_ROWS)
     if not head.trained:
+        by_rows = _worked(head, min(scores, max(room, FEWEST_ROWS * head.vocabulary * head.size)), COPIES_BY_ROWS)
         # Gradients are formed beside the scores and only scaled later, when the tile is gone.
-        return head.states + max(by_rows + head.states, head.states + head.in_float32(head.states))
-    by_words = _worked(head, min(scores, max(room, FEWEST_WORDS * head.tokens * head.size)), COPIES_BY_WORDS)
-    return head.states + max(by_rows, by_words + head.in_float32(head.states) + head.weight)
+        return head.states + max(by_rows + head.states, 2 * head.states)
+    size = int(head.size)
+    chosen = layout(head.tokens, head.hidden, head.vocabulary, size, size, room)
+    tile = head.tokens * min(chosen.words, head.vocabulary) * head.size
+    every = chosen.kept * chosen.words >= head.vocabulary
+    held = min(chosen.kept * tile, scores) + (0 if every else tile)
+    return head.states + held + _worked(head, tile, COPIES_BY_WORDS) - tile + head.in_float32(head.states) + head.weight
 
 
 def _worked(head: Head, tile: float, copies: int) -> float:

@@ -34,7 +34,10 @@ class _Op:
     def apply(hidden: torch.Tensor, weight: torch.Tensor, bias: Any, targets: torch.Tensor, *rest: Any) -> Any:
         temperature, _chunk_size, soft_cap, logit_scale, outputs = rest
         room = workspace(hidden.device)
-        found = LinearLogp.apply(hidden, weight, bias, targets, temperature, room, soft_cap, logit_scale, outputs)
+        found = LinearLogp.apply(
+            hidden, weight, bias, targets, temperature, room, soft_cap, logit_scale, outputs, 0.0, 0.0,
+            torch.is_grad_enabled(),
+        )  # fmt: skip
         return found[:_FIELDS]
 
 
@@ -120,7 +123,7 @@ def describe(head: Any) -> str:
     vocabulary, hidden = head.weight.shape
     room = workspace(head.weight.device) >> 20
     plan = (
-        "trained head: slices of the vocabulary, logits computed again in the backward pass"
+        "trained head: slices of the vocabulary, logits computed again in the backward pass where they do not fit"
         if head.weight.requires_grad
         else "frozen head: gradient formed in the forward pass, two products"
     )

@@ -6,8 +6,9 @@ Two plans, by what must be differentiated:
   log-probability) is formed in the forward pass beside it; backward only scales rows. Two matrix products in all,
   whatever loss stands on top (`d loss / d score` is one number a row). A gradient of another score needs the logits
   again: three products.
-- trained head: statistics in the forward pass, then slices of the vocabulary in the backward pass, so that each slice's
-  weight gradient is one product over all rows and is rounded once. Four products, no float32 copy of the gradient.
+- trained head: slices of the vocabulary in both passes, so that each slice's weight gradient is one product over all rows
+  and is rounded once, and no float32 copy of it is needed. Logits wait for the backward pass where memory is free in
+  between (`slices`), the rest is computed again: between three and four products.
 
 Rows whose target is ignored are left out of every product. Serves CUDA and Triton's interpreter by kernels, and any other
 device by the same order of work in plain torch. Compiled code gets registered operations (`registered`), a head that is cut
@@ -20,7 +21,14 @@ from typing import Any
 
 import torch
 
-from engine.kernels.linear_logp.passes import backward_pass, forward_pass, scales_early, working_type
+from engine.config.head import CPU_WORKSPACE, CUDA_WORKSPACE
+from engine.kernels.linear_logp.passes import (
+    backward_pass,
+    forward_in_slices,
+    forward_pass,
+    scales_early,
+    working_type,
+)
 from engine.kernels.linear_logp.reference import TokenScores, linear_logp_reference
 from engine.kernels.linear_logp.tiles import Scaling, Upstream
 from engine.kernels.shapes import first_derivatives_alone, refuse_scaling, refuse_shapes
@@ -28,8 +36,6 @@ from engine.kernels.shapes import first_derivatives_alone, refuse_scaling, refus
 __all__ = ["OUTPUTS", "LinearLogp", "TokenScores", "linear_logp", "linear_logp_reference", "workspace"]
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
-# On an H200 320 MiB of logits ran within 3 % of 640 MiB (results.csv, ce_frozen); a CPU wants a tile near its caches.
-CUDA_WORKSPACE, CPU_WORKSPACE = 320 << 20, 16 << 20
 
 
 def linear_logp(
@@ -84,7 +90,9 @@ def linear_logp(
     if ignore_index is None:
         return TokenScores(*_apply(hidden, weight, bias, targets, scaling, room, outputs))
     kept = (targets != ignore_index).nonzero().squeeze(1)
-    found = _apply(hidden[kept], weight, bias, targets[kept], scaling, room, outputs)
+    if kept.numel() == targets.numel():
+        return TokenScores(*_apply(hidden, weight, bias, targets, scaling, room, outputs))
+    found = _apply(_Rows.apply(hidden, kept), weight, bias, targets[kept], scaling, room, outputs)
     whole: Any = (None if x is None else x.new_zeros(targets.shape).index_put((kept,), x) for x in found)
     return TokenScores(*whole)
 
@@ -100,7 +108,7 @@ def _apply(
 ) -> tuple[Any, ...]:
     return LinearLogp.apply(
         hidden, weight, bias, targets, scaling.temperature, room, scaling.soft_cap, scaling.logit_scale, outputs,
-        scaling.label_smoothing, scaling.z_loss,
+        scaling.label_smoothing, scaling.z_loss, torch.is_grad_enabled(),
     )  # fmt: skip
 
 
@@ -116,8 +124,25 @@ def workspace(device: torch.device) -> int:
     return max(32 << 20, min(CUDA_WORKSPACE, torch.cuda.mem_get_info(device)[0] // 4))
 
 
+class _Rows(torch.autograd.Function):
+    """`hidden[kept]` of rows that differ, whose gradient is written to its place and not added up."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        ctx.kept, ctx.shape = kept, hidden.shape
+        return hidden.index_select(0, kept)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.new_zeros(ctx.shape).index_copy_(0, ctx.kept, gradient), None
+
+
 class LinearLogp(torch.autograd.Function):
-    """The op with its settings in order; returns the fields of TokenScores as a tuple."""
+    """The op with its settings in order; returns the fields of TokenScores as a tuple.
+
+    `differentiated` is whether gradients are recorded where it is called, which it cannot see itself. What waits for the
+    backward pass is no saved tensor: it is used up there, and nothing that looks at saved tensors should carry it away.
+    """
 
     @staticmethod
     def forward(
@@ -133,12 +158,17 @@ class LinearLogp(torch.autograd.Function):
         outputs: tuple[str, ...],
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
+        differentiated: bool = True,
     ) -> tuple[torch.Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         scaling = Scaling(temperature, soft_cap, logit_scale, label_smoothing, z_loss)
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        early = need_hidden and not need_weight and not need_bias
-        scores, d_rows = forward_pass(hidden, weight, bias, targets, scaling, outputs, workspace_bytes, early=early)
+        need_hidden, need_weight, need_bias = (need and differentiated for need in ctx.needs_input_grad[:3])
+        given = hidden, weight, bias, targets, scaling, outputs, workspace_bytes
+        d_rows = ctx.slices = None
+        if need_weight or need_bias:
+            scores, ctx.slices = forward_in_slices(*given, trained=need_weight)
+        else:
+            scores, d_rows = forward_pass(*given, early=need_hidden)
         ctx.save_for_backward(hidden, weight, bias, targets, scores.lse, scores.entropy, d_rows)
         ctx.dtype, ctx.scaling, ctx.workspace_bytes = working_type(hidden), scaling, workspace_bytes
         ctx.early_loss = scores.loss is not None
@@ -162,9 +192,10 @@ class LinearLogp(torch.autograd.Function):
         if not upstream.any():
             return None, None, None, *rest
         if (each := scales_early(upstream, ctx.early_loss)) is not None and d_rows is not None:
-            return (d_rows * each.unsqueeze(-1)).to(hidden.dtype), None, None, *rest
+            return torch.mul(d_rows, each.unsqueeze(-1), out=torch.empty_like(hidden)), None, None, *rest
+        slices, ctx.slices = ctx.slices, None
         found = backward_pass(
             hidden, weight, bias, targets, lse, entropy, upstream, ctx.scaling, ctx.dtype, ctx.workspace_bytes,
-            ctx.needs_input_grad[:3],
+            ctx.needs_input_grad[:3], slices=slices,
         )  # fmt: skip
         return *found, *rest

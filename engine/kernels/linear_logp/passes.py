@@ -1,4 +1,4 @@
-"""The order of work of both passes: chunks of rows forward, slices of the vocabulary backward.
+"""The order of work of both passes: chunks of rows forward, or slices of the vocabulary forward and backward.
 
 Plain functions on tensors, which the eager autograd node, the registered operations that compiled code calls, and the
 shards of a vocabulary share. Names: N rows, H hidden, V vocabulary.
@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import torch
 
+from engine.config.head import FEWEST_WORDS, Layout, layout
 from engine.kernels.device import sums_in_float32
+from engine.kernels.linear_logp.slices import RunningScores, Slices
 from engine.kernels.linear_logp.tiles import Scaling, Scores, Upstream, to_gradient
 from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket
 
@@ -82,6 +84,37 @@ def _forward(
     return Forward(scores, d_rows)
 
 
+def forward_in_slices(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    scaling: Scaling,
+    outputs: tuple[str, ...],
+    workspace_bytes: int,
+    *,
+    trained: bool,
+) -> tuple[Scores, Slices]:
+    """Scores of all rows, and the logits that wait for `backward_pass`; `trained`: a weight gradient will be needed."""
+    dtype = working_type(hidden)
+    with torch.autocast(hidden.device.type, enabled=False), sums_in_float32(hidden.device):
+        rows_NH, weight_VH, targets_N = hidden.to(dtype), weight.to(dtype), targets.contiguous()
+        bias_V = None if bias is None else bias.to(dtype).contiguous()
+        (count, width), vocabulary = rows_NH.shape, weight.shape[0]
+        each, of_weight = rows_NH.element_size(), weight.element_size() if trained else 0
+        chosen = layout(count, width, vocabulary, each, of_weight, workspace_bytes)
+        d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if trained else None
+        slices = Slices(rows_NH, vocabulary, d_weight, chosen)
+        scores = Scores(count, rows_NH, outputs)
+        running = RunningScores(scores, rows_NH)
+        for number, part in enumerate(slices.parts):
+            logits = slices.fresh(number)
+            torch.mm(rows_NH, weight_VH[part].t(), out=logits)
+            running.fold(logits, part.start, targets_N, None if bias_V is None else bias_V[part], scaling)
+        running.finish(targets_N, vocabulary, scaling)
+    return scores, slices
+
+
 def backward_pass(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -97,33 +130,57 @@ def backward_pass(
     *,
     first: int = 0,
     vocabulary: int | None = None,
+    slices: Slices | None = None,
 ) -> Gradients:
-    """Gradients under `upstream`; `weight` is the whole head, or the shard of `vocabulary` words that begins at `first`."""
+    """Gradients under `upstream`; `weight` is the whole head, or the shard of `vocabulary` words that begins at `first`.
+
+    `slices`: what `forward_in_slices` left, which is used up; without it all logits are formed again.
+    """
     need_hidden, need_weight, need_bias = need
     rows_NH, weight_VH, targets_N = hidden.to(dtype), weight.to(dtype), targets.contiguous()
     bias_V = None if bias is None else bias.to(dtype).contiguous()
     upstream = Upstream(*(None if d is None else d.to(lse.dtype).contiguous() for d in upstream))
     count, words = rows_NH.shape[0], weight.shape[0]
+    larger = _magnified(upstream) if dtype == torch.float16 and count else None
+    if larger is not None:
+        upstream = Upstream(*(None if d is None else d * larger for d in upstream))
     sums = torch.zeros(hidden.shape, dtype=lse.dtype, device=hidden.device) if need_hidden else None
-    d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
+    if slices is None:
+        d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
+        each = max(count, 1) * rows_NH.element_size()
+        width = chunks(words, each, workspace_bytes, FEWEST_WORDS)[0].stop if words else 0
+        slices = Slices(rows_NH, words, d_weight, Layout(width, 0, 0))
+    d_weight = slices.d_weight
     d_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if need_bias and bias is not None else None
-    work: torch.Tensor | None = None
     with sums_in_float32(hidden.device):
-        for part in chunks(words, max(count, 1) * rows_NH.element_size(), workspace_bytes, 256):
-            if work is None:
-                work = rows_NH.new_empty(count, part.stop - part.start)
-            tile = work[:, : part.stop - part.start]
-            torch.mm(rows_NH, weight_VH[part].t(), out=tile)
+        for number, part in enumerate(slices.parts):
+            logits, tile = slices.held(number), slices.turned(number)
+            if logits is None:
+                logits = torch.mm(rows_NH, weight_VH[part].t(), out=tile)
             bias_S = None if bias_V is None else bias_V[part]
             place = first + part.start, words if vocabulary is None else vocabulary
-            to_gradient(tile, *place, targets_N, bias_S, lse, entropy, upstream, scaling)
+            to_gradient(logits, tile, *place, targets_N, bias_S, lse, entropy, upstream, scaling)
             if sums is not None:
                 _accumulate(sums, tile, weight_VH[part])
             if d_weight is not None:
-                d_weight[part] = tile.t() @ rows_NH
+                _product_into(d_weight[part], tile.t(), rows_NH, larger)
             if d_bias is not None:
-                d_bias[part] = tile.sum(0, dtype=lse.dtype)
+                total = tile.sum(0, dtype=lse.dtype)
+                d_bias[part] = total if larger is None else total / larger
+    if sums is not None and larger is not None:
+        sums.div_(larger)
     return Gradients(None if sums is None else sums.to(hidden.dtype), d_weight, d_bias)
+
+
+def _magnified(upstream: Upstream) -> torch.Tensor:
+    """The power of two by which gradients in float16 are formed larger; no host waits for it.
+
+    Divided by the tokens of a batch, most gradients of logits would lie below the smallest normal number. Brought to 2**10,
+    the greatest stays below the largest number by what an entropy, a slope or a penalty multiplies it with.
+    """
+    highest = torch.stack([d.abs().amax() for d in upstream if d is not None]).amax()
+    power = torch.exp2(10 - highest.log2().ceil())
+    return torch.where(torch.isfinite(power) & (power > 0), power, 1.0)
 
 
 def scales_early(upstream: Upstream, early_loss: bool) -> torch.Tensor | None:
@@ -191,3 +248,17 @@ def _accumulate(sums_NH: torch.Tensor, tile_NS: torch.Tensor, weight_SH: torch.T
         torch.addmm(sums_NH, tile_NS, weight_SH, out_dtype=torch.float32, out=sums_NH)
     else:
         sums_NH.addmm_(tile_NS.to(sums_NH.dtype), weight_SH.to(sums_NH.dtype))
+
+
+def _product_into(
+    out_SH: torch.Tensor, tile_SN: torch.Tensor, rows_NH: torch.Tensor, larger: torch.Tensor | None
+) -> None:
+    """`out = tile @ rows / larger`, rounded once, to the format of `out`."""
+    if larger is None and out_SH.dtype == tile_SN.dtype:
+        torch.mm(tile_SN, rows_NH, out=out_SH)
+    elif out_SH.is_cuda and tile_SN.dtype in (torch.float16, torch.bfloat16):
+        wide = torch.mm(tile_SN, rows_NH, out_dtype=torch.float32)
+        out_SH.copy_(wide if larger is None else wide.div_(larger))
+    else:
+        wide = tile_SN.float() @ rows_NH.float()
+        out_SH.copy_(wide if larger is None else wide.div_(larger))

@@ -100,8 +100,7 @@ class _Sharded(torch.autograd.Function):
         every = [torch.empty_like(own) for _ in range(world)]
         dist.all_gather(every, own, group=group)
         lse, entropy, target, mean = combine(torch.stack(every), vocabulary)
-        smoothing = scaling.label_smoothing
-        loss = lse - (1 - smoothing) * target - smoothing * mean + scaling.z_loss * lse.square()
+        loss = scaling.cross_entropy(lse, target, mean)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
         ctx.settings = group, scaling, working_type(hidden), workspace_bytes, first, vocabulary
         return target - lse, entropy.clone(), loss

@@ -41,6 +41,11 @@ class Scaling:
         t = torch.tanh(z / self.soft_cap)
         return self.soft_cap * t / self.temperature, (1 - t * t) * (self.logit_scale / self.temperature)
 
+    def cross_entropy(self, lse: torch.Tensor, z_target: torch.Tensor, z_mean: torch.Tensor) -> torch.Tensor:
+        """The loss of each row. A word that cannot come makes the mean infinite, which counts only under smoothing."""
+        loss = lse - (1 - self.label_smoothing) * z_target + self.z_loss * lse.square()
+        return loss - self.label_smoothing * z_mean if self.label_smoothing else loss
+
 
 class Scores:
     """The scores of N rows, filled in chunk by chunk. Not `whole`: the logits are one shard of the vocabulary."""
@@ -56,6 +61,10 @@ class Scores:
         self.lse = torch.empty_like(self.logp)
         self.entropy, self.square, self.mean = fresh("entropy"), fresh("log_sum_sq_probs"), fresh("mean_logits")
         self.top, self.loss = fresh("is_top1", torch.bool), fresh("cross_entropy")
+
+    def sums(self, scaling: Scaling) -> bool:
+        """Whether the sum of a row's logits is needed; a kernel pays for it in registers."""
+        return self.mean is not None or (self.loss is not None and scaling.label_smoothing > 0)
 
     def fold(
         self,
@@ -97,8 +106,7 @@ def _fold_torch(
         scores.square[part] = (2 * (z - lse)).logsumexp(-1)
     smoothing = scaling.label_smoothing
     if scores.loss is not None:
-        loss = lse - (1 - smoothing) * z_target + scaling.z_loss * lse.square()
-        scores.loss[part] = (loss - smoothing * z.mean(-1, keepdim=True)).squeeze(-1)
+        scores.loss[part] = scaling.cross_entropy(lse, z_target, z.mean(-1, keepdim=True)).squeeze(-1)
     if scores.entropy is None and not gradient:
         return
     p = (z - lse).exp_()
@@ -136,11 +144,12 @@ def row_cost(tile: Tile, registers: int = 9) -> Cost:
 
 
 ROW_TILES = Tiles(
-    "linear_logp_rows", 1, ("lanes", "run", "warps"),
-    ((512, 8, 4), (256, 8, 4), (512, 8, 8), (1024, 8, 8), (512, 4, 4), (256, 16, 4)), row_cost,
+    "linear_logp_rows", 2, ("lanes", "run", "warps"),
+    ((512, 8, 8), (512, 8, 4), (256, 8, 4), (1024, 8, 8), (512, 4, 4), (256, 16, 4)), row_cost,
 )  # fmt: skip
-CROWDED_ROW_TILES = replace(ROW_TILES, kernel="linear_logp_crowded_rows", cost=lambda tile: row_cost(tile, 20))
-"""With a cap or with the sums of all outputs, which the tile picked by hand spills registers for."""
+CROWDED_ROW_TILES = replace(ROW_TILES, kernel="linear_logp_crowded_rows", cost=lambda tile: row_cost(tile, 21))
+"""With a cap or sums of more outputs, for which large tiles spill registers."""
+CROWDING = ("HAS_CAP", "WITH_SQUARE", "WITH_TOP", "WITH_SUM")
 
 
 def _fold_triton(
@@ -163,7 +172,7 @@ def _fold_triton(
     flags: dict[str, bool] = {
         "HAS_BIAS": bias_V is not None, "HAS_CAP": scaling.soft_cap is not None,
         "WITH_ENTROPY": scores.entropy is not None, "WITH_SQUARE": scores.square is not None,
-        "WITH_MEAN": scores.mean is not None, "WITH_TOP": scores.top is not None,
+        "WITH_SUM": scores.sums(scaling), "WITH_MEAN": scores.mean is not None, "WITH_TOP": scores.top is not None,
         "WITH_LOSS": scores.loss is not None, "WITH_GRADIENT": gradient, "WHOLE": scores.whole,
     }  # fmt: skip
 
@@ -177,7 +186,7 @@ def _fold_triton(
         )  # fmt: skip
 
     key: Key = (bucket(rows), bucket(vocabulary), str(logits_CV.dtype), *(int(flag) for flag in flags.values()))
-    crowded = flags["HAS_CAP"] or flags["WITH_SQUARE"] or flags["WITH_TOP"]
+    crowded = any(flags[name] for name in CROWDING)
     tiles = CROWDED_ROW_TILES if crowded else ROW_TILES
     launch(TUNER.pick(tiles, key, logits_CV.device, on_scratch(launch, logits_CV)), logits_CV)
 
@@ -190,6 +199,7 @@ GRADIENT_TILES = Tiles(
 
 def to_gradient(
     logits_CS: torch.Tensor,
+    out_CS: torch.Tensor,
     first: int,
     vocabulary: int,
     targets_C: torch.Tensor,
@@ -199,9 +209,9 @@ def to_gradient(
     upstream: Upstream,
     scaling: Scaling,
 ) -> None:
-    """The slice of logits that begins at word `first` becomes its gradient under these upstream gradients."""
+    """The gradient of the slice of logits that begins at word `first`, into `out_CS`, which may be the logits."""
     run = _gradient_triton if kernel_serves(logits_CS) and logits_CS.dtype != torch.float64 else _gradient_torch
-    run(logits_CS, first, vocabulary, targets_C, bias_S, lse_C, entropy_C, upstream, scaling)
+    run(logits_CS, out_CS, first, vocabulary, targets_C, bias_S, lse_C, entropy_C, upstream, scaling)
 
 
 class Upstream(NamedTuple):
@@ -217,6 +227,7 @@ class Upstream(NamedTuple):
 
 def _gradient_triton(
     logits_CS: torch.Tensor,
+    out_CS: torch.Tensor,
     first: int,
     vocabulary: int,
     targets_C: torch.Tensor,
@@ -235,21 +246,22 @@ def _gradient_triton(
     }  # fmt: skip
     upstreams = [lse_C if each is None else each for each in (entropy_C, *upstream)]
 
-    def launch(tile: Tile, logits: torch.Tensor) -> None:
+    def launch(tile: Tile, out: torch.Tensor) -> None:
         most, warps = tile
         width = block(words, most)
         scores_gradient_kernel[(rows, -(-words // width))](
-            logits, targets_C, logits if bias_S is None else bias_S, lse_C, *upstreams,
-            logits.stride(0), first, words, vocabulary, *scaling.numbers,
+            logits_CS, out, targets_C, logits_CS if bias_S is None else bias_S, lse_C, *upstreams,
+            logits_CS.stride(0), out.stride(0), first, words, vocabulary, *scaling.numbers,
             **flags, BLOCK_V=width, num_warps=warps,
         )  # fmt: skip
 
     key: Key = (bucket(rows), bucket(words), str(logits_CS.dtype), *(int(flag) for flag in flags.values()))
-    launch(TUNER.pick(GRADIENT_TILES, key, logits_CS.device, on_scratch(launch, logits_CS)), logits_CS)
+    launch(TUNER.pick(GRADIENT_TILES, key, logits_CS.device, on_scratch(launch, out_CS)), out_CS)
 
 
 def _gradient_torch(
     logits_CS: torch.Tensor,
+    out_CS: torch.Tensor,
     first: int,
     vocabulary: int,
     targets_C: torch.Tensor,
@@ -276,16 +288,16 @@ def _gradient_torch(
         each = upstream.loss.unsqueeze(-1)
         d += each * (p * (1 + 2 * scaling.z_loss * lse_C.unsqueeze(-1)) - scaling.label_smoothing / vocabulary)
         d.scatter_add_(-1, at, (scaling.label_smoothing - 1) * each * here.unsqueeze(-1))
-    logits_CS.copy_(d * slope)
+    out_CS.copy_(d * slope)
 
 
-def on_scratch(launch: Callable[[Tile, torch.Tensor], None], logits: torch.Tensor) -> Callable[[Tile], None]:
-    """The launch on a copy of the logits, which it overwrites; the copy is made when first something is timed."""
+def on_scratch(launch: Callable[[Tile, torch.Tensor], None], overwritten: torch.Tensor) -> Callable[[Tile], None]:
+    """The launch on a copy of what it overwrites; the copy is made when first something is timed."""
     copies: list[torch.Tensor] = []
 
     def run(tile: Tile) -> None:
         if not copies:
-            copies.append(logits.clone())
+            copies.append(overwritten.clone())
         launch(tile, copies[0])
 
     return run

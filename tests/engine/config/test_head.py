@@ -7,8 +7,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from engine.config.head import (
-    CPU_WORKSPACE,
-    CUDA_WORKSPACE,
     TOKEN_CHUNK,
     VOCABULARY_CHUNK,
     Head,
@@ -47,10 +45,7 @@ def test_tiles_are_as_large_as_in_the_installed_code() -> None:
     from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-    from engine.kernels import linear_logp
-
     assert (TOKEN_CHUNK, VOCABULARY_CHUNK) == (TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE)
-    assert (CUDA_WORKSPACE, CPU_WORKSPACE) == (linear_logp.CUDA_WORKSPACE, linear_logp.CPU_WORKSPACE)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def main(capability: int, every_tile: bool) -> None:
         return [1.0] * len(runs)
 
     JITFunction.run = run
-    for module in ("linear_logp.tiles", "linear_cross_entropy", "logp_entropy", "norm_rope", "gated", "fp8_rows"):
+    for module in ("linear_logp.tiles", "linear_logp.slices", "logp_entropy", "norm_rope", "gated", "fp8_rows"):
         __import__(f"engine.kernels.{module}")
         sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
     assert not device.interpreted()

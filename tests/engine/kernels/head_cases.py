@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from engine.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
-from engine.kernels.linear_logp import linear_logp, linear_logp_reference
+from engine.kernels.linear_logp import OUTPUTS, linear_logp, linear_logp_reference
 from tests.engine.kernels.judging import DEVICE, DTYPES, INTERPRETED, combined, compare, judge, rms, said
 
 
@@ -89,6 +89,39 @@ def linear_logp_cases() -> None:
             between=rms((h.double() @ w.double().t()[:, :4096]).amax(-1)),
             handful=rows < 64,
         )
+
+
+def slices_that_wait() -> None:
+    """A trained head whose logits wait in the weight gradient, in the workspace, in both, or are formed again."""
+    rows, hidden, vocabulary = (12, 8, 600) if INTERPRETED else (3000, 512, 32_001)
+    for dtype, buffers, biased in combined(DTYPES, (1, 3, 9), (True, False)):
+        h = torch.randn(rows, hidden, device=DEVICE).to(dtype).requires_grad_()
+        w = (torch.randn(vocabulary, hidden, device=DEVICE) * hidden**-0.5).to(dtype).requires_grad_()
+        bias = [torch.randn(vocabulary, device=DEVICE).to(dtype).requires_grad_()] if biased else []
+        targets = torch.randint(vocabulary, (rows,), device=DEVICE)
+        outputs = ("entropy", "cross_entropy")
+
+        def call(function, h, w, *bias, targets=targets, **more):
+            scores = function(h, w, targets, bias=bias[0] if bias else None, z_loss=1e-3, **more)
+            return scores.log_probs, scores.entropy, scores.cross_entropy
+
+        room = rows * h.element_size() * (256 * buffers if INTERPRETED else -(-vocabulary // 9) * buffers)
+        compare(
+            f"linear_logp in slices {dtype} bias={biased} {buffers} in the workspace",
+            lambda *x, room=room: call(linear_logp, *x, workspace_bytes=room, outputs=outputs),
+            lambda *x: call(linear_logp_reference, *x),
+            [h, w, *bias],
+            3,
+            handful=rows < 64,
+        )
+        with torch.no_grad():
+            told = linear_logp(h, w, targets, outputs=OUTPUTS)
+        kept = linear_logp(h, w, targets, outputs=OUTPUTS, workspace_bytes=room)
+        for field in ("log_sum_sq_probs", "mean_logits"):
+            error = rms(getattr(kept, field).double() - getattr(told, field)) / rms(getattr(told, field))
+            said(error < 2e-3, f"linear_logp in slices {dtype} {field}", f"{error:.1e} from whole rows")
+        agree = float((kept.is_top1 == told.is_top1).float().mean())
+        said(agree >= 0.99, f"linear_logp in slices {dtype} is_top1", f"agrees for {agree:.3f} of the rows")
 
 
 def linear_logp_numbers() -> None:
