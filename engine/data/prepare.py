@@ -243,7 +243,11 @@ def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
         )
     if not counts.kept:
         reasons = "; ".join(counts.sentences()) or "no rows were read"
-        raise DataError(f"data.{plan.split}: nothing is left to train on: {reasons}", path="")
+        raise DataError(
+            f"data.{plan.split}: nothing is left to train on: {reasons}.",
+            "Bring other rows, or change what leaves these out: data.max_length, data.trained_turns or the source's columns.",
+            path="",
+        )
     shape = shape_of(plan.method)
     if (plan.split == "train" or shape.one_sort) and (lack := shape.lacking(counts.classes)):
         raise DataError(f"data.{plan.split}: {lack[0]}", lack[1], path="")

@@ -52,7 +52,8 @@ class RewardFunctions:
             seconds = max(self.timeout, LOAD_SECONDS)
             answer = self._ask(spec, {"load": [spec.text]}, "while it was loaded", seconds)
             if "problem" in answer:
-                raise WorkbenchError(f"{PLACE}: {_named(spec)} {visible(redact(answer['problem']))}.")
+                problem = visible(redact(answer["problem"]))
+                raise WorkbenchError(f"{PLACE}: {_named(spec)} {problem}.", _to_load(spec, problem))
 
     def score(self, number: int, batch: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> list[float | None]:
         """What function `number` gives for a batch of columns, `completions` among them. Raises WorkbenchError."""
@@ -129,6 +130,15 @@ def _named(spec: RewardSpec) -> str:
     if spec.kind == "function":
         return visible(redact(f"{os.path.basename(spec.argument)}:{spec.function}"))
     return spec.kind
+
+
+def _to_load(spec: RewardSpec, problem: str) -> str:
+    """What to do about a reward that could not be loaded."""
+    if spec.kind != "function":
+        return "Mend what stands after its colon; a file's path starts at the config's folder."
+    if "cannot be imported" in problem:
+        return "Its traceback is in the run's log; the file is run by this Python, in a process of its own."
+    return "Name a Python file, from the config's folder, and after the colon a function in it."
 
 
 def _those(rows: Sequence[int]) -> str:

@@ -32,7 +32,11 @@ class RewardModel:
             )
         except (OSError, ValueError, KeyError, ImportError) as problem:
             reason = visible(redact(str(problem).strip().split("\n")[0]))
-            raise ModelError(f"method.reward_funcs: the reward model {name} cannot be loaded: {reason}") from None
+            raise ModelError(
+                f"method.reward_funcs: the reward model {name} cannot be loaded: {reason.rstrip('.')}.",
+                "Name a folder or a hub id of a model with a scoring head, such as one that method.kind reward trains; "
+                "without a network only what was fetched before can be loaded.",
+            ) from None
         if self.model.config.num_labels != 1 or any(
             "score" in key or "classif" in key for key in loading["missing_keys"]
         ):

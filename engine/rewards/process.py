@@ -76,7 +76,7 @@ def load(text: str) -> Callable[..., Any]:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - the boundary to a person's code
         traceback.print_exc()
-        raise Refused(f"its file cannot be imported: {_said(problem)}") from None
+        raise Refused(f"cannot be imported with its file: {_said(problem)}") from None
     function = getattr(module, spec.function, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]

@@ -113,21 +113,22 @@ def test_one_that_hangs_is_ended_within_its_time(functions) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "words", "way_out"),
     [
-        ("mine.py:nothing", "nothing is no function of its file, which has letters, waits, tensors"),
-        ("absent.py:score", "absent.py:score cannot be loaded: there is no file"),
-        ("json_schema:absent.json", r"json_schema absent.json cannot be read: No such file"),
+        ("mine.py:nothing", "nothing is no function of its file, which has letters, waits, tensors", "after the colon"),
+        ("absent.py:score", "absent.py:score cannot be loaded: there is no file", "from the config's folder"),
+        ("json_schema:absent.json", r"json_schema absent.json cannot be read: No such file", "starts at the config's"),
     ],
 )
-def test_one_that_cannot_be_loaded_says_so_at_the_start(functions, text: str, words: str) -> None:
-    with pytest.raises(WorkbenchError, match=words):
+def test_one_that_cannot_be_loaded_says_so_at_the_start(functions, text: str, words: str, way_out: str) -> None:
+    with pytest.raises(WorkbenchError, match=words) as caught:
         functions(text).start()
+    assert way_out in caught.value.hint
 
 
 def test_a_file_that_cannot_be_imported_says_why(functions, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import absent_package")
-    with pytest.raises(WorkbenchError, match="its file cannot be imported: ModuleNotFoundError"):
+    with pytest.raises(WorkbenchError, match="cannot be imported with its file: ModuleNotFoundError"):
         functions("mine.py:letters").start()
 
 

@@ -71,8 +71,9 @@ def test_a_model_without_a_scoring_head_is_refused() -> None:
 
     with pytest.raises(ModelError, match="has no head that gives one score"):
         Rewards([f"model:{tiny.folder()}"], 20.0, CPU).start()
-    with pytest.raises(ModelError, match=r"the reward model .*absent cannot be loaded"):
+    with pytest.raises(ModelError, match=r"the reward model .*absent cannot be loaded") as caught:
         Rewards(["model:/absent"], 20.0, CPU).start()
+    assert "a model with a scoring head" in caught.value.hint
 
 
 def test_the_call_before_training_finds_a_function_that_fails_on_an_empty_answer(tmp_path: Path) -> None:

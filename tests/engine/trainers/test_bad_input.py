@@ -39,6 +39,7 @@ def test_rows_that_teach_nothing_end_the_run_before_it_begins(train, source, met
     (failed,) = lines(run, "failed")
     assert failed["cause"] == "error"
     assert failed["message"].startswith(words)
+    assert "Bring other rows" in failed["message"] or "Add rows of the other sort" in failed["message"]
     assert not lines(run, "started")
     assert not list(run.checkpoints.glob("checkpoint-*"))
 
