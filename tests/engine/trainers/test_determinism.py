@@ -75,3 +75,13 @@ def test_the_size_of_products_does_not_depend_on_how_full_the_card_is(monkeypatc
     assert workspace(card) == 50 << 20
     torch.use_deterministic_algorithms(True)
     assert workspace(card) == CUDA_WORKSPACE
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_card_two_runs_with_one_seed_have_one_curve(train, source, compiled):
+    rows = [{"path": source(CONVERSATIONS)}]
+    kernels = {"kernels.fused_attn_kernel": True, "kernels.torch_compile": compiled, "model.dtype": "bfloat16"}
+    settings = {**ON, **kernels, "optim.max_steps": 8, "adapter.kind": "none", "data.train": rows}
+    assert curve(train(settings)) == curve(train(settings))
