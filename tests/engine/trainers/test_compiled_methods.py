@@ -14,6 +14,7 @@ import shutil
 import pytest
 import torch
 
+from tests.engine.trainers.conftest import resumed_from
 from tests.engine.trainers.test_matrix import losses, receipt, settings
 
 
@@ -73,3 +74,19 @@ def test_in_bfloat16_nothing_was_learnt_before_the_first_step(
     assert "policy and reference run the same graph" in receipt(run)["torch.compile"]["detail"]
     assert "1 graphs, 0 breaks" in receipt(run)["torch.compile"]["detail"]
     assert losses(run)[0] == pytest.approx(begins, rel=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+def test_a_run_that_goes_on_is_held_to_the_same_reference(train, source, compiled_before, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", compiled_before)
+    base = {**settings(source, "dpo", "lora"), "model.dtype": "bfloat16", "memory.gradient_checkpointing": "full"}
+    torch._dynamo.reset()
+    whole = train({**base, "kernels.torch_compile": True, "optim.max_steps": 4, "run.logging_steps": 1})
+    torch._dynamo.reset()
+    again = train(folder=resumed_from(whole, 2, tmp_path / "again"))
+    torch._dynamo.reset()
+    assert "policy and reference run the same graph" in receipt(again)["torch.compile"]["detail"]
+    assert losses(whole)[2] != pytest.approx(math.log(2), rel=1e-4)
+    assert losses(again)[-2:] == pytest.approx(losses(whole)[-2:], rel=1e-5)
