@@ -80,8 +80,13 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
 
 def _one_way(trainer: Any, layers: list[torch.nn.Module]) -> tuple[Gate | None, str, Callable[[], None]]:
     """The gate by which the model with its adapter off is the reference, words for the receipt, and the undo."""
-    own = getattr(trainer, "ref_model", trainer) is None and not getattr(trainer, "precompute_ref_logps", False)
-    if not own or not getattr(trainer, "beta", 1):
+    if getattr(trainer, "precompute_ref_logps", False):
+        return (
+            None,
+            "; the stored reference was computed by plain layers, which round apart from compiled ones",
+            lambda: None,
+        )
+    if getattr(trainer, "ref_model", trainer) is not None or not getattr(trainer, "beta", 1):
         return None, "", lambda: None
     gate, reason, undo = gated(trainer.model, layers)
     if gate is not None:

@@ -106,6 +106,8 @@ def test_the_receipt_says_why_the_reference_is_another_graph(seen):
     )
     plain = compiled.torch_compile(config(), SimpleNamespace(model=adapted(), training_step=None))
     assert "reference" not in plain.detail
+    stored = SimpleNamespace(**vars(trainer_of(adapted())), precompute_ref_logps=True)
+    assert "stored reference was computed by plain layers" in compiled.torch_compile(config(), stored).detail
 
 
 @pytest.mark.slow
