@@ -62,7 +62,7 @@ class GatedBlock:
             out: Tensor = _Closed.apply(held, self)
             return out
         wide, _, of_down = self.opened(rows(x), chunked(self.flat))
-        return self.closed(wide, of_down).view(*x.shape[:-1], -1)
+        return self.closed(wide, of_down).view(*x.shape[:-1], self.down.width)
 
     def opened(self, x: Tensor, weights: list[Weights]) -> tuple[list[Tensor], list[Known], Known]:
         """Results of the first projections [N, W], what is known of them, and down's mask, drawn in the layers' order."""
@@ -163,7 +163,7 @@ class _Closed(torch.autograd.Function):
     def forward(ctx: Any, held: Tensor, call: GatedBlock) -> Tensor:
         assert call.open is not None
         (wide, of_down), call.open = call.open, None
-        return call.closed(wide, of_down).view(*held.shape[:-1], -1)
+        return call.closed(wide, of_down).view(*held.shape)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:

@@ -54,12 +54,12 @@ def projected(x: Tensor, group: Sequence[tuple[Projection, Weights]]) -> list[Te
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, *flat)):
         return list(_Projected.apply(layers, x, *flat))
     outputs, _ = forward(rows(x), layers, [weights for _, weights in group])
-    return [each.view(*x.shape[:-1], -1) for each in outputs]
+    return [each.view(*x.shape[:-1], each.shape[-1]) for each in outputs]
 
 
 def rows(x: Tensor) -> Tensor:
     """x [..., I] as [N, I]."""
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def chunked(flat: Sequence[Any]) -> list[Weights]:
@@ -208,7 +208,7 @@ class _Projected(torch.autograd.Function):
         outputs, known = forward(rows(x), layers, chunked(flat))
         ctx.layers = layers
         ctx.save_for_backward(x, *(tensor for each in known for tensor in each), *flat)
-        return tuple(each.view(*x.shape[:-1], -1) for each in outputs)
+        return tuple(each.view(*x.shape[:-1], each.shape[-1]) for each in outputs)
 
     @staticmethod
     @once_differentiable

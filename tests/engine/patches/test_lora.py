@@ -280,6 +280,29 @@ def test_a_second_adapter_and_a_merged_one_are_seen_when_they_come():
     assert not torch.allclose(one, other)
 
 
+@pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32), (1, 32)])
+def test_a_batch_without_a_token_or_with_one_has_results_of_its_shape_and_plain_gradients(shape):
+    model = adapted()
+    layer = layers(model)[0]
+    x = torch.randn(shape, dtype=torch.float64)
+
+    def through(module):
+        given = x.clone().requires_grad_()
+        out = module(given)
+        trained = [weight for weight in module.parameters() if weight.requires_grad]
+        return [out.detach(), *torch.autograd.grad(out.sum(), [given, *trained])]
+
+    modules = layer.mlp, layer.self_attn.q_proj
+    theirs = [through(module) for module in modules]
+    found, undo = fuse([layer])
+    assert found.blocks == 1
+    for module, plain in zip(modules, theirs, strict=True):
+        for ours, wanted in zip(through(module), plain, strict=True):
+            assert ours.shape == wanted.shape
+            torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-12)
+    undo()
+
+
 @pytest.mark.parametrize("lora_first", [True, False])
 def test_beside_the_fused_norm_of_attention_either_order_gives_the_same(lora_first):
     model = adapted()
