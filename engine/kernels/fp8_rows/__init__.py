@@ -11,6 +11,7 @@ import torch
 
 from engine.kernels.device import kernel_serves
 from engine.kernels.fp8_rows.reference import FORMAT, rounded_rows_reference, transposed_reference
+from engine.kernels.shapes import named, refuse_formats
 
 __all__ = ["FORMAT", "rounded_rows", "rounded_rows_reference", "transposed", "transposed_reference"]
 
@@ -30,7 +31,14 @@ def rounded_rows(x: torch.Tensor, by: torch.Tensor | None = None) -> tuple[torch
 
     Returns:
         numbers [R, C] float8_e4m3fn, scale [R, 1] float32.
+
+    Raises:
+        ValueError: rows without a number, shapes, formats or devices that do not belong together.
     """
+    if x.dim() != 2 or not x.shape[1] or (by is not None and by.shape != (1, x.shape[1])):
+        given = f"{tuple(x.shape)}{'' if by is None else f' and {tuple(by.shape)}'}"
+        raise ValueError(f"rounded_rows: must get x [R, C] with C at least 1 and by [1, C] or none; got {given}")
+    refuse_formats("rounded_rows", x=x, by=by)
     if torch.compiler.is_compiling() or not x.numel() or not kernel_serves(x):
         return rounded_rows_reference(x, by)
     from engine.kernels.fp8_rows.kernels import rounded_rows_kernel
@@ -48,7 +56,9 @@ def rounded_rows(x: torch.Tensor, by: torch.Tensor | None = None) -> tuple[torch
 
 
 def transposed(numbers: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy [C, R] of FP8 numbers [R, C]."""
+    """A contiguous copy [C, R] of FP8 numbers [R, C]. Raises ValueError for anything else."""
+    if numbers.dim() != 2 or numbers.element_size() != 1:
+        raise ValueError(f"transposed: must get FP8 numbers [R, C]; got {named(numbers.dtype)} {tuple(numbers.shape)}")
     if torch.compiler.is_compiling() or not numbers.numel() or not kernel_serves(numbers):
         return transposed_reference(numbers)
     return transposed_by_kernel(numbers)

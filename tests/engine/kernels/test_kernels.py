@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers.activations import ACT2FN
 
 from engine.kernels.device import _card_serves, lacking, sums_in_float32
+from engine.kernels.fp8_rows import rounded_rows, transposed
 from engine.kernels.gated import gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
@@ -168,6 +169,11 @@ def test_shapes_that_do_not_belong_together_are_refused_by_name(call, place):
         ),
         (lambda h, w, y: linear_logp(h, w, y, z_loss=-1.0), "z_loss must be 0 or more; got -1.0"),
         (lambda h, w, y: gated(h.int(), h.int()), "gate must be float64.*got int32"),
+        (lambda h, w, y: rounded_rows(h.int()), "rounded_rows: x must be float64.*got int32"),
+        (lambda h, w, y: rounded_rows(h, torch.ones(1, 5)), r"by \[1, C\] or none; got \(2, 8\) and \(1, 5\)"),
+        (lambda h, w, y: rounded_rows(h[:, :0]), r"with C at least 1.*got \(2, 0\)"),
+        (lambda h, w, y: rounded_rows(h[0]), r"must get x \[R, C\].*got \(8,\)"),
+        (lambda h, w, y: transposed(h), r"must get FP8 numbers .R, C.; got float32 \(2, 8\)"),
         (lambda h, w, y: gated(h, h.to("meta")), "up must lie on cpu as the others do; got meta"),
         (lambda h, w, y: gated(h[0, 0], h[0, 0]), "at least one dimension"),
         (lambda h, w, y: gated(h, w), "gate and up must have one shape .*got .2, 8. torch.float32 and .5, 8."),
