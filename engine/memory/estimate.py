@@ -19,6 +19,10 @@ from engine.config.tree import RunConfig
 # Share of peak 16-bit throughput that a plain run reaches, and what a CPU core does, for a first guess at the time.
 _MFU = 0.30
 _CPU_FLOPS_PER_CORE = 2.0e10
+_CPU_SLOW_BFLOAT16 = 2.5e9
+# Seconds of one core that no size changes: until the libraries are loaded, and of a step and a batch's layer beside the
+# products (EPYC, torch 2.13: 6.1 to 7.8 s; 15 ms; 2.1 ms, 2.9 with LoRA).
+_CPU_START, _CPU_STEP, _CPU_LAYER = 7.0, 0.015, 0.0025
 # FLOP a parameter and token that checkpointing computes again: all of the forward pass, or a share of it.
 _AGAIN: dict[Any, float] = {False: 0.0, "selective": 0.0, "medium": 1.0}
 
@@ -118,7 +122,10 @@ def _seconds(
     work = flops * counts.base * data.tokens * steps / per_epoch
     work *= 1 + (streaming_share(config, facts) or 0.0)
     if not machine.gpus:
-        return work / (_CPU_FLOPS_PER_CORE * (machine.cpu_count or 1))
+        slow = machine.slow_bfloat16 and config.model.dtype == "bfloat16"
+        batch = _CPU_LAYER * ((facts.model.layers if facts.model else None) or 0)
+        fixed = _CPU_START + steps * (_CPU_STEP + config.optim.gradient_accumulation_steps * batch)
+        return fixed + work / ((_CPU_SLOW_BFLOAT16 if slow else _CPU_FLOPS_PER_CORE) * (machine.cpu_count or 1))
     known = [capability for capability in PEAK if capability <= machine.gpus[0].capability]
     if not known:
         return None

@@ -117,3 +117,18 @@ def test_packages_by_their_metadata() -> None:
 def test_machines_are_values() -> None:
     assert parse_machine("H100") == parse_machine("1xH100-80GB")
     assert Machine() == Machine()
+
+
+@pytest.mark.parametrize(
+    ("text", "slow"),
+    [
+        ("flags\t\t: fpu avx avx2 fma\n", True),
+        ("flags\t\t: fpu avx2 avx512f avx512bw avx512vl avx512dq\n", False),
+        ("flags\t\t: fpu avx2 avx_vnni avx_ne_convert\n", False),
+        ("Features\t: fp asimd bf16\n", False),  # not an x86: nothing is known
+    ],
+)
+def test_a_processor_says_whether_bfloat16_is_slow_on_it(tmp_path: Path, text: str, slow: bool) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\n" + text)
+    assert hardware._slow_bfloat16(str(tmp_path / "cpuinfo")) is slow
+    assert hardware._slow_bfloat16(str(tmp_path / "none")) is False

@@ -122,6 +122,15 @@ def float16_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 
 @rule(reads=(fields.model.dtype,))
+def bfloat16_is_slow_on_old_processors(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    machine, path = facts.machine, fields.model.dtype.path
+    if config.model.dtype == "bfloat16" and machine is not None and not machine.gpus and machine.slow_bfloat16:
+        todo = "It has no instructions for bfloat16, whose products take about forty times as long as float32's."
+        fix = Fix("take float32", {path: "float32"})
+        yield must(path, "float32 on this processor to be quick", "bfloat16", todo, severity="warning", fix=fix)
+
+
+@rule(reads=(fields.model.dtype,))
 def bfloat16_needs_a_card_that_has_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if config.model.dtype != "bfloat16" or facts.machine is None:
         return

@@ -201,6 +201,9 @@ CASES: dict[str, list[Case]] = {
         ({**LORA, "model.quantization": "int8"}, Facts(machine=CPU), "model.quantization", "warning")
     ],
     "float16-needs-a-gpu": [({**LORA, "model.dtype": "float16"}, Facts(machine=CPU), "model.dtype", "error")],
+    "bfloat16-is-slow-on-old-processors": [
+        ({"model.dtype": "bfloat16"}, Facts(machine=replace(CPU, slow_bfloat16=True)), "model.dtype", "warning")
+    ],
     "bfloat16-needs-a-card-that-has-it": [({}, Facts(machine=OLD), "model.dtype", "error")],
     "float16-weights-cannot-be-trained-whole": [({"model.dtype": "float16"}, Facts(), "model.dtype", "error")],
     "flash-attention-needs-its-package": [
