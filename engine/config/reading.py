@@ -19,7 +19,7 @@ from engine.config.findings import RANK, Finding, Fix, must, shown
 from engine.config.meaning import Unmeant, expectation, fit, meaning
 from engine.config.method import Sft
 from engine.config.migrate import migrate
-from engine.config.renames import CHANGES, NAMES, translate
+from engine.config.renames import CHANGES, INSTEAD, NAMES, translate
 from engine.config.section import Section
 from engine.config.tree import SECTIONS, VERSION, FieldSpec, RunConfig, fields
 from engine.errors import nearest, visible
@@ -212,9 +212,13 @@ class _Reader:
         if changes is not None:
             self._foreign(path, rule, key, changes)
             return
-        known = _similar(section, key)
+        known = _similar(section, key) if key not in INSTEAD else None
+        if known and known in fields and fields[known].section != section and fields[known].name != key:
+            # A name of another place that is only alike is meant if it can hold the value.
+            known = known if not isinstance(fit(fields[known], value), Unmeant) else None
         if known is None:
             todo = f"No setting has such a name. Remove it; `workbench explain` lists the settings of {section or 'each section'}."
+            todo = INSTEAD.get(key, todo)
             self._refuse(
                 path, rule, key, todo, "unknown-key", Fix(f"remove {visible(key)}", unset=(path,)), marks=False
             )

@@ -1,6 +1,7 @@
 """Other tools' names for our settings: such a key is an error whose fix writes the value where it belongs.
 
-`translate(key, value)` gives the settings to write; nothing when the key is not known from another tool.
+`translate(key, value)` gives the settings to write; nothing when the key is not known from another tool. `INSTEAD` has
+sentences for keys that no setting answers.
 """
 
 from __future__ import annotations
@@ -110,6 +111,10 @@ def _flag(changes: Changes) -> Callable[[Any], Changes | None]:
     return lambda value: changes if value is True or str(value).lower() in ("true", "yes", "on") else {}
 
 
+def _bf16(value: Any) -> Changes | None:
+    return _flag({"model.dtype": "bfloat16"})(True if str(value).lower() in ("auto", "full") else value)
+
+
 def _stage(value: Any) -> Changes | None:
     kinds = {"sft": "sft", "pt": "pretrain", "dpo": "dpo", "kto": "kto", "rm": "reward", "ppo": "ppo"}
     return {"method.kind": kinds[value]} if value in kinds else {"method.kind": value}
@@ -130,17 +135,35 @@ CHANGES: dict[str, Callable[[Any], Changes | None]] = {
     "eval_dataset": _held_out,
     "load_in_4bit": _flag({"model.quantization": "nf4"}),
     "load_in_8bit": _flag({"model.quantization": "int8"}),
-    "bf16": _flag({"model.dtype": "bfloat16"}),
+    "bf16": _bf16,
     "fp16": _flag({"model.dtype": "float16"}),
     "fp8": _flag({"kernels.quantization_aware": "fp8"}),
     "flash_attention": _flag({"model.attention": "flash_attention_2"}),
     "reward_model": _flag({"method.kind": "reward"}),
     "process_reward_model": _flag({"method.kind": "prm"}),
+    "lora_target_linear": _flag({"adapter.target_modules": "all-linear"}),
     "use_peft": _flag({"adapter.kind": "lora"}),
     "train_on_inputs": _flag({"data.trained_turns": "all"}),
     "stage": _stage,
     "finetuning_type": _finetuning_type,
     "quantization_bit": lambda value: {"model.quantization": {4: "nf4", 8: "int8"}.get(value, value)},
+}
+
+
+# What another tool's setting asks for has another place here, or happens by itself.
+INSTEAD: dict[str, str] = {
+    "val_set_size": "Nothing is held out of the training rows by itself: name the held-out rows under data.eval.",
+    "test_size": "Nothing is held out of the training rows by itself: name the held-out rows under data.eval.",
+    "evals_per_epoch": "run.eval_steps counts steps; left out, a run evaluates ten times.",
+    "saves_per_epoch": "run.save_steps counts steps, and the end of a run is always kept.",
+    "save_strategy": "run.save_steps counts steps, and the end of a run is always kept.",
+    "eval_strategy": "Whoever names rows under data.eval has them evaluated every run.eval_steps steps.",
+    "pad_to_sequence_len": "A batch is padded to its longest row, and packs need no padding.",
+    "special_tokens": "They are the tokenizer's: model.tokenizer names another.",
+    "wandb_project": "A run keeps its curves in its own folder.",
+    "report_to": "A run keeps its curves in its own folder.",
+    "dataset_prepared_path": "Prepared rows are kept in the cache of this machine by themselves.",
+    "group_by_length": "data.packing fills batches whatever the rows' lengths are.",
 }
 
 

@@ -190,3 +190,25 @@ def test_findings_are_sorted_by_severity() -> None:
     order = [("error", "warning", "hint").index(finding.severity) for finding in reading.findings]
     assert order == sorted(order)
     assert len(set(order)) > 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "todo", "changes"),
+    [
+        ("val_set_size", 0.05, "name the held-out rows under data.eval", {}),
+        ("special_tokens", {"pad_token": "<|end|>"}, "model.tokenizer names another", {}),
+        ("evals_per_epoch", 4, "run.eval_steps counts steps", {}),
+        ("pad_to_sequence_len", True, "packs need no padding", {}),
+        ("bf16", "auto", "Here it is model.dtype", {"model.dtype": "bfloat16"}),
+        ("lora_target_linear", True, "Here it is adapter.target_modules", {"adapter.target_modules": "all-linear"}),
+        ("max_lengths", True, "No setting has such a name", {}),  # alike, but a length is no yes
+        ("max_lengths", 512, "Did you mean data.max_length", {"data.max_length": 512}),
+    ],
+)
+def test_a_key_of_another_tool_is_never_carried_to_where_its_value_makes_no_sense(
+    key: str, value: Any, todo: str, changes: dict[str, Any]
+) -> None:
+    finding = next(each for each in read({key: value}).findings if each.path == key)
+    assert todo in finding.message
+    assert finding.fix is not None
+    assert (finding.fix.set, finding.fix.unset) == (changes, (key,))
