@@ -7,6 +7,7 @@ own, one of ours by name (`engine/data/templates`), one of the tokenizer's named
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +93,7 @@ def plan_of(config: Any, processing_class: Any, split: str, *, open_all: bool = 
     """The plan of one split. Raises `DataError` when a source cannot be opened or its format told."""
     data, method = config.data, config.method.kind
     template, name = template_of(config, processing_class)
+    _check_kwargs(config.model.chat_template_kwargs, template, name)
     entries = list(data.train if split == "train" else data.eval)
     plan = Plan(
         method=method,
@@ -116,6 +118,18 @@ def plan_of(config: Any, processing_class: Any, split: str, *, open_all: bool = 
         for source in plan.sources:
             _check_fit(source, method)
     return plan
+
+
+def _check_kwargs(kwargs: Mapping[str, Any], template: str | None, name: str) -> None:
+    """A value that the template never names would change nothing, and a misspelt one is such."""
+    words = set(re.findall(r"[A-Za-z_]\w*", template or ""))
+    for key in kwargs:
+        if template is not None and key not in words:
+            near = nearest(str(key), words)
+            raise DataError(
+                f"model.chat_template_kwargs.{visible(str(key))}: {name} has no such value, so it would change nothing.",
+                f"Did you mean {visible(near)}?" if near else "Leave it out, or take a template that uses it.",
+            )
 
 
 def open_source(entry: Any, split: str = "train", seed: int = 0, on_bad_row: str = "error") -> Source:

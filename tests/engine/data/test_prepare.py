@@ -7,11 +7,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.data.collate import IGNORED
+from engine.data.plan import plan_of
 from engine.data.prepare import prepare
 from engine.errors import Cancelled, DataError, WorkbenchError
 
@@ -306,6 +308,18 @@ def test_nothing_changed_hits_and_any_change_misses(
     own = copy.deepcopy(minimind)
     own.chat_template = own.chat_template.replace("im_end|>\\n", "im_end|>\\n\\n")
     assert not prepare(make_config(path), own).cached
+
+
+def test_a_value_that_the_chat_template_never_names_is_refused_with_the_nearest(
+    write: Write, make_config: Config
+) -> None:
+    path = write([_chat("question 1?", "answer 1")])
+    own = SimpleNamespace(chat_template="{% if enable_thinking is defined and not enable_thinking %}-{% endif %}")
+    plan = plan_of(make_config(path, model={"chat_template_kwargs": {"enable_thinking": False}}), own, "train")
+    assert plan.template_kwargs == {"enable_thinking": False}
+    with pytest.raises(DataError, match=r"chat_template_kwargs\.enable_thinkng: the tokenizer's") as caught:
+        plan_of(make_config(path, model={"chat_template_kwargs": {"enable_thinkng": False}}), own, "train")
+    assert caught.value.hint == "Did you mean enable_thinking?"
 
 
 def test_a_cancelled_build_leaves_nothing_and_the_next_one_works(
