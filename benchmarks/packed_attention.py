@@ -3,8 +3,8 @@
     python benchmarks/packed_attention.py [--documents 8] [--tokens 8192] [--rounds 30] [--results FILE --commit HASH]
     python benchmarks/packed_attention.py --shape tiny
 
-32 query and 8 key heads of 128 numbers, bf16, forward and backward, through transformers' own functions, and torch's
-attention of variable lengths beside them. Implementations take turns round after round, on a card several passes at a turn
+32 query and 8 key heads of 128 numbers, bf16, forward and backward, through the functions that transformers' layers call.
+Implementations take turns round after round, on a card several passes at a turn
 so that the device has the next one before it is done with one, as within a model; masks are made before, since a model
 makes one for all its layers. Nothing is reported of an implementation whose output or gradients differ from each document's
 alone by more than bf16 rounds. The floor is the arithmetic of causal attention inside documents at 790 TFLOP/s. `--shape
@@ -28,6 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.config.attention import FLASH
 from engine.hardware import installed
+from engine.models import varlen
 from engine.patches.documents import beginnings
 
 FLOP_PER_MS = 790e9
@@ -73,7 +74,8 @@ def entrants(config: Qwen3Config, each: list[int], device: torch.device) -> dict
         return flex["made"](q, k, v)
 
     found["flex_attention"] = flexible
-    found["torch varlen_attn"] = lambda q, k, v: of_variable_lengths(q, k, v, told)
+    varlen.register()
+    found["varlen"] = through(varlen.NAME, None, **told)
     return found
 
 
@@ -86,15 +88,6 @@ def blocks(document: torch.Tensor) -> Any:
 
     size = len(document)
     return create_block_mask(apart, None, None, size, size, device=str(document.device))
-
-
-def of_variable_lengths(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, told: dict[str, Any]) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    groups, ends, longest = q.shape[1] // k.shape[1], told["cu_seq_lens_q"], told["max_length_q"]
-    q, k, v = (x[0].transpose(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
-    out: torch.Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0))
-    return out[None]
 
 
 def truth(each: list[int]) -> Attend:
@@ -149,8 +142,9 @@ def main() -> None:
         hidden_size=heads * width, num_attention_heads=heads, num_key_value_heads=shared, head_dim=width
     )
     torch.manual_seed(0)
+    # As projections leave them: heads lie inside tokens.
     inputs = [
-        torch.randn(1, count, tokens, width, dtype=torch.bfloat16, device=device, requires_grad=True)
+        torch.randn(1, tokens, count, width, dtype=torch.bfloat16, device=device).transpose(1, 2).requires_grad_()
         for count in (heads, shared, shared)
     ]
     slope = torch.randn(1, tokens, heads, width, dtype=torch.bfloat16, device=device)

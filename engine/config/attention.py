@@ -2,7 +2,8 @@
 
 SDPA, torch's own, is the rule: it needs no package and takes the card's flash kernel itself wherever rows are whole. It has
 no form for packed rows that are kept apart but a mask of all pairs of tokens. There `auto` takes the flash attention that is
-installed and fits; flex attention, which needs no package but compiles at the first batch, is taken where it is asked for.
+installed and fits, else `varlen`, the one over documents that torch carries, else flex attention, which serves every format
+and width but is compiled at the first batch.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FLASH = {
     "flash_attention_4": Flash("flash-attn-4", "pip install flash-attn-4", (9, 0), None, 128),
 }
 """By the name under which transformers knows it. Version 3 is built for Hopper; both ways through version 4 go up to 128."""
+VARLEN, VARLEN_LEAST, VARLEN_WIDEST = "varlen", (8, 0), 256
+"""Torch's flash attention over documents: 16 bits, Ampere cards and newer, heads of up to 256 numbers."""
 SDPA = "torch's own fused attention, which needs no package"
 
 
@@ -53,12 +56,23 @@ def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
     return None
 
 
+def unfit_varlen(config: RunConfig, facts: Facts) -> str | None:
+    """Why torch's own attention over documents does not serve here, or None."""
+    model = facts.model
+    for gpu in facts.machine.gpus if facts.machine else ():
+        if gpu.capability < VARLEN_LEAST:
+            return f"{gpu.name} is older than the cards of {VARLEN}"
+    if config.model.dtype == "float32":
+        return f"{VARLEN} computes in 16 bits only"
+    if model is not None and model.name == config.model.name and (model.head_dim or 0) > VARLEN_WIDEST:
+        return f"heads of {model.head_dim} numbers are wider than the {VARLEN_WIDEST} of {VARLEN}"
+    return None
+
+
 def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
     """What `auto` takes, and why."""
     if facts.machine is None or not facts.machine.gpus or not kept_apart(config):
         return "sdpa", SDPA
-    if facts.packages is None:
-        return "sdpa", f"{SDPA}; which others are installed there is seen at launch"
     # From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper too.
     blackwell = all(gpu.capability >= (10, 0) for gpu in facts.machine.gpus)
     newest = ("flash_attention_4",) if blackwell else ("flash_attention_3", "flash_attention_4")
@@ -67,4 +81,18 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
     fit = next((name for name in order if reasons[name] is None), None)
     if fit is not None:
         return fit, f"{FLASH[fit].package} is installed and keeps packed rows apart without a mask of all pairs"
-    return "sdpa", f"{SDPA}; {reasons['flash_attention_2']}"
+    name, why = without_mask(config, facts)
+    other = (
+        reasons["flash_attention_2"] if facts.packages is not None else "which others are installed is seen at launch"
+    )
+    return name, f"{why}; {other}" if name == VARLEN else why
+
+
+def without_mask(config: RunConfig, facts: Facts) -> tuple[str, str]:
+    """What keeps packed rows apart on these cards with no package, and why."""
+    unfit_here = unfit_varlen(config, facts)
+    if unfit_here is None:
+        return VARLEN, "torch's own attention over documents needs no mask of all pairs"
+    if any(gpu.capability < VARLEN_LEAST for gpu in (facts.machine.gpus if facts.machine else ())):
+        return "sdpa", f"{SDPA}; {unfit_here}"
+    return "flex_attention", f"it keeps packed rows apart without a mask of all pairs; {unfit_here}"

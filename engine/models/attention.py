@@ -1,6 +1,7 @@
 """The attention that a loaded model computes with: what was asked for where model and card take it, torch's own otherwise.
 
-Flash and flex attention come from packages and compilers that can fail on one card and not on another, so a model is loaded
+Flash and flex attention come from packages and compilers that can fail on one card and not on another, torch's attention over
+documents takes some models and cards only, so a model is loaded
 with torch's own and handed the other one afterwards; on a card it is first tried on two short documents, forward and
 backward, in the model's own shape. What does not work or computes something else is not taken, and the model keeps the
 reason for the receipt (`attention_reason`).
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 from engine.config.attention import FLASH
 from engine.errors import visible
 from engine.hardware import installed
+from engine.models import varlen
 
-TRIED = (*FLASH, "flex_attention")
+TRIED = (*FLASH, "flex_attention", varlen.NAME)
 LENGTHS = (70, 100)
 """Tokens of the two documents of a trial."""
 ALLOWED = 3e-2
@@ -35,6 +37,10 @@ def settle(model: Any, wanted: str, device: torch.device | None = None) -> None:
         # transformers would fetch a missing one from the hub and run it.
         if wanted in FLASH and installed(FLASH[wanted].package) is None:
             raise ImportError(f"the package {FLASH[wanted].package} is not installed")
+        if wanted == varlen.NAME:
+            varlen.register()
+            if (lacking := varlen.lacking(model)) is not None:
+                raise ValueError(lacking)
         model.set_attn_implementation(wanted)
         if model.config._attn_implementation != wanted:
             reason: str | None = f"{type(model).__name__} keeps {model.config._attn_implementation}"

@@ -1,9 +1,9 @@
-"""Packed rows that are kept apart, for flash attention: where each document begins is told to all layers at once.
+"""Packed rows that are kept apart without a mask: where each document begins is told to all layers at once.
 
 transformers finds the documents of a pack in its positions, but only in a batch of one row, and in every layer anew; in
 larger batches it would let the documents of a row see each other. The model's own instance therefore gets a hook that finds
 the beginnings once a pass, over all rows of the batch, and hands them on under the names that transformers' flash attention
-reads. Refuses models whose `forward` hands nothing on.
+reads, as does torch's own attention over documents. Refuses models whose `forward` hands nothing on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from engine.errors import ModelError
+from engine.models import varlen
 from engine.patches.plan import Applied
 
 FEATURE = "packed attention"
@@ -22,18 +23,20 @@ FEATURE = "packed attention"
 def documents_apart(config: Any, model: Any) -> Applied | None:
     """Hooks the model's backbone; None where rows are not packed and kept apart, or another attention tells them apart."""
     apart = config.data.packing and config.data.packing_cross_doc_attn_mask
-    if not apart or "flash" not in str(model.config._attn_implementation):
+    attention = str(model.config._attn_implementation)
+    if not apart or not ("flash" in attention or attention == varlen.NAME):
         return None
     backbone = model.base_model
     if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(type(backbone).forward).parameters.values()):
         raise ModelError(
             f"data.packing_cross_doc_attn_mask: {type(backbone).__name__} does not tell its layers where documents begin, "
-            "which flash attention needs.",
+            f"which {attention} needs.",
             "Set model.attention to sdpa.",
         )
-    hook = backbone.register_forward_pre_hook(_with_beginnings, with_kwargs=True)
+    tell = _with_beginnings_and_no_mask if attention == varlen.NAME else _with_beginnings
+    hook = backbone.register_forward_pre_hook(tell, with_kwargs=True)
     detail = "documents of all rows of a batch in one call of variable lengths; no mask"
-    return Applied(FEATURE, True, model.config._attn_implementation, None, detail, hook.remove)
+    return Applied(FEATURE, True, attention, None, detail, hook.remove)
 
 
 def _with_beginnings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,6 +45,15 @@ def _with_beginnings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if known or positions is None or positions.dim() != 2:
         return None
     return args, {**kwargs, **beginnings(positions)}
+
+
+def _with_beginnings_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without a mask given transformers would make one of all pairs; one of four dimensions it hands on as it is."""
+    told = _with_beginnings(module, args, kwargs)
+    if told is None:
+        return None
+    taken_by_nobody = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=kwargs["position_ids"].device)
+    return told[0], {**told[1], "attention_mask": taken_by_nobody}
 
 
 def beginnings(positions: torch.Tensor) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.config.attention import FLASH, kept_apart
+from engine.config.attention import FLASH, VARLEN, kept_apart, unfit_varlen, without_mask
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
@@ -211,23 +211,40 @@ def flex_attention_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Find
         yield must(_ATTENTION.path, "sdpa or eager on a CPU", "flex_attention", todo, fix=_TAKE_SDPA)
 
 
+@rule(reads=(fields.model.attention, fields.model.dtype, fields.model.name))
+def varlen_needs_a_card_16_bits_and_heads_of_its_width(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.attention != VARLEN:
+        return
+    if facts.machine is not None and not facts.machine.gpus:
+        yield must(_ATTENTION.path, "sdpa or eager on a CPU", VARLEN, "Take sdpa.", fix=_TAKE_SDPA)
+    elif (reason := unfit_varlen(config, facts)) is not None:
+        todo = f"{reason[0].upper()}{reason[1:]}: take flex_attention or sdpa."
+        yield must(_ATTENTION.path, "flex_attention or sdpa here", VARLEN, todo, fix=_TAKE_SDPA)
+
+
+@rule(reads=(fields.model.attention, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
+def varlen_is_for_packs_kept_apart(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.attention == VARLEN and not kept_apart(config):
+        todo = "Rows that are whole are computed by torch's fused attention under this name too."
+        yield must(_ATTENTION.path, "auto, or packed rows kept apart", VARLEN, todo, severity="hint", fix=_TAKE_SDPA)
+
+
 @rule(reads=(fields.model.attention, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
 def packs_kept_apart_want_no_mask_of_all_pairs(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     machine, path = facts.machine, _ATTENTION.path
     if not kept_apart(config) or machine is None or not machine.gpus:
         return
     if (taken := resolved(config, facts).model.attention) in ("sdpa", "eager"):
-        todo = (
-            f"{taken} keeps packed rows apart by a mask of all pairs of tokens, in every layer. flex_attention has none and is "
-            "compiled at the first batch."
-        )
+        better, _ = without_mask(config, facts)
+        better = "flex_attention" if better == taken else better
+        todo = f"{taken} keeps packed rows apart by a mask of all pairs of tokens, in every layer; {better} has none."
         yield must(
             path,
-            "flex_attention or an installed flash attention to be quick",
+            f"{better} or an installed flash attention to be quick",
             config.model.attention,
             todo,
             severity="warning",
-            fix=Fix("take flex_attention", {path: "flex_attention"}),
+            fix=Fix(f"take {better}", {path: better}),
         )
 
 

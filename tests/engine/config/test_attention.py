@@ -40,7 +40,7 @@ def taken(facts, **changes):
         ("1xA100-80GB", ALL, "flash_attention_2"),
         ("1xH100-80GB", {"flash-attn": "2.8"}, "flash_attention_2"),
         ("1xH100-80GB", {"flash-attn-4": "4.0"}, "flash_attention_4"),
-        ("1xA100-80GB", {"flash-attn-3": "3.0"}, "sdpa"),
+        ("1xA100-80GB", {"flash-attn-3": "3.0"}, "varlen"),
         ("1xT4-16GB", ALL, "sdpa"),
         ("cpu", ALL, "sdpa"),
     ],
@@ -48,21 +48,21 @@ def taken(facts, **changes):
 def test_packs_kept_apart_take_what_is_installed_and_made_for_the_card(card, packages, name):
     got, reason = taken(replace(H100, machine=parse_machine(card), packages=packages))
     assert got == name
-    assert ("is installed" in reason) == (name != "sdpa")
+    assert ("is installed" in reason) == name.startswith("flash")
 
 
 def test_wide_heads_and_float32_fall_back_with_the_reason():
     wide = replace(H100, model=ModelFacts("builtin/tiny", head_dim=512))
     got, reason = taken(wide)
-    assert (got, "heads of 512 numbers are wider than the 256" in reason) == ("sdpa", True)
+    assert (got, "heads of 512 numbers are wider than the 256" in reason) == ("flex_attention", True)
     assert (
         taken(replace(H100, model=ModelFacts("builtin/tiny", head_dim=192), packages={"flash-attn-4": "4"}))[0]
-        == "sdpa"
+        == "varlen"
     )
     got, reason = taken(H100, dtype="float32")
-    assert (got, "16 bits only" in reason) == ("sdpa", True)
+    assert (got, "16 bits only" in reason) == ("flex_attention", True)
     got, reason = taken(replace(H100, packages={"flash-attn": None}))
-    assert (got, "flash-attn is not installed" in reason) == ("sdpa", True)
+    assert (got, "flash-attn is not installed" in reason) == ("varlen", True)
     assert "seen at launch" in taken(replace(H100, packages=None))[1]
 
 

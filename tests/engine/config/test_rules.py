@@ -234,8 +234,18 @@ CASES: dict[str, list[Case]] = {
     ],
     "packs-kept-apart-want-no-mask-of-all-pairs": [
         ({**APART, **changes}, Facts(machine=H100, packages=NOTHING), "model.attention", "warning")
-        for changes in ({}, {"model.attention": "eager"})
+        for changes in ({"model.attention": "sdpa"}, {"model.attention": "eager"})
     ],
+    "varlen-needs-a-card-16-bits-and-heads-of-its-width": [
+        ({**APART, "model.attention": "varlen", **changes}, facts, "model.attention", "error")
+        for changes, facts in (
+            ({}, Facts(machine=CPU)),
+            ({}, Facts(machine=parse_machine("T4-16GB"))),
+            ({"model.dtype": "float32"}, Facts(machine=H100)),
+            ({}, model(head_dim=512)),
+        )
+    ],
+    "varlen-is-for-packs-kept-apart": [({"model.attention": "varlen"}, Facts(machine=H100), "model.attention", "hint")],
     "flash-attention-needs-half-precision": [
         ({"model.attention": "flash_attention_2", "model.dtype": "float32"}, Facts(), "model.attention", "error")
     ],
@@ -566,6 +576,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "fused-attention-needs-a-gpu": [
         ({"kernels.fused_attn_kernel": True}, Facts(machine=CPU), "kernels.fused_attn_kernel", "error")
+    ],
+    "fused-attention-needs-a-card-of-today": [
+        ({"kernels.fused_attn_kernel": True}, Facts(machine=OLD), "kernels.fused_attn_kernel", "error")
     ],
     "fused-attention-knows-the-model": [
         (

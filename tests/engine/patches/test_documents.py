@@ -89,6 +89,80 @@ def test_bounds_are_those_of_the_flattened_batch():
     assert (found["max_length_q"], found["max_length_k"]) == (7, 7)
 
 
+@pytest.fixture
+def torchs(monkeypatch):
+    """Torch's attention over documents, whose kernel wants a card, by torch's own attention of each."""
+    calls = []
+
+    def over_documents(q, k, v, bounds, _, longest, __, *, scale=None, window_size=(-1, -1), enable_gqa=False):
+        calls.append(window_size)
+        assert enable_gqa == (q.shape[1] != k.shape[1])
+        assert (bounds.dtype, longest) == (torch.int32, int(bounds.diff().max()))
+        outs = []
+        for part in zip(*(x.split(bounds.diff().tolist()) for x in (q, k, v)), strict=True):
+            own, key, value = (x.transpose(0, 1) for x in part)
+            ages = torch.arange(own.shape[1])[:, None] - torch.arange(own.shape[1])
+            seen = (ages >= 0) & ((ages <= window_size[0]) | (window_size[0] < 0))
+            outs.append(F.scaled_dot_product_attention(own, key, value, seen, scale=scale, enable_gqa=True))
+        return torch.cat(outs, 1).transpose(0, 1)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", over_documents)
+    return calls
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_torchs_attention_over_documents_keeps_packs_apart_and_makes_no_mask(
+    torchs, checkpointing, window, monkeypatch
+):
+    sliding = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0} if window else {}
+    model, batch = tiny_model(**sliding).double(), packs()
+    loss, gradients = step(model, batch)  # torch's own with its mask of all pairs
+    settle(model, "varlen")
+    assert model.config._attn_implementation == "varlen"
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    documents.documents_apart(config(), model)
+    monkeypatch.setattr("transformers.masking_utils.sdpa_mask", None)
+    ours, found = step(model.train(), batch)
+    assert ours == pytest.approx(loss, rel=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-12)
+    assert set(torchs) == {((window or 0) - 1, 0)}
+
+
+def test_rows_with_padding_or_a_cache_take_torchs_fused_attention(torchs):
+    model = tiny_model().double().eval()
+    ids, mask = torch.arange(12).reshape(2, 6), torch.ones(2, 6, dtype=torch.long)
+    mask[0, :2] = 0
+    with torch.no_grad():
+        plain = [model(ids, attention_mask=mask).logits, model(ids).logits, model.generate(ids, max_new_tokens=4)]
+        settle(model, "varlen")
+        documents.documents_apart(config(), model)
+        again = [model(ids, attention_mask=mask).logits, model(ids).logits, model.generate(ids, max_new_tokens=4)]
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a, b)
+    assert not torchs
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda model: setattr(model.config, "attention_dropout", 0.1), "no dropout, and the model asks for 0.1"),
+        (lambda model: setattr(model.config, "attn_logit_softcapping", 50.0), "no cap on scores"),
+        (lambda model: setattr(model.model.layers[0].self_attn, "sinks", torch.zeros(2)), "no attention sinks"),
+        (lambda model: setattr(model, "_supports_attention_backend", False), "in its own way"),
+    ],
+)
+def test_what_torchs_attention_over_documents_has_no_form_for_is_left_to_its_own(change, words):
+    model = tiny_model()
+    change(model)
+    settle(model, "varlen")
+    assert model.config._attn_implementation == "sdpa"
+    assert model.attention_reason.startswith("varlen does not serve here: ")
+    assert words in model.attention_reason
+
+
 def test_other_attention_and_plain_rows_are_left_alone(flash):
     model = tiny_model()
     assert documents.documents_apart(config(), model) is None
@@ -157,7 +231,9 @@ def test_what_does_not_serve_leaves_the_model_with_its_own_and_the_reason(monkey
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"])
+@pytest.mark.parametrize(
+    "name", ["varlen", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"]
+)
 def test_on_the_gpu_packs_are_kept_apart_without_a_mask_of_all_pairs(name):
     """What `settle` tries is so on this card, in batches of changing widths; without the package the reason is told."""
     model = tiny_model(hidden_size=256, num_attention_heads=4, head_dim=64).to("cuda", torch.bfloat16)
