@@ -10,6 +10,8 @@ COMPILE_OPTIONS = (
     "triton.cudagraphs",
 )  # fmt: skip
 """The keys of torch._inductor.config that `torch_compile_options` may carry."""
+KERNEL_CAPABILITY = (8, 0)
+"""The compute capability of the oldest card that our kernels are compiled for (A100)."""
 NORM_ROPE_MODELS = (
     "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"
 )  # fmt: skip

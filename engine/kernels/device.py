@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-LEAST = (8, 0)
-"""The compute capability of the oldest card that the kernels are compiled for (A100)."""
+from engine.config.kernels import KERNEL_CAPABILITY
 
 
 @cache
@@ -46,7 +45,7 @@ def lacking(device: torch.device) -> str | None:
         return "the package triton"
     if _card_serves(device.index or 0):
         return None
-    least, own = (".".join(map(str, each)) for each in (LEAST, torch.cuda.get_device_capability(device)))
+    least, own = (".".join(map(str, each)) for each in (KERNEL_CAPABILITY, torch.cuda.get_device_capability(device)))
     return f"a card of compute capability {least} or above, and this one has {own}"
 
 
@@ -80,4 +79,4 @@ def _with_split(matmul: Any, name: str) -> Any:
 
 @cache
 def _card_serves(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= LEAST
+    return torch.cuda.get_device_capability(index) >= KERNEL_CAPABILITY

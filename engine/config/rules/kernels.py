@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.kernels import COMPILE_OPTIONS, NORM_ROPE_MODELS
+from engine.config.kernels import COMPILE_OPTIONS, KERNEL_CAPABILITY, NORM_ROPE_MODELS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -19,6 +19,16 @@ def fused_attention_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Fin
     if config.kernels.fused_attn_kernel is True and facts.machine is not None and not facts.machine.gpus:
         todo = "The kernel runs on a GPU; a CPU has torch's own operations."
         yield must(path, "false or auto without a GPU", True, todo, fix=Fix("let it be chosen", unset=(path,)))
+
+
+@rule(reads=(fields.kernels.fused_attn_kernel,))
+def fused_attention_needs_a_card_of_today(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, gpus = fields.kernels.fused_attn_kernel.path, facts.machine.gpus if facts.machine else ()
+    old = next((gpu for gpu in gpus if gpu.capability < KERNEL_CAPABILITY), None)
+    if config.kernels.fused_attn_kernel is True and old is not None:
+        least, own = (".".join(map(str, each)) for each in (KERNEL_CAPABILITY, old.capability))
+        todo = f"The kernel is compiled for compute capability {least} and above, and this card has {own}."
+        yield must(path, f"false or auto on {old.name}", True, todo, fix=Fix("let it be chosen", unset=(path,)))
 
 
 @rule(reads=(fields.kernels.fused_attn_kernel, fields.model.name))
