@@ -580,9 +580,6 @@ CASES: dict[str, list[Case]] = {
     "fused-attention-needs-a-card-of-today": [
         ({"kernels.fused_attn_kernel": True}, Facts(machine=OLD), "kernels.fused_attn_kernel", "error")
     ],
-    "fused-attention-needs-a-card-of-today": [
-        ({"kernels.fused_attn_kernel": True}, Facts(machine=OLD), "kernels.fused_attn_kernel", "error")
-    ],
     "fused-attention-knows-the-model": [
         (
             {"kernels.fused_attn_kernel": True},
