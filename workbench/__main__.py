@@ -60,8 +60,9 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="finetuning-workbench")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.pass_context
-def cli(ctx: click.Context) -> object:
+def cli(ctx: click.Context, runs: str | None) -> object:
     """Fine-tune language models: build a config, see the tokens, start the run, watch it.
 
     \b
@@ -71,8 +72,14 @@ def cli(ctx: click.Context) -> object:
     workbench train my.yaml   start it; Ctrl-C leaves it running
     workbench RUN             open a run in the app
     """
-    if ctx.invoked_subcommand is None:
-        return ctx.invoke(import_module("workbench.cli.app").command)
+    name = ctx.invoked_subcommand
+    if name is None:
+        return ctx.invoke(import_module("workbench.cli.app").command, runs=runs)
+    if runs is not None:
+        command = cli.get_command(ctx, name)
+        if command is not None and "runs" not in [param.name for param in command.params]:
+            raise click.UsageError(f"--runs: must be left out with `{name}`, which looks at no runs.")
+        ctx.default_map = {name: {"runs": runs}}
     return None
 
 

@@ -18,6 +18,7 @@ from engine.errors import UsageError
 from engine.run import store
 from engine.run.process import send
 from engine.run.store import ENDED, RunFolder
+from workbench.__main__ import cli
 from workbench.cli.runs import command as runs_command
 
 SMALL = Path(__file__).parents[2] / "fault" / "small_worker"
@@ -128,6 +129,17 @@ def test_a_folder_of_runs_that_does_not_exist_is_bad_input(tmp_path, made, got):
         assert isinstance(done.exception, UsageError)
         assert done.exception.message == f"--runs: must be a folder that holds runs; got {got}: {place}."
         assert done.exception.exit_code == 2
+
+
+def test_the_folder_of_runs_can_stand_before_the_command_and_before_a_run(tmp_path):
+    def said(*words):
+        return CliRunner().invoke(cli, ["--runs", str(tmp_path), *words], standalone_mode=False)
+
+    assert f"No runs in {tmp_path}" in said("runs").output
+    for words in (("no-such-0001",), ("watch", "no-such-0001")):
+        assert str(tmp_path) in str(said(*words).exception.told), words
+    wrong = said("check", "my.yaml").exception
+    assert "--runs: must be left out with `check`" in wrong.message
 
 
 def test_a_failed_run_gives_1_and_its_cause(place, monkeypatch):
