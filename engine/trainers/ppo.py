@@ -77,7 +77,11 @@ class Ppo(RolloutTrainer, GRPOTrainer):
     # -- rollouts ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
-        """Joins `old_per_token_logps`, `old_values`, `returns` and `advantages` of shape (B, T)."""
+        """Joins `old_per_token_logps`, `old_values`, `returns` and `advantages` of shape (B, T).
+
+        An answer to which no reward applies is not a bad one: its advantages are 0 and its returns the values themselves,
+        so that neither the policy nor the value head learns from it.
+        """
         settings, mask = self.settings, output["completion_mask"]
         args, mode = self.args, self.mode
         step = args.per_device_train_batch_size if mode == "train" else args.per_device_eval_batch_size
@@ -89,16 +93,26 @@ class Ppo(RolloutTrainer, GRPOTrainer):
         count, start = len(mask), self.accelerator.process_index * len(mask)
         weights = self.reward_weights.to(self._scores.device)
         scores = (self._scores * weights).nansum(1)[start : start + count]
+        applies = self._scores.isfinite().any(1)[start : start + count, None]
         away = torch.zeros_like(logps)
         if "ref_per_token_logps" in output:
             away = (logps - output["ref_per_token_logps"]) * mask
         rewards = token_rewards(scores, self.beta * away, mask)
         advantages, returns = gae(rewards, values, mask, settings.gamma, settings.lam)
-        output["advantages"] = self._whitened(advantages, mask)
+        output["advantages"] = self._whitened(advantages, mask * applies)
+        returns = torch.where(applies, returns, values * mask)
         output |= {"old_per_token_logps": logps, "old_values": values * mask, "returns": returns}
         metrics = self._metrics[mode]
-        found = torch.stack([scores.mean(), away.sum(1).mean(), ((entropy * mask).sum(1) / mask.sum(1)).mean()])
-        score, kl, spread = self.accelerator.reduce(found, "mean").tolist()
+        found = torch.stack(
+            [
+                scores.sum(),
+                applies.sum().to(scores.dtype),
+                away.sum(1).mean(),
+                ((entropy * mask).sum(1) / mask.sum(1)).mean(),
+            ]
+        )
+        total, judged, kl, spread = self.accelerator.reduce(found, "mean").tolist()
+        score = total / max(judged, 1e-12)
         metrics["objective/scores"].append(score)
         metrics["objective/kl"].append(kl)
         metrics["objective/rlhf_reward"].append(score - self.beta * kl)
@@ -109,6 +123,7 @@ class Ppo(RolloutTrainer, GRPOTrainer):
         """Mean 0 and spread 1 over all tokens of all ranks."""
         sums = torch.stack([(advantages * mask).sum(), (advantages.square() * mask).sum(), mask.sum()])
         total, squares, count = self.accelerator.reduce(sums.double(), "sum")
+        count = count.clamp(min=1)
         mean = total / count
         spread = (squares / count - mean.square()).clamp(min=0).sqrt()
         return ((advantages - mean) / (spread + 1e-8)).to(advantages.dtype) * mask

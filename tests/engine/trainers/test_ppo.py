@@ -147,3 +147,35 @@ def test_the_divergence_is_taken_off_the_reward_token_by_token(tmp_path, monkeyp
             # with both at 1 a return is all that is still to come
             wanted = [score - 0.5 * away[at:].sum().item() for at in range(len(answer))]
             assert batch["returns"][place][: len(answer)].tolist() == pytest.approx(wanted, abs=1e-4)
+
+
+def test_an_answer_that_no_reward_applies_to_teaches_neither_policy_nor_value_head(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "some.py").write_text(
+        "def some(completions):\n"
+        "    return [None if place % 3 == 0 else place / 7 - 1 for place, _ in enumerate(completions)]\n"
+    )
+    settings = {**PPO, "method.steps_per_generation": 4, "optim.per_device_train_batch_size": 4}
+    built = Built({**settings, "method.reward_funcs": [f"{tmp_path}/some.py:some"]}, ROWS * 4, tmp_path)
+    trainer = built.trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    torch.nn.init.normal_(trainer.head.weight, std=0.3)
+    trainer.model.train()
+    trainer._prepare_inputs([built.prepared.dataset[place] for place in range(16)])
+    trainer.rewards.close()
+    applies = trainer._scores.isfinite().any(1)
+    assert applies.sum() == 10
+    assert trainer._metrics["train"]["objective/scores"][-1] == pytest.approx(
+        trainer._scores.nanmean().item(), rel=1e-5
+    )
+    judged, weighed = [], []
+    for batch in trainer._buffered_inputs:
+        for place in range(4):
+            mask, advantage = batch["completion_mask"][place].bool(), batch["advantages"][place]
+            own = batch["returns"][place] == batch["old_values"][place]
+            judged.append(bool(own[mask].all()) and not advantage.any())
+            weighed += advantage[mask].tolist() if not judged[-1] else []
+    # the buffer is shuffled: as many answers as no reward applies to are without any signal, and no other
+    assert sum(judged) == 6
+    assert sum(weighed) / len(weighed) == pytest.approx(0, abs=1e-5)
+    assert sum(each**2 for each in weighed) / len(weighed) == pytest.approx(1, rel=1e-3)
