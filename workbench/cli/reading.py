@@ -10,11 +10,17 @@ from engine.config.facts import Facts
 from engine.config.files import Document, absolute, overrides, parse_value, place_of, put
 from engine.config.schema import RunConfig
 
+# What is given beside the file takes the place of the file's other way to say how long a run is.
+_LENGTHS = ("optim.max_steps", "optim.num_train_epochs")
+
 
 def with_overrides(mapping: Mapping[str, Any], base: Path, pairs: Iterable[str]) -> dict[str, Any]:
     """The mapping with absolute paths: the file's own against its folder, the overrides' against the working directory."""
     complete = absolute(mapping, base)
-    here = Path.cwd()
+    here, pairs = Path.cwd(), tuple(pairs)
+    lengths = [path for path in _LENGTHS if path in {pair.partition("=")[0].strip() for pair in pairs}]
+    if len(lengths) == 1 and isinstance(complete.get("optim"), dict):
+        complete["optim"].pop(next(path for path in _LENGTHS if path not in lengths).partition(".")[2], None)
     for pair in pairs:
         overrides({}, [pair])  # says what is wrong with its form
         path, _, text = pair.partition("=")

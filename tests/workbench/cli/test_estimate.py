@@ -103,3 +103,16 @@ def test_settings_beside_the_file_change_the_estimate(config: Path) -> None:
     assert (found["steps"], found["trainable_parameters"]) == (7, 2 * 10_092_544)
     with pytest.raises(UsageError, match=r"section\.setting=value"):
         CliRunner().invoke(command, [str(config), "max_steps"], standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("held", "given", "steps"),
+    [("num_train_epochs: 2", "max_steps=7", 7), ("max_steps: 9", "num_train_epochs=2", 6000)],
+)
+def test_a_length_beside_the_file_takes_the_place_of_the_files(config: Path, held: str, given: str, steps: int) -> None:
+    config.write_text(config.read_text() + f"optim:\n  {held}\n")
+    result = run(str(config), f"optim.{given}", "--for", "cpu", "--json")
+    assert json.loads(result.output)["steps"] == steps
+    assert "must be left out" not in run(str(config), f"optim.{given}", "--for", "cpu").output
+    both = run(str(config), f"optim.{given}", f"optim.{held.replace(': ', '=')}", "--for", "cpu")
+    assert "must be left out" in both.output, "both beside the file still contradict each other"
