@@ -77,9 +77,7 @@ def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
     Returns that checkpoint (None: from the beginning) and those that were skipped, each with the reason.
     Raises RunBusy if the run is alive.
     """
-    give_up = time.monotonic() + _LEAVING_SECONDS
-    while _at_work(run) and _said_last_word(run) and time.monotonic() < give_up:
-        time.sleep(0.05)
+    settle(run)
     if _at_work(run):
         raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
     attend(run)
@@ -97,6 +95,13 @@ def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
     )
     _start_supervisor(run, "start")
     return newest, skipped
+
+
+def settle(run: RunFolder) -> None:
+    """Wait for the processes of a run that has said its last word: until they are gone its state is not the last one."""
+    give_up = time.monotonic() + _LEAVING_SECONDS
+    while _at_work(run) and _said_last_word(run) and time.monotonic() < give_up:
+        time.sleep(0.05)
 
 
 def changed_settings(run: RunFolder) -> list[str]:

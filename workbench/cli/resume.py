@@ -23,6 +23,7 @@ def command(run: str, detach: bool, changed: bool, runs: str | None, as_json: bo
     """
     folder = store.find(run, store.runs_dir(runs))
     launch.attend(folder)
+    launch.settle(folder)
     differences = launch.changed_settings(folder)
     for line in differences:
         click.echo(f"changed: {visible(line)}", err=True)

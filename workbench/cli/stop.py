@@ -39,10 +39,8 @@ def command(run: str, save: bool, end_of_epoch: bool, now: bool, runs: str | Non
         return 0
     if view.state in ("failed", "lost"):
         raise WorkbenchError(f"{folder.id} {view.state} while it was stopping: {view.cause}")
-    on = (
-        f"Kept: the checkpoint of step {step}; `workbench resume {folder.id}` goes on from it."
-        if kept
-        else "Kept: no checkpoint."
-    )
+    on = f"Kept: the checkpoint of step {step}" if kept else "Kept: no checkpoint"
+    # A run that came to its end before it was asked has nothing left to go on with.
+    on += f"; `workbench resume {folder.id}` goes on from it." if kept and view.state != "finished" else "."
     click.echo(f"{state_text(view.state)} at step {view.step}: {folder.id}. {on}")
     return 0

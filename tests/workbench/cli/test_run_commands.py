@@ -114,6 +114,14 @@ def test_a_bad_config_starts_nothing_and_says_all_of_it(place):
     assert workbench(place, "train").returncode == 2
 
 
+def test_a_run_that_has_finished_but_whose_process_is_still_going_is_not_gone_on_with(place, monkeypatch):
+    monkeypatch.setenv("SMALL_WORKER", '{"step_seconds": 0.001, "steps": 3, "save_steps": 3, "leave_seconds": 1.5}')
+    assert workbench(place, "train", "my.yaml").returncode == 0
+    assert only_run(place).state != "finished", "its process is still there"
+    refused = workbench(place, "resume", "my-0001")
+    assert (refused.returncode, "there is nothing left to go on with" in refused.stderr) == (1, True), refused.stderr
+
+
 @pytest.mark.parametrize(("made", "got"), [("folder", None), ("file", "a file"), ("nothing", "nothing there")])
 def test_a_folder_of_runs_that_does_not_exist_is_bad_input(tmp_path, made, got):
     place = tmp_path / "those"
