@@ -75,11 +75,13 @@ def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
     """Go on with a run that ended, from its newest whole checkpoint.
 
     Returns that checkpoint (None: from the beginning) and those that were skipped, each with the reason.
-    Raises RunBusy if the run is alive.
+    Raises RunBusy if the run is alive, and WorkbenchError if it reached its end and its config was not changed since.
     """
     settle(run)
     if _at_work(run):
         raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
+    if run.state == "finished" and not changed_settings(run):
+        raise WorkbenchError(f"{run.id} is finished; there is nothing left to go on with.", "Start another run.")
     attend(run)
     newest, skipped = checkpoint.newest_valid(run)
     chosen = _choose(run.read_json().get("devices_wanted", "auto"), run.path.parent)

@@ -31,9 +31,8 @@ def command(run: str, detach: bool, changed: bool, runs: str | None, as_json: bo
         raise WorkbenchError(
             f"{folder.id}: config.yaml was changed since the run began.", "Put it back, or go on with --changed."
         )
-    if folder.state == "finished" and not differences:
-        raise WorkbenchError(f"{folder.id} is finished; there is nothing left to go on with.", "Start another run.")
-    _say_versions(folder)
+    if folder.state != "finished" or differences:
+        _say_versions(folder)
     newest, skipped = launch.resume(folder)
     for path, reason in skipped:
         click.echo(f"skipped {path.name}: {visible(reason)}", err=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine.errors import UsageError
-from engine.run import store
+from engine.errors import UsageError, WorkbenchError
+from engine.run import launch, store
 from engine.run.process import send
 from engine.run.store import ENDED, RunFolder
 from workbench.__main__ import cli
@@ -85,6 +85,8 @@ def test_train_runs_to_the_end_and_the_other_commands_know_it(place):
         assert refused.returncode == 1
         assert "finished" in refused.stderr
         assert "Traceback" not in refused.stderr
+    with pytest.raises(WorkbenchError, match="nothing left to go on with"):
+        launch.resume(only_run(place))  # as the app and the notebook ask
     receipt = json.loads(workbench(place, "receipt", "my-0001", "--json").stdout)
     assert receipt == {"id": "my-0001", "state": "finished", "entries": []}
 
