@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from engine.kernels.gated import gated
+from engine.kernels.fp8_rows import rounded_rows, rounded_rows_reference
+from engine.kernels.gated import gated, gated_gradients, gated_reference
 from engine.kernels.linear_logp import linear_logp, linear_logp_reference
 from engine.kernels.logp_entropy import logp_entropy, logp_entropy_reference
-from engine.kernels.norm_rope import norm_rope
-from tests.engine.kernels.judging import DEVICE, said
+from engine.kernels.norm_rope import norm_rope, norm_rope_reference
+from tests.engine.kernels.judging import DEVICE, INTERPRETED, said
 
 
 def refused(words: str, run: Callable[[], object]) -> bool:
@@ -80,3 +81,29 @@ def words_that_cannot_come() -> None:
         gradient = torch.autograd.grad(sum(x.sum() for x in scores), leaf)[0]
         good = all(torch.allclose(a, b, atol=1e-4) for a, b in zip(scores, truth, strict=True))
         said(good and bool(gradient.isfinite().all()), f"logp_entropy of words that cannot come, {name}")
+
+
+def beyond_2_to_the_31() -> None:
+    """One tensor of more elements than 32 bits count: its last rows are those of the rows alone. Small in the interpreter."""
+    rows, width = (5, 8) if INTERPRETED else (2**21 + 1, 1024)
+    x = torch.empty(rows, width, dtype=torch.bfloat16, device=DEVICE)
+    x[-3:] = torch.randn(3, width, device=DEVICE)
+    last = x[-3:].clone()
+
+    def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        return torch.allclose(ours.float(), theirs.float(), rtol=2e-2, atol=1e-2)
+
+    said(near(gated(x, x)[-3:], gated_reference(last, last)), "gated beyond 2^31")
+    spent = gated_gradients(last, last, last)[0]
+    said(near(gated_gradients(x, x, x)[0][-3:], spent), "gated's gradient beyond 2^31")
+    numbers, scale = rounded_rows(x)
+    wanted = rounded_rows_reference(last)
+    good = torch.equal(numbers[-3:].float(), wanted[0].float()) and torch.equal(scale[-3:], wanted[1])
+    said(good, "rounded_rows beyond 2^31")
+    del numbers, scale
+    heads = x.view(1, rows, -1, 8)
+    angles = torch.randn(1, rows, 8, device=DEVICE)
+    turned = norm_rope(heads, heads[:, :, :1], None, None, angles.cos(), angles.sin())[0][:, -3:]
+    alone = angles[:, -3:]
+    plain = norm_rope_reference(heads[:, -3:], heads[:, -3:, :1], None, None, alone.cos(), alone.sin())[0]
+    said(near(turned, plain), "norm_rope beyond 2^31")

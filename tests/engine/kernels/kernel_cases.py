@@ -33,7 +33,12 @@ from tests.engine.kernels.head_cases import (
     linear_logp_tiles,
     slices_that_wait,
 )
-from tests.engine.kernels.hostile_cases import overwritten_logits, second_derivatives, words_that_cannot_come
+from tests.engine.kernels.hostile_cases import (
+    beyond_2_to_the_31,
+    overwritten_logits,
+    second_derivatives,
+    words_that_cannot_come,
+)
 from tests.engine.kernels.judging import (
     DEVICE,
     DTYPES,
@@ -356,6 +361,7 @@ CHECKS = WIDE | {
         second_derivatives,
         overwritten_logits,
         words_that_cannot_come,
+        beyond_2_to_the_31,
         empty,
     )
 }

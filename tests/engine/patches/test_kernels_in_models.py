@@ -70,6 +70,40 @@ def test_the_kernels_themselves_learn_alike_over_200_steps_in_tritons_interprete
     alike(json.loads(done.stdout), curve("qwen3", False, rows=1, length=6, num_hidden_layers=1), 1e-2, 1e-3)
 
 
+UNDER_CHECKPOINTS = """
+import sys, torch
+from tests.engine.patches.families import made, with_kernels
+from tests.engine.patches.test_kernels_in_models import gradients
+
+family, dtype = sys.argv[1], getattr(torch, sys.argv[2])
+truth = gradients(made(family).double(), False)
+
+def error(found):
+    return max(float((found[name].double() - each).norm() / (each.norm() + 1e-6)) for name, each in truth.items())
+
+allowed = 2 * error(gradients(made(family).to(dtype), False)) + 1e-6
+for reentrant in (None, True, False):
+    model = with_kernels(made(family).to(dtype), family)
+    if reentrant is not None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    for parts in (1, 2):
+        assert error(gradients(model, True, parts=parts)) <= allowed, (reentrant, parts)
+print("agree")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_5"])
+def test_the_kernels_themselves_keep_every_gradient_under_both_checkpoints_and_accumulation(family, dtype):
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_CHECKPOINTS, family, dtype], env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "agree"), done.stderr[-2000:]
+
+
 def gradients(model, kernels, *, parts=1):
     """Gradients of one batch, taken in so many parts of its rows."""
     model.zero_grad()
