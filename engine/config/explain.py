@@ -60,7 +60,7 @@ def explain(name: str) -> Explanation | tuple[str, ...]:
         return of_setting(exact[0])
     term = term_of(word)
     if term:
-        return Explanation(term, term, TERMS[term])
+        return Explanation(term, term, TERMS[term], settings_named(term))
     key = word.replace(" ", "_").replace("-", "_")
     settings = [spec for spec in fields if spec.name.lower() == key]
     if len(settings) == 1:
@@ -73,6 +73,17 @@ def explain(name: str) -> Explanation | tuple[str, ...]:
     known |= {term.lower(): term for term in TERMS} | {section: section for section in SECTIONS}
     close = nearest(word, known)
     return (known[close],) if close else ()
+
+
+def settings_named(term: str) -> tuple[tuple[str, str], ...]:
+    """Where a term is set: settings of that name or title, and those that have it among their choices."""
+
+    def key(text: str) -> str:
+        return text.lower().replace(" ", "_").replace("-", "_")
+
+    found = [spec.path for spec in fields if key(term) in (key(spec.name), key(spec.title))]
+    found += [f"{spec.path}: {choice}" for spec in fields for choice in spec.choices if key(str(choice)) == key(term)]
+    return (("set by", ", ".join(dict.fromkeys(found))),) if found else ()
 
 
 def term_of(word: str) -> str | None:

@@ -8,6 +8,7 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
+from engine.config.explain import Explanation, explain
 from engine.config.schema import SECTIONS, fields
 from engine.config.terms import TERMS
 from engine.errors import UsageError
@@ -65,3 +66,13 @@ def test_a_typo_is_answered(typo: str, words: str) -> None:
     problem = run(typo).exception
     assert isinstance(problem, UsageError)
     assert words in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("term", "path"),
+    [("learning rate", "optim.learning_rate"), ("LoRA", "adapter.kind: lora"), ("dpo", "method.kind: dpo")],
+)
+def test_a_term_says_which_setting_sets_it(term: str, path: str) -> None:
+    found = explain(term)
+    assert isinstance(found, Explanation)
+    assert found.facts == (("set by", path),)
