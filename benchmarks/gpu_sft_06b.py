@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.builtin import tiny
 from engine.config.files import dump
-from engine.config.schema import read, resolved
+from engine.config.schema import read
 from engine.run.index import open_view
 from engine.run.launch import launch
 
@@ -54,7 +54,7 @@ def main() -> None:
             "run": {"save_steps": 40, "prompts": ["What is 3 March 2021 in ISO form?"]},
         }
         mapping["optim"].pop("num_train_epochs")
-        config = resolved(read(mapping).config)
+        config = read(mapping).config
         run = launch(dump(config), runs_dir=Path(place) / "runs", name="qwen3-0.6b-shape", devices="auto", info={})
         watch = open_view(run)
         began, shown = time.monotonic(), ""

@@ -7,7 +7,7 @@ scale is a power of two, so that scaling rounds nothing: a number is rounded onc
 In compiled layers the rounding becomes part of the norm or the activation before it, and layers that read one input share
 its rounded form (`engine.kernels.fp8_rows`). Adapters and all gradients keep the model's format.
 
-Heads, embeddings, routers and experts that are held together stay as they are, and so do layers that would be slower
+Heads, embeddings, routers and experts that are held together stay as they are, and so do layers that would gain little
 (`engine.config.fp8`). Refuses a machine without FP8 products, and a model in which there is nothing to round.
 """
 
