@@ -40,6 +40,22 @@ def target_modules_name_layers(config: RunConfig, facts: Facts) -> Iterator[Find
                 "Its brackets or stars do not add up.",
                 fix=Fix("all linear layers", unset=(path,)),
             )
+        else:
+            yield from _one_word(targets.strip(), path)
+
+
+def _one_word(word: str, path: str) -> Iterator[Finding]:
+    """An expression must match whole dotted names, which one word never does: a name was meant, or all-linear."""
+    if not re.fullmatch(r"[\w-]+", word):
+        return
+    everything = nearest(word, ["all-linear"]) is not None
+    todo = (
+        "Did you mean all-linear?"
+        if everything
+        else "An expression must match the whole dotted name; a list names layers."
+    )
+    fix = Fix("all linear layers", unset=(path,)) if everything else Fix("name it in a list", {path: [word]})
+    yield must(path, "all-linear, a list of module names or a regular expression", word, todo, fix=fix)
 
 
 @rule(reads=(fields.model.name, fields.adapter.kind, fields.adapter.target_modules))

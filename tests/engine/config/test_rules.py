@@ -295,6 +295,8 @@ CASES: dict[str, list[Case]] = {
     "target-modules-name-layers": [
         ({**LORA, "adapter.target_modules": "(q_proj"}, Facts(), "adapter.target_modules", "error"),
         ({**LORA, "adapter.target_modules": []}, Facts(), "adapter.target_modules", "error"),
+        ({**LORA, "adapter.target_modules": "q_proj"}, Facts(), "adapter.target_modules", "error"),
+        ({**LORA, "adapter.target_modules": "all-liner"}, Facts(), "adapter.target_modules", "error"),
     ],
     "target-modules-exist-in-the-model": [
         (
