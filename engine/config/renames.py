@@ -124,6 +124,14 @@ def _finetuning_type(value: Any) -> Changes | None:
     return {"adapter.kind": {"full": "none"}.get(value, value)}
 
 
+def _targets(value: Any) -> Changes | None:
+    """A name alone is a list of one here, and "all" are all linear layers."""
+    if isinstance(value, str) and value.strip().lower() in ("all", "all-linear", "all_linear"):
+        return {"adapter.target_modules": "all-linear"}
+    word = isinstance(value, str) and value.strip().replace("_", "").isalnum()
+    return {"adapter.target_modules": [value.strip()] if word else value}
+
+
 # Keys whose value is said in another way.
 CHANGES: dict[str, Callable[[Any], Changes | None]] = {
     "datasets": _datasets,
@@ -141,6 +149,8 @@ CHANGES: dict[str, Callable[[Any], Changes | None]] = {
     "flash_attention": _flag({"model.attention": "flash_attention_2"}),
     "reward_model": _flag({"method.kind": "reward"}),
     "process_reward_model": _flag({"method.kind": "prm"}),
+    "lora_target": _targets,
+    "lora_target_modules": _targets,
     "lora_target_linear": _flag({"adapter.target_modules": "all-linear"}),
     "use_peft": _flag({"adapter.kind": "lora"}),
     "train_on_inputs": _flag({"data.trained_turns": "all"}),

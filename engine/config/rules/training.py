@@ -48,7 +48,7 @@ def _one_word(word: str, path: str) -> Iterator[Finding]:
     """An expression must match whole dotted names, which one word never does: a name was meant, or all-linear."""
     if not re.fullmatch(r"[\w-]+", word):
         return
-    everything = nearest(word, ["all-linear"]) is not None
+    everything = word.lower() == "all" or nearest(word, ["all-linear"]) is not None
     todo = (
         "Did you mean all-linear?"
         if everything

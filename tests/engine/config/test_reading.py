@@ -200,6 +200,9 @@ def test_findings_are_sorted_by_severity() -> None:
         ("evals_per_epoch", 4, "run.eval_steps counts steps", {}),
         ("pad_to_sequence_len", True, "packs need no padding", {}),
         ("bf16", "auto", "Here it is model.dtype", {"model.dtype": "bfloat16"}),
+        ("lora_target", "all", "Here it is adapter.target_modules", {"adapter.target_modules": "all-linear"}),
+        ("lora_target", "q_proj", "Here it is adapter.target_modules", {"adapter.target_modules": ["q_proj"]}),
+        ("lora_target", "q,v", "Here it is adapter.target_modules", {"adapter.target_modules": ["q", "v"]}),
         ("lora_target_linear", True, "Here it is adapter.target_modules", {"adapter.target_modules": "all-linear"}),
         ("max_lengths", True, "No setting has such a name", {}),  # alike, but a length is no yes
         ("max_lengths", 512, "Did you mean data.max_length", {"data.max_length": 512}),
