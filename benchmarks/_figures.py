@@ -60,7 +60,7 @@ def side_by_side(
     peaks: Mapping[str, float],
     floor_ms: float,
 ) -> None:
-    """Says and keeps the figures of all who took turns at one work, in milliseconds of each round and MiB.
+    """Says and keeps the figures of all who took turns at one work, in milliseconds of each round and MiB where measured.
 
     Beside each stand how many floors it takes, and the ratio of our fastest (a name that begins with `ours`) to it.
     """
@@ -71,12 +71,14 @@ def side_by_side(
         if best is not None and name != best:
             middle, low, high = ratio(list(zip(times[best], each, strict=True)))
             words = f"  {best} / this {middle:.3f} [{low:.3f}, {high:.3f}]"
+        peak = peaks.get(name)
+        taken = "" if peak is None else f"{peak:8.0f} MiB"
         print(
             f"{work:18} {shape:40} {name:36} {medians[name]:9.3f} ms {medians[name] / floor_ms:6.2f} x floor of "
-            f"{floor_ms:.3f} ms {peaks[name]:8.0f} MiB n={len(each)}{words}",
+            f"{floor_ms:.3f} ms {taken} n={len(each)}{words}",
             flush=True,
         )
-        results.add(work, shape, name, ms=each, peak_mib=peaks[name], floor_ms=floor_ms)
+        results.add(work, shape, name, ms=each, peak_mib=peak, floor_ms=floor_ms)
 
 
 def ratio(pairs: Sequence[tuple[float, float]], draws: int = 4000) -> tuple[float, float, float]:

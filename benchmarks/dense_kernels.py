@@ -11,15 +11,12 @@ waits for, which is so short that the host is the slower part. Floors assume 3.0
 from __future__ import annotations
 
 import argparse
-import statistics
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from _figures import Results, result_options
+from _accuracy import refuse_while_red
+from _figures import Results, result_options, side_by_side
 
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.logp_entropy import logp_entropy
@@ -30,7 +27,7 @@ ROUNDS = 20
 AHEAD = 10_000_000
 """Cycles of the device, some 5 ms."""
 CASES = {
-    "ce": ["linear_cross_entropy_cases"],
+    "ce": ["linear_cross_entropy_cases", "slices_that_wait"],
     "logp": ["logp_entropy_cases", "logp_entropy_in_place"],
     "rope": ["norm_rope_cases", "norm_rope_blocks", "norm_rope_registered"],
 }
@@ -79,12 +76,7 @@ def contest(
     for _ in range(ROUNDS):
         for name, run in entrants.items():
             times[name].append(timed(run, ahead))
-    for name in entrants:
-        middle = statistics.median(times[name])
-        print(
-            f"{work:14} {shape:34} {name:24} {middle:8.3f} ms  {middle / floor_ms:5.2f}x floor  {peaks[name]:8.0f} MiB"
-        )
-        results.add(work, shape, name, ms=times[name], peak_mib=peaks[name], floor_ms=floor_ms)
+    side_by_side(results, work, shape, times, peaks, floor_ms)
 
 
 def ce(results: Results) -> None:
@@ -182,14 +174,7 @@ def main() -> None:
     parser.add_argument("works", nargs="*", default=list(CASES))
     result_options(parser)
     options = parser.parse_args()
-    cases = Path(__file__).parent.parent / "tests/engine/kernels/kernel_cases.py"
-    names = [name for work in options.works for name in CASES[work]]
-    runs = [subprocess.Popen([sys.executable, str(cases), name], stdout=subprocess.PIPE, text=True) for name in names]
-    lines = [line for run in runs for line in run.communicate()[0].splitlines()]
-    if any(run.returncode for run in runs):
-        print("\n".join(line for line in lines if not line.startswith("ok")))
-        sys.exit("The accuracy cases fail: no figures are reported.")
-    print(f"{sum(line.startswith('ok') for line in lines)} accuracy cases hold")
+    refuse_while_red(*(name for work in options.works for name in CASES[work]))
     results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
     for work in options.works:
         {"ce": ce, "logp": logp, "rope": rope}[work](results)

@@ -13,7 +13,6 @@ tiny` runs on a CPU and shows that script and implementations agree, not how fas
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from _device import processor
-from _figures import Results, result_options
+from _figures import Results, result_options, side_by_side
 from transformers import Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -75,7 +74,7 @@ def entrants(config: Qwen3Config, each: list[int], device: torch.device) -> dict
 
     found["flex_attention"] = flexible
     varlen.register()
-    found["varlen"] = through(varlen.NAME, None, **told)
+    found["ours: varlen"] = through(varlen.NAME, None, **told)
     return found
 
 
@@ -178,11 +177,7 @@ def main() -> None:
     floor = 7 * sum(count * count for count in each) * heads * width / FLOP_PER_MS
     shape = f"{options.documents} documents in {tokens}, {heads}/{shared} heads of {width}"
     results = Results(options, processor() if small else torch.cuda.get_device_name(), "torch", "triton")
-    for name, found in times.items():
-        print(
-            f"{shape:44} {name:26} {statistics.median(found):8.3f} ms  floor {floor:.3f} ms  n={len(found)}", flush=True
-        )
-        results.add("packed_attention", shape, name, ms=found, floor_ms=floor)
+    side_by_side(results, "packed_attention", shape, times, {}, floor)
 
 
 if __name__ == "__main__":
