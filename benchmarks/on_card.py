@@ -74,16 +74,17 @@ PARTS = (
     Part("tests", 390, TESTS, keeps=False),
     bench("step", 140, "step_overhead", "--shape", "0.6b", "--steps", "25", "--pairs", "6", "--seconds", "75"),
     bench("kernels", 180, "dense_kernels"),
-    sft("offloaded-8b", 130, 25, "ours", "offloaded"),
     bench("packed", 60, "packed_attention"),
+    bench("run", 150, "gpu_sft_06b", "--steps", "140", "--limit", "120"),
+    *(method(kind, "0.6b", 75) for kind in KINDS),
+    *(method(kind, "8b", 140, "plain", "ours") for kind in SAMPLED),
+    sft("offloaded-8b", 130, 25, "ours", "offloaded"),
     bench("whole-8b", 115, "whole_step", "step_8b_lora", "--seconds", "85", "--arms", *WHOLE),
     bench("whole-short", 105, "whole_step", "step_8b_lora_short", "--seconds", "75", "--profile", "cut, compiled"),
     bench("whole-0.6b", 105, "whole_step", "step_06b_full", "--seconds", "75"),
     sft("fp8-base-8b", 115, 20, "cut, compiled", "fp8 base", "fp8 base, none"),
     sft("lora-8b", 90, 8, "ours", "lora", "cut", "cut, lora", "cut, compiled"),
     *(method(kind, "8b", 130) for kind in KINDS if kind not in SAMPLED),
-    *(method(kind, "8b", 140, "plain", "ours") for kind in SAMPLED),
-    *(method(kind, "0.6b", 75) for kind in KINDS),
     bench("lora", 100, "lora_projections", "--seconds", "60", "--rounds", "15"),
     bench("tiled", 110, "tiled_mlp", "--seconds", "95"),
     bench("fp8-layers", 165, "gpu_fp8", "layers", "--seconds", "150"),
@@ -94,7 +95,6 @@ PARTS = (
     bench("layers", 215, "layer_offload", "--seconds", "200"),
     bench("features", 125, "gpu_features", "--seconds", "110"),
     bench("estimate", 200, "estimate_error", "--shape", "0.6b"),
-    bench("run", 90, "gpu_sft_06b"),
 )
 
 

@@ -226,7 +226,14 @@ def varlen_needs_a_card_16_bits_and_heads_of_its_width(config: RunConfig, facts:
 def varlen_is_for_packs_kept_apart(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if config.model.attention == VARLEN and not kept_apart(config):
         todo = "Rows that are whole are computed by torch's fused attention under this name too."
-        yield must(_ATTENTION.path, "auto, or packed rows kept apart", VARLEN, todo, severity="hint", fix=_TAKE_SDPA)
+        yield must(
+            _ATTENTION.path,
+            "auto, or packed rows kept apart",
+            VARLEN,
+            todo,
+            severity="hint",
+            fix=Fix("take auto", {_ATTENTION.path: "auto"}),
+        )
 
 
 @rule(reads=(fields.model.attention, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
