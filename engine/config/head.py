@@ -87,9 +87,8 @@ def layout(count: int, hidden: int, vocabulary: int, logit_bytes: int, weight_by
         cost = 2.0 * count * hidden * again / FLOP_PER_MS + 8.0 * count * hidden * slices / BYTES_PER_MS
         return cost, Layout(words, waiting, kept)
 
-    return min(laid(min(max(words, FEWEST_WORDS), most // FEWEST_WORDS * FEWEST_WORDS, vocabulary)) for words in sizes)[
-        1
-    ]
+    largest = min(most // FEWEST_WORDS * FEWEST_WORDS, vocabulary)
+    return min(laid(min(max(words, FEWEST_WORDS), largest)) for words in sizes)[1]
 
 
 def path_of(config: RunConfig) -> Path:
