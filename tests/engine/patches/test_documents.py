@@ -15,6 +15,7 @@ from engine.errors import ModelError
 from engine.models.attention import settle, trial
 from engine.patches import documents
 from tests.engine.patches.conftest import tiny_model
+from tests.engine.patches.families import made
 
 
 def attend(q, k, v, causal=False, softmax_scale=None, dropout_p=0.0):
@@ -47,12 +48,12 @@ def config(packing=True, apart=True):
     return SimpleNamespace(data=SimpleNamespace(packing=packing, packing_cross_doc_attn_mask=apart))
 
 
-def packs():
+def packs(vocabulary=128):
     """Two packs of documents of other lengths, the second one padded."""
     rows = [{"seq_lengths": [5, 7]}, {"seq_lengths": [3, 4, 2]}]
     for number, row in enumerate(rows):
         row["input_ids"] = torch.randint(
-            128, (sum(row["seq_lengths"]),), generator=torch.Generator().manual_seed(number)
+            vocabulary, (sum(row["seq_lengths"]),), generator=torch.Generator().manual_seed(number)
         ).tolist()
         row["labels"] = list(row["input_ids"])
     return LanguageCollator(0)(rows)
@@ -129,6 +130,18 @@ def test_torchs_attention_over_documents_keeps_packs_apart_and_makes_no_mask(
     for name, gradient in gradients.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-12)
     assert set(torchs) == {((window or 0) - 1, 0)}
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma3", "qwen2", "qwen3", "qwen3_vl", "mistral", "phi3", "granite", "cohere"]
+)
+def test_each_family_has_the_losses_of_the_mask_under_torchs_attention_over_documents(torchs, family):
+    model, batch = made(family).double(), packs(61)
+    masked = model(**batch, use_cache=False).loss.item()
+    settle(model, "varlen")
+    documents.documents_apart(config(), model)
+    assert model(**batch, use_cache=False).loss.item() == pytest.approx(masked, rel=1e-12)
+    assert len(torchs) == 2  # layers
 
 
 def test_rows_with_padding_or_a_cache_take_torchs_fused_attention(torchs):
