@@ -9,7 +9,7 @@ from trl import DPOConfig, DPOTrainer
 
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.reference import frozen_copy, where
+from engine.trainers.reference import frozen_copy, where, without_needless_copy
 from engine.trainers.saving import RunTrainer, WithRows
 
 
@@ -53,4 +53,5 @@ def build(job: Job, args: DPOConfig | None = None) -> Dpo:
     given = job.given(ref_model=frozen_copy(job.config), data_collator=job.collator)
     trainer = Dpo(args=args or arguments(job.config, job.run_folder), **given)
     trainer.data_collator = WithRows(job.collator)
+    without_needless_copy(trainer)
     return trainer

@@ -14,7 +14,7 @@ from trl import KTOConfig, KTOTrainer
 
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.reference import frozen_copy, where
+from engine.trainers.reference import frozen_copy, where, without_needless_copy
 from engine.trainers.saving import RunTrainer
 
 
@@ -60,4 +60,5 @@ def build(job: Job) -> Kto:
         args.undesirable_weight *= for_bad
     trainer = Kto(args=args, **job.given(ref_model=frozen_copy(job.config)))
     trainer.args.train_sampling_strategy = shared_arguments(job.config, job.run_folder)["train_sampling_strategy"]
+    without_needless_copy(trainer)
     return trainer

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.models.load import load_model
+from engine.patches.gate import COPY
+
+_FIRST, _SECOND = ("lora_A", "lora_embedding_A"), ("lora_B", "lora_embedding_B")
 
 
 def frozen_copy(config: Any) -> Any | None:
@@ -14,8 +17,26 @@ def frozen_copy(config: Any) -> Any | None:
     return load_model(config).eval().requires_grad_(False)
 
 
+def without_needless_copy(trainer: Any) -> None:
+    """Deletes the copy of a fresh LoRA adapter that TRL takes as reference; without it TRL switches the adapter off.
+
+    Its second matrices are zero, so the numbers are the same to the bit, without its memory, its products in each step and
+    its share of each checkpoint. Kept where it holds more: an adapter that had learnt, DoRA, modules saved whole.
+    """
+    model = trainer.model
+    if COPY not in getattr(model, "peft_config", {}):
+        return
+    held = [(name.split("."), weight) for name, weight in model.named_parameters() if f".{COPY}." in name]
+    plain = all(any(part in path for part in (*_FIRST, *_SECOND)) for path, _ in held)
+    if plain and not any(weight.any() for path, weight in held if any(part in path for part in _SECOND)):
+        model.delete_adapter(COPY)
+
+
 def where(trainer: Any) -> str:
     """Where the built trainer takes its reference from, in words for the receipt."""
     if getattr(trainer, "precompute_ref_logps", False):
         return "reference: precomputed"
-    return "reference: copy" if trainer.ref_model is not None else "reference: adapter off"
+    if trainer.ref_model is not None:
+        return "reference: copy"
+    kept = COPY in getattr(trainer.model, "peft_config", {})
+    return "reference: the adapter as it began" if kept else "reference: adapter off"
