@@ -89,6 +89,8 @@ class Facts:
     data: DataFacts | None = None
     packages: Mapping[str, str | None] | None = None
     sources: Mapping[str, SourceFacts] | None = None
+    files: Mapping[str, bool] | None = None
+    """Of the files that rewards name, by the path as it is written: whether one is there."""
     given: frozenset[str] = frozenset()
 
 

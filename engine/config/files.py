@@ -218,7 +218,10 @@ def placed(facts: Facts, base: str | os.PathLike[str]) -> Facts:
         sources = {
             place_of(path, folder): replace(found, path=place_of(path, folder)) for path, found in sources.items()
         }
-    return replace(facts, model=model, sources=sources)
+    files = facts.files
+    if files is not None:
+        files = {**files, **{place_of(path, folder): there for path, there in files.items()}}
+    return replace(facts, model=model, sources=sources, files=files)
 
 
 def _absolute_sources(value: Any, folder: Path) -> Any:

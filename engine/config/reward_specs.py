@@ -119,9 +119,22 @@ def with_path(text: str, place: Callable[[str], str]) -> str:
     return text.replace(spec.argument, named, 1) if named != spec.argument else text
 
 
+def files_of(texts: Sequence[str]) -> list[str]:
+    """The files that rewards name, as written: of functions and of JSON schemas."""
+    found: list[str] = []
+    for text in texts:
+        try:
+            spec = reward_spec(text)
+        except BadReward:
+            continue
+        if spec.kind in ("function", "json_schema"):
+            found.append(spec.argument)
+    return found
+
+
 def pattern_of(form: str) -> str:
     """The regular expression of a `format` argument: `{}` stands for any text, the rest for itself."""
     return r"\s*" + "(?s:.*?)".join(re.escape(part) for part in form.split("{}")) + r"\s*"
 
 
-__all__ = ["BUILTIN", "BadReward", "RewardSpec", "pattern_of", "reward_spec", "reward_specs", "with_path"]
+__all__ = ["BUILTIN", "BadReward", "RewardSpec", "files_of", "pattern_of", "reward_spec", "reward_specs", "with_path"]

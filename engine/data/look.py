@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.config.facts import Facts, SourceFacts, model_facts
 from engine.config.files import DATA_SUFFIXES, place_of
+from engine.config.reward_specs import files_of
 from engine.errors import WorkbenchError, visible
 from engine.hardware import Machine, installed, this_machine
 
@@ -51,6 +52,7 @@ def look_at(config: Any, base: str | Path = ".", machine: Machine | None = None,
         model=replace(model, name=name) if model else None,
         packages=Installed() if here else None,
         sources=look_at_sources([*config.data.train, *config.data.eval], folder) if sources else None,
+        files={path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))},
     )
 
 
@@ -68,7 +70,15 @@ def completed(facts: Facts, config: Any, base: str | Path = ".") -> Facts:
         model=model or found.model,
         packages=found.packages if facts.packages is None else facts.packages,
         sources=found.sources if sources is None else sources,
+        files=found.files,
     )
+
+
+def _there(path: str, folder: Path) -> bool:
+    try:
+        return Path(place_of(path, folder)).is_file() or (folder / path).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def look_at_sources(entries: Iterable[Any], folder: Path) -> dict[str, SourceFacts]:

@@ -9,7 +9,7 @@ from engine.config import footprint
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.method import METHODS
-from engine.config.reward_specs import BadReward, reward_spec
+from engine.config.reward_specs import BadReward, files_of, reward_spec
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 
@@ -38,6 +38,16 @@ def rewards_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
             reward_spec(text)
         except BadReward as problem:
             yield must(f"{fields.method.reward_funcs.path}.{index}", problem.rule, text, problem.todo)
+
+
+@rule(reads=(fields.method.kind, fields.method.reward_funcs))
+def reward_files_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    method = _method(config)
+    for index, text in enumerate(method.reward_funcs if method is not None else ()):
+        for path in files_of([text]):
+            if facts.files is not None and facts.files.get(path) is False:
+                place = f"{fields.method.reward_funcs.path}.{index}"
+                yield must(place, "a file that is there", path, "Check the path; it is read from the config's folder.")
 
 
 @rule(reads=(fields.method.kind, fields.method.num_generations))

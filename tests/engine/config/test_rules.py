@@ -121,6 +121,15 @@ CASES: dict[str, list[Case]] = {
         ({**GRPO, "method.reward_funcs": ["gsm8k", text]}, Facts(), "method.reward_funcs.1", "error")
         for text in ("exakt_match", "0 * gsm8k", "regex:(", "length", "mine.py:")
     ],
+    "reward-files-exist": [
+        (
+            {**GRPO, "method.reward_funcs": ["gsm8k", text]},
+            Facts(files={"mine.py": False, "shape.json": False}),
+            "method.reward_funcs.1",
+            "error",
+        )
+        for text in ("0.5 * mine.py:score", "json_schema:shape.json")
+    ],
     "groups-need-more-than-one-answer": [
         ({**GRPO, "method.num_generations": 1}, Facts(), "method.num_generations", "error")
     ],
