@@ -106,12 +106,12 @@ def forward_in_slices(
         d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if trained else None
         slices = Slices(rows_NH, vocabulary, d_weight, chosen)
         scores = Scores(count, rows_NH, outputs)
-        running = RunningScores(scores, rows_NH)
+        running = RunningScores(scores, targets_N, scaling)
         for number, part in enumerate(slices.parts):
             logits = slices.fresh(number)
             torch.mm(rows_NH, weight_VH[part].t(), out=logits)
-            running.fold(logits, part.start, targets_N, None if bias_V is None else bias_V[part], scaling)
-        running.finish(targets_N, vocabulary, scaling)
+            running.fold(logits, part.start, None if bias_V is None else bias_V[part])
+        running.finish(vocabulary)
     return scores, slices
 
 

@@ -54,35 +54,21 @@ class Slices:
 class RunningScores:
     """What the slices so far say about each row: [7, N], as `slice_scores_kernel` has it."""
 
-    def __init__(self, scores: Scores, like: torch.Tensor) -> None:
-        self.scores = scores
-        self.state = torch.zeros(7, like.shape[0], dtype=scores.lse.dtype, device=like.device)
+    def __init__(self, scores: Scores, targets_N: torch.Tensor, scaling: Scaling) -> None:
+        self.scores, self.targets, self.scaling = scores, targets_N, scaling
+        self.state = torch.zeros(7, targets_N.shape[0], dtype=scores.lse.dtype, device=targets_N.device)
         self.state[0::6] = float("-inf")
 
-    def fold(
-        self,
-        logits_NS: torch.Tensor,
-        first: int,
-        targets_N: torch.Tensor,
-        bias_S: torch.Tensor | None,
-        scaling: Scaling,
-    ) -> None:
+    def fold(self, logits_NS: torch.Tensor, first: int, bias_S: torch.Tensor | None) -> None:
         """Adds the slice that begins at word `first`."""
         run = self._triton if kernel_serves(logits_NS) and logits_NS.dtype != torch.float64 else self._torch
-        run(logits_NS, first, targets_N, bias_S, scaling)
+        run(logits_NS, first, bias_S)
 
-    def _triton(
-        self,
-        logits_NS: torch.Tensor,
-        first: int,
-        targets_N: torch.Tensor,
-        bias_S: torch.Tensor | None,
-        scaling: Scaling,
-    ) -> None:
+    def _triton(self, logits_NS: torch.Tensor, first: int, bias_S: torch.Tensor | None) -> None:
         from engine.kernels.linear_logp.kernels import slice_scores_kernel
 
         rows, words = logits_NS.shape
-        scores = self.scores
+        scores, scaling = self.scores, self.scaling
         flags: dict[str, bool] = {
             "HAS_BIAS": bias_S is not None, "HAS_CAP": scaling.soft_cap is not None,
             "WITH_ENTROPY": scores.entropy is not None, "WITH_SQUARE": scores.square is not None,
@@ -92,7 +78,7 @@ class RunningScores:
         def launch(tile: Tile, state: torch.Tensor) -> None:
             lanes, run, warps = tile
             slice_scores_kernel[(rows,)](
-                logits_NS, targets_N, logits_NS if bias_S is None else bias_S, state,
+                logits_NS, self.targets, logits_NS if bias_S is None else bias_S, state,
                 logits_NS.stride(0), first, words, rows, *scaling.numbers[:3],
                 **flags, LANES=block(-(-words // run), lanes), RUN=run, num_warps=warps,
             )  # fmt: skip
@@ -102,28 +88,21 @@ class RunningScores:
         tiles = CROWDED_ROW_TILES if crowded else ROW_TILES
         launch(TUNER.pick(tiles, key, logits_NS.device, on_scratch(launch, self.state)), self.state)
 
-    def _torch(
-        self,
-        logits_NS: torch.Tensor,
-        first: int,
-        targets_N: torch.Tensor,
-        bias_S: torch.Tensor | None,
-        scaling: Scaling,
-    ) -> None:
+    def _torch(self, logits_NS: torch.Tensor, first: int, bias_S: torch.Tensor | None) -> None:
         x = logits_NS.to(self.state.dtype)
-        z, _ = scaling.apply(x if bias_S is None else x + bias_S)
+        z, _ = self.scaling.apply(x if bias_S is None else x + bias_S)
         high, total, weighted, squared, summed, hit, before = self.state
         newer = torch.maximum(high, z.amax(-1))
         shift = newer.masked_fill(newer.isneginf(), 0.0)
         old = (high - shift).exp()
         e = (z - shift.unsqueeze(-1)).exp_()
-        local = targets_N - first
+        local = self.targets - first
         here = (local >= 0) & (local < z.shape[1])
         found = z.gather(-1, local.masked_fill(~here, 0).unsqueeze(-1)).squeeze(-1)
         hit.add_(found.masked_fill(~here, 0.0))
         total.mul_(old).add_(e.sum(-1))
         scores = self.scores
-        if scores.sums(scaling):
+        if scores.sums(self.scaling):
             summed.add_(z.sum(-1))
         if scores.entropy is not None:
             weighted.mul_(old).add_(torch.linalg.vecdot(e, z.masked_fill(z.isneginf(), 0.0)))
@@ -135,12 +114,16 @@ class RunningScores:
             torch.maximum(before, earlier, out=before)
         high.copy_(newer)
 
-    def finish(self, targets_N: torch.Tensor, vocabulary: int, scaling: Scaling) -> None:
-        """Writes the scores of all rows, once every slice has been added."""
+    def finish(self, vocabulary: int) -> None:
+        """Writes the scores of all rows, once every slice has been added.
+
+        A target outside the vocabulary raises IndexError on a CPU; on a card, which is not waited for, its row becomes NaN.
+        """
         scores = self.scores
         high, total, weighted, squared, summed, hit, before = self.state
-        inside = (targets_N >= 0) & (targets_N < vocabulary)
-        # A target outside the vocabulary makes its row NaN: a wrong number would go unseen.
+        inside = (self.targets >= 0) & (self.targets < vocabulary)
+        if not kernel_serves(self.state) and not inside.all():
+            raise IndexError(f"a target lies outside of the vocabulary of {vocabulary} words")
         torch.add(high, total.log(), out=scores.lse).masked_fill_(~inside, float("nan"))
         torch.sub(hit, scores.lse, out=scores.logp)
         mean = summed / vocabulary
@@ -154,4 +137,4 @@ class RunningScores:
             # A tie goes to the first word, as argmax has it.
             torch.logical_and(hit >= high, hit > before, out=scores.top)
         if scores.loss is not None:
-            scores.loss.copy_(scaling.cross_entropy(scores.lse, hit, mean))
+            scores.loss.copy_(self.scaling.cross_entropy(scores.lse, hit, mean))

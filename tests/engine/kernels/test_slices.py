@@ -76,3 +76,12 @@ def test_looking_alone_holds_no_logits():
     assert node.slices is not None
     scores.sum().backward()
     assert node.slices is None
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("wrong", [-5, 50])
+def test_a_target_outside_the_vocabulary_is_refused_on_a_cpu(trained, wrong):
+    h = torch.randn(4, 8, requires_grad=True)
+    w = torch.randn(50, 8, requires_grad=trained)
+    with pytest.raises((IndexError, RuntimeError)):
+        linear_logp(h, w, torch.tensor([1, wrong, 2, 3]), outputs=())
