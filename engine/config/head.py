@@ -26,6 +26,8 @@ FOLDED, COPIES_BY_ROWS, COPIES_BY_WORDS = 29, 3, 5
 CUDA_WORKSPACE, CPU_WORKSPACE, FEWEST_ROWS, FEWEST_WORDS = 320 * MiB, 16 * MiB, 128, 256
 
 
+# Products with narrower slices lose more than the logits save that more of them could keep (H100, both widths measured).
+FEW_WORDS = 8192
 # An H100's, to weigh logits that are formed again against sums of gradients that are read and written once more.
 FLOP_PER_MS, BYTES_PER_MS = 790e9, 3.0e9
 
@@ -60,12 +62,18 @@ class Layout(NamedTuple):
     """How `cut` goes through the vocabulary of a trained head: slices of `words`, whole multiples of a product's tile.
 
     The logits of the first `waiting` wait for the backward pass in the memory of the weight gradient, those of the last
-    `kept` in the workspace; the others are formed again.
+    `kept` in the workspace; the others, among them one that is smaller, are formed again.
     """
 
     words: int
     waiting: int
     kept: int
+
+    def parts(self, vocabulary: int) -> list[slice]:
+        """The slices in order."""
+        step, last = max(self.words, 1), vocabulary - self.kept * self.words
+        before = [slice(start, min(start + step, last)) for start in range(0, last, step)]
+        return before + [slice(start, start + step) for start in range(last, vocabulary, step)]
 
 
 @lru_cache(maxsize=1024)
@@ -73,6 +81,8 @@ def layout(count: int, hidden: int, vocabulary: int, logit_bytes: int, weight_by
     """The slices that cost least. `weight_bytes`: of one number of the weight gradient, 0 where it is not needed."""
     row = max(count, 1) * logit_bytes
     most = max(room // row, FEWEST_WORDS)
+    if most >= vocabulary:
+        return Layout(vocabulary, 0, 1)
     # Going upward, no slice of the weight gradient may land on logits that are still to be read.
     shelf = vocabulary * hidden * weight_bytes if row >= hidden * weight_bytes else 0
     fewest = -(-vocabulary // most)
@@ -80,15 +90,16 @@ def layout(count: int, hidden: int, vocabulary: int, logit_bytes: int, weight_by
     sizes |= {shelf // (number * row) // FEWEST_WORDS * FEWEST_WORDS for number in range(1, 2 * fewest + 16)}
 
     def laid(words: int) -> tuple[float, Layout]:
-        slices, buffers = -(-vocabulary // words), most // words
-        waiting = 0 if buffers >= slices else min(shelf // (words * row), vocabulary // words)
-        kept = slices if buffers >= slices else min(buffers - 1, slices - waiting)
-        again = max(vocabulary - (waiting + kept) * words, 0)
+        whole = vocabulary // words
+        waiting = min(shelf // (words * row), whole)
+        kept = min(most // words - 1, whole - waiting)
+        again, slices = vocabulary - (waiting + kept) * words, -(-vocabulary // words)
         cost = 2.0 * count * hidden * again / FLOP_PER_MS + 8.0 * count * hidden * slices / BYTES_PER_MS
         return cost, Layout(words, waiting, kept)
 
-    largest = min(most // FEWEST_WORDS * FEWEST_WORDS, vocabulary)
-    return min(laid(min(max(words, FEWEST_WORDS), largest)) for words in sizes)[1]
+    largest = most // FEWEST_WORDS * FEWEST_WORDS
+    smallest = max(min(FEW_WORDS, largest // 2) // FEWEST_WORDS * FEWEST_WORDS, FEWEST_WORDS)
+    return min(laid(min(max(words, smallest), largest)) for words in sizes)[1]
 
 
 def path_of(config: RunConfig) -> Path:
@@ -130,9 +141,8 @@ def _cut(head: Head) -> float:
         return head.states + max(by_rows + head.states, 2 * head.states)
     size = int(head.size)
     chosen = layout(head.tokens, head.hidden, head.vocabulary, size, size, room)
-    tile = head.tokens * min(chosen.words, head.vocabulary) * head.size
-    every = chosen.kept * chosen.words >= head.vocabulary
-    held = min(chosen.kept * tile, scores) + (0 if every else tile)
+    tile = head.tokens * chosen.words * head.size
+    held = chosen.kept * tile + (0 if chosen.words == head.vocabulary else tile)
     return head.states + held + _worked(head, tile, COPIES_BY_WORDS) - tile + head.in_float32(head.states) + head.weight
 
 

@@ -21,7 +21,7 @@ class Slices:
     def __init__(self, rows_NH: torch.Tensor, vocabulary: int, d_weight: torch.Tensor | None, chosen: Layout) -> None:
         count, words = rows_NH.shape[0], chosen.words
         self.d_weight = d_weight
-        self.parts = [slice(first, min(first + words, vocabulary)) for first in range(0, vocabulary, max(words, 1))]
+        self.parts = chosen.parts(vocabulary)
         self.waiting = chosen.waiting
         self.first_kept = len(self.parts) - chosen.kept
         self._shelf = rows_NH.new_empty(0)

@@ -15,9 +15,13 @@ from engine.kernels.linear_logp import OUTPUTS, linear_logp, linear_logp_referen
 @pytest.mark.parametrize("room", [32 << 20, 320 << 20, 4 << 30])
 def test_what_waits_fits_its_memory_and_no_gradient_lands_on_it(count, hidden, weight_bytes, room):
     vocabulary = 151_936
-    words, waiting, kept = layout(count, hidden, vocabulary, 2, weight_bytes, room)
-    slices = -(-vocabulary // words)
-    assert waiting + kept <= slices
+    chosen = layout(count, hidden, vocabulary, 2, weight_bytes, room)
+    words, waiting, kept = chosen
+    parts = chosen.parts(vocabulary)
+    slices = len(parts)
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == vocabulary
+    assert all(part.stop - part.start == words for part in [*parts[:waiting], *parts[slices - kept :]])
     assert waiting * words * count * 2 <= vocabulary * hidden * weight_bytes
     buffers = kept + (kept < slices)
     assert buffers * words * count * 2 <= max(room, 256 * count * 2)
@@ -29,6 +33,7 @@ def test_no_more_than_two_fifths_are_formed_again_where_half_fits_the_gradient()
     vocabulary = 151_936
     words, waiting, kept = layout(8192, 4096, vocabulary, 2, 2, 320 << 20)
     assert 1 - (waiting + kept) * words / vocabulary <= 0.44
+    assert words >= 8192
     words, waiting, kept = layout(8192, 4096, vocabulary, 2, 2, 3 << 30)
     assert kept * words >= vocabulary
 
