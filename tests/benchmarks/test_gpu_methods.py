@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -34,6 +35,6 @@ def test_ours_and_the_plain_trainer_have_one_first_loss_and_gradient(
     assert done.returncode == 0, done.stdout + done.stderr
     left_out = "plain: left out, " in done.stdout
     assert left_out == (method in ALONE) or method == "embedding"  # whose library need not be here
-    impls = [row.split(",")[7] for row in results.read_text("utf-8").splitlines()[1:]]
+    impls = [row["impl"] for row in csv.DictReader(results.read_text("utf-8").splitlines())]
     libraries = {"prm": "transformers", "embedding": "sentence-transformers"}
     assert impls == ([] if left_out else [f"{libraries.get(method, 'trl')} plain"]) + ["ours", "cut", "none"]
