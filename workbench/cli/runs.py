@@ -22,7 +22,7 @@ def command(runs: str | None, as_json: bool) -> int:
     root = store.runs_dir(runs)
     if runs is not None and not root.is_dir():
         what = "a file" if root.exists() else "nothing there"
-        raise UsageError(f"--runs: must be a folder that holds runs; got {what}: {visible(str(root))}.")
+        raise UsageError(f"--runs: must be a folder that holds runs; got {what}: {visible(str(root))}. Check the path.")
     found = list(store.runs_in(root))
     for run in found:
         if launch.unattended(run):

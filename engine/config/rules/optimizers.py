@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.optimizers import KINDS, MATRICES_ONLY, PROJECTED, own_value
+from engine.config.rules.own import own_settings
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
-from engine.errors import nearest
 
 
 @rule(
@@ -67,15 +67,8 @@ def paging_needs_a_gpu(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 @rule(reads=(fields.optim.optim, fields.optim.optim_args))
 def optim_args_are_the_optimizers_own(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    known = KINDS[config.optim.optim].own
-    for key, value in config.optim.optim_args.items():
-        path = f"{fields.optim.optim_args.path}.{key}"
-        if key not in known:
-            close = nearest(str(key), known)
-            todo = f"Did you mean {close}?" if close else f"It takes {', '.join(known)}." if known else "Remove it."
-            yield must(path, f"left out with the optimizer {config.optim.optim}, which does not use it", value, todo)
-        elif not known[key].fits(value):
-            yield must(path, known[key].takes, value, "Give such a value, or remove it.")
+    name, path = config.optim.optim, fields.optim.optim_args.path
+    yield from own_settings(path, config.optim.optim_args, KINDS[name].own, f"the optimizer {name}")
 
 
 @rule(reads=(fields.optim.optim, fields.optim.lr_scheduler_type))

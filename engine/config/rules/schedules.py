@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from engine.config.defaults import LEARNING_RATES
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
+from engine.config.rules.own import own_settings
 from engine.config.rules.registry import rule
 from engine.config.schedules import SCHEDULES
 from engine.config.tree import RunConfig, fields
-from engine.errors import nearest
 
 _SCHEDULE, _OWN = fields.optim.lr_scheduler_type, fields.optim.lr_scheduler_kwargs
 
@@ -18,15 +18,7 @@ _SCHEDULE, _OWN = fields.optim.lr_scheduler_type, fields.optim.lr_scheduler_kwar
 @rule(reads=(_SCHEDULE, _OWN))
 def lr_scheduler_kwargs_are_the_schedules_own(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     name = config.optim.lr_scheduler_type
-    known = SCHEDULES[name]
-    for key, value in config.optim.lr_scheduler_kwargs.items():
-        path = f"{_OWN.path}.{key}"
-        if key not in known:
-            close = nearest(str(key), known)
-            todo = f"Did you mean {close}?" if close else f"It takes {', '.join(known)}." if known else "Remove it."
-            yield must(path, f"left out with the schedule {name}, which does not use it", value, todo)
-        elif not known[key].fits(value):
-            yield must(path, known[key].takes, value, "Give such a value, or remove it.")
+    yield from own_settings(_OWN.path, config.optim.lr_scheduler_kwargs, SCHEDULES[name], f"the schedule {name}")
 
 
 @rule(reads=(_SCHEDULE, _OWN))

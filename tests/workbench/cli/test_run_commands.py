@@ -137,7 +137,9 @@ def test_a_folder_of_runs_that_does_not_exist_is_bad_input(tmp_path, made, got):
         assert f"No runs in {place}" in done.output
     else:
         assert isinstance(done.exception, UsageError)
-        assert done.exception.message == f"--runs: must be a folder that holds runs; got {got}: {place}."
+        assert (
+            done.exception.message == f"--runs: must be a folder that holds runs; got {got}: {place}. Check the path."
+        )
         assert done.exception.exit_code == 2
 
 
