@@ -57,6 +57,23 @@ def method(kind: str, shape: str, seconds: int, *arms: str) -> Part:
     return bench(f"{kind}-{shape}", seconds, "gpu_methods", *options)
 
 
+def methods(name: str, seconds: int, kinds: tuple[str, ...], *arms: str) -> Part:
+    """A part of `gpu_methods.py`: several methods in one process, where loading the libraries takes as long as their steps."""
+    options = (
+        "--shape",
+        "0.6b",
+        "--methods",
+        *kinds,
+        "--arms",
+        *arms,
+        "--rounds",
+        "20",
+        "--seconds",
+        str(seconds - 30),
+    )
+    return bench(name, seconds, "gpu_methods", *options)
+
+
 def sft(name: str, seconds: int, rounds: int, *arms: str) -> Part:
     """A part of `gpu_methods.py`: these arms of supervised fine-tuning at 8B."""
     options = ("--shape", "8b", "--rounds", str(rounds), "--seconds", str(seconds - 30), "--arms", *arms)
@@ -70,13 +87,15 @@ KINDS = (
 WHOLE = "default", "cut, compiled", "cut, compiled, none", "cut, compiled, streamed"
 SAMPLED = "grpo", "gdpo", "ppo"
 """Compiling changes nothing about how answers are sampled, which is most of their step."""
+LEARNS = tuple(kind for kind in KINDS if kind not in SAMPLED)
 PARTS = (
     Part("tests", 390, TESTS, keeps=False),
     bench("step", 140, "step_overhead", "--shape", "0.6b", "--steps", "25", "--pairs", "6", "--seconds", "75"),
     bench("kernels", 180, "dense_kernels"),
     bench("packed", 60, "packed_attention"),
     bench("run", 150, "gpu_sft_06b", "--steps", "140", "--limit", "120"),
-    *(method(kind, "0.6b", 75) for kind in KINDS),
+    methods("learns-0.6b", 400, LEARNS, "plain", "ours", "cut, fused, lora"),
+    methods("samples-0.6b", 240, SAMPLED, "plain", "ours"),
     *(method(kind, "8b", 140, "plain", "ours") for kind in SAMPLED),
     sft("offloaded-8b", 130, 25, "ours", "offloaded"),
     bench("whole-8b", 115, "whole_step", "step_8b_lora", "--seconds", "85", "--arms", *WHOLE),
@@ -84,7 +103,8 @@ PARTS = (
     bench("whole-0.6b", 105, "whole_step", "step_06b_full", "--seconds", "75"),
     sft("fp8-base-8b", 115, 20, "cut, compiled", "fp8 base", "fp8 base, none"),
     sft("lora-8b", 90, 8, "ours", "lora", "cut", "cut, lora", "cut, compiled"),
-    *(method(kind, "8b", 130) for kind in KINDS if kind not in SAMPLED),
+    *(method(kind, "8b", 130) for kind in LEARNS),
+    *(method(kind, "0.6b", 130, "ours", "cut, compiled") for kind in LEARNS),
     bench("lora", 100, "lora_projections", "--seconds", "60", "--rounds", "15"),
     bench("tiled", 110, "tiled_mlp", "--seconds", "95"),
     bench("fp8-layers", 165, "gpu_fp8", "layers", "--seconds", "150"),
