@@ -76,6 +76,9 @@ def reward_spec(text: str) -> RewardSpec:
     if kind == "model":
         if not argument:
             raise BadReward("a reward model by its name, as in model:NAME", "Name it after the colon.")
+        if argument.startswith("builtin/"):
+            todo = "The built-in model has no head that scores; method.kind reward trains one."
+            raise BadReward("a reward model by its folder or hub id", todo)
         return RewardSpec("model", argument, "", weight, PurePath(argument).name or argument, text)
     if kind not in BUILTIN:
         raise BadReward(
@@ -120,14 +123,15 @@ def with_path(text: str, place: Callable[[str], str]) -> str:
 
 
 def files_of(texts: Sequence[str]) -> list[str]:
-    """The files that rewards name, as written: of functions and of JSON schemas."""
+    """The files that rewards name, as written: of functions and of JSON schemas, and the folders of reward models."""
     found: list[str] = []
     for text in texts:
         try:
             spec = reward_spec(text)
         except BadReward:
             continue
-        if spec.kind in ("function", "json_schema"):
+        local_model = spec.kind == "model" and spec.argument.startswith((".", "~", "/"))
+        if local_model or spec.kind in ("function", "json_schema"):
             found.append(spec.argument)
     return found
 

@@ -74,9 +74,18 @@ def completed(facts: Facts, config: Any, base: str | Path = ".") -> Facts:
     )
 
 
+def counted_over(config: Any) -> list[Any]:
+    """Whose tokens a count is of: model and tokenizer, sources, method. Counts made over others say nothing of this one."""
+    model, data = config.model, config.data
+    rows = [entry.model_dump() for entry in (*data.train, *data.eval)]
+    return [model.name, model.revision, model.tokenizer, rows, len(data.train), config.method.kind]
+
+
 def _there(path: str, folder: Path) -> bool:
+    """Whether a reward's file is there, or the folder of a model."""
     try:
-        return Path(place_of(path, folder)).is_file() or (folder / path).is_file()
+        places = Path(place_of(path, folder)), folder / path
+        return any(place.is_file() or (place / "config.json").is_file() for place in places)
     except (OSError, ValueError):
         return False
 

@@ -53,7 +53,7 @@ class RewardFunctions:
             answer = self._ask(spec, {"load": [spec.text]}, "while it was loaded", seconds)
             if "problem" in answer:
                 problem = visible(redact(answer["problem"]))
-                raise WorkbenchError(f"{PLACE}: {_named(spec)} {problem}.", _to_load(spec, problem))
+                raise WorkbenchError(f"{PLACE}: {named(spec)} {problem}.", _to_load(spec, problem))
 
     def score(self, number: int, batch: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> list[float | None]:
         """What function `number` gives for a batch of columns, `completions` among them. Raises WorkbenchError."""
@@ -68,7 +68,7 @@ class RewardFunctions:
         todo = _TODO[next((kind for word, kind in _BY_WORD.items() if problem.startswith(word)), "numbers")]
         if "compares with the row's answer" in problem:
             todo = "Name the column that holds it under data.train columns, as answer, or choose another reward."
-        raise WorkbenchError(f"{PLACE}: {_named(spec)} {problem}{where}.", todo)
+        raise WorkbenchError(f"{PLACE}: {named(spec)} {problem}{where}.", todo)
 
     def close(self) -> None:
         """Ends the process, also one that hangs."""
@@ -95,7 +95,7 @@ class RewardFunctions:
         except TimeoutError:  # an OSError of its own kind, so it comes first
             self.close()
             raise WorkbenchError(
-                f"{PLACE}: {_named(spec)} did not return within {seconds:g} seconds {where}.", _TODO["hangs"]
+                f"{PLACE}: {named(spec)} did not return within {seconds:g} seconds {where}.", _TODO["hangs"]
             ) from None
         except OSError:
             line = b""
@@ -104,7 +104,7 @@ class RewardFunctions:
             self.close()
             code = process.returncode
             raise WorkbenchError(
-                f"{PLACE}: {_named(spec)} ended its process (exit code {code}) {where}.",
+                f"{PLACE}: {named(spec)} ended its process (exit code {code}) {where}.",
                 "Let it return numbers instead.",
             )
         return dict(json.loads(line))
@@ -126,9 +126,12 @@ class RewardFunctions:
         return line
 
 
-def _named(spec: RewardSpec) -> str:
+def named(spec: RewardSpec) -> str:
+    """What messages call a reward."""
     if spec.kind == "function":
         return visible(redact(f"{os.path.basename(spec.argument)}:{spec.function}"))
+    if spec.kind == "model":
+        return visible(redact(f"the reward model {spec.argument}"))
     return spec.kind
 
 

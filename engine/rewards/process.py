@@ -22,6 +22,9 @@ from typing import Any
 from engine.config.reward_specs import reward_specs
 from engine.rewards.builtin import NoAnswer, builtin
 
+MOST_CHARACTERS = 300
+"""Of an error's own words in ours; the traceback in the log has them all."""
+
 
 class Refused(Exception):
     """A problem in words; `row` is its number within the batch where that is known."""
@@ -155,6 +158,7 @@ def _first_failing(function: Callable[..., Any], batch: dict[str, Any], count: i
 
 def _said(problem: BaseException) -> str:
     text = str(problem).strip().split("\n")[0]
+    text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
 
 

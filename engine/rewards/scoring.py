@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
-from engine.config.reward_specs import reward_specs
-from engine.rewards.functions import RewardFunctions
+from engine.config.reward_specs import RewardSpec, reward_specs
+from engine.errors import WorkbenchError
+from engine.rewards.functions import PLACE, RewardFunctions, named
 from engine.rewards.models import RewardModel
 
 DRY_ROWS = 4
+MOST = 1e15
+"""The largest reward with its weight: the squares that spreads are computed from must fit float32."""
 
 
 class Rewards:
@@ -65,11 +68,13 @@ class Rewards:
         self.start()
         spec = self.specs[place]
         if spec.kind == "model":
-            return torch.tensor(self._models[spec.name].score(prompts, completions))
+            found = torch.tensor(self._models[spec.name].score(prompts, completions), dtype=torch.float64)
+            return _usable(spec, found, torch.isnan(found), rows)
         batch = {**columns, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
         number = sum(each.kind != "model" for each in self.specs[:place])
         values = self.functions.score(number, batch, rows)
-        return torch.tensor([torch.nan if value is None else value for value in values])
+        found = torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
+        return _usable(spec, found, torch.zeros_like(found, dtype=torch.bool), rows)
 
     def dry_run(self, dataset: Any, tokenizer: Any) -> torch.Tensor:
         """Every reward on the first rows, with their own answers and with empty ones, which a model gives too.
@@ -91,6 +96,21 @@ class Rewards:
     def close(self) -> None:
         """Ends the process of the functions."""
         self.functions.close()
+
+
+def _usable(spec: RewardSpec, found: torch.Tensor, wrong: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """The rewards in float32. Raises WorkbenchError for the first that is wrong or too large to be compared there."""
+    wrong = wrong | ((found * spec.weight).abs() > MOST)
+    if wrong.any():
+        place = int(wrong.nonzero()[0])
+        raise WorkbenchError(
+            f"{PLACE}: {named(spec)} must give finite numbers of at most {MOST:g} with their weight; got "
+            f"{found[place].item():g} (row {rows[place]} of the data).",
+            "Scale them down: only their differences within a batch count."
+            if spec.kind != "model"
+            else "Name a reward model whose scores are numbers in its own precision.",
+        )
+    return found.float()
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -47,7 +47,8 @@ def reward_files_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         for path in files_of([text]):
             if facts.files is not None and facts.files.get(path) is False:
                 place = f"{fields.method.reward_funcs.path}.{index}"
-                yield must(place, "a file that is there", path, "Check the path; it is read from the config's folder.")
+                what = "a file that is there" if reward_spec(text).kind != "model" else "a folder with a model in it"
+                yield must(place, what, path, "Check the path; it is read from the config's folder.")
 
 
 @rule(reads=(fields.method.kind, fields.method.num_generations))

@@ -124,11 +124,11 @@ CASES: dict[str, list[Case]] = {
     "reward-files-exist": [
         (
             {**GRPO, "method.reward_funcs": ["gsm8k", text]},
-            Facts(files={"mine.py": False, "shape.json": False}),
+            Facts(files={"mine.py": False, "shape.json": False, "./judge": False}),
             "method.reward_funcs.1",
             "error",
         )
-        for text in ("0.5 * mine.py:score", "json_schema:shape.json")
+        for text in ("0.5 * mine.py:score", "json_schema:shape.json", "model:./judge")
     ],
     "groups-need-more-than-one-answer": [
         ({**GRPO, "method.num_generations": 1}, Facts(), "method.num_generations", "error")

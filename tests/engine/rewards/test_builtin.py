@@ -76,6 +76,7 @@ def test_texts_are_read_with_weight_name_and_argument() -> None:
         ("mine.py:", "Name the function"),
         ("0 * gsm8k", "other than 0"),
         ("model:", "by its name"),
+        ("model:builtin/tiny", "method.kind reward trains one"),
         ("json_schema", "Name it after the colon"),
     ],
 )

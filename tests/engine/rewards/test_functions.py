@@ -52,6 +52,9 @@ def ends(completions):
 def sys_exit(completions):
     raise SystemExit(4)
 
+def talks(completions):
+    raise ValueError("x" * 100_000)
+
 def counts(completions, answer):
     return [None if each is None else beside.VALUE for each in answer]
 """
@@ -90,6 +93,7 @@ def test_functions_get_what_they_ask_for_and_may_print_and_wait(functions) -> No
         ("one", r"mine.py:one must return a list of 3 numbers, one an answer; got float"),
         ("ends", r"mine.py:ends ended its process \(exit code 3\) on 3 answers to rows 10 to 12"),
         ("sys_exit", r"mine.py:sys_exit raised SystemExit: 4"),
+        ("talks", r"mine.py:talks raised ValueError: x{300} \.\.\. \(row 10 of the data\)"),
     ],
 )
 def test_what_goes_wrong_names_function_and_row(functions, name: str, words: str) -> None:

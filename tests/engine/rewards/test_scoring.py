@@ -76,6 +76,27 @@ def test_a_model_without_a_scoring_head_is_refused() -> None:
     assert "a model with a scoring head" in caught.value.hint
 
 
+def test_a_model_whose_score_is_no_number_ends_the_run_in_place_of_counting_as_not_applying(judge: Path) -> None:
+    rewards = Rewards([f"model:{judge}"], 20.0, CPU)
+    rewards.start()
+    with torch.no_grad():
+        next(iter(rewards._models.values())).model.score.weight.fill_(float("nan"))
+    with pytest.raises(
+        WorkbenchError, match=r"the reward model .* must give finite numbers .*; got nan \(row 7 of the data"
+    ):
+        rewards.score(["a"], ["b"], [[1]], {}, [7])
+
+
+@pytest.mark.parametrize("weight", ["", "1e16 * "])
+def test_rewards_too_large_for_their_differences_to_count_are_refused(tmp_path: Path, weight: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def far(completions):\n    return [0, {1 if weight else 1e30}]\n")
+    rewards = Rewards([f"{weight}{tmp_path}/mine.py:far"], 20.0, CPU)
+    with pytest.raises(WorkbenchError, match=r"mine.py:far must give finite .* at most 1e\+15 .*\(row 5 of") as caught:
+        rewards.score(["a", "a"], ["b", "c"], [[1], [2]], {}, [4, 5])
+    rewards.close()
+    assert "Scale them down" in caught.value.hint
+
+
 def test_the_call_before_training_finds_a_function_that_fails_on_an_empty_answer(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def first(completions):\n    return [ord(each[0]) for each in completions]\n")
     rewards = Rewards([f"{tmp_path}/mine.py:first"], 20.0, CPU)
