@@ -20,7 +20,7 @@ from engine.config.draft import Draft
 from engine.config.facts import DataFacts
 from engine.config.files import absolute
 from engine.config.schema import fields
-from engine.data.look import look_at, look_at_sources
+from engine.data.look import counted_over, look_at, look_at_sources
 from engine.errors import Cancelled, WorkbenchError
 from widgets.asking import Asker
 
@@ -102,6 +102,9 @@ class Learner:
         entries = [*config.data.eval, *config.data.train]
         if self._is_new("sources", [[entry.model_dump() for entry in entries], str(base)]):
             self._look("sources", lambda: look_at_sources(entries, base))
+        known = "counted" in self._asked
+        if self._is_new("counted", [counted_over(config), str(base)]) and known:
+            self._forget_counts()
         facts = self.draft.facts.model
         if self._looks or facts is None or facts.missing or facts.remote or not config.data.train:
             return
@@ -111,6 +114,14 @@ class Learner:
         mapping = absolute(self.draft.mapping, base)
         if self._is_new("count", [mapping.get(owner) for owner in owners] + [config.method.kind]):
             self._ask(mapping)
+
+    def _forget_counts(self) -> None:
+        """What was counted of other rows, with another tokenizer or for another method is no longer shown."""
+        if self._count is not None:
+            self._count.cancel()
+        self._count, self.words, self.trouble = None, "", ()
+        self._asked.pop("count", None)
+        self._learn(data=None)
 
     def _is_new(self, what: str, key: Any) -> bool:
         text = json.dumps(key, default=str)

@@ -38,6 +38,7 @@ class Background:
     def __init__(self, screen: BuildScreen) -> None:
         self._screen = screen
         self._asked: dict[str, Hashable] = {}
+        self._counted = ""
         self._tickets: dict[str, Ticket] = {}
         self._timer: Timer | None = None
         self.looks: dict[str, Look] = {}
@@ -120,6 +121,7 @@ class Background:
         sources = [entry for path in paths for entry in _entries(draft.value(path))]
         if self._new("rows", json.dumps([sources, str(base), config.run.seed], default=str)):
             self._thread("rows", lambda: _looks(config, sources, base))
+        self._forget_others()
         if self._screen.step in ("model", "data", "method", "memory", "review", "launch"):
             self._ask()
 
@@ -128,6 +130,19 @@ class Background:
             return False
         self._asked[what] = key
         return True
+
+    def _forget_others(self) -> None:
+        """What was counted of other rows, with another tokenizer or for another method is no longer shown."""
+        from engine.data.look import counted_over
+
+        of = json.dumps([counted_over(self._screen.draft.config), str(self._screen.base)], default=str)
+        before, self._counted = self._counted, of
+        if before in ("", of):
+            return
+        self._forget_questions()
+        self.tokenizer = None
+        self._learn(data=None)
+        self._screen.draw()
 
     def _ask(self) -> None:
         """The tokenizer and the counts, once the config can be read and has rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from textual.widgets import Input, OptionList
 
 from engine.config.draft import Draft
-from engine.config.facts import Facts
+from engine.config.facts import DataFacts, Facts
 from engine.config.kinds import example_row, needs_of
 from engine.config.method import METHODS
 from engine.config.schema import fields, resolved
@@ -630,6 +631,40 @@ async def test_a_model_that_is_not_here_is_not_asked_about_and_what_was_asked_of
         build(app).look()
         await until(pilot, lambda: "counting tokens" not in shown(app))
         assert {name for _, name in asked} == {"builtin/tiny"}
+
+
+async def test_what_was_counted_of_other_rows_is_not_shown_for_a_recipe_taken_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent:
+        """An inspector that never answers."""
+
+        def ask(self, do: str, **params: Any) -> Any:
+            return SimpleNamespace(cancel=lambda: None, add_done_callback=lambda done: None)
+
+    monkeypatch.setattr(WorkbenchApp, "inspector", property(lambda app: Silent()))
+    app = app_of()
+    async with app.run_test(size=(80, 40)) as pilot:
+        await pilot.press("3")
+        await until(pilot, lambda: "counting tokens" in shown(app))
+        build(app).background.tokenizer = {"tokenizer": {"size": 512}}
+        app.draft.learn(replace(app.draft.facts, data=DataFacts(rows=24_000, tokens=700_000, exact=True)))
+        build(app).draw()
+        await until(pilot, lambda: "Counted over all rows" in shown(app) and "tokens per epoch" in shown(app))
+        app.draft.set(fields.data.max_length.path, 64)
+        build(app).draw(edited=True)
+        build(app).look()
+        await until(pilot, lambda: build(app).background.asking.startswith("counting"))
+        assert app.draft.facts.data is not None, "the same rows: their old counts stand until the new ones are there"
+        await pilot.press("1", "j", "j", "enter")  # prefer some answers over others
+        await until(pilot, lambda: app.draft.recipe == "dpo" and app.draft.facts.data is None)
+        await pilot.press("3")
+        await until(pilot, lambda: "no such file" in shown(app))
+        assert "Counted" not in shown(app)
+        assert "tokens per epoch" not in shown(app)
+        await pilot.press("2")
+        await pilot.pause()
+        assert "512 tokens" not in shown(app)
 
 
 @pytest.mark.slow
