@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from engine.kernels.device import kernel_serves
+from engine.kernels.heads import angle_strides, blocks, refuse_heads
 from engine.kernels.norm_rope.reference import norm_rope_reference
 from engine.kernels.shapes import first_derivatives_alone, refuse_formats
 from engine.kernels.tuner import TUNER, Cost, Key, Tile, Tiles, bucket
@@ -61,25 +62,13 @@ def norm_rope(
     Raises:
         ValueError: shapes, formats or devices that do not belong together. RuntimeError: a second derivative.
     """
-    if q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
-        given = ", ".join(str(tuple(x.shape)) for x in (q, k, cos))
-        raise ValueError(f"norm_rope: must get q [B, T, Hq, D], k [B, T, Hk, D] and cos [B or 1, T, R]; got {given}")
-    rotated = cos.shape[-1]
-    if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"k: must share batch, time and head size with q {tuple(q.shape)}; got {tuple(k.shape)}")
-    if rotated % 2 or rotated > q.shape[-1] or cos.shape != sin.shape or cos.shape[1] != q.shape[1]:
-        raise ValueError(
-            f"cos and sin: must be [B or 1, {q.shape[1]}, R] with R even and at most {q.shape[-1]}; "
-            f"got {tuple(cos.shape)} and {tuple(sin.shape)}"
-        )
-    if cos.shape[0] not in (1, q.shape[0]):
-        raise ValueError(f"cos and sin: must have a batch of 1 or {q.shape[0]}; got {cos.shape[0]}")
+    refuse_heads("norm_rope", q, k, cos, sin)
     if (q_weight is None) != (k_weight is None):
         raise ValueError("q_weight and k_weight: must both be given or both be None.")
     if q_weight is not None and k_weight is not None and not q_weight.shape == k_weight.shape == q.shape[-1:]:
         given = f"{tuple(q_weight.shape)} and {tuple(k_weight.shape)}"
         raise ValueError(f"q_weight and k_weight: must be [{q.shape[-1]}]; got {given}")
-    refuse_formats("norm_rope", q=q, k=k, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
+    refuse_formats("norm_rope", q=q, q_weight=q_weight, k_weight=k_weight)
     compiling = torch.compiler.is_compiling()
     served = q.is_cuda if compiling else kernel_serves(q, k, cos)
     if not served or q.dtype == torch.float64 or q.numel() == 0:
@@ -105,26 +94,6 @@ def _laid_out(x_BTHD: torch.Tensor) -> tuple[torch.Tensor, int]:
     return x_BTHD, stride
 
 
-def _blocks(
-    tokens: int, heads_q: int, heads_k: int, size: int, rotated: int, shape: Tile
-) -> tuple[tuple[int, int], dict[str, int | bool]]:
-    """The grid, and what a program of this shape (heads, warps) is compiled for."""
-
-    def block(n: int, most: int = 1 << 30) -> int:
-        return min(1 << max(n - 1, 0).bit_length(), most)
-
-    most, warps = shape
-    of_q, of_k = block(heads_q, most), block(heads_k, most)
-    return (tokens, -(-heads_q // of_q) - (-heads_k // of_k)), {
-        "HAS_TAIL": rotated < size,
-        "BLOCK_HQ": of_q,
-        "BLOCK_HK": of_k,
-        "BLOCK_F": block(rotated // 2),
-        "BLOCK_TAIL": block(size - rotated),
-        "num_warps": warps,
-    }
-
-
 def _forward(q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
     """One launch; returns outputs and what the backward pass needs to know of the layouts."""
     from engine.kernels.norm_rope.kernels import norm_rope_fwd_kernel
@@ -139,11 +108,11 @@ def _forward(q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
     shape = heads_q, heads_k, size, rotated
 
     def launch(tile: Tile) -> None:
-        grid, blocks = _blocks(batch * time, *shape, tile)
+        grid, per_program = blocks(batch * time, *shape, tile)
         norm_rope_fwd_kernel[grid](
             q, k, q_out, k_out, q_weight if has_weight else q, k_weight if has_weight else k, cos, sin,
-            q_stride, k_stride, time, *_angle_strides(cos), heads_q, heads_k, size, rotated // 2, eps,
-            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **blocks,
+            q_stride, k_stride, time, *angle_strides(cos), heads_q, heads_k, size, rotated // 2, eps,
+            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, **per_program,
         )  # fmt: skip
 
     launch(_tile(FORWARD, (bucket(batch * time), *shape, str(q.dtype), int(has_weight)), q.device, launch))
@@ -175,16 +144,16 @@ def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offs
     shape = heads_q, heads_k, size, rotated
 
     def launch(tile: Tile) -> list[torch.Tensor]:
-        grid, blocks = _blocks(batch * time, *shape, tile)
+        grid, per_program = blocks(batch * time, *shape, tile)
         sums = _sums(grid)
         partial = [
             torch.zeros(sums, size, dtype=torch.float32, device=q.device) if with_dweight else q for _ in range(2)
         ]
         norm_rope_bwd_kernel[grid](
             q, k, dq_out, dk_out, dq, dk, q_weight if has_weight else q, k_weight if has_weight else k, *partial,
-            cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *_angle_strides(cos),
+            cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *angle_strides(cos),
             heads_q, heads_k, size, rotated // 2, eps, sums,
-            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight, **blocks,
+            HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight, **per_program,
         )  # fmt: skip
         return partial
 
@@ -195,10 +164,6 @@ def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offs
         for part, weight in zip(partial, (q_weight, k_weight), strict=True)
     )
     return dq, dk, dq_weight, dk_weight
-
-
-def _angle_strides(cos_BTR: torch.Tensor) -> tuple[int, int]:
-    return (0 if cos_BTR.shape[0] == 1 else cos_BTR.shape[1] * cos_BTR.shape[2], cos_BTR.shape[2])
 
 
 class _NormRope(torch.autograd.Function):

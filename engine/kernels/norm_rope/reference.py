@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.kernels.rope.reference import rotated
+
 
 def norm_rope_reference(
     q: torch.Tensor,
@@ -39,9 +41,4 @@ def _one(
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     if weight_D is not None:
         y = y * (weight_D.to(wide) + 1 if unit_offset else weight_D.to(wide))
-    cos, sin = cos_BTR.to(wide).unsqueeze(2), sin_BTR.to(wide).unsqueeze(2)
-    rotated = cos.shape[-1]
-    turn, keep = y[..., :rotated], y[..., rotated:]
-    first, second = turn.chunk(2, dim=-1)
-    turned = turn * cos + torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((turned, keep), dim=-1).to(x_BTHD.dtype)
+    return rotated(y, cos_BTR, sin_BTR).to(x_BTHD.dtype)

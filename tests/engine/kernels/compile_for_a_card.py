@@ -29,6 +29,7 @@ from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
 from engine.kernels.norm_rope import norm_rope
+from engine.kernels.rope import rope
 from engine.kernels.tuned import Kept
 
 TYPES = {
@@ -83,7 +84,7 @@ def main(capability: int, every_tile: bool) -> None:
         return [1.0] * len(runs)
 
     JITFunction.run = run
-    for module in ("linear_logp.tiles", "linear_logp.slices", "logp_entropy", "norm_rope", "gated", "fp8_rows"):
+    for module in ("linear_logp.tiles", "linear_logp.slices", "logp_entropy", "norm_rope", "rope", "gated", "fp8_rows"):
         __import__(f"engine.kernels.{module}")
         sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
     assert not device.interpreted()
@@ -117,6 +118,7 @@ def launch_everything() -> None:
     weights = [torch.zeros(size, dtype=half, requires_grad=True) for _ in range(2)]
     angles = torch.zeros(1, 2, size, dtype=half)
     sum(x.sum() for x in norm_rope(q, k, *weights, angles, angles)).backward()
+    sum(x.sum() for x in rope(q, k, angles, angles)).backward()
     gate, up = (torch.zeros(2, words, dtype=half, requires_grad=True) for _ in range(2))
     for activation in ACTIVATIONS:
         gated(gate, up, activation).sum().backward()

@@ -23,6 +23,7 @@ from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import OUTPUTS, linear_logp
 from engine.kernels.logp_entropy import logp_entropy, logp_entropy_reference
 from engine.kernels.norm_rope import norm_rope, norm_rope_reference
+from engine.kernels.rope import rope
 from tests.engine.kernels.fp8_cases import fp8_rows_cases, fp8_rows_numbers
 from tests.engine.kernels.gated_cases import gated_again, gated_cases, gated_registered, gated_tiles
 from tests.engine.kernels.head_cases import (
@@ -50,6 +51,7 @@ from tests.engine.kernels.judging import (
     rms,
     said,
 )
+from tests.engine.kernels.rope_cases import rope_blocks, rope_cases, rope_registered, rope_twice, rope_views
 
 VIEWS = {
     "slice": lambda x: x[:, :-1],
@@ -294,6 +296,13 @@ def empty() -> None:
     turns = torch.randn(2, 1, 0, 8, device=DEVICE)
     q, k = norm_rope(*(torch.randn(2, 0, n, 8, device=DEVICE) for n in (4, 2)), None, None, *turns)
     said((q.shape, k.shape) == ((2, 0, 4, 8), (2, 0, 2, 8)), "norm_rope without a token")
+    for tokens, of_k in ((0, 2), (3, 0)):
+        turns = torch.randn(2, 1, tokens, 8, device=DEVICE)
+        q, k = (torch.randn(2, tokens, n, 8, device=DEVICE).requires_grad_() for n in (4, of_k))
+        out = rope(q, k, *turns)
+        torch.autograd.backward(out, [torch.ones_like(x) for x in out])
+        good = [x.shape for x in out] == [x.grad.shape for x in (q, k)] == [(2, tokens, 4, 8), (2, tokens, of_k, 8)]
+        said(good, f"rope of {tokens} tokens and {of_k} heads of k")
 
 
 def registered() -> None:
@@ -334,7 +343,14 @@ def registered() -> None:
 
 WIDE = {
     each.__name__: each
-    for each in (logp_entropy_cases, norm_rope_cases, linear_cross_entropy_cases, linear_logp_cases, gated_cases)
+    for each in (
+        logp_entropy_cases,
+        norm_rope_cases,
+        rope_cases,
+        linear_cross_entropy_cases,
+        linear_logp_cases,
+        gated_cases,
+    )
 }
 """Cases that run in each number format."""
 CHECKS = WIDE | {
@@ -347,6 +363,10 @@ CHECKS = WIDE | {
         norm_rope_blocks,
         norm_rope_deterministic,
         norm_rope_registered,
+        rope_views,
+        rope_blocks,
+        rope_registered,
+        rope_twice,
         fp8_rows_cases,
         fp8_rows_numbers,
         gated_again,

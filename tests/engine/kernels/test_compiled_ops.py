@@ -10,6 +10,7 @@ from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
 from engine.kernels.norm_rope import norm_rope
+from engine.kernels.rope import rope
 
 
 def leaves(*tensors):
@@ -76,6 +77,10 @@ def test_the_ops_on_logits_and_heads_are_in_the_graph():
         lambda q, k, a, b: norm_rope(q, k, a, b, angles.cos(), angles.sin(), unit_offset=True),
         *(torch.randn(2, 3, heads, 8, requires_grad=True) for heads in (4, 2)),
         *(torch.rand(8, requires_grad=True) for _ in range(2)),
+    )
+    compare(
+        lambda q, k: rope(q, k, angles.cos(), angles.sin()),
+        *(torch.randn(2, 3, heads, 8, requires_grad=True) for heads in (4, 2)),
     )
     compare(
         lambda x: [gated(*x.chunk(2, -1), "gelu_tanh"), gated(x, x, "gelu")], torch.randn(2, 3, 8, requires_grad=True)

@@ -17,6 +17,7 @@ from engine.kernels.linear_logp.tiles import CROWDED_ROW_TILES, CROWDING, GRADIE
 from engine.kernels.logp_entropy.launch import BACKWARD, FORWARD
 from engine.kernels.norm_rope import BACKWARD as ROPE_BACKWARD
 from engine.kernels.norm_rope import FORWARD as ROPE_FORWARD
+from engine.kernels.rope import TILES as ROTATION
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,6 +32,7 @@ KERNELS = {
     "logp_entropy_bwd_kernel": (BACKWARD, ("BLOCK_V", "num_warps")),
     "norm_rope_fwd_kernel": (ROPE_FORWARD, ("BLOCK_HQ", "num_warps")),
     "norm_rope_bwd_kernel": (ROPE_BACKWARD, ("BLOCK_HQ", "num_warps")),
+    "rope_kernel": (ROTATION, ("BLOCK_HQ", "num_warps")),
     "gated_fwd_kernel": (GATED_FORWARD, ("BLOCK", "num_warps")),
     "gated_bwd_kernel": (GATED_BACKWARD, ("BLOCK", "num_warps")),
 }
