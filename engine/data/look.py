@@ -85,7 +85,10 @@ def _there(path: str, folder: Path) -> bool:
     """Whether a reward's file is there, or the folder of a model."""
     try:
         places = Path(place_of(path, folder)), folder / path
-        return any(place.is_file() or (place / "config.json").is_file() for place in places)
+        return any(
+            place.is_file() or (place / "config.json").is_file() or (place / "adapter_config.json").is_file()
+            for place in places
+        )
     except (OSError, ValueError):
         return False
 

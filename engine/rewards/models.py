@@ -1,7 +1,7 @@
 """Reward models: a sequence classifier with one output reads the prompt with its answer and gives a number.
 
 It reads the conversation by its own tokenizer's chat template, or the plain texts where it has none. A checkpoint without
-a trained scoring head is refused: its numbers would be random.
+a trained scoring head is refused: its numbers would be random. An adapter that method.kind reward trained is one too.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ class RewardModel:
 
     def __init__(self, spec: RewardSpec, device: torch.device) -> None:
         """Raises ModelError when it cannot be loaded or has no scoring head."""
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoTokenizer
 
         name = visible(redact(spec.argument))
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(spec.argument)
-            self.model, loading = AutoModelForSequenceClassification.from_pretrained(
-                spec.argument, dtype="auto", output_loading_info=True
-            )
+            self.model, has_head = _loaded(spec.argument)
         except (OSError, ValueError, KeyError, ImportError) as problem:
             reason = visible(redact(str(problem).strip().split("\n")[0]))
             raise ModelError(
@@ -37,9 +35,7 @@ class RewardModel:
                 "Name a folder or a hub id of a model with a scoring head, such as one that method.kind reward trains; "
                 "without a network only what was fetched before can be loaded.",
             ) from None
-        if self.model.config.num_labels != 1 or any(
-            "score" in key or "classif" in key for key in loading["missing_keys"]
-        ):
+        if not has_head:
             raise ModelError(
                 f"method.reward_funcs: {name} has no head that gives one score, so its rewards would be random.",
                 "Name a reward model: one trained with method.kind reward, or a published one.",
@@ -71,6 +67,32 @@ class RewardModel:
         if self.tokenizer.chat_template is not None:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
         return "\n\n".join(str(message["content"]) for message in messages)
+
+
+def _loaded(name: str) -> tuple[Any, bool]:
+    """The model, and whether its head of one score was trained; an adapter stands on its base, as it was trained."""
+    from peft import PeftConfig, PeftModel
+    from peft.utils.save_and_load import load_peft_weights
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers.utils import find_adapter_config_file
+
+    if find_adapter_config_file(name) is None:
+        if AutoConfig.from_pretrained(name).num_labels != 1:
+            return None, False
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype="auto", output_loading_info=True
+        )
+        return model, not any(_of_head(key) for key in loading["missing_keys"])
+    heads = [weight for key, weight in load_peft_weights(name, device="cpu").items() if _of_head(key)]
+    if not heads or any(len(weight) != 1 for weight in heads):
+        return None, False
+    base = PeftConfig.from_pretrained(name).base_model_name_or_path
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype="auto")
+    return PeftModel.from_pretrained(model, name), True
+
+
+def _of_head(key: str) -> bool:
+    return "score" in key or "classif" in key
 
 
 def _turn(text: str) -> dict[str, str]:

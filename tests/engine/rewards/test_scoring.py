@@ -76,6 +76,39 @@ def test_a_model_without_a_scoring_head_is_refused() -> None:
     assert "a model with a scoring head" in caught.value.hint
 
 
+@pytest.mark.parametrize("task", ["SEQ_CLS", "CAUSAL_LM"])
+def test_an_adapter_that_was_trained_to_score_is_a_reward_model_and_one_that_writes_is_none(
+    tmp_path: Path, task: str
+) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    from engine.builtin import tiny
+
+    scores = task == "SEQ_CLS"
+    kind, more = (AutoModelForSequenceClassification, {"num_labels": 1}) if scores else (AutoModelForCausalLM, {})
+    model = get_peft_model(kind.from_pretrained(tiny.folder(), **more), LoraConfig(task_type=task)).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name or "score" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    tokenizer.save_pretrained(tmp_path)
+    rewards = Rewards([f"model:{tmp_path}"], 20.0, CPU)
+    if not scores:
+        with pytest.raises(ModelError, match="has no head that gives one score"):
+            rewards.start()
+        return
+    prompt, answer = [{"role": "user", "content": "?"}], [{"role": "assistant", "content": "2021-05-03"}]
+    text = tokenizer.apply_chat_template([*prompt, *answer], tokenize=False)
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    model.config.pad_token_id = tokenizer.pad_token_id
+    expected = model(input_ids=ids).logits[0, 0].item()
+    assert rewards.score([prompt], [answer], [[1]], {}, [0]).item() == pytest.approx(expected, rel=1e-4)
+    with model.disable_adapter():
+        assert model(input_ids=ids).logits[0, 0].item() != pytest.approx(expected, rel=1e-2)
+
+
 def test_a_model_whose_score_is_no_number_ends_the_run_in_place_of_counting_as_not_applying(judge: Path) -> None:
     rewards = Rewards([f"model:{judge}"], 20.0, CPU)
     rewards.start()
