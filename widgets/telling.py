@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import redact, visible
 from engine.run import control
-from engine.run.curves import watch_for
+from engine.run.curves import concern, watch_for
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from widgets.numbers import size
@@ -48,11 +48,14 @@ def head(view: RunView) -> dict[str, Any]:
         "by": shown(view.cause, 300) if view.state == "stopped" else "",
         "cause": shown(view.cause or "it ended without a word", 600) if bad else "",
         "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
-        "warnings": [shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]],
+        "warnings": [
+            *(shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]),
+            *(shown(str(each["message"]), 200) for each in view.findings[-2:]),
+        ],
         "controls": controls,
         "resumable": view.state in ("stopped", "failed", "lost"),
         "rollouts": bool(view.rollouts),
-        "watch_for": watch_for(view.method) if view.state in ("starting", "running") else "",
+        "watch_for": (concern(view.series) or watch_for(view.method)) if view.state in ("starting", "running") else "",
     }
 
 

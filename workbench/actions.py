@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 class Action:
     """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette.
 
-    `when` ("running" or "over") is when the key line of a run shows it.
+    `when` is what must hold of a run ("running", "over", "failed", "groups", "plain") for its key line to show it.
     """
 
     id: str
@@ -79,17 +79,33 @@ ACTIONS: tuple[Action, ...] = (
     Action("step('review')", "6", "go to Review", "", ("build",)),
     Action("step('launch')", "7", "go to Launch", "", ("build",)),
     # Monitor
-    Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1", line="1-7 pages"),
-    Action("tab('samples')", "2", "samples", "Answers to the pinned prompts", ("monitor",), "2"),
-    Action("tab('log')", "3", "log", "What the worker printed", ("monitor",), "3"),
-    Action("tab('receipt')", "4", "receipt", "What was really done", ("monitor",), "4"),
-    Action("tab('config')", "5", "config", "The config of this run", ("monitor",), "5"),
-    Action("tab('cause')", "6", "why it ended", "Why it failed, and the way on", ("monitor",), "6"),
-    Action("tab('groups')", "7", "groups of answers", "Answers to one prompt, with rewards", ("monitor",), "7"),
+    Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1", line="1 curves"),
+    Action("tab('samples')", "2", "samples", "Answers to the pinned prompts", ("monitor",), "2", line="2 samples"),
+    Action("tab('log')", "3", "log", "What the worker printed", ("monitor",), "3", line="3 log"),
+    Action("tab('receipt')", "4", "receipt", "What was really done", ("monitor",), "4", line="4 receipt"),
+    Action("tab('config')", "5", "config", "The config of this run", ("monitor",), "5", line="5 config", when="plain"),
+    Action(
+        "tab('cause')",
+        "6",
+        "why it ended",
+        "Why it failed, and the way on",
+        ("monitor",),
+        "6",
+        line="6 cause",
+        when="failed",
+    ),
+    Action(
+        "tab('groups')",
+        "7",
+        "groups of answers",
+        "Answers to one prompt, with rewards",
+        ("monitor",),
+        "7",
+        line="7 groups",
+        when="groups",
+    ),
     Action("group(-1)", "N", "older group", "The group of answers before", ("monitor",), "N"),
     Action("group(1)", "n", "newer group", "The next group; the newest is followed", ("monitor",), "n"),
-    Action("next_curve", "v", "next curve", "Show the next curve in the large chart", ("monitor",), line="v curve"),
-    Action("next_curve(-1)", "V", "previous curve", "Show the previous curve", ("monitor",)),
     Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop", when="running"),
     Action(
         "checkpoint",
@@ -109,6 +125,8 @@ ACTIONS: tuple[Action, ...] = (
         line="R resume",
         when="over",
     ),
+    Action("next_curve", "v", "next curve", "Show the next curve in the large chart", ("monitor",), line="v curve"),
+    Action("next_curve(-1)", "V", "previous curve", "Show the previous curve", ("monitor",)),
     Action("chart('back')", "left", "cursor back", "A cursor on the curve, a point back", ("monitor",), "left"),
     Action("chart('on')", "right", "cursor on", "A point on; Tab goes to the other charts", ("monitor",), "right"),
     Action("chart('log')", "L", "log scale", "Log scale, or not", ("monitor",)),
@@ -153,10 +171,10 @@ def bindings(screen: str) -> list[BindingType]:
     ]
 
 
-def key_line(screen: str, state: str = "") -> list[tuple[str, str]]:
-    """What the key line shows: (key, word), the screen's own first; of a run in this state only what can be done."""
+def key_line(screen: str, *holds: str) -> list[tuple[str, str]]:
+    """What the key line shows: (key, word), the screen's own first; of a run of which this holds only what can be done."""
     shown = [action for action in (*actions(screen), *actions("everywhere")) if action.line]
-    lines = [action.line for action in shown if not state or action.when in ("", state)]
+    lines = [action.line for action in shown if not holds or action.when in ("", *holds)]
     return [(line.rpartition(" ")[0], line.rpartition(" ")[2]) for line in lines]
 
 

@@ -9,9 +9,11 @@ no window shows an empty chart. Standard library only.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from engine.run.series import Series
 
 Groups = tuple[tuple[str, ...], ...]
 
@@ -135,12 +137,29 @@ WATCH_FOR: dict[str, str] = {
     "embedding": "A good run: more held-out texts are found or rank right; the loss falls.",
     "distill": "A good run: the loss falls, on held-out rows too.",
 }
+# Shares that say, at 1, that a run samples in vain; at most 76 cells too.
+CONCERNS: dict[str, str] = {
+    "frac_reward_zero_std": "Nothing is learned now: all answers to a prompt get the same reward.",
+    "completions/clipped_ratio": "Every answer is cut off: a higher method.max_completion_length lets it end.",
+}
 _LIKE = {"ipo": "dpo", "simpo": "dpo", "orpo": "dpo", "gdpo": "grpo", "prm": "reward"}
 
 
 def watch_for(method: str) -> str:
     """What a good run of this method looks like, in a sentence; nothing for a method without one."""
     return WATCH_FOR.get(_LIKE.get(method, method), "")
+
+
+STALLED = 5  # logged steps in a row: one such step is chance
+
+
+def concern(series: Mapping[str, Series]) -> str:
+    """What the newest steps of a run that samples its own answers warn of, in a sentence; mostly nothing."""
+    for name, words in CONCERNS.items():
+        values = series[name].points()[1] if name in series else ()
+        if len(values) >= STALLED and min(values[-STALLED:]) >= 1:
+            return words
+    return ""
 
 
 def leading(method: str, names: Collection[str] = ()) -> Groups:

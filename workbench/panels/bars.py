@@ -68,11 +68,12 @@ class KeyLine(Bar):
         super().__init__()
         self.usual = key_line(screen)
         self._keys = self.usual
+        self._here = ""
 
-    def use(self, keys: list[tuple[str, str]]) -> None:
-        """Other keys for now, as while editing."""
-        if keys != self._keys:
-            self._keys = keys
+    def use(self, keys: list[tuple[str, str]], here: str = "") -> None:
+        """Other keys for now, as while editing; the word of the page `here` stands out."""
+        if (keys, here) != (self._keys, self._here):
+            self._keys, self._here = keys, here
             self.refresh()
 
     def render(self) -> Content:
@@ -82,7 +83,8 @@ class KeyLine(Bar):
             keys.pop(-3)
         parts: list[Content | str | tuple[str, str]] = []
         for key, word in keys:
-            parts += [" ", (key, "bold $accent"), " ", (word, "$wb-dim"), " "]
+            look = "bold underline $foreground" if word == self._here else "$wb-dim"
+            parts += [" ", (key, "bold $accent"), " ", (word, look), " "]
         return Content.assemble(*parts)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.cells import cell_len
 from textual.content import Content
 
-from engine.run.curves import leading, watch_for
+from engine.run.curves import concern, leading, watch_for
 from engine.run.view import RunView
 from workbench.panels.bars import Bar
 from workbench.panels.drawn import Drawn, Scrolled
@@ -232,14 +232,18 @@ class StatusLine(Bar):
             return doing(view), "$wb-dim"
         if view.diverged:
             return f"! not finite at step {view.diverged[-1]['step']}: {view.diverged[-1]['what']}", "$error"
-        if view.findings:
-            return f"! {view.findings[-1]['message']}", "$warning"
+        found = f"! {view.findings[-1]['message']}" if view.findings else ""
+        if view.state == "finished" and not view.cause and (steps := committed(view)):
+            done = f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}."
+            return f"{done}  {found}".rstrip(), "$wb-dim"
+        if not view.over and (words := concern(view.series)):
+            return f"! {words}", "$warning"
+        if found:
+            return found, "$warning"
         if last and last["status"] == "refused":
             return answer, "$warning"
         if view.bad_lines:
             return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
-        if view.state == "finished" and not view.cause and (steps := committed(view)):
-            return f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}.", "$wb-dim"
         if view.state in ("stopped", "finished") and view.cause:
             return view.cause, "$wb-dim"
         return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"

@@ -212,7 +212,8 @@ class MonitorScreen(Screen[None]):
         view, page = self.view, self.page
         self.query_one(RunBar).show(view, self.watching.loading if self.watching else 1.0)
         self.query_one(StatusLine).show(view, self._said, self._waiting())
-        self.query_one(KeyLine).use(key_line("monitor", "over" if view.over else "running"))
+        also = "failed" if view.state in ENDS else "groups" if view.rollouts else "plain"
+        self.query_one(KeyLine).use(key_line("monitor", "over" if view.over else "running", also), page)
         if page == "curves":
             self._draw_curves(view)
         elif page == "cause":

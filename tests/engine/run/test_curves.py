@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.config.tree import SECTIONS
-from engine.run.curves import LEADING, Words, leading, ordered, watch_for, words
+from engine.run.curves import CONCERNS, LEADING, Words, concern, leading, ordered, watch_for, words
+from engine.run.series import Series
 
 
 def test_every_method_of_the_schema_says_which_curves_matter_and_what_to_look_for() -> None:
@@ -11,6 +14,19 @@ def test_every_method_of_the_schema_says_which_curves_matter_and_what_to_look_fo
         assert method in LEADING
         assert len(leading(method)) >= 4
         assert 0 < len(watch_for(method)) <= 77
+    assert all(len(words) <= 76 for words in CONCERNS.values())
+
+
+@pytest.mark.parametrize("name", list(CONCERNS))
+def test_a_run_that_samples_in_vain_is_told_after_five_steps_and_no_longer_once_one_went_well(name: str) -> None:
+    series = Series()
+    for step in range(4):
+        series.add(step, 1.0)
+    assert concern({name: series}) == ""
+    series.add(4, 1.0)
+    assert concern({name: series, "loss": Series()}) == CONCERNS[name]
+    series.add(5, 0.75)
+    assert concern({name: series}) == ""
 
 
 def test_the_three_that_matter_come_first() -> None:

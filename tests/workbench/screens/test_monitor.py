@@ -346,6 +346,52 @@ async def test_the_keys_are_those_of_the_runs_state(make_run: Any, shown: Shown)
             assert not_offered not in shown(app)
 
 
+async def test_the_key_line_names_every_page_at_80_columns_and_the_one_in_view_stands_out(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    app = app_of(make_run())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        line = shown(app).splitlines()[-1]
+        assert " ".join(line.split()) == "1 curves 2 samples 3 log 4 receipt 5 config s stop ? help ^p all"
+        await pilot.press("4")
+        await pilot.pause()
+        strip = app.screen._compositor.render_strips(app.size)[-1]
+        assert [part.text for part in strip if part.style is not None and part.style.underline] == ["receipt"]
+    run = make_run("failed", name="other")
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "6 cause" in shown(app))
+        assert "R resume" in shown(app)
+
+
+async def test_a_finished_run_says_where_its_model_is_beside_what_was_found(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    run = make_run("finished")
+    writer(run).write(
+        "finding", 14.0, path="data.train", severity="warning", rule="same", message="6 rows are left out"
+    )
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "checkpoint-60 of dates-0001.  ! 6 rows are left out" in shown(app))
+
+
+async def test_a_run_whose_groups_teach_nothing_says_so_while_it_goes_on(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    run = make_run(method="grpo")
+    more = writer(run)
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "A good run: the reward rises" in shown(app))
+        for step in range(61, 66):
+            more.write("metrics", step * 0.2, step=step, epoch=1.2, loss=0.0, frac_reward_zero_std=1.0)
+        await until(
+            pilot, lambda: "! Nothing is learned now: all answers to a prompt get the same reward." in shown(app)
+        )
+
+
 async def test_a_run_that_max_steps_ends_within_an_epoch_shows_how_many_epochs_it_really_takes(
     make_run: Any, shown: Shown, writer: Any
 ) -> None:
