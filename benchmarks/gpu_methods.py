@@ -5,7 +5,7 @@
     python benchmarks/gpu_methods.py --shape tiny --methods all --arms plain ours cut --rounds 1 --check
 
 LoRA r=16 on all linear layers of a Qwen3 shape (with --full every weight of it), random weights made on the card in bf16,
-4 sequences of 2,048 tokens a step (16 answers of 64 tokens where a method generates). The plain trainer of each method is
+4 sequences of 2,048 tokens a step (16 answers of `--answer` tokens where a method generates). The plain trainer of each method is
 that of `_peers.py`; where no library has one (PPO, stored probabilities of a teacher), or it is not installed, features are
 measured against ours without them. All arms of a method share the
 frozen base (those named `fp8 base` round its layers to a copy of their own) and train at the same time, each in a thread of
@@ -224,7 +224,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
     """The run's config, with `auto` resolved for this card and shape."""
     kind: dict[str, Any] = {"kind": method}
     if method in GENERATES:
-        length = min(64, options.tokens)
+        length = min(options.answer, options.tokens)
         kind |= {"reward_funcs": reward_names(method), "max_completion_length": length, "beta": 0.0}
         kind |= {} if method == "ppo" else {"num_generations": 8}
     mapping: dict[str, Any] = {
@@ -416,9 +416,16 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
         against = "".join(f"; / {peer} {mid:.3f} [{low:.3f}, {high:.3f}]" for peer, (mid, low, high) in found.items())
         results.add(
             f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}",
-            f"{options.rows}x{options.tokens}{' ragged' if options.ragged else ''}; {len(arm.times)} rounds{against}",
+            f"{work_of(options, method)}; {len(arm.times)} rounds{against}",
             f"{library(method)} {arm.name}" if arm.name in libraries else arm.name, ms=arm.times, peak_mib=arm.alone(),
         )  # fmt: skip
+
+
+def work_of(options: argparse.Namespace, method: str) -> str:
+    """The work of a step, for the rows."""
+    if method in GENERATES:
+        return f"{rows_a_step(method, options.rows)} answers of {options.answer}"
+    return f"{options.rows}x{options.tokens}{' ragged' if options.ragged else ''}"
 
 
 def library(method: str) -> str:
@@ -446,6 +453,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="all weights are trained, and no adapter")
     parser.add_argument("--rows", type=int, default=4, help="sequences a step")
     parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--answer", type=int, default=64, help="tokens of an answer, where a method generates")
     parser.add_argument(
         "--ragged", action="store_true", help="rows of many lengths, padded; tokens/s then count padding"
     )

@@ -57,21 +57,11 @@ def method(kind: str, shape: str, seconds: int, *arms: str) -> Part:
     return bench(f"{kind}-{shape}", seconds, "gpu_methods", *options)
 
 
-def methods(name: str, seconds: int, kinds: tuple[str, ...], *arms: str) -> Part:
-    """A part of `gpu_methods.py`: several methods in one process, where loading the libraries takes as long as their steps."""
-    options = (
-        "--shape",
-        "0.6b",
-        "--methods",
-        *kinds,
-        "--arms",
-        *arms,
-        "--rounds",
-        "20",
-        "--seconds",
-        str(seconds - 30),
-    )
-    return bench(name, seconds, "gpu_methods", *options)
+def methods(name: str, seconds: int, shape: str, kinds: tuple[str, ...], *arms: str) -> Part:
+    """A part of `gpu_methods.py`: several methods in one process, since loading the libraries takes as long as their
+    steps. Answers are short, so that a step is not sampling alone."""
+    options = ("--shape", shape, "--methods", *kinds, "--arms", *arms, "--rounds", "20", "--answer", "16")
+    return bench(name, seconds, "gpu_methods", *options, "--seconds", str(seconds - 30))
 
 
 def sft(name: str, seconds: int, rounds: int, *arms: str) -> Part:
@@ -94,9 +84,9 @@ PARTS = (
     bench("kernels", 180, "dense_kernels"),
     bench("packed", 60, "packed_attention"),
     bench("run", 150, "gpu_sft_06b", "--steps", "140", "--limit", "120"),
-    methods("learns-0.6b", 400, LEARNS, "plain", "ours", "cut, fused, lora"),
-    methods("samples-0.6b", 240, SAMPLED, "plain", "ours"),
-    *(method(kind, "8b", 140, "plain", "ours") for kind in SAMPLED),
+    methods("learns-0.6b", 400, "0.6b", LEARNS, "plain", "ours", "cut, fused, lora"),
+    methods("samples-0.6b", 150, "0.6b", SAMPLED, "plain", "ours"),
+    methods("samples-8b", 180, "8b", SAMPLED, "plain", "ours"),
     sft("offloaded-8b", 130, 25, "ours", "offloaded"),
     bench("whole-8b", 115, "whole_step", "step_8b_lora", "--seconds", "85", "--arms", *WHOLE),
     bench("whole-short", 105, "whole_step", "step_8b_lora_short", "--seconds", "75", "--profile", "cut, compiled"),
