@@ -63,11 +63,23 @@ class Patches:
 
     def on_trainer(self, trainer: Any) -> None:
         """Features that need the trainer. Raises ModelError as above."""
-        from engine.patches import attention, compiled, compose, evaluation, head, norms, offload, rounding, tuning
+        from engine.patches import (
+            attention,
+            compiled,
+            compose,
+            evaluation,
+            head,
+            norms,
+            offload,
+            padded,
+            rounding,
+            tuning,
+        )
         from engine.patches.fp8_base import fp8_base
         from engine.patches.lora import fused_lora
         from engine.patches.walks import walk_once
 
+        self._add(padded.padding_behind(self.config, trainer))
         self._add(norms.fp32_norms(self.config, trainer))
         self._add(rounding.quantization_aware(self.config, trainer))
         # On layers as they compute from here on; what is left at auto is on or off afterwards.

@@ -1,0 +1,68 @@
+"""Rows padded behind their last token need no mask: a causal model never looks ahead, so no token sees the padding.
+
+transformers makes a mask of all pairs of tokens of each batch with padding, waits for the device to find out whether there
+is any, copies the heads that share keys and takes a slower kernel. The model's own instance, and a reference's, get a hook
+that hands its layers no mask, and they compute with the causal kernel of whole rows. What comes out at padding is another
+number, which no loss reads. Left with their mask: rows padded in front (`prompts`), sampling with a cache, models that
+look both ways or see images. Whether padding lies behind is looked up at the first batch on a card, at every one on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.config.method import METHODS
+from engine.patches.instances import all_of
+from engine.patches.plan import Applied
+
+FEATURE = "padding"
+
+
+def padding_behind(config: Any, trainer: Any) -> Applied | None:
+    """Hooks the backbones of the trainer's models; None where batches are padded in front or no model is causal."""
+    if METHODS[config.method.kind].rows == "prompts":
+        return None
+    backbones = [model.base_model for model in _models(trainer) if looks_back_alone(model)]
+    if not backbones:
+        return None
+    hooks = [each.register_forward_pre_hook(_Unmasked(), with_kwargs=True) for each in backbones]
+    detail = "behind each row's tokens, which do not look ahead: causal attention without a mask of all pairs"
+    return Applied(FEATURE, None, "no mask", len(hooks), detail, all_of([hook.remove for hook in hooks]))
+
+
+def looks_back_alone(model: Any) -> bool:
+    """Whether every layer of a text model is causal, so that tokens behind a token cannot change what comes out at it."""
+    told = model.config
+    if hasattr(told, "vision_config") or told.is_encoder_decoder or not getattr(told, "is_causal", True):
+        return False
+    own = [module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)]
+    return bool(own) and all(own)
+
+
+def _models(trainer: Any) -> list[Any]:
+    """The trainer's models from transformers, behind adapters, each once."""
+    found: dict[int, Any] = {}
+    for value in list(vars(trainer).values()):
+        model = value.get_base_model() if hasattr(value, "peft_config") and hasattr(value, "get_base_model") else value
+        if isinstance(model, PreTrainedModel):
+            found.setdefault(id(model.base_model), model)
+    return list(found.values())
+
+
+class _Unmasked:
+    """The hook of one backbone; it remembers whether the first batch's padding lay behind."""
+
+    def __init__(self) -> None:
+        self.behind: bool | None = None
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mask = kwargs.get("attention_mask")
+        given = any(kwargs.get(name) is not None for name in ("past_key_values", "position_ids"))
+        if given or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            return None
+        if self.behind is None or not mask.is_cuda:
+            self.behind = bool((mask[:, 1:] <= mask[:, :-1]).all())
+        return (args, {**kwargs, "attention_mask": None}) if self.behind else None
