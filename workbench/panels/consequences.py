@@ -52,7 +52,7 @@ def _steps(value: float | None) -> str:
 ROWS = (
     ("effective batch", "effective_batch", count),
     ("steps", "steps", _steps),
-    ("tokens per epoch", "tokens_per_epoch", large),
+    ("tokens/epoch", "tokens_per_epoch", large),
     ("too long", "truncated_share", lambda share: percent(share, 1)),
     ("nothing to learn", "masked_rows", count),
     ("trainable", "trainable_parameters", large),

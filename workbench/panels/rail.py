@@ -77,7 +77,8 @@ class Rail(Drawn, can_focus=True):
         ):
             count = self.totals.get(severity, 0)
             if count:
-                made.append([(f" {GLYPHS[severity]} {count} {one if count == 1 else many}", LOOKS[severity])])
+                words = f"{GLYPHS[severity]} {count} {one if count == 1 else many}"
+                made.append([(f" {words}" if len(words) < width else words, LOOKS[severity])])
         if not any(self.totals.values()) and self.stops:
             made.append([(" ✓ all well", "good")])
         if self.waiting:

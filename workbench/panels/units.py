@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,23 +22,30 @@ def worded(name: str, value: float | None) -> str:
     unit = words(name).unit
     if unit == "bytes":
         return size(value)
+    if unit == "share" and value is not None and math.isfinite(value):
+        return f"{100 * value:.1f}".removesuffix(".0") + " %"
     return brief(value) if unit == "seconds" else number(value)
 
 
+IN_UNIT = {"bytes": 2.0**-30, "share": 100.0}
+
+
 @dataclass(frozen=True)
-class InGiB:
-    """A series of bytes as GiB, so that the axis counts in the unit of the title."""
+class Scaled:
+    """A series of bytes as GiB, or of shares as percent, so that the axis counts in the unit of the title."""
 
     series: Series
+    factor: float
 
     def points(
         self, start: int | None = None, stop: int | None = None, width: int | None = None
     ) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
-        """As the series gives them, divided by 2**30."""
+        """As the series gives them, times the factor."""
         steps, low, high = self.series.points(start, stop, width)
-        return steps, [value / 2**30 for value in low], [value / 2**30 for value in high]
+        return steps, [value * self.factor for value in low], [value * self.factor for value in high]
 
 
-def in_unit(name: str, series: Series) -> Series | InGiB:
+def in_unit(name: str, series: Series) -> Series | Scaled:
     """What a chart draws of a series."""
-    return InGiB(series) if words(name).unit == "bytes" else series
+    factor = IN_UNIT.get(words(name).unit)
+    return Scaled(series, factor) if factor else series

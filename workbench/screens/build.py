@@ -149,7 +149,6 @@ class BuildScreen(EditingScreen):
         self.set_class(self.step == "review", "alone")
         self._draw_rail()
         self.consequences.show(self._estimate, self._before)
-        self.consequences.display = not self._considering
         self._draw_focus(view)
         file = (
             draft.path.name
@@ -183,6 +182,9 @@ class BuildScreen(EditingScreen):
         spec = fields.of(self.draft.config, row.key) if row is not None else None
         if row is not None and row.key:
             self._focus[self.step] = row.key
+        # Nothing follows from what is not taken yet, and its words need the room.
+        recipe = row.key.removeprefix("recipe:") if row is not None and row.key.startswith("recipe:") else None
+        self.consequences.display = not self._considering and recipe in (None, self.draft.recipe)
         if self._considering:
             pass  # the kind under the cursor of the open list is explained
         elif self._aside is not None:

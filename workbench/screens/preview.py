@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -242,13 +243,17 @@ class PreviewScreen(Screen[None]):
             tokens = [token for part in (row.get("parts") or {}).values() for token in part]
             trained = sum(bool(token["trained"]) for token in tokens)
             share = f" ({percent(trained / len(tokens))})" if tokens else ""
-            parts.append(f"{count(len(tokens))} tokens, {count(trained)} trained{share}")
+            parts.append(
+                f"{count(len(tokens))} tokens of prompt, the model answers itself"
+                if self._prompts
+                else f"{count(len(tokens))} tokens, {count(trained)} trained{share}"
+            )
             if row.get("truncated"):
                 parts.append("cut at data.max_length")
             if template := self.found.get("template"):
                 parts.append("its own template" if "tokenizer" in template else f"template {clean(template)}")
         self.query_one("#head", Bar).say(
-            Content.styled(" " + cut("   ".join(parts), max(10, self.app.size.width - 2)), "bold")
+            Content.styled(" " + cut(fitting(parts, self.app.size.width - 2), max(10, self.app.size.width - 2)), "bold")
         )
 
     def _spread(self) -> None:
@@ -256,13 +261,16 @@ class PreviewScreen(Screen[None]):
         facts, room = self.draft.facts.data, max(10, self.app.size.width - 2)
         if facts is None or not facts.lengths:
             words = "trained tokens are underlined and stand between " + ("[ ]" if ascii_only() else "▌ ▐")
+            words = "what is trained is the model's own answers, which are made in training" if self._prompts else words
             self.query_one("#lengths", Bar).say(Content.styled(" " + cut(words, room), "$wb-dim"))
             return
         limit = self.draft.config.data.max_length
         bars, end = histogram(facts.lengths, limit if isinstance(limit, int) else 0)
-        parts = [f"lengths {bars} to {count(end)}", f"cut at {count(limit)}"]
-        parts += [f"{count(facts.truncated)} rows cut"] if facts.truncated else []
-        parts += [f"{count(facts.masked)} rows with nothing trained"] if facts.masked else []
+        parts = [f"lengths {bars} to {count(end)}"]
+        parts += [
+            f"{count(facts.truncated)} rows cut at {count(limit)}" if facts.truncated else f"cut at {count(limit)}"
+        ]
+        parts += [f"{count(facts.masked)} rows untrained"] if facts.masked else []
         self.query_one("#lengths", Bar).say(Content.styled(" " + cut("   ".join(parts), room), "$wb-dim"))
 
     def _status(self, text: str) -> None:
@@ -318,6 +326,11 @@ class PreviewScreen(Screen[None]):
         view.redraw()
 
     @property
+    def _prompts(self) -> bool:
+        """The rows are prompts: nothing in them is trained."""
+        return type(self.draft.config.method).rows == "prompts"
+
+    @property
     def _packing(self) -> bool:
         return bool(self.draft.config.data.packing) and self._packs
 
@@ -350,6 +363,13 @@ class PreviewScreen(Screen[None]):
             self._status("cancelled")
         else:
             self.app.pop_screen()
+
+
+def fitting(parts: list[str], width: int) -> str:
+    """As many of these parts in a line as fit whole; the first in any case."""
+    while len(parts) > 1 and cell_len("   ".join(parts)) > width:
+        parts = parts[:-1]
+    return "   ".join(parts)
 
 
 def histogram(lengths: tuple[int, ...], limit: int) -> tuple[str, int]:

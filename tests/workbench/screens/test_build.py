@@ -650,7 +650,7 @@ async def test_what_was_counted_of_other_rows_is_not_shown_for_a_recipe_taken_si
         build(app).background.tokenizer = {"tokenizer": {"size": 512}}
         app.draft.learn(replace(app.draft.facts, data=DataFacts(rows=24_000, tokens=700_000, exact=True)))
         build(app).draw()
-        await until(pilot, lambda: "Counted over all rows" in shown(app) and "tokens per epoch" in shown(app))
+        await until(pilot, lambda: "Counted over all rows" in shown(app) and "tokens/epoch" in shown(app))
         app.draft.set(fields.data.max_length.path, 64)
         build(app).draw(edited=True)
         build(app).look()
@@ -661,7 +661,7 @@ async def test_what_was_counted_of_other_rows_is_not_shown_for_a_recipe_taken_si
         await pilot.press("3")
         await until(pilot, lambda: "no such file" in shown(app))
         assert "Counted" not in shown(app)
-        assert "tokens per epoch" not in shown(app)
+        assert "tokens/epoch" not in shown(app)
         await pilot.press("2")
         await pilot.pause()
         assert "512 tokens" not in shown(app)

@@ -428,7 +428,7 @@ async def test_other_curves_come_into_the_large_chart_and_keys_act_on_it_from_an
         chart = app.screen.query_one("#main", Chart)
         assert chart.title.startswith("reward margin")
         assert "loss" in shown(app)
-        assert "pairs judged right 0.800" in shown(app)
+        assert "pairs judged right 80 %" in shown(app)
         await pilot.press("v")
         assert chart.title.startswith("reward margin 0.870   rewards/margins")
         await pilot.press("V", "V")
@@ -496,6 +496,6 @@ async def test_every_number_is_named_in_full_at_80_columns(make_run: Any, shown:
     assert numbers[at : at + 4] == [
         ["loss", "1"],
         ["held-out", "1.20"],
-        ["token", "accuracy", "0.600"],
-        ["held-out", "0.500"],
+        ["token", "accuracy", "60", "%"],
+        ["held-out", "50", "%"],
     ]

@@ -13,10 +13,11 @@ import pytest
 
 from engine.config.draft import Draft
 from engine.config.facts import DataFacts
+from engine.config.schema import fields
 from engine.errors import Cancelled, WorkbenchError
 from workbench.app import WorkbenchApp
 from workbench.panels.tokens import TokenView
-from workbench.screens.preview import ASK_SECONDS, PreviewScreen, histogram
+from workbench.screens.preview import ASK_SECONDS, PreviewScreen, fitting, histogram
 
 Shown = Callable[[Any], str]
 
@@ -279,6 +280,25 @@ async def test_a_missing_and_a_broken_file_say_so(tmp_path: Path, shown: Shown) 
         assert "bad" in shown(app)
 
 
+async def test_prompts_are_not_called_untrained_where_the_model_writes_the_answers(
+    tmp_path: Path, shown: Shown
+) -> None:
+    slow, draft = Slow(), draft_of(tmp_path, rows_of(4))
+    draft.set(fields.method.kind.path, "grpo")
+    app = app_of(draft, slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        await until(pilot, lambda: "what is trained is the model's own answers" in shown(app))
+        slow.asked[-1].finish(batch(0))
+        await until(pilot, lambda: "2 tokens of prompt, the model answers itself" in shown(app))
+        assert "trained (" not in shown(app)
+
+
+def test_a_part_of_a_line_is_whole_or_not_there() -> None:
+    assert fitting(["Row 0", "2 tokens", "its own template"], 20) == "Row 0   2 tokens"
+    assert fitting(["Row 0", "2 tokens"], 3) == "Row 0"
+
+
 async def test_lengths_of_all_rows_are_bars_with_the_cut(tmp_path: Path, shown: Shown) -> None:
     draft = draft_of(tmp_path, rows_of(4))
     app = app_of(draft, Slow())
@@ -287,8 +307,8 @@ async def test_lengths_of_all_rows_are_bars_with_the_cut(tmp_path: Path, shown: 
         assert "trained tokens are underlined" in shown(app)
         lengths = tuple([40] * 50 + [100] * 10 + [400])
         draft.learn(replace(draft.facts, data=DataFacts(rows=61, lengths=lengths, truncated=1, masked=3)))
-        await until(pilot, lambda: "1 rows cut" in shown(app))
-        assert "3 rows with nothing trained" in shown(app)
+        await until(pilot, lambda: "1 rows cut at" in shown(app))
+        assert "3 rows untrained" in shown(app)
 
 
 def test_the_cut_stands_where_rows_are_cut() -> None:
