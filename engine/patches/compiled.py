@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
-from engine.patches import failures
-from engine.patches.first_step import FEATURE, TURN_OFF, Compiling, Switch, watch_first_step
+from engine.patches import failures, first_step
+from engine.patches.first_step import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.patches.gate import Gate, gated
 from engine.patches.grouped import group
 from engine.patches.one_graph import OneGraph
@@ -48,7 +48,7 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
     undo_checkpoints = checkpoint_inside(_models(trainer))
     gate, one_way, undo_gate = _one_way(trainer, layers)
     together, undo_groups = group(layers, gate)
-    switch, one = Switch(), OneGraph(layers)
+    switch, one = Switch(asked=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True  # no choice of the compiler by timing
@@ -217,11 +217,16 @@ def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch,
         if not switch.on:
             return _call(layer, *args, **kwargs)
         switch.used = True
-        if switch.give_up is None:
-            return one.call(compiled, layer, args, kwargs)
         try:
-            return one.call(compiled, layer, args, kwargs)
+            with as_many_graphs(switch):
+                return one.call(compiled, layer, args, kwargs)
+        except first_step.limit_hit():
+            if switch.give_up is None:
+                raise first_step.too_many(switch) from None
+            switch.give_up(first_step.too_many(switch))
         except failures.known() as error:
+            if switch.give_up is None:
+                raise
             switch.give_up(error)
         return _call(layer, *args, **kwargs)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -29,6 +29,8 @@ from engine.patches.plan import Applied
 FEATURE = "torch.compile"
 TURN_OFF = "Set kernels.torch_compile to false."
 NONE_COMPILED = "the first batch was computed without a compiled layer"
+MOST_GRAPHS = 64
+"""Kinds of layers, times the forms that batches come in (one row or several, padded or not, trained on or held out)."""
 
 
 @dataclass
@@ -39,6 +41,10 @@ class Switch:
     used: bool = False
     give_up: Callable[[Exception], None] | None = None
     """Turns it off for good after this failure of a call, or raises it; None where a failure is not survived."""
+    asked: bool = True
+    """Whether a person asked for it; a run with them ends where it fails."""
+    counting: bool = False
+    """Whether the calls are inside of `as_many_graphs` already."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ def watch_first_step(trainer: Any, switch: Switch, compiling: Compiling) -> Call
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         nonlocal told
-        with contextlib.nullcontext() if compiling.auto is None else _backward_at_once():
+        with contextlib.nullcontext() if compiling.auto is None else _backward_at_once(), as_many_graphs(switch):
             if told or not switch.on:
                 return step(*args, **kwargs)
             told, switch.give_up = True, None
@@ -113,6 +119,36 @@ def _backward_at_once() -> contextlib.AbstractContextManager[Any]:
 
     name = "force_non_lazy_backward_lowering"
     return config.patch(name, True) if hasattr(config, name) else contextlib.nullcontext()
+
+
+def as_many_graphs(switch: Switch) -> contextlib.AbstractContextManager[Any]:
+    """Inside, in this thread, torch makes up to `MOST_GRAPHS` graphs of a layer's call and raises where one more is wanted."""
+    return contextlib.nullcontext() if switch.counting else _counting(switch)
+
+
+@contextlib.contextmanager
+def _counting(switch: Switch) -> Iterator[None]:
+    from torch._dynamo import config
+
+    switch.counting = True
+    try:
+        with config.patch(recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True):
+            yield
+    finally:
+        switch.counting = False
+
+
+def limit_hit() -> type[Exception]:
+    """What torch raises there."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    return FailOnRecompileLimitHit
+
+
+def too_many(switch: Switch) -> Exception:
+    """What to raise in place of torch's word for it."""
+    sentence = f"batches come in so many forms that more than {MOST_GRAPHS} graphs of a layer would be compiled"
+    return ModelError(f"kernels.torch_compile: {sentence}.", TURN_OFF) if switch.asked else RuntimeError(sentence)
 
 
 def _number(trainer: Any) -> int:

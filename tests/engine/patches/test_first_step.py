@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
 from engine.patches import compiled, first_step
@@ -228,6 +230,71 @@ def test_a_compiler_that_is_turned_off_is_told_from_one_that_works(monkeypatch):
     compiled.torch_compile(config(), asked)
     with pytest.raises(ModelError, match="without a compiled layer"):
         stepped(asked)
+
+
+class Formed(GradientCheckpointingLayer):
+    """Another graph for each name of a form."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(8, 16, dtype=torch.float64)
+
+    def forward(self, x, form):
+        return torch.nn.functional.silu(self.up(x)).sum() * len(form)
+
+
+class InForms(Trainer):
+    """Each step's batch has a form of its own."""
+
+    def __init__(self, writer=None):
+        super().__init__(writer)
+        self.model.layers = torch.nn.ModuleList([Formed()])
+
+    def training_step(self, model, inputs):
+        self.seen += 1
+        loss = model.layers[0](inputs["x"], "f" * self.seen)
+        loss.backward()
+        self.losses.append(loss.item())
+
+
+def through(trainer):
+    for form in ("a", "ab", "abc"):
+        trainer.model.layers[0](torch.ones(3, 8, dtype=torch.float64), form)
+
+
+def as_torch_traces(monkeypatch):
+    """The front half of the compiler, which counts graphs, and no code of a machine."""
+    plain = torch.compile
+    monkeypatch.setattr(compiled.torch, "compile", lambda function, **_: plain(function, backend="eager"))
+    torch._dynamo.reset()
+
+
+def test_batches_in_more_forms_than_torch_would_compile_are_all_compiled(monkeypatch):
+    as_torch_traces(monkeypatch)
+    trainer = InForms(Told())
+    compiled.torch_compile(config(), trainer, WHY)
+    before = counters["stats"]["unique_graphs"]
+    stepped(trainer, steps=torch._dynamo.config.recompile_limit + 2)
+    assert counters["stats"]["unique_graphs"] - before == torch._dynamo.config.recompile_limit + 2
+    assert [payload["entries"][0]["effective"] for kind, payload in trainer.writer if kind == "receipt"] == ["inductor"]
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_one_graph_too_many_is_told_and_ends_the_run_of_who_asked(monkeypatch, capsys, held_out):
+    monkeypatch.setattr(first_step, "MOST_GRAPHS", 2)
+    as_torch_traces(monkeypatch)
+    plain, ours, asked = (InForms(Told()) for _ in range(3))
+    stepped(plain, steps=4)
+    compiled.torch_compile(config(), ours, WHY)
+    stepped(ours, steps=4)
+    assert ours.losses == plain.losses
+    effective = [payload["entries"][0]["effective"] for kind, payload in ours.writer if kind == "receipt"]
+    assert effective == ["inductor", "off"]
+    assert "more than 2 graphs" in capsys.readouterr().err
+    compiled.torch_compile(config(), asked)
+    torch._dynamo.reset()
+    with pytest.raises(ModelError, match="more than 2 graphs of a layer"):
+        through(asked) if held_out else stepped(asked, steps=4)
 
 
 def compiler_fails_at(monkeypatch, call_number, broken):
