@@ -16,6 +16,12 @@ NORM_ROPE_MODELS = (
     "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"
 )  # fmt: skip
 """Model types whose attention norms and rotates queries and keys as the fused kernel does."""
+ROPE_MODELS = (
+    "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2", "qwen2_moe", "llama", "mistral", "mixtral",
+    "gemma", "gemma2", "granite",
+)  # fmt: skip
+"""Model types whose attention rotates queries and keys without a norm of its own. Files of Qwen2-VL and Qwen2.5-VL may name
+no type of their text."""
 
 
 class Kernels(Section):
@@ -28,7 +34,8 @@ class Kernels(Section):
 
     fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,
-    their mixtures of experts, and Gemma 3. `auto` leaves it off."""
+    their mixtures of experts, and Gemma 3. Where attention has no such norms the kernel does the rotation alone: Qwen2-VL,
+    Qwen2.5-VL, Qwen2, Llama, Mistral, Mixtral, Gemma, Gemma 2 and Granite. `auto` leaves it off."""
 
     fused_lora: Annotated[bool | Auto, Title("Fused LoRA"), Expert, Source("arXiv:2106.09685")] = "auto"
     """Compute LoRA's projections and the gated feed-forward blocks of the decoder layers with a backward pass of their own:

@@ -1,9 +1,10 @@
 """`kernels.fused_attn_kernel`: the norm and the rotation of queries and keys in one kernel, layer by layer.
 
 An attention layer of a known class gets a `forward` of our own on its instance, which does what the class does with
-`engine.kernels.norm_rope` in the middle. Before the first step one layer of each class is asked with and without, and the
-run ends if the answers differ: a release of transformers that changes the layer is found out there. Refuses machines
-where the kernel has no place to run.
+`engine.kernels.norm_rope` in the middle, or `engine.kernels.rope` where the class has no norms. The three axes of Qwen2-VL's
+positions are merged into cos and sin by its rotary embedding, once a pass, so its layers are as any other. Before the first
+step one layer of each class is asked with and without, and the run ends if the answers differ: a release of transformers
+that changes the layer is found out there. Refuses machines where the kernel has no place to run.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import importlib
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.config.kernels import NORM_ROPE_MODELS
+from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
 from engine.errors import ModelError
 from engine.kernels.device import lacking
 from engine.kernels.norm_rope import norm_rope
+from engine.kernels.rope import rope
+from engine.kernels.shapes import FORMATS
 from engine.patches.instances import all_of, put
 from engine.patches.norms import dtype_around
 from engine.patches.plan import Applied
@@ -31,11 +34,15 @@ FEATURE = "fused norm and rotary"
 @dataclass(frozen=True)
 class Family:
     """How a class of attention differs: its norms scale by `1 + weight`; its queries come with gates for the output, and a
-    part of each head stays as it is."""
+    part of each head stays as it is; it has no norms; its sliding window is said by itself, by the model or by none; its
+    scores are capped."""
 
     name: str
     unit_offset: bool = False
     gated: bool = False
+    normed: bool = True
+    window: Literal["layer", "config"] | None = "layer"
+    capped: bool = False
 
 
 _FAMILIES = {
@@ -46,7 +53,18 @@ _FAMILIES = {
     "qwen3_5_text": Family("Qwen3_5Attention", unit_offset=True, gated=True),
     "qwen3_5_moe_text": Family("Qwen3_5MoeAttention", unit_offset=True, gated=True),
     "gemma3_text": Family("Gemma3Attention", unit_offset=True),
+    "qwen2_vl": Family("Qwen2VLAttention", normed=False),
+    "qwen2_5_vl": Family("Qwen2_5_VLAttention", normed=False),
+    "qwen2": Family("Qwen2Attention", normed=False),
+    "qwen2_moe": Family("Qwen2MoeAttention", normed=False, window=None),
+    "llama": Family("LlamaAttention", normed=False, window=None),
+    "mistral": Family("MistralAttention", normed=False, window="config"),
+    "mixtral": Family("MixtralAttention", normed=False, window="config"),
+    "gemma": Family("GemmaAttention", normed=False, window=None),
+    "gemma2": Family("Gemma2Attention", normed=False, capped=True),
+    "granite": Family("GraniteAttention", normed=False, window=None),
 }
+SERVED = NORM_ROPE_MODELS + ROPE_MODELS
 
 
 def _module(model_type: str) -> str:
@@ -54,7 +72,7 @@ def _module(model_type: str) -> str:
     return f"transformers.models.{kind}.modeling_{kind}"
 
 
-CLASSES = {_module(kind): _FAMILIES[kind] for kind in NORM_ROPE_MODELS}
+CLASSES = {_module(kind): family for kind, family in _FAMILIES.items()}
 """Module of a model -> its class of attention that the forward below stands for."""
 _TURN_OFF = "Set kernels.fused_attn_kernel to false."
 # Relative error that two orders of rounding may make in one layer.
@@ -67,16 +85,19 @@ def fused_attention(config: Any, trainer: Any) -> Applied | None:
         return None
     layers = list(attention_layers(trainer))
     if not layers:
-        known = ", ".join(NORM_ROPE_MODELS)
-        raise ModelError(f"kernels.fused_attn_kernel: the model has no attention layer of {known}.", _TURN_OFF)
+        raise ModelError(
+            f"kernels.fused_attn_kernel: the model has no attention layer of {', '.join(SERVED)}.", _TURN_OFF
+        )
     if (missing := lacking(next(layers[0].parameters()).device)) is not None:
         raise ModelError(f"kernels.fused_attn_kernel: the kernel needs {missing}.", _TURN_OFF)
-    if _scale(layers[0].q_norm).dtype == torch.float64:
+    if _dtype_into(layers[0]) == torch.float64:
         raise ModelError(
             "kernels.fused_attn_kernel: no kernel serves float64; float32, float16 and bfloat16 are served.", _TURN_OFF
         )
     undo = fuse(layers)
-    return Applied(FEATURE, True, "Triton", len(layers), "attention layers; one kernel forward, one backward", undo)
+    alone = "" if _family(layers[0]).normed else ", the rotation alone: their queries and keys have no norms"
+    detail = f"attention layers; one kernel forward, one backward{alone}"
+    return Applied(FEATURE, True, "Triton", len(layers), detail, undo)
 
 
 def attention_layers(trainer: Any) -> Iterator[torch.nn.Module]:
@@ -105,6 +126,12 @@ def _forward_of(kind: type) -> Callable[..., Any]:
     eager = importlib.import_module(kind.__module__).eager_attention_forward
     family = CLASSES[kind.__module__]
 
+    def seen(self: Any) -> dict[str, Any]:
+        """How far and how strongly it attends, as the class tells it."""
+        holder = self.config if family.window == "config" else self
+        more = {"sliding_window": getattr(holder, "sliding_window", None)} if family.window else {}
+        return {**more, "softcap": self.attn_logit_softcapping} if family.capped else more
+
     def forward(
         self: Any,
         hidden_states: torch.Tensor,
@@ -120,15 +147,14 @@ def _forward_of(kind: type) -> Callable[..., Any]:
             q, gate = self.q_proj(hidden_states).view(*rows, -1, 2 * self.head_dim).chunk(2, dim=-1)
         else:
             q = self.q_proj(hidden_states).view(heads)
-        q, k = norm_rope(
-            q,
-            self.k_proj(hidden_states).view(heads),
-            _scale(self.q_norm),
-            _scale(self.k_norm),
-            *position_embeddings,
-            eps=_eps(self.q_norm),
-            unit_offset=family.unit_offset,
-        )
+        k = self.k_proj(hidden_states).view(heads)
+        if family.normed:
+            q, k = norm_rope(
+                q, k, _scale(self.q_norm), _scale(self.k_norm), *position_embeddings,
+                eps=_eps(self.q_norm), unit_offset=family.unit_offset,
+            )  # fmt: skip
+        else:
+            q, k = rope(q, k, *position_embeddings)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
         if past_key_values is not None:
@@ -136,15 +162,26 @@ def _forward_of(kind: type) -> Callable[..., Any]:
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
         dropout = self.attention_dropout if self.training else 0.0
         out, weights = attend(
-            self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling,
-            sliding_window=getattr(self, "sliding_window", None), **kwargs,
-        )  # fmt: skip
+            self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling, **seen(self), **kwargs
+        )
         out = out.reshape(*rows, -1).contiguous()
         if family.gated:
             out = out * torch.sigmoid(gate.reshape(*rows, -1))
         return self.o_proj(out), weights
 
     return forward
+
+
+def _family(layer: torch.nn.Module) -> Family:
+    return CLASSES[type(layer).__module__]
+
+
+def _dtype_into(layer: Any) -> torch.dtype:
+    """The format in which hidden states come: of the norm or of the projection; bfloat16 around weights of fewer bits."""
+    if _family(layer).normed:
+        return dtype_around(_source(layer.q_norm))
+    dtype = getattr(getattr(layer.q_proj, "weight", None), "dtype", None)
+    return dtype if dtype in FORMATS else torch.bfloat16
 
 
 def _source(norm: Any) -> Any:
@@ -169,15 +206,15 @@ def _eps(norm: Any) -> float:
 @torch.no_grad()
 def _try(layer: Any, forward: Callable[..., Any]) -> None:
     """Both forms of one layer on 8 tokens. Raises ModelError where they differ by more than their rounding."""
-    weight, dtype = _scale(layer.q_norm), dtype_around(_source(layer.q_norm))
-    hidden = torch.randn(1, 8, layer.config.hidden_size, device=weight.device, dtype=dtype)
-    rotated = layer.head_dim // (2 if CLASSES[type(layer).__module__].gated else 1) // 2
-    angles = torch.rand(1, 8, rotated, device=weight.device).repeat(1, 1, 2)
-    position = (angles.cos().to(dtype), angles.sin().to(dtype))
+    dtype, device = _dtype_into(layer), next(layer.parameters()).device
+    hidden = torch.randn(1, 8, layer.config.hidden_size, device=device, dtype=dtype)
+    rotated = layer.head_dim // (2 if _family(layer).gated else 1) // 2
+    angles = torch.rand(1, 8, rotated, device=device).repeat(1, 1, 2)
+    given = {"position_embeddings": (angles.cos().to(dtype), angles.sin().to(dtype)), "attention_mask": None}
     training = layer.training
     layer.eval()
-    theirs = layer(hidden, position_embeddings=position, attention_mask=None)[0]
-    ours = forward(layer, hidden, position, None)[0]
+    theirs = layer(hidden, **given)[0]
+    ours = forward(layer, hidden, **given)[0]
     layer.train(training)
     error = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
     if not error <= _TOLERANCE.get(dtype, 1e-4):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.kernels import COMPILE_OPTIONS, KERNEL_CAPABILITY, NORM_ROPE_MODELS
+from engine.config.kernels import COMPILE_OPTIONS, KERNEL_CAPABILITY, NORM_ROPE_MODELS, ROPE_MODELS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -36,8 +36,9 @@ def fused_attention_knows_the_model(config: RunConfig, facts: Facts) -> Iterator
     path, model = fields.kernels.fused_attn_kernel.path, facts.model
     if config.kernels.fused_attn_kernel is not True or model is None or model.name != config.model.name:
         return
-    if model.model_type and model.model_type not in NORM_ROPE_MODELS:
-        todo = f"Its attention does not norm queries and keys as the kernel does, which serves {', '.join(NORM_ROPE_MODELS)}."
+    served = NORM_ROPE_MODELS + ROPE_MODELS
+    if model.model_type and model.model_type not in served:
+        todo = f"Its attention does not norm and rotate queries and keys as the kernels do, which serve {', '.join(served)}."
         rule_text = f"false or auto for the model type {model.model_type}"
         yield must(path, rule_text, True, todo, fix=Fix("let it be chosen", unset=(path,)))
 

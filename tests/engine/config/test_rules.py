@@ -594,7 +594,7 @@ CASES: dict[str, list[Case]] = {
     "fused-attention-knows-the-model": [
         (
             {"kernels.fused_attn_kernel": True},
-            model(model_type="llama", parameters=1000),
+            model(model_type="phi3", parameters=1000),
             "kernels.fused_attn_kernel",
             "error",
         )

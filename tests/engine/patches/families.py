@@ -60,8 +60,11 @@ VISION = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32,
     "deepstack_visual_indexes": [0],
 }  # fmt: skip
-FUSED = ("gemma3", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
-"""Those whose norm and rotation the fused kernel serves."""
+FUSED = (
+    "gemma3", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "llama", "gemma2",
+    "qwen2", "mistral", "mixtral", "granite",
+)  # fmt: skip
+"""Those whose norm and rotation, or rotation alone, the fused kernels serve."""
 
 
 def made(family: str, **changes: Any) -> Any:

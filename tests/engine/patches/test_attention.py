@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Phi3Config, Phi3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.config.kernels import NORM_ROPE_MODELS
+from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
 from engine.errors import ModelError
 from engine.patches import attention
 from tests.engine.patches.conftest import tiny_model
@@ -76,7 +77,20 @@ LAYERS = {
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5Attention", 4),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeAttention", 4),
     "gemma3": ("Gemma3TextConfig", "Gemma3Attention", 8),
+    "qwen2_vl": ("Qwen2VLTextConfig", "Qwen2VLAttention", 8),
+    "qwen2_5_vl": ("Qwen2_5_VLTextConfig", "Qwen2_5_VLAttention", 8),
+    "qwen2": ("Qwen2Config", "Qwen2Attention", 8),
+    "qwen2_moe": ("Qwen2MoeConfig", "Qwen2MoeAttention", 8),
+    "llama": ("LlamaConfig", "LlamaAttention", 8),
+    "mistral": ("MistralConfig", "MistralAttention", 8),
+    "mixtral": ("MixtralConfig", "MixtralAttention", 8),
+    "gemma": ("GemmaConfig", "GemmaAttention", 8),
+    "gemma2": ("Gemma2Config", "Gemma2Attention", 8),
+    "granite": ("GraniteConfig", "GraniteAttention", 8),
 }
+
+
+SLIDING = ("gemma2", "gemma3", "qwen2")
 
 
 def layer_of(family):
@@ -85,12 +99,35 @@ def layer_of(family):
     place = f"transformers.models.{family}"
     shape = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128, "layer_types": ["full_attention"],
-        "attn_implementation": "sdpa",
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128, "layer_types": ["sliding_attention" if family in SLIDING else "full_attention"], "sliding_window": 3,
+        "attn_implementation": "eager" if family == "gemma2" else "sdpa",
     }  # fmt: skip
     told = getattr(importlib.import_module(f"{place}.configuration_{family}"), settings)(**shape)
     layer = getattr(importlib.import_module(f"{place}.modeling_{family}"), kind)(told, 0)
     return random_norms(layer.double()), turned
+
+
+def test_model_types_that_are_named_to_people_are_those_that_have_a_forward():
+    for kinds, normed in ((NORM_ROPE_MODELS, True), (ROPE_MODELS, False)):
+        modules = {attention._module(kind) for kind in kinds}
+        assert modules == {module for module, family in attention.CLASSES.items() if family.normed is normed}
+
+
+def told(layer, turned):
+    """What the function of attention is told beside queries, keys and values: how far to see, how to score."""
+    given = {}
+
+    def attend(module, q, k, v, mask, **more):
+        given.update(more)
+        return q.transpose(1, 2), None
+
+    kind, layer.config._attn_implementation = layer.config._attn_implementation, "told"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "told", attend)
+        angles = torch.zeros(1, 9, turned, dtype=torch.float64)
+        layer(torch.zeros(1, 9, 32).double(), position_embeddings=(angles, angles), attention_mask=None)
+    layer.config._attn_implementation = kind
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @pytest.mark.parametrize("family", LAYERS)
@@ -107,8 +144,10 @@ def test_layers_of_other_families_keep_outputs_and_gradients(family):
         return [out.detach(), given.grad, *(p.grad.clone() for p in layer.parameters())]
 
     theirs = run()
+    asked = told(layer, turned)
     assert list(attention.attention_layers(SimpleNamespace(model=layer))) == [layer]
     undo = attention.fuse([layer])
+    assert told(layer, turned) == asked
     # The class rounds to float32 inside its norms, ours does not.
     for ours, plain in zip(run(), theirs, strict=True):
         torch.testing.assert_close(ours, plain, rtol=2e-5, atol=2e-6)
@@ -150,10 +189,10 @@ def test_a_cpu_and_a_model_without_such_attention_are_refused():
     with pytest.raises(ModelError, match="needs a CUDA device"):
         attention.fused_attention(config(), SimpleNamespace(model=tiny_model()))
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=128, **shape))
-    with pytest.raises(ModelError, match=f"no attention layer of {', '.join(NORM_ROPE_MODELS)}"):
-        attention.fused_attention(config(), SimpleNamespace(model=llama))
-    assert attention.fused_attention(config("auto"), SimpleNamespace(model=llama)) is None
+    phi = Phi3ForCausalLM(Phi3Config(vocab_size=128, pad_token_id=0, **shape))
+    with pytest.raises(ModelError, match=f"no attention layer of {', '.join(attention.SERVED)}"):
+        attention.fused_attention(config(), SimpleNamespace(model=phi))
+    assert attention.fused_attention(config("auto"), SimpleNamespace(model=phi)) is None
 
 
 def test_a_number_format_without_a_kernel_is_refused_with_those_that_have_one(monkeypatch):
@@ -165,34 +204,46 @@ def test_a_number_format_without_a_kernel_is_refused_with_those_that_have_one(mo
 IN_THE_INTERPRETER = """
 import json, torch
 from types import SimpleNamespace
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLAttention, Qwen2_5_VLTextConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Config
 from engine.patches import attention
 
-told = Qwen3Config(hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8, attn_implementation="sdpa")
-layer, hidden = Qwen3Attention(told, 0), torch.randn(1, 3, 16, requires_grad=True)
-angles = torch.randn(1, 3, 8)
-given = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": None}
-plain = layer(hidden, **given)[0]
 on = SimpleNamespace(kernels=SimpleNamespace(fused_attn_kernel=True))
-done = attention.fused_attention(on, SimpleNamespace(model=layer))
-ours = layer(hidden, **given)[0]
-found = [torch.autograd.grad(x.square().sum(), [hidden, *layer.parameters()]) for x in (ours, plain)]
-error = max(float((a - b).abs().max()) for a, b in zip(*found))
-print(json.dumps([done.entry(), float((ours - plain).abs().max()), error]))
+shape = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_hidden_layers": 1}
+for kind, config in ((Qwen3Attention, Qwen3Config), (Qwen2_5_VLAttention, Qwen2_5_VLTextConfig)):
+    layer = kind(config(**shape, attn_implementation="sdpa"), 0)
+    hidden, angles = torch.randn(1, 3, 16, requires_grad=True), torch.randn(1, 3, 8)
+    given = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": None}
+    plain = layer(hidden, **given)[0]
+    done = attention.fused_attention(on, SimpleNamespace(model=layer))
+    ours = layer(hidden, **given)[0]
+    found = [torch.autograd.grad(x.square().sum(), [hidden, *layer.parameters()]) for x in (ours, plain)]
+    error = max(float((a - b).abs().max()) for a, b in zip(*found))
+    names, nodes = set(), [ours.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        names.add(type(node).__name__)
+        nodes += [each for each, _ in node.next_functions if each is not None]
+    print(json.dumps([done.entry(), float((ours - plain).abs().max()), error, sorted(names)]))
 """
 
 
-def test_the_kernel_itself_serves_a_layer_in_tritons_interpreter():
+def test_the_kernels_themselves_serve_a_layer_in_tritons_interpreter():
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-c", IN_THE_INTERPRETER], env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    entry, error, of_gradients = json.loads(done.stdout)
-    assert (entry["effective"], entry["count"]) == ("Triton", 1)
-    assert error < 1e-5
-    assert of_gradients < 1e-4
+    normed, alone = map(json.loads, done.stdout.splitlines())
+    for entry, error, of_gradients, _ in (normed, alone):
+        assert (entry["effective"], entry["count"]) == ("Triton", 1)
+        assert error < 1e-5
+        assert of_gradients < 1e-4
+    assert "_NormRopeBackward" in normed[-1]
+    assert "_RopeBackward" in alone[-1]
+    assert "the rotation alone" not in normed[0]["detail"]
+    assert "the rotation alone" in alone[0]["detail"]
 
 
 @pytest.mark.gpu
