@@ -244,7 +244,7 @@ def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
     if not counts.kept:
         reasons = "; ".join(counts.sentences()) or "no rows were read"
         raise DataError(
-            f"data.{plan.split}: nothing is left to train on: {reasons}.",
+            f"data.{plan.split}: nothing is left to {'train on' if plan.split == 'train' else 'measure'}: {reasons}.",
             "Bring other rows, or change what leaves these out: data.max_length, data.trained_turns or the source's columns.",
             path="",
         )

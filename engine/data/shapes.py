@@ -209,10 +209,15 @@ class Texts(Shape):
         return sum(len(row[part]) for part in self.texts)
 
     def classes(self, row: Row) -> list[str]:
-        return ["without a score" if math.isnan(row["score"]) else "with a score"]
+        if not math.isnan(row["score"]):
+            return ["with a score"]
+        return ["without a score, with a negative" if row["negative_ids"] else "without a score"]
 
     def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
-        if len(rows) < 2:
+        if rows == {"without a score": 1}:
+            told = "there is one row alone, and a text is only told from those of other rows or from a negative"
+            return told, "Add rows, or a negative to this one."
+        if "with a score" not in rows or len(rows) == 1:
             return None
         told = " and ".join(f"{count:,} rows {name}" for name, count in sorted(rows.items()))
         return f"there are {told}, which are learned in different ways", "Keep the rows of one sort."

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 NOTHING = -1e9
 """The log-probability of a place in the table that the teacher did not fill."""
 _ROUNDING = 1e-3
+_SUM_ROUNDING = 0.02
+"""By how much a place's probabilities may exceed 1: log-probabilities are often stored in 16 bits."""
 
 
 def read_taught(row: Row, columns: Mapping[str, str]) -> Example:
@@ -58,6 +60,14 @@ def _check(place: int, ids: list[Any], logprobs: list[Any], name: Mapping[str, s
                 f"token {place}: {name['target_logprobs']} must hold logarithms of probabilities, at most 0; got "
                 f"{visible(str(value))}"
             )
+    if len(set(ids)) < len(ids):
+        twice = next(token for token in ids if ids.count(token) > 1)
+        raise FormatError(f"token {place}: {name['target_token_ids']} must name each token once; got {twice} again")
+    if (total := math.fsum(map(math.exp, logprobs))) > 1 + _SUM_ROUNDING:
+        raise FormatError(
+            f"token {place}: {name['target_logprobs']} must hold natural logarithms of one token's probabilities, which "
+            f"add up to at most 1; got {total:.2f}"
+        )
 
 
 def taught_row(tokens: Tokens, example: Example) -> dict[str, Any]:

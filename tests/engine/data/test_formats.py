@@ -141,6 +141,16 @@ def test_a_file_that_mixes_formats_names_the_row_where_it_changes(write: Write) 
             "distill",
             "must hold logarithms of probabilities, at most 0; got 0.7",
         ),
+        (
+            {"input_ids": [1, 2], "target_token_ids": [[], [1, 2, 1]], "target_logprobs": [[], [-2.0, -2.0, -3.0]]},
+            "distill",
+            "token 1: target_token_ids must name each token once; got 1 again",
+        ),
+        (
+            {"input_ids": [1], "target_token_ids": [[1, 2]], "target_logprobs": [[-0.1, -0.1]]},
+            "distill",
+            "add up to at most 1; got 1.81",
+        ),
         ({"messages": [], "audios": ["a.wav"]}, "messages", "column audios holds media"),
         ({"x": 1}, "poetry", "unknown format poetry; known are"),
     ],

@@ -466,6 +466,13 @@ def test_texts_that_belong_together_are_whole_and_a_missing_negative_is_no_text(
     assert "".join(token["text"] for token in parts["negative"]) == "a tree"
 
 
+def test_one_text_alone_without_a_negative_teaches_nothing(write: Write, make_config: Config, minimind: Any) -> None:
+    row = {"anchor": "a", "positive": "b"}
+    with pytest.raises(DataError, match="there is one row alone, and a text is only told from those of other rows"):
+        prepare(make_config(write([row]), method="embedding"), minimind)
+    prepare(make_config(write([{**row, "negative": "c"}]), method="embedding"), minimind)
+
+
 def test_texts_with_scores_are_of_one_sort_and_a_score_is_a_number(
     write: Write, make_config: Config, minimind: Any
 ) -> None:

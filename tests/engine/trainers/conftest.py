@@ -42,7 +42,7 @@ TAUGHT = [
     {
         "input_ids": [40 + (number + place) % 60 for place in range(10)],
         "target_token_ids": [[]] * 3
-        + [[40 + (number + place) % 60, 50, 60][: 1 + place % 3] for place in range(3, 10)],
+        + [[40 + (number + place) % 60, 110, 120][: 1 + place % 3] for place in range(3, 10)],
         "target_logprobs": [[]] * 3 + [[-0.2, -2.5, -3.0][: 1 + place % 3] for place in range(3, 10)],
     }
     for number in range(48)
