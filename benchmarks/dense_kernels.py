@@ -1,6 +1,6 @@
 """Dense kernels beside their peers on one CUDA device: time, extra memory and the floor, in one run.
 
-    python benchmarks/dense_kernels.py [ce logp rope] [--results benchmarks/results.csv] [--commit HASH]
+    python benchmarks/dense_kernels.py [ce logp rope turn] [--results benchmarks/results.csv] [--commit HASH]
 
 Refuses to report while the accuracy cases fail. Times are medians with the 10th and 90th percentile over CUDA events;
 implementations of one work are measured in turn, round after round, so drift hits all alike. Times are the device's, measured
@@ -11,7 +11,7 @@ waits for, which is so short that the host is the slower part. Floors assume 3.0
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from _figures import Results, result_options, side_by_side
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.logp_entropy import logp_entropy
 from engine.kernels.norm_rope import norm_rope, norm_rope_reference
+from engine.kernels.rope import rope as rotary
 
 BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
 ROUNDS = 20
@@ -30,6 +31,7 @@ CASES = {
     "ce": ["linear_cross_entropy_cases", "slices_that_wait"],
     "logp": ["logp_entropy_cases", "logp_entropy_in_place"],
     "rope": ["norm_rope_cases", "norm_rope_blocks", "norm_rope_registered"],
+    "turn": ["rope_cases", "rope_views", "rope_registered"],
 }
 """What must hold before figures of a work are told, in `tests/engine/kernels/kernel_cases.py`."""
 
@@ -169,6 +171,73 @@ def rope(results: Results) -> None:
         contest("norm_rope", f"{shape} fwd+bwd, as called", 5 * one_pass, each_way, results, ahead=0)
 
 
+def agreeing(
+    ops: dict[str, Callable[..., Sequence[torch.Tensor]]],
+    given: Sequence[torch.Tensor],
+    upstream: Sequence[torch.Tensor],
+) -> dict[str, Callable[..., Sequence[torch.Tensor]]]:
+    """The ops whose results and gradients are those of `eager` but for rounding; of the others it says how far they are."""
+    found = {}
+    for name, op in ops.items():
+        leaves = [x.detach().clone().requires_grad_() for x in given]
+        results = op(*leaves)
+        out = [x.detach().clone() for x in results]
+        found[name] = out + list(torch.autograd.grad(results, leaves, [x.clone() for x in upstream]))
+    kept = {}
+    for name, op in ops.items():
+        error = max(
+            float((a - b).float().norm() / b.float().norm()) for a, b in zip(found[name], found["eager"], strict=True)
+        )
+        if error < 1e-2:
+            kept[name] = op
+        else:
+            print(f"{name} is left out: it is {error:.1e} from eager")
+    return kept
+
+
+def turn(results: Results) -> None:
+    """Rotation alone, as the layers of Qwen2.5-VL 7B and 3B make it: three axes of positions merged into cos and sin before.
+
+    Liger's multimodal rotation merges the three axes in every layer; `liger` is its rotation by merged ones. Both write over
+    what they are given and the gradients that come back: no time depends on those numbers, and what is compared are copies.
+    """
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb
+
+    time, size, sections = 16_384, 128, [16, 24, 24]
+    for heads_q, heads_k in ((28, 4), (12, 2)):
+        q, k = (torch.randn(1, time, heads, size, device="cuda").bfloat16() for heads in (heads_q, heads_k))
+        dq, dk = (torch.randn_like(x).transpose(1, 2) for x in (q, k))
+        axes = torch.randint(time, (3, 1, time, 1), device="cuda") * torch.rand(size // 2, device="cuda")
+        apart = [x.repeat(1, 1, 1, 2).bfloat16() for x in (axes.cos(), axes.sin())]
+        merged = [torch.cat([m[i % 3] for i, m in enumerate(x.split(sections * 2, -1))], -1) for x in apart]
+        plain = torch.compile(apply_rotary_pos_emb, dynamic=False)
+        ops: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+            "ours": lambda a, b, m=merged: [
+                x.transpose(1, 2) for x in rotary(a.transpose(1, 2), b.transpose(1, 2), *m)
+            ],
+            "torch.compile": lambda a, b, m=merged, f=plain: f(a, b, *m),
+            "eager": lambda a, b, m=merged: apply_rotary_pos_emb(a, b, *m),
+        }
+        try:
+            from liger_kernel.transformers.qwen2vl_mrope import liger_multimodal_rotary_pos_emb
+            from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+            ops["liger multimodal"] = lambda a, b, c=apart: liger_multimodal_rotary_pos_emb(a, b, *c, sections)
+            ops["liger"] = lambda a, b, m=merged: liger_rotary_pos_emb(a, b, *m)
+        except ImportError:
+            print("liger-kernel is not installed: left out")
+        given = q.transpose(1, 2), k.transpose(1, 2)
+        ops = agreeing(ops, given, (dq, dk))
+        one_pass = (q.numel() + k.numel()) * 2 / BYTES_PER_MS
+
+        def both(op, given=given, upstream=(dq, dk)):
+            torch.autograd.backward(op(*(x.detach().requires_grad_() for x in given)), upstream)
+
+        shape = f"T{time} {heads_q}+{heads_k}x{size}"
+        contest("rope", f"{shape} fwd", 2 * one_pass, {n: lambda op=op: op(*given) for n, op in ops.items()}, results)
+        contest("rope", f"{shape} fwd+bwd", 4 * one_pass, {n: lambda op=op: both(op) for n, op in ops.items()}, results)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("works", nargs="*", default=list(CASES))
@@ -177,7 +246,7 @@ def main() -> None:
     refuse_while_red(*(name for work in options.works for name in CASES[work]))
     results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
     for work in options.works:
-        {"ce": ce, "logp": logp, "rope": rope}[work](results)
+        {"ce": ce, "logp": logp, "rope": rope, "turn": turn}[work](results)
         torch.cuda.empty_cache()
 
 
