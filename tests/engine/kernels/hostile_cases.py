@@ -11,6 +11,7 @@ from engine.kernels.gated import gated, gated_gradients, gated_reference
 from engine.kernels.linear_logp import linear_logp, linear_logp_reference
 from engine.kernels.logp_entropy import logp_entropy, logp_entropy_reference
 from engine.kernels.norm_rope import norm_rope, norm_rope_reference
+from engine.kernels.rope import rope, rope_reference
 from tests.engine.kernels.judging import DEVICE, INTERPRETED, said
 
 
@@ -107,3 +108,10 @@ def beyond_2_to_the_31() -> None:
     alone = angles[:, -3:]
     plain = norm_rope_reference(heads[:, -3:], heads[:, -3:, :1], None, None, alone.cos(), alone.sin())[0]
     said(near(turned, plain), "norm_rope beyond 2^31")
+    turned = rope(heads, heads[:, :, :1], angles.cos(), angles.sin())[0][:, -3:]
+    plain = rope_reference(heads[:, -3:], heads[:, -3:, :1], alone.cos(), alone.sin())[0]
+    said(near(turned, plain), "rope beyond 2^31")
+    apart = x.view(1, -1, rows, 8).transpose(1, 2)  # heads before time: one head's numbers are far from the next's
+    turned = rope(apart, apart[:, :, :1], angles.cos(), angles.sin())[0][:, -3:, -1:]
+    plain = rope_reference(*[apart[:, -3:, -1:]] * 2, alone.cos(), alone.sin())[0]
+    said(near(turned, plain), "rope of heads beyond 2^31")

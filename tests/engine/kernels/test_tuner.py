@@ -15,6 +15,7 @@ from engine.kernels.linear_logp.tiles import GRADIENT_TILES, ROW_TILES
 from engine.kernels.logp_entropy.launch import BACKWARD, FORWARD
 from engine.kernels.norm_rope import BACKWARD as ROPE_BACKWARD
 from engine.kernels.norm_rope import FORWARD as ROPE_FORWARD
+from engine.kernels.rope import TILES as ROTATION
 from engine.kernels.tuned import Entry, Kept
 from engine.kernels.tuner import TUNER, Cost, Limits, Tiles, Tuner, bucket, choose
 from engine.patches.tuning import told
@@ -112,7 +113,7 @@ def test_tiles_beyond_the_registers_threads_or_shared_memory_of_a_card_are_not_t
 
 
 @pytest.mark.parametrize(
-    "tiles", [ROW_TILES, GRADIENT_TILES, FORWARD, BACKWARD, ROPE_FORWARD, ROPE_BACKWARD, passes.WORKSPACE]
+    "tiles", [ROW_TILES, GRADIENT_TILES, FORWARD, BACKWARD, ROPE_FORWARD, ROPE_BACKWARD, ROTATION, passes.WORKSPACE]
 )
 def test_every_kernels_hand_picked_tile_fits_the_smallest_card(tiles):
     assert Limits().allow(tiles.cost(tiles.default))

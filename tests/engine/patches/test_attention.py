@@ -12,7 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import Phi3Config, Phi3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
@@ -39,6 +46,16 @@ def moe():
     )  # fmt: skip
 
 
+def llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=128,
+        )
+    )  # fmt: skip
+
+
 def step(model, ids):
     model.zero_grad()
     out = model(ids, labels=ids)
@@ -53,7 +70,7 @@ def random_norms(model):
     return model
 
 
-@pytest.mark.parametrize("make", [tiny_model, moe])
+@pytest.mark.parametrize("make", [tiny_model, moe, llama])
 def test_logits_gradients_and_answers_are_those_of_the_class(make):
     model, ids = random_norms(make()), torch.randint(128, (2, 19))
     theirs, gradients = step(model, ids)
@@ -249,9 +266,10 @@ def test_the_kernels_themselves_serve_a_layer_in_tritons_interpreter():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_the_gpu_a_compiled_layer_keeps_the_kernel_in_one_graph(dtype):
+@pytest.mark.parametrize("make", [tiny_model, llama])
+def test_on_the_gpu_a_compiled_layer_keeps_the_kernel_in_one_graph(make, dtype):
     ids = torch.randint(128, (2, 33), device="cuda")
-    model = random_norms(tiny_model()).to("cuda", dtype)
+    model = random_norms(make()).to("cuda", dtype)
     theirs, gradients = step(model, ids)
     attention.fuse(layers_of(model))
     for layer in model.model.layers:
