@@ -95,13 +95,16 @@ class Watching(TrainerCallback):
         now = time.monotonic()
         self._step_seconds = now - self._step_began
         rows, self.trainer.batch_rows = self.trainer.batch_rows, []
-        if self._batches is not None and self.writer is not None and rows and self.thinning.wants(state.global_step):
-            self.writer.later("batch", partial(self._batches.add, state.global_step, rows))
         self._hear(control, state)
+        if self._batches is not None and self.writer is not None and rows and self._told(control, state):
+            self.writer.later("batch", partial(self._batches.add, state.global_step, rows))
         if self._gpu is not None and self.writer is not None and self._gpu.due(now):
             self.writer.later("gpu", self._gpu.read)
         if self.prompts and state.global_step % self.prompts_steps == 0 and state.global_step < state.max_steps:
             self._samples(state.global_step)
+        # A checkpoint is a point of every curve: means over steps begin anew there, so a resume has nothing to make up
+        # for. So is the end, which transformers logs only where logging_steps divides it.
+        control.should_log = control.should_log or control.should_save or state.global_step == state.max_steps
         self._step_ended = time.monotonic()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -109,7 +112,7 @@ class Watching(TrainerCallback):
             self.stopped = self._at_epoch_end[0]
             self._saving += self._at_epoch_end
             self._at_epoch_end = []
-            control.should_save = control.should_training_stop = True
+            control.should_log = control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.writer is None or not logs:
@@ -120,7 +123,7 @@ class Watching(TrainerCallback):
             return
         pace = None
         if "loss" in logs:
-            if not self.thinning.wants(state.global_step):
+            if not self._told(control, state):
                 self.trainer.token_counts()
                 return
             pace = self._pace()
@@ -133,6 +136,10 @@ class Watching(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._samples(state.global_step)
+
+    def _told(self, control: Any, state: Any) -> bool:
+        """Whether this step becomes a line of its own."""
+        return control.should_save or self.thinning.wants(state.global_step)
 
     # -- what they do --------------------------------------------------------------------------------------------------
     def _pace(self) -> _Pace:

@@ -47,6 +47,15 @@ def test_the_loss_falls_and_eval_rows_are_measured(train, source):
     assert measured[-1] < measured[0]
 
 
+def test_the_end_of_a_run_is_a_point_of_its_curves_also_between_logged_steps(train, source):
+    settings = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 5, "run.save_steps": 50}
+    each = [event["loss"] for event in lines(train(settings), "metrics")]
+    some = lines(train(settings | {"run.logging_steps": 3}), "metrics")
+    assert [event["step"] for event in some] == [3, 5]
+    assert some[-1]["loss"] == pytest.approx((each[3] + each[4]) / 2, rel=1e-5)
+    assert [event["step"] for event in lines(train(settings | {"run.logging_steps": 100}), "metrics")] == [5]
+
+
 def test_dpo_learns_to_prefer_the_chosen_answers(train, source):
     run = train({"method.kind": "dpo", "data.train": [{"path": source(PAIRS)}], "optim.max_steps": 20})
     margins = [event["rewards/margins"] for event in lines(run, "metrics")]

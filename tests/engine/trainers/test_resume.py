@@ -63,6 +63,26 @@ def test_resuming_equals_never_stopping(train, source, tmp_path, settings, rows)
     assert all(first[key].dtype == second[key].dtype and first[key].equal(second[key]) for key in first)
 
 
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("dpo", PAIRS), ("kto", RATED), ("simpo", PAIRS), ("reward", PAIRS), ("distill", TAUGHT)]
+)
+def test_means_over_steps_are_the_same_after_a_resume_between_two_logged_steps(train, source, tmp_path, kind, rows):
+    settings = {"method.kind": kind, "run.logging_steps": 3, "data.train": [{"path": source(rows)}]}
+    whole = train(settings)
+    again = train(folder=resumed_from(whole, 4, tmp_path / "again"))
+
+    def curves(run, segment):
+        clock = {"seq", "t", "segment", "data_seconds", "step_seconds", "tokens_per_second", "memory_allocated"}
+        return [
+            {name: value for name, value in event.items() if name not in clock}
+            for event in lines(run, "metrics", segment)
+            if event["step"] > 4
+        ]
+
+    assert [event["step"] for event in lines(whole, "metrics")] == [3, 4, 6, 8, 9, 10]
+    assert curves(again, 1) == curves(whole, 0)
+
+
 def test_samples_leave_no_trace_in_the_training(train, source):
     rows = [{"path": source(CONVERSATIONS)}]
     plain = train({"data.train": rows})
