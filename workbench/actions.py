@@ -78,7 +78,17 @@ ACTIONS: tuple[Action, ...] = (
     Action("step('memory')", "5", "go to Memory and speed", "", ("build",)),
     Action("step('review')", "6", "go to Review", "", ("build",)),
     Action("step('launch')", "7", "go to Launch", "", ("build",)),
-    # Monitor
+    # Monitor: what is wanted most comes first, since a narrow key line drops what comes last
+    Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop", when="running"),
+    Action(
+        "resume",
+        "R",
+        "resume",
+        "Go on from the newest whole checkpoint",
+        ("monitor", "runs"),
+        line="R resume",
+        when="over",
+    ),
     Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1", line="1 curves"),
     Action("tab('samples')", "2", "samples", "Answers to the pinned prompts", ("monitor",), "2", line="2 samples"),
     Action("tab('log')", "3", "log", "What the worker printed", ("monitor",), "3", line="3 log"),
@@ -106,7 +116,6 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("group(-1)", "N", "older group", "The group of answers before", ("monitor",), "N"),
     Action("group(1)", "n", "newer group", "The next group; the newest is followed", ("monitor",), "n"),
-    Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop", when="running"),
     Action(
         "checkpoint",
         "c",
@@ -115,15 +124,6 @@ ACTIONS: tuple[Action, ...] = (
         ("monitor",),
         line="c checkpoint",
         when="running",
-    ),
-    Action(
-        "resume",
-        "R",
-        "resume",
-        "Go on from the newest whole checkpoint",
-        ("monitor", "runs"),
-        line="R resume",
-        when="over",
     ),
     Action("next_curve", "v", "next curve", "Show the next curve in the large chart", ("monitor",), line="v curve"),
     Action("next_curve(-1)", "V", "previous curve", "Show the previous curve", ("monitor",)),

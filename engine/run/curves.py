@@ -65,6 +65,7 @@ KNOWN: dict[str, Words] = {
     "val/clipfrac_avg": Words("value clipped", "share"),
     "accuracy": Words("judged right", "share"),
     "margin": Words("margin"),
+    "eval_spearman_cosine": Words("held-out spearman"),
     "eval_recall@1": Words("found first", "share"),
     "eval_recall@5": Words("found in five", "share"),
     "eval_recall@10": Words("found in ten", "share"),

@@ -19,7 +19,7 @@ from workbench.panels.paint import Line, Part, clean, paragraph
 from workbench.panels.raw_rows import raw_lines
 
 HEAD, TAIL = 6000, 2000  # tokens laid out of one part
-GUTTER = 11
+GUTTER = 12
 KINDS = ("trained", "special", "trained-special", "edge", "differs", "band")
 Tokens = Sequence[Mapping[str, Any]]
 _SPECIAL = re.compile(r"<[^<>\s]{2,}>|\[[A-Z_]{2,}\]|</?s>|<\|.*\|>")

@@ -51,7 +51,11 @@ class RunBar(Bar):
         parts = [clean(view.id), clean(f"{method} {adapter_of(view)}".strip()), *self._progress(view)]
         if loading < 1:
             parts.append(f"reading the curve {percent(loading)}")
-        left = cut("   ".join(part for part in parts if part), max(10, width - len(right) - 4))
+        room = max(10, width - len(right) - 4)
+        left = "   ".join(part for part in parts if part)
+        if cell_len(left) > room:  # the line below shows the share too
+            left = "   ".join(part for part in parts if part and not part.endswith("%"))
+        left = cut(left, room)
         space = max(1, width - Content(left).cell_length - len(right) - 2)
         share = view.step / view.max_steps if view.max_steps else None
         if view.state in ("queued", "starting"):
@@ -152,7 +156,7 @@ class Numbers(Drawn):
         if view.epoch is not None:
             # By the steps: the trainer's own number of epochs is rounded up where run.max_steps ends the run within one.
             whole = round(view.epoch * view.max_steps / view.step, 2) if view.max_steps and view.step else None
-            rows.append(("epoch", f"{view.epoch:.2f} of {number(whole)}" if whole else f"{view.epoch:.2f}"))
+            rows.append(("epoch", f"{view.epoch:.2f} of {whole:g}" if whole else f"{view.epoch:.2f}"))
         rows += [(label, count(view.latest[key])) for label, key in _TOKENS if key in view.latest]
         return rows
 
@@ -184,7 +188,7 @@ class PinnedPrompts(Drawn):
             first, newest = answers[0], answers[-1]
             made.append(self._pair(clean(newest["prompt"]), newest, width, "given"))
             if len(answers) > 1:
-                words = f"{_when(first)}: {clean(first['completion'])}"
+                words = f"{_when(first)}: {_answer(first)}"
                 made.append(self._pair(words, answers[-2] if len(answers) > 2 else None, width, "faint"))
             else:
                 made.append([])
@@ -192,8 +196,13 @@ class PinnedPrompts(Drawn):
 
     @staticmethod
     def _pair(left: str, sample: dict[str, Any] | None, width: int, style: str) -> Line:
-        right = cut(f"{_when(sample)}: {clean(sample['completion'])}", width // 2) if sample else ""
+        right = cut(f"{_when(sample)}: {_answer(sample)}", width // 2) if sample else ""
         return columns(left, right, width, style, "dim")
+
+
+def _answer(sample: dict[str, Any]) -> str:
+    """An answer in one line; blanks alone would look like no answer at all."""
+    return clean(sample["completion"]) if str(sample["completion"]).strip() else "no words"
 
 
 def _when(sample: dict[str, Any]) -> str:
@@ -269,7 +278,7 @@ class Samples(Scrolled):
                 when = _when(last) if first is last else f"{_when(first)} to {count(last['step'])}"
                 head = f"{when:>20}  "
                 style = "given" if place == 0 else "value"
-                body = paragraph(clean(last["completion"]), width - len(head), style) or [[]]
+                body = paragraph(_answer(last), width - len(head), style)
                 made += [[(head if row == 0 else " " * len(head), "dim"), *line] for row, line in enumerate(body)]
         return made
 

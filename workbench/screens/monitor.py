@@ -244,7 +244,7 @@ class MonitorScreen(Screen[None]):
                 name,
                 in_unit(name, series),
                 (len(series), view.segment),
-                f"{titled(name)} {worded(name, view.latest.get(name))}",
+                self._label(name, names, place),
             )
             for name in names
             if (series := view.series.get(name)) is not None
@@ -253,6 +253,13 @@ class MonitorScreen(Screen[None]):
         if found and self._curve and place == "main" and titled(self._curve) != self._curve:
             title += f"   {visible(self._curve)}"  # the name that the trainer's own documentation has
         self.query_one(f"#{place}", Chart).show(found, self._marks(view), title)
+
+    def _label(self, name: str, names: tuple[str, ...], place: str) -> str:
+        """Name and newest value; a curve and its held-out twin on a small chart have room for their names alone."""
+        value = worded(name, self.view.latest.get(name))
+        twins = name.startswith("eval_") and name.removeprefix("eval_") in names
+        title = "held-out" if twins else titled(name)
+        return f"{title} {value}" if place == "main" or not (twins or f"eval_{name}" in self.view.series) else title
 
     @staticmethod
     def _marks(view: RunView) -> list[tuple[int, str]]:

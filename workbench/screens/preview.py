@@ -249,7 +249,7 @@ class PreviewScreen(Screen[None]):
                 else f"{count(len(tokens))} tokens, {count(trained)} trained{share}"
             )
             if row.get("truncated"):
-                parts.append("cut at data.max_length")
+                parts.append(f"cut at {count(self.draft.config.data.max_length)}")
             if template := self.found.get("template"):
                 parts.append("its own template" if "tokenizer" in template else f"template {clean(template)}")
         self.query_one("#head", Bar).say(

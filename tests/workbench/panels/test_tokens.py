@@ -44,6 +44,11 @@ def test_a_trained_stretch_that_ends_with_a_line_break_keeps_its_border_on_that_
     assert plain(lay_out([make("a", True), make("\n", True), make("b")], 20)) == ["▌a⏎▐", "b"]
 
 
+def test_the_name_of_a_part_is_whole_beside_it() -> None:
+    row = {"parts": {"prompt": [make("2 + 2?")], "good answer": [make("4", True)]}}
+    assert plain(lines_of_row(row, 40)) == ["prompt      2 + 2?", "good answer ▌4▐"]
+
+
 def test_only_the_forms_of_special_tokens_are_taken_for_special() -> None:
     assert all(is_special(make(text)) for text in ("<|im_end|>", "<s>", "</s>", "[CLS]", "<pad>"))
     assert not any(is_special(make(text)) for text in ("<", "<<", "[1]", "a < b > c", "[x]", ""))
@@ -68,7 +73,7 @@ def test_turns_stand_beside_their_tokens() -> None:
     tokens = [make("<|im_start|>"), make("hi"), make("<|im_end|>"), make("there", True), make("<|im_end|>", True)]
     turns = [{"role": "user", "start": 0, "end": 3}, {"role": "assistant", "start": 3, "end": 5}]
     lines = plain(lines_of_row({"parts": {"input": tokens}, "turns": turns}, 60))
-    assert lines == ["user       ‹|im_start|›hi‹|im_end|›", "assistant  ▌there‹|im_end|›▐"]
+    assert lines == ["user        ‹|im_start|›hi‹|im_end|›", "assistant   ▌there‹|im_end|›▐"]
 
 
 def test_a_pair_stands_side_by_side_with_its_first_difference_marked() -> None:

@@ -305,6 +305,21 @@ async def test_equal_answers_in_a_row_are_one_line(make_run: Any, writer: Any) -
     ]
 
 
+async def test_an_answer_of_blanks_alone_is_told_and_a_held_out_curve_is_named_whole(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    run = make_run(method="dpo", steps=20)
+    more = writer(run)
+    more.write("sample", 30, step=21, index=0, prompt="What is it?", completion=" \n" * 32)
+    more.write("metrics", 30, step=21, epoch=0.5, loss=0.5, eval_loss=0.75)
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "step 21: no words" in shown(app))
+        await until(pilot, lambda: "── loss  ╌╌ held-out " in shown(app))
+        await pilot.press("2")
+        await until(pilot, lambda: "no words" in shown(app))
+
+
 async def test_words_are_found_in_the_log(make_run: Any, shown: Shown) -> None:
     app = app_of(make_run())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -353,7 +368,7 @@ async def test_the_key_line_names_every_page_at_80_columns_and_the_one_in_view_s
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause(0.2)
         line = shown(app).splitlines()[-1]
-        assert " ".join(line.split()) == "1 curves 2 samples 3 log 4 receipt 5 config s stop ? help ^p all"
+        assert " ".join(line.split()) == "s stop 1 curves 2 samples 3 log 4 receipt 5 config ? help ^p all"
         await pilot.press("4")
         await pilot.pause()
         strip = app.screen._compositor.render_strips(app.size)[-1]
@@ -363,6 +378,14 @@ async def test_the_key_line_names_every_page_at_80_columns_and_the_one_in_view_s
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "6 cause" in shown(app))
         assert "R resume" in shown(app)
+
+
+async def test_a_narrow_window_keeps_the_time_left_and_the_way_to_stop(make_run: Any, shown: Shown) -> None:
+    app = app_of(make_run())
+    async with app.run_test(size=(60, 20)) as pilot:
+        await until(pilot, lambda: "step 60 of 100   0:08 left" in shown(app))
+        assert "60 %" not in shown(app)
+        assert "s stop" in shown(app)
 
 
 async def test_a_finished_run_says_where_its_model_is_beside_what_was_found(

@@ -175,7 +175,7 @@ async def test_the_worst_rows_in_turn_and_that_there_is_none(tmp_path: Path, sho
         slow.asked[-1].finish(batch(17, truncated=True))
         await until(pilot, lambda: "Row 17 of 40" in shown(app))
         assert "the longest row" in shown(app)
-        assert "cut at data.max_length" in shown(app)
+        assert f"cut at {app.draft.config.data.max_length}" in shown(app)
         await pilot.press("w")
         await asked(pilot, slow, {"kind": "worst", "by": "masked"})
         slow.asked[-1].finish({**batch(0), "rows": []})
@@ -345,7 +345,7 @@ async def test_the_real_inspector_marks_what_is_trained(tmp_path: Path, shown: S
         await pilot.pause(0.1)
         text = shown(app)
         assert "▌2021-03-03‹|im_end|›▐" in text
-        assert "assistant  ‹|im_start|›assistant⏎" in text
+        assert "assistant   ‹|im_start|›assistant⏎" in text
         assert "Say ␛[31mit" in text
         view = app.screen.query_one(TokenView)
         trained = "".join(text for line in view.made for text, style in line if style.startswith("trained"))
