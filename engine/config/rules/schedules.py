@@ -11,6 +11,7 @@ from engine.config.rules.own import own_settings
 from engine.config.rules.registry import rule
 from engine.config.schedules import SCHEDULES
 from engine.config.tree import RunConfig, fields
+from engine.errors import nearest
 
 _SCHEDULE, _OWN = fields.optim.lr_scheduler_type, fields.optim.lr_scheduler_kwargs
 
@@ -24,6 +25,8 @@ def lr_scheduler_kwargs_are_the_schedules_own(config: RunConfig, facts: Facts) -
 @rule(reads=(_SCHEDULE, _OWN))
 def a_schedule_is_no_other_by_a_second_name(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     name, own = config.optim.lr_scheduler_type, config.optim.lr_scheduler_kwargs
+    if any(nearest(str(key), SCHEDULES[name]) for key in own if key not in SCHEDULES[name]):
+        return  # a misspelt one, which the rule above tells, may be what makes it differ
     if name == "cosine_with_restarts" and own.get("num_cycles", 1) == 1:
         path = f"{_OWN.path}.num_cycles"
         todo = "One cycle is the schedule cosine: give their number, or take that."
