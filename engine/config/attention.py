@@ -25,12 +25,16 @@ class Flash:
     widest: int
 
 
+CUDNN = "cudnn"
+"""cuDNN's attention over documents, `engine.models.cudnn_documents`."""
 FLASH = {
     "flash_attention_2": Flash("flash-attn", "pip install flash-attn --no-build-isolation", (8, 0), None, 256),
     "flash_attention_3": Flash("flash-attn-3", "pip install flash-attn-3 --no-build-isolation", (9, 0), (10, 0), 256),
     "flash_attention_4": Flash("flash-attn-4", "pip install flash-attn-4", (9, 0), None, 128),
+    CUDNN: Flash("nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend==1.18.0", (9, 0), (10, 0), 128),
 }
-"""By the name under which transformers knows it. Version 3 is built for Hopper; both ways through version 4 go up to 128."""
+"""By the name under which transformers knows it. Version 3 is built for Hopper; both ways through version 4 go up to 128.
+cuDNN's was tried on Hopper alone."""
 VARLEN, VARLEN_LEAST, VARLEN_WIDEST = "varlen", (8, 0), 256
 """Torch's flash attention over documents: 16 bits, Ampere cards and newer, heads of up to 256 numbers."""
 SDPA = "torch's own fused attention, which needs no package"

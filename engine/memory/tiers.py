@@ -21,6 +21,8 @@ _ATTENTION = (
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
 )  # fmt: skip
+# Of the package flash-attn, torch's over documents and cuDNN's, which are registered when they are first used.
+_OTHER_ATTENTION = ("flash_attn", "torch_attn._varlen_attn.", "workbench.attention_over_documents.")
 # Left and right factor among a product's arguments.
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_scaled_mm": (0, 1)}
 THIN = 8
@@ -42,7 +44,7 @@ def _kept(op: Any, args: tuple[Any, ...], widest: float) -> bool:
     computed in tiles nothing, since it is computed again anyway."""
     if computing():
         return False
-    if op in _ATTENTION_OPS or "flash_attn" in str(op):
+    if op in _ATTENTION_OPS or any(name in str(op) for name in _OTHER_ATTENTION):
         return True
     name = _PRODUCT_OPS.get(op)
     if name is None:

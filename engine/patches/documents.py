@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from engine.errors import ModelError
-from engine.models import varlen
+from engine.models import cudnn_documents, varlen
 from engine.patches.plan import Applied
 
 FEATURE = "packed attention"
@@ -24,7 +24,7 @@ def documents_apart(config: Any, model: Any) -> Applied | None:
     """Hooks the model's backbone; None where rows are not packed and kept apart, or another attention tells them apart."""
     apart = config.data.packing and config.data.packing_cross_doc_attn_mask
     attention = str(model.config._attn_implementation)
-    if not apart or not ("flash" in attention or attention == varlen.NAME):
+    if not apart or not ("flash" in attention or attention in _TELLS):
         return None
     backbone = model.base_model
     if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(type(backbone).forward).parameters.values()):
@@ -33,7 +33,7 @@ def documents_apart(config: Any, model: Any) -> Applied | None:
             f"which {attention} needs.",
             "Set model.attention to sdpa.",
         )
-    tell = _with_beginnings_and_no_mask if attention == varlen.NAME else _with_beginnings
+    tell = _TELLS.get(attention, _with_beginnings)
     hook = backbone.register_forward_pre_hook(tell, with_kwargs=True)
     detail = "documents of all rows of a batch in one call of variable lengths; no mask"
     return Applied(FEATURE, True, attention, None, detail, hook.remove)
@@ -54,6 +54,14 @@ def _with_beginnings_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dic
         return None
     taken_by_nobody = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=kwargs["position_ids"].device)
     return told[0], {**told[1], "attention_mask": taken_by_nobody}
+
+
+def _in_places_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    told = _with_beginnings_and_no_mask(module, args, kwargs)
+    return told and (told[0], {**told[1], **cudnn_documents.in_places(told[1])})
+
+
+_TELLS = {varlen.NAME: _with_beginnings_and_no_mask, cudnn_documents.NAME: _in_places_and_no_mask}
 
 
 def beginnings(positions: torch.Tensor) -> dict[str, Any]:

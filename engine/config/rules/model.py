@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.config.attention import FLASH, VARLEN, kept_apart, unfit_varlen, without_mask
+from engine.config.attention import CUDNN, FLASH, VARLEN, kept_apart, unfit_varlen, without_mask
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
@@ -223,13 +223,13 @@ def varlen_needs_a_card_16_bits_and_heads_of_its_width(config: RunConfig, facts:
 
 
 @rule(reads=(fields.model.attention, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
-def varlen_is_for_packs_kept_apart(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.model.attention == VARLEN and not kept_apart(config):
+def attention_over_documents_is_for_packs_kept_apart(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.attention in (VARLEN, CUDNN) and not kept_apart(config):
         todo = "Rows that are whole are computed by torch's fused attention under this name too."
         yield must(
             _ATTENTION.path,
             "auto, or packed rows kept apart",
-            VARLEN,
+            config.model.attention,
             todo,
             severity="hint",
             fix=Fix("take auto", {_ATTENTION.path: "auto"}),

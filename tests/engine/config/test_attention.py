@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.config.attention import unfit
 from engine.config.defaults import resolved
 from engine.config.facts import Facts, ModelFacts
 from engine.config.schema import effective, read
@@ -64,6 +65,21 @@ def test_wide_heads_and_float32_fall_back_with_the_reason():
     got, reason = taken(replace(H100, packages={"flash-attn": None}))
     assert (got, "flash-attn is not installed" in reason) == ("varlen", True)
     assert "seen at launch" in taken(replace(H100, packages=None))[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"packages": {}}, "the package nvidia-cudnn-frontend is not installed"),
+        ({"machine": parse_machine("1xA100-80GB")}, "A100 is not a card of cudnn"),
+        ({"machine": parse_machine("1xB200-192GB")}, "B200 is not a card of cudnn"),
+        ({"model": ModelFacts("builtin/tiny", head_dim=256)}, "heads of 256 numbers are wider than the 128 of cudnn"),
+        ({}, None),
+    ],
+)
+def test_cudnn_serves_hopper_cards_with_its_package_and_heads_of_128(changes, reason):
+    facts = replace(H100, **{"packages": {"nvidia-cudnn-frontend": "1.18.0"}, **changes})
+    assert unfit("cudnn", config(), facts) == reason
 
 
 def test_rows_that_are_whole_or_joined_take_torchs_own():

@@ -254,7 +254,9 @@ CASES: dict[str, list[Case]] = {
             ({}, model(head_dim=512)),
         )
     ],
-    "varlen-is-for-packs-kept-apart": [({"model.attention": "varlen"}, Facts(machine=H100), "model.attention", "hint")],
+    "attention-over-documents-is-for-packs-kept-apart": [
+        ({"model.attention": name}, Facts(machine=H100), "model.attention", "hint") for name in ("varlen", "cudnn")
+    ],
     "flash-attention-needs-half-precision": [
         ({"model.attention": "flash_attention_2", "model.dtype": "float32"}, Facts(), "model.attention", "error")
     ],

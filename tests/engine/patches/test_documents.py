@@ -245,7 +245,7 @@ def test_what_does_not_serve_leaves_the_model_with_its_own_and_the_reason(monkey
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
-    "name", ["varlen", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"]
+    "name", ["varlen", "cudnn", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"]
 )
 def test_on_the_gpu_packs_are_kept_apart_without_a_mask_of_all_pairs(name):
     """What `settle` tries is so on this card, in batches of changing widths; without the package the reason is told."""
