@@ -26,10 +26,12 @@ from engine.patches import failures, first_step
 from engine.patches.first_step import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.patches.gate import Gate, gated
 from engine.patches.grouped import group
+from engine.patches.instances import all_of, noted, put, whole
 from engine.patches.one_graph import OneGraph
 from engine.patches.plan import Applied
 
 
+@whole()
 def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied | None:
     """Compiles the layers of every model of the trainer; None where it was neither asked for nor left to be chosen.
 
@@ -65,15 +67,7 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
     words += f"; {auto}" if auto else ""
     undo_step = watch_first_step(trainer, switch, Compiling(len(layers), words, auto, _call.__code__))
 
-    def undo() -> None:
-        undo_step()
-        undo_notes()
-        undo_layers()
-        undo_groups()
-        undo_gate()
-        undo_checkpoints()
-        undo_cache()
-
+    undo = all_of([undo_cache, undo_checkpoints, undo_gate, undo_groups, undo_layers, undo_notes, undo_step])
     requested = True if auto is None else "auto"
     return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
 
@@ -152,7 +146,7 @@ def checkpoint_inside(models: list[Any]) -> Callable[[], None]:
                 if isinstance(moved, _Inside):
                     module._gradient_checkpointing_func = moved.checkpoint
 
-    return undo
+    return noted(undo)
 
 
 def _checkpoints_around(module: torch.nn.Module) -> bool:
@@ -200,14 +194,9 @@ def compile_layers(
     """
     compiled = torch.compile(_call, options=dict(options) or None, dynamic=None if one_shape else True)
     switch, one = switch or Switch(), one or OneGraph(layers)
-    for layer in layers:
-        layer._compiled_call_impl = _unless_generating(layer, compiled, switch, one)
-
-    def undo() -> None:
-        for layer in layers:
-            vars(layer).pop("_compiled_call_impl", None)
-
-    return undo
+    return all_of(
+        [put(layer, "_compiled_call_impl", _unless_generating(layer, compiled, switch, one)) for layer in layers]
+    )
 
 
 def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch, one: OneGraph) -> Callable[..., Any]:
@@ -245,14 +234,7 @@ def _models(trainer: Any) -> list[Any]:
 def _without_cache(trainer: Any) -> Callable[[], None]:
     """A forward pass of training makes no cache of keys, which would be a new shape in each layer; returns the undo."""
     configs = {id(held): held for value in vars(trainer).values() if (held := _cached(value)) is not None}
-
-    def undo() -> None:
-        for held in configs.values():
-            held.use_cache = True
-
-    for held in configs.values():
-        held.use_cache = False
-    return undo
+    return all_of([put(held, "use_cache", False) for held in configs.values()])
 
 
 def _cached(value: Any) -> Any | None:

@@ -29,6 +29,7 @@ import transformers
 from engine.errors import ModelError
 from engine.kernels.device import lacking
 from engine.patches import attention, compiled, failures, head, lora
+from engine.patches.instances import whole
 from engine.patches.plan import Applied
 from engine.run.store import replace_file
 
@@ -230,7 +231,9 @@ def _attempt(config: Any, trainer: Any, trial: Trial, batch: torch.Tensor, *, wa
     ids = batch.clone()
     try:
         for choice in CHOICES:
-            if (applied := choice.apply(_with(config, trial.on, trial.on), trainer)) is not None:
+            with whole():
+                applied = choice.apply(_with(config, trial.on, trial.on), trainer)
+            if applied is not None:
                 undo.append(applied.undo)
         first = _pass(trainer, ids, gradients=False)
         if not torch.equal(ids, batch):

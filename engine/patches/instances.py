@@ -1,11 +1,17 @@
-"""An attribute put on one instance, and taken back: what every feature does that wraps a call. The class stays as it is."""
+"""An attribute put on one instance, and taken back: what every feature does that wraps a call. The class stays as it is.
+
+A feature is there whole or not at all: one that fails inside of `whole` half way leaves nothing of what it had put.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 _ABSENT = object()
+_MADE: ContextVar[list[Callable[[], None]] | None] = ContextVar("made", default=None)
 
 
 def put(instance: Any, name: str, value: Any) -> Callable[[], None]:
@@ -21,7 +27,30 @@ def put(instance: Any, name: str, value: Any) -> Callable[[], None]:
         if before is not _ABSENT:
             setattr(instance, name, before)
 
+    return noted(undo)
+
+
+def noted(undo: Callable[[], None]) -> Callable[[], None]:
+    """The same undo, which `whole` calls if what follows fails."""
+    if (made := _MADE.get()) is not None:
+        made.append(undo)
     return undo
+
+
+@contextlib.contextmanager
+def whole() -> Iterator[None]:
+    """An error inside takes back, in the reverse order, what was put inside."""
+    made: list[Callable[[], None]] = []
+    outer, token = _MADE.get(), _MADE.set(made)
+    try:
+        yield
+    except BaseException:
+        all_of(made)()
+        raise
+    finally:
+        _MADE.reset(token)
+    if outer is not None:
+        outer.extend(made)
 
 
 def all_of(undos: list[Callable[[], None]]) -> Callable[[], None]:

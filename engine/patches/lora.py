@@ -23,7 +23,7 @@ from engine.errors import ModelError
 from engine.kernels.lora import gated_block, projected
 from engine.patches.compiled import decoder_layers
 from engine.patches.grouped import grouped, see
-from engine.patches.instances import all_of, put
+from engine.patches.instances import all_of, put, whole
 from engine.patches.plan import Applied
 from engine.patches.projections import all_described, block_names, described, gated_form
 
@@ -100,6 +100,7 @@ class Found:
         return f"{said}; left to PEFT: {self.reasons()}" if self.left else said
 
 
+@whole()
 def fuse(layers: list[torch.nn.Module]) -> tuple[Found, Callable[[], None]]:
     """Gives every module in these layers that closed form serves its forward; what was found, and the undo."""
     found, undos = Found(), []

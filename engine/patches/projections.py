@@ -33,7 +33,7 @@ def described(layer: Any, x: torch.Tensor | None = None) -> Described | str:
     adapted = isinstance(layer, LoraLayer)
     base = layer.base_layer if adapted else layer
     reason = _refusal_of_base(base, x) or (_refusal_of_adapter(layer) if adapted else None)
-    if reason is None and (_hooked(layer) or _hooked(base)):
+    if reason is None and any(map(_hooked, (layer, base, *(_pair(layer) if adapted else ())))):
         reason = "hooks on it"
     if reason is not None:
         return reason
@@ -98,6 +98,12 @@ def _refusal_of_adapter(layer: Any) -> str | None:
     if not isinstance(layer.lora_dropout[name], (torch.nn.Identity, torch.nn.Dropout)):
         return "another dropout"
     return None
+
+
+def _pair(layer: Any) -> tuple[Any, Any]:
+    """The two matrices of the one active adapter, which closed form reads without calling them."""
+    name = layer.active_adapters[0]
+    return layer.lora_A[name], layer.lora_B[name]
 
 
 def _hooked(module: Any) -> bool:

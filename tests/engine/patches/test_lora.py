@@ -260,6 +260,15 @@ def test_what_is_not_plain_lora_is_left_to_peft_with_its_reason():
     same(step(model), theirs, 1e-10)
 
 
+def test_who_listens_at_an_adapters_matrix_goes_on_hearing():
+    model, heard = adapted(), []
+    layers(model)[0].self_attn.o_proj.lora_A["default"].register_forward_hook(lambda *_: heard.append(1))
+    theirs = step(model)
+    assert "1 with hooks on it" in asked(model).detail
+    same(step(model), theirs, 1e-10)
+    assert heard == [1, 1]
+
+
 def test_a_second_adapter_and_a_merged_one_are_seen_when_they_come():
     model = adapted().eval()
     fuse(layers(model))

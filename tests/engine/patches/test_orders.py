@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
 from engine.config.schema import read
-from engine.patches import attention, head, lora, tiled
+from engine.patches import attention, compiled, first_step, gate, grouped, head, instances, lora, one_graph, tiled
 from engine.patches.compiled import decoder_layers
 from tests.engine.patches.families import batches, made
 
@@ -22,6 +22,7 @@ CONFIG = read(
         "data": {"max_length": 24},
     }
 ).config  # fmt: skip
+CONFIG_COMPILED = read({"kernels": {"torch_compile": True}}).config
 
 
 def adapted():
@@ -74,3 +75,44 @@ def test_any_order_gives_the_plain_gradients_and_leaves_no_trace(order, model, p
     assert {name: set(vars(module)) for name, module in model.named_modules()} == before
     again = gradients(model)
     assert all(torch.equal(again[name], gradient) for name, gradient in plain.items())
+
+
+@pytest.mark.parametrize("feature", ["lora", "compiled"])
+@pytest.mark.parametrize("puts", [1, 2, -1], ids=["at once", "after one change", "at its last change"])
+def test_a_feature_that_fails_half_way_leaves_no_trace(monkeypatch, model, feature, puts):
+    """As one does that is timed: its failure is told, and the run goes on without it."""
+    trainer = SimpleNamespace(model=model, training_step=lambda *_: None, beta=0.1, ref_model=None)
+    apply = {
+        "lora": FEATURES["lora"],
+        "compiled": lambda trainer: compiled.torch_compile(CONFIG_COMPILED, trainer).undo,
+    }
+    before, count = traces(trainer), []
+    put = instances.put
+    monkeypatch.setattr(compiled, "refusal", lambda: None)
+
+    def failing(*args):
+        count.append(args)
+        if len(count) == puts:
+            raise RuntimeError("no")
+        return put(*args)
+
+    for module in (compiled, first_step, gate, grouped, lora, one_graph):
+        monkeypatch.setattr(module, "put", failing, raising=False)
+    if puts < 0:
+        apply[feature](trainer)()
+        assert traces(trainer) == before
+        puts = len(count)
+        count.clear()
+        assert puts >= 3
+    with pytest.raises(RuntimeError, match="no"):
+        apply[feature](trainer)
+    assert traces(trainer) == before
+
+
+def traces(trainer):
+    """What features may put on instances: attributes of modules by what they are, of the model's config, of the trainer."""
+    seen = {
+        name: {key: value for key, value in vars(module).items() if not key.startswith(("_parameters", "_buffers"))}
+        for name, module in trainer.model.named_modules()
+    }
+    return seen, dict(vars(trainer.model.get_base_model().config)), dict(vars(trainer))
