@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 RESET = (
     "\x1b[?1049l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[<u\x1b[?25h\x1b[0m"
+    "\x1b[?1016l\x1b[?2048l\x1b[?7h"  # mouse by pixels, resizes told in words, and long lines that are cut instead of wrapped
 )
 WORDS = (
     "The app was killed, so it could not clean up after itself; the terminal has been given back.\r\n"

@@ -122,8 +122,11 @@ def test_a_killed_app_gives_the_terminal_back_and_the_next_start_offers_the_conf
     before = len(terminal.seen)
     os.kill(_app_below_a_shell(terminal).pid, signal.SIGKILL)
     terminal.wait_for(b"has been given back", b"shell again 137")
-    for sequence in (b"\x1b[?1049l", b"\x1b[?1003l", b"\x1b[?25h", b"\x1b[?2004l", b"\x1b[<u"):
+    for sequence in (b"\x1b[?1049l", b"\x1b[?1003l", b"\x1b[?25h", b"\x1b[?2004l", b"\x1b[<u", b"\x1b[?2048l"):
         assert sequence in terminal.seen[before:]
+    assert terminal.seen.rindex(b"\x1b[?7h") > terminal.seen.rindex(b"\x1b[?7l"), (
+        "long lines of the shell are wrapped again"
+    )
     flags = termios.tcgetattr(terminal.fd)[3]
     assert flags & termios.ISIG
     assert flags & termios.ICANON

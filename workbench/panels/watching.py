@@ -52,10 +52,11 @@ class RunBar(Bar):
         if loading < 1:
             parts.append(f"reading the curve {percent(loading)}")
         room = max(10, width - len(right) - 4)
-        left = "   ".join(part for part in parts if part)
-        if cell_len(left) > room:  # the line below shows the share too
-            left = "   ".join(part for part in parts if part and not part.endswith("%"))
-        left = cut(left, room)
+        said = [part for part in parts if part]
+        for spare in (lambda part: part.endswith("%"), lambda part: part == parts[1]):  # the line below shows the share
+            if cell_len("   ".join(said)) > room:
+                said = [part for part in said if not spare(part)]
+        left = cut("   ".join(said), room)
         space = max(1, width - Content(left).cell_length - len(right) - 2)
         share = view.step / view.max_steps if view.max_steps else None
         if view.state in ("queued", "starting"):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 2.0
 STALE_SECONDS = 20.0  # a live run's whole curve and disk are read again after this
 SORTS = ("newest", "state", "name", "loss", "disk")
-SPARK = "▁▂▃▄▅▆▇█"
+SPARK, SIGNS = "▁▂▃▄▅▆▇█", 6
 STYLE = {"running": "good", "finished": "good", "failed": "bad", "lost": "bad", "stopped": "warn", "stopping": "warn"}
 
 
@@ -99,7 +99,7 @@ class RunTable(Drawn, can_focus=True):
         # Wider windows give the room to the name and show the model.
         spare = max(0, width - 79)
         name, model = 13 + min(12, spare), spare - 12 if spare > 24 else 0
-        head = f" {'state':10} {'run':{name}} {'method':7} {'step':>12} {'loss':>7} {'':8} {'age':>6} {'disk':>8}"
+        head = f" {'state':10} {'run':{name}} {'method':9} {'step':>12} {'loss':>7} {'':{SIGNS}} {'age':>6} {'disk':>8}"
         made: list[Line] = [[(cut(head + ("  model" if model else ""), width), "faint")]]
         now = time.time()
         for row in self.rows:
@@ -110,8 +110,8 @@ class RunTable(Drawn, can_focus=True):
                 [
                     (f" {sign(view.state)} {look(view.state).word:8}", STYLE.get(view.state, "dim")),
                     (f" {cut(clean(view.id or row.run.id), name):{name}}", "given"),
-                    (f" {cut(clean(view.method), 7):7} {cut(step, 12):>12} {number(row.loss):>7} ", "value"),
-                    (f"{spark(row.curve):8}", "accent"),
+                    (f" {cut(clean(view.method), 9):9} {cut(step, 12):>12} {number(row.loss):>7} ", "value"),
+                    (f"{spark(row.curve):{SIGNS}}", "accent"),
                     (f" {age:>6} {size(row.bytes):>8}", "dim"),
                     (f"  {cut(clean(view.model), model - 2)}" if model else "", "dim"),
                 ]
@@ -136,11 +136,11 @@ class RunTable(Drawn, can_focus=True):
 
 
 def spark(values: Sequence[float]) -> str:
-    """A small curve of at most eight signs."""
+    """A small curve of at most six signs."""
     kept = [value for value in values if value == value]
     if len(kept) < 2 or ascii_only():
         return ""
-    groups = [kept[len(kept) * i // 8 : len(kept) * (i + 1) // 8] for i in range(8)]
+    groups = [kept[len(kept) * i // SIGNS : len(kept) * (i + 1) // SIGNS] for i in range(SIGNS)]
     means = [sum(group) / len(group) for group in groups if group]
     low, high = min(means), max(means)
     return "".join(SPARK[round(7 * (mean - low) / (high - low))] if high > low else SPARK[0] for mean in means)

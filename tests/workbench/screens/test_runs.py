@@ -35,7 +35,7 @@ async def listed(pilot: Any, count: int) -> RunTable:
 
 async def test_a_line_tells_state_method_step_loss_and_disk(make_run: Any, shown: Shown) -> None:
     run = make_run()
-    make_run("failed", name="other", method="dpo")
+    make_run("failed", name="other", method="embedding")
     app = app_of(run.path.parent)
     async with app.run_test(size=(80, 24)) as pilot:
         await listed(pilot, 2)
@@ -47,7 +47,9 @@ async def test_a_line_tells_state_method_step_loss_and_disk(make_run: Any, shown
     assert "0.2" in line
     assert "█" in line
     assert "MiB" in line
-    assert "✗ failed" in next(line for line in text.splitlines() if "other-0001" in line)
+    other = next(line for line in text.splitlines() if "other-0001" in line)
+    assert "✗ failed" in other
+    assert " embedding " in other, "whole, in the narrowest window too"
 
 
 async def test_the_line_below_tells_more_about_the_run_under_the_cursor(make_run: Any, shown: Shown) -> None:
@@ -175,6 +177,6 @@ def test_an_ended_run_is_read_once(make_run: Any) -> None:
 
 
 def test_a_small_curve_falls_as_the_loss_does() -> None:
-    assert spark([8, 7, 6, 5, 4, 3, 2, 1]) == "█▇▆▅▄▃▂▁"
+    assert spark([6, 5, 4, 3, 2, 1]) == "█▇▅▄▂▁"
     assert spark([1.0]) == ""
-    assert len(spark(list(range(1000)))) == 8
+    assert len(spark(list(range(1000)))) == 6
