@@ -24,9 +24,9 @@ from _figures import Results, result_options, side_by_side
 from transformers import Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.config.attention import FLASH
+from engine.config.attention import CUDNN, FLASH
 from engine.hardware import installed
-from engine.models import varlen
+from engine.models import cudnn_documents, varlen
 from engine.patches.documents import beginnings
 
 FLOP_PER_MS = 790e9
@@ -64,7 +64,8 @@ def entrants(config: Qwen3Config, each: list[int], device: torch.device) -> dict
         return lambda q, k, v: attend(layer, q, k, v, mask, scaling=q.shape[-1] ** -0.5, dropout=0.0, **more)[0]
 
     found = {"sdpa, mask of all pairs": through("sdpa", pairs[None, None])}
-    found |= {name: through(name, None, **told) for name, flash in FLASH.items() if installed(flash.package)}
+    packages = {name for name, flash in FLASH.items() if installed(flash.package)}
+    found |= {name: through(name, None, **told) for name in FLASH if name in packages - {CUDNN}}
     flex: dict[str, Attend] = {}
 
     def flexible(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -75,6 +76,9 @@ def entrants(config: Qwen3Config, each: list[int], device: torch.device) -> dict
     found["flex_attention"] = flexible
     varlen.register()
     found["ours: varlen"] = through(varlen.NAME, None, **told)
+    if CUDNN in packages and device.type == "cuda":
+        cudnn_documents.register()
+        found["ours: cudnn"] = through(CUDNN, None, **{**told, **cudnn_documents.in_places(told)})
     return found
 
 
