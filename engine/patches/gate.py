@@ -48,16 +48,16 @@ class Gate:
 
 
 def gated(model: Any, layers: list[torch.nn.Module]) -> tuple[Gate | None, str, Callable[[], None]]:
-    """Gives a PEFT model's ways to its base the gate of its adapters in `layers`: it, why there is none, and the undo.
+    """Gives a PEFT model's `disable_adapter` the gate of its adapters in `layers`: it, why there is none, and the undo.
 
-    These are `disable_adapter`, and `set_adapter` to the copy that TRL keeps of the adapter as it began, as long as that adds
-    nothing. The reason is empty for a model without adapters.
+    The reason is empty for a model without adapters. A copy that TRL keeps of the adapter is one that adds something, or it
+    were deleted (`trainers.reference`): there no switch leads to the reference.
     """
     if not isinstance(model, PeftModel):
         return None, "", lambda: None
     inside = {id(module): module for layer in layers for module in layer.modules() if isinstance(module, Switchable)}
     reason = next(filter(None, map(_why_not, inside.values())), None)
-    if reason is None and not _begins_as_base(model):
+    if reason is None and COPY in model.peft_config:
         reason = "an adapter that had learnt something before"
     firsts = [first for module in inside.values() if isinstance(module, LoraLayer) for first in module.lora_A.values()]
     if reason is not None or not firsts:
@@ -66,17 +66,8 @@ def gated(model: Any, layers: list[torch.nn.Module]) -> tuple[Gate | None, str, 
     others = [each for each in model.modules() if isinstance(each, Switchable) and id(each) not in inside]
     off = _without_adapter(model, gate, others)
     undos = [put(first, "forward", types.MethodType(_first_product(gate), first)) for first in firsts]
-    undos += [put(model, "disable_adapter", off), put(model, "set_adapter", _to_copy_and_back(model, off))]
+    undos.append(put(model, "disable_adapter", off))
     return gate, "", all_of(undos)
-
-
-def _begins_as_base(model: Any) -> bool:
-    """Whether TRL's copy of the adapter, where there is one, adds nothing."""
-    if COPY not in model.peft_config:
-        return True
-    held = [each.lora_B for each in model.modules() if isinstance(each, LoraLayer)]
-    seconds: list[Any] = [each[COPY].weight for each in held if COPY in each]
-    return not any(weight.any() for weight in seconds)
 
 
 def _why_not(module: Any) -> str | None:
@@ -116,18 +107,3 @@ def _without_adapter(model: Any, gate: Gate, others: list[Any]) -> Callable[[], 
             model._adapters_disabled = was
 
     return disable_adapter
-
-
-def _to_copy_and_back(model: Any, off: Callable[[], Any]) -> Callable[..., None]:
-    theirs, inside, at_copy = model.set_adapter, contextlib.ExitStack(), False
-
-    def set_adapter(adapter_name: str, *args: Any, **kwargs: Any) -> None:
-        nonlocal at_copy
-        was, at_copy = at_copy, adapter_name == COPY
-        inside.close()
-        if at_copy:
-            inside.enter_context(off())
-        elif not was or adapter_name != model.active_adapter:
-            theirs(adapter_name, *args, **kwargs)
-
-    return set_adapter

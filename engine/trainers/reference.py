@@ -18,18 +18,34 @@ def frozen_copy(config: Any) -> Any | None:
 
 
 def without_needless_copy(trainer: Any) -> None:
-    """Deletes the copy of a fresh LoRA adapter that TRL takes as reference; without it TRL switches the adapter off.
+    """Deletes the copy of a fresh adapter that TRL takes as reference; without it TRL switches the adapter off.
 
-    Its second matrices are zero, so the numbers are the same to the bit, without its memory, its products in each step and
-    its share of each checkpoint. Kept where it holds more: an adapter that had learnt, DoRA, modules saved whole.
+    Its second matrices are zero and modules saved whole are as they were, so the numbers are the same to the bit, without its
+    memory, its products in each step and its share of each checkpoint. Kept where it holds more: an adapter that had learnt,
+    DoRA.
     """
     model = trainer.model
-    if COPY not in getattr(model, "peft_config", {}):
-        return
-    held = [(name.split("."), weight) for name, weight in model.named_parameters() if f".{COPY}." in name]
-    plain = all(any(part in path for part in (*_FIRST, *_SECOND)) for path, _ in held)
-    if plain and not any(weight.any() for path, weight in held if any(part in path for part in _SECOND)):
+    if COPY in getattr(model, "peft_config", {}) and _adds_nothing(model):
         model.delete_adapter(COPY)
+
+
+def _adds_nothing(model: Any) -> bool:
+    """Whether every weight of the copy is one of LoRA's that adds nothing or is its original's."""
+    weights = dict(model.named_parameters(remove_duplicate=False))  # a tied original has two names
+    for name, weight in weights.items():
+        path = name.split(".")
+        if COPY not in path:
+            continue
+        if "modules_to_save" in path:
+            original = weights[name.replace(f".modules_to_save.{COPY}.", ".original_module.")]
+            if weight.dtype != original.dtype or not weight.equal(original):
+                return False
+        elif any(part in path for part in _SECOND):
+            if weight.any():
+                return False
+        elif not any(part in path for part in _FIRST):
+            return False
+    return True
 
 
 def where(trainer: Any) -> str:

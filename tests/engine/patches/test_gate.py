@@ -115,33 +115,6 @@ def with_copy(model):
     return model.double()
 
 
-def fresh(**settings):
-    settings = {"r": 2, "lora_alpha": 6, "target_modules": "all-linear", **settings}
-    return with_copy(get_peft_model(tiny_model(), LoraConfig(**settings)))
-
-
-@pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["lm_head"]}])
-def test_a_copy_that_adds_nothing_is_the_adapter_switched_off_and_the_way_back_trains_it(settings):
-    model, ids = fresh(**settings), torch.randint(128, (2, 9))
-    base = model(ids).logits
-    for name, weight in model.named_parameters():
-        if ".default." in name and "lora_A" not in name:
-            torch.nn.init.normal_(weight)
-    gate, undo = gate_all(model)
-    logits, gradients = step(model, ids)
-    for _ in range(2):
-        with torch.no_grad(), use_adapter(model, "ref"):
-            assert gate.value == 0
-            assert torch.equal(model(ids).logits, base)
-        again, found = step(model, ids)
-        assert torch.equal(again, logits)
-        assert found.keys() == gradients.keys()
-    assert not any(".ref." in name for name in found)
-    undo()
-    with torch.no_grad(), use_adapter(model, "ref"):
-        assert torch.equal(model(ids).logits, base)
-
-
 def test_an_adapter_that_goes_on_from_another_run_keeps_its_copy_as_the_reference():
     model, ids = with_copy(adapted()), torch.randint(128, (2, 9))
     with torch.no_grad(), use_adapter(model, "ref"):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 
 from engine.trainers import dpo, kto
+from engine.trainers.reference import without_needless_copy
+from tests.engine.patches.conftest import tiny_model
 from tests.engine.trainers.conftest import PAIRS, RATED, lines, resumed_from
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4, "optim.gradient_accumulation_steps": 1, "optim.max_steps": 3}
@@ -22,9 +28,12 @@ def detail(run):
     return next(each for each in lines(run, "receipt")[0]["entries"] if each["feature"] == "loss")["detail"]
 
 
-@pytest.mark.parametrize(("kind", "module", "rows"), [("dpo", dpo, PAIRS), ("ipo", dpo, PAIRS), ("kto", kto, RATED)])
-def test_a_fresh_adapter_is_not_kept_twice_and_no_number_changes(train, source, monkeypatch, kind, module, rows):
-    settings = {**LORA, "method.kind": kind, "data.train": [{"path": source(rows)}]}
+@pytest.mark.parametrize(
+    ("kind", "module", "rows", "saved"),
+    [("dpo", dpo, PAIRS, []), ("ipo", dpo, PAIRS, ["lm_head"]), ("kto", kto, RATED, []), ("kto", kto, RATED, ["norm"])],
+)
+def test_a_fresh_adapter_is_not_kept_twice_and_no_number_changes(train, source, monkeypatch, kind, module, rows, saved):
+    settings = {**LORA, "method.kind": kind, "data.train": [{"path": source(rows)}], "adapter.modules_to_save": saved}
     ours = train(settings)
     assert not [path.name for path in ours.checkpoints.glob("checkpoint-3/ref")]
     assert "reference: adapter off" in detail(ours)
@@ -33,6 +42,20 @@ def test_a_fresh_adapter_is_not_kept_twice_and_no_number_changes(train, source, 
     assert [path.name for path in theirs.checkpoints.glob("checkpoint-3/ref")] == ["ref"]
     assert "reference: the adapter as it began" in detail(theirs)
     assert (numbers(ours), weights(ours)) == (numbers(theirs), weights(theirs))
+
+
+def test_a_module_saved_whole_that_had_learnt_keeps_its_copy():
+    def copied(change):
+        model = get_peft_model(tiny_model(), LoraConfig(target_modules="all-linear", modules_to_save=["lm_head"]))
+        model.add_adapter("ref", model.peft_config["default"])
+        with torch.no_grad():
+            change(model.base_model.model.lm_head.modules_to_save["ref"])
+        without_needless_copy(SimpleNamespace(model=model))
+        return "ref" in model.peft_config
+
+    assert not copied(lambda head: None)
+    assert copied(lambda head: head.weight[0, 0].add_(1e-3))
+    assert copied(lambda head: head.bfloat16())
 
 
 def test_an_adapter_that_a_switch_would_round_otherwise_keeps_its_copy(train, source):
