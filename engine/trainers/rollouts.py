@@ -108,6 +108,14 @@ class RolloutTrainer(RunTrainer):
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return super(RunTrainer, self).prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Held-out prompts are answered by chances of their own, the same at each look: a look changes no training, and
+        what changes from look to look is the model."""
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.args.seed + self.args.process_index)  # type: ignore[attr-defined]
+            return super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+
     def _prepare_inputs(self, rows: Any) -> Any:
         batch = super()._prepare_inputs(rows)  # type: ignore[misc]
         if self.shares_prompts:

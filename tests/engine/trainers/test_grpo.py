@@ -286,8 +286,13 @@ def test_real_questions_are_asked_and_their_own_answers_score(train, shared_data
     assert sum(short[-3:]) > sum(short[:3]) + 0.3
 
 
-def test_held_out_prompts_are_answered_and_scored(train, source):
-    data = {"data.train": [{"path": source(CONVERSATIONS[:40])}], "data.eval": [{"path": source(CONVERSATIONS[40:])}]}
-    run = train({**GRPO, **data, "optim.max_steps": 2, "run.eval_steps": 1, "optim.gradient_accumulation_steps": 1})
-    assert len(curve(run, "eval_reward")) == 2
+def test_held_out_prompts_are_answered_and_scored_and_leave_no_trace_in_the_training(train, source):
+    settings = {**GRPO, "data.train": [{"path": source(CONVERSATIONS[:40])}], "optim.gradient_accumulation_steps": 1}
+    settings |= {"optim.max_steps": 3}
+    run = train({**settings, "data.eval": [{"path": source(CONVERSATIONS[40:])}], "run.eval_steps": 1})
+    assert len(curve(run, "eval_reward")) == 3
     assert all(0 <= value <= 1.5 for value in curve(run, "eval_reward"))
+    plain = train(settings)
+    assert curve(run, "reward") == curve(plain, "reward")
+    assert curve(run, "grad_norm") == curve(plain, "grad_norm")
+    assert max(curve(plain, "grad_norm")) > 0
