@@ -322,14 +322,34 @@ def _forget(was_compiled: bool) -> None:
 
 # -- keeping and telling -----------------------------------------------------------------------------------------------
 def _kept(folder: Path, place: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier segment of this run measured, if it was in the same place."""
+    """What an earlier segment of this run measured, if it was in the same place; None too where the file was damaged."""
     try:
         found = json.loads((folder / FILE).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or any(found.get(name) != value for name, value in place.items()):
         return None
-    return found if set(found.get("chosen", ["?"])) <= set(place["free"]) and found.get("table") else None
+    rows = found.get("table")
+    if not isinstance(rows, list) or not all(_is_row(row, place["free"]) for row in rows):
+        return None
+    return found if found.get("chosen") in [row["on"] for row in rows if _was_timed(row)] else None
+
+
+def _is_row(row: Any, free: list[str]) -> bool:
+    """Whether it is what `_row` makes."""
+    if not isinstance(row, dict) or not isinstance(row.get("why"), str) or not isinstance(row.get("on"), list):
+        return False
+    times = [row.get(name, "") for name in ("forward_ms", "both_ms", "first_s")]
+    numbers = all(isinstance(time, float) for time in times) or (row["why"] and all(_is_time(time) for time in times))
+    return bool(numbers) and all(setting in free for setting in row["on"])
+
+
+def _is_time(time: Any) -> bool:
+    return time is None or isinstance(time, float)
+
+
+def _was_timed(row: dict[str, Any]) -> bool:
+    return row["both_ms"] is not None and not row["why"]
 
 
 def _of_first_rank(kept: dict[str, Any]) -> dict[str, Any]:
@@ -350,7 +370,7 @@ def _row(trial: Trial) -> dict[str, Any]:
 
 
 def _told(kept: dict[str, Any], chosen: tuple[str, ...], lacking: dict[str, str]) -> Applied:
-    timed = [row for row in kept["table"] if row["both_ms"] is not None and not row["why"]]
+    timed = list(filter(_was_timed, kept["table"]))
     words = [
         f"{_called(row['on'])} {row['both_ms']:,.1f} ms, {row['forward_ms']:,.1f} of it forward, first {row['first_s']:,.1f} s"
         for row in timed

@@ -299,7 +299,10 @@ def test_what_was_timed_is_kept_for_a_resume_in_the_same_place_and_for_no_other(
     (tmp_path / compose.FILE).write_text(json.dumps({**kept, "chosen": ["use_cut_ce"]}))
     chosen, said = compose.compose(config(), trainer, tmp_path)
     assert (chosen.kernels.use_cut_ce, said.effective, len(passes)) == (True, "use_cut_ce", timed)
-    for change in ({"device": "another"}, {"torch": "1.0"}, {"chosen": ["no_such"]}, {"table": []}):
+    row = kept["table"][0]
+    damaged = [{"chosen": 5}, {"chosen": [["a"]]}, {"chosen": ["use_cut_ce"] * 2}, {"table": "none"}, {"table": [7]}]
+    damaged += [{"table": [row | change]} for change in ({"on": 1}, {"both_ms": "fast"}, {"first_s": None}, {"why": 1})]
+    for change in ({"device": "another"}, {"torch": "1.0"}, {"chosen": ["no_such"]}, {"table": []}, *damaged):
         (tmp_path / compose.FILE).write_text(json.dumps({**kept, **change}))
         passes.clear()
         assert compose.compose(config(), trainer, tmp_path)[1].effective == "plain"
