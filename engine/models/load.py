@@ -71,6 +71,7 @@ def _model(config: Any, source: str) -> Any:
     from engine.models.four_bits import keep_differentiable
     from engine.models.fp8_base import refuse_what_has_no_fp8
     from engine.models.stored_fp8 import load_fp8, stored_fp8
+    from engine.models.whole_tiles import at_stake, guard
 
     head = METHODS[config.method.kind].head
     loader = getattr(transformers, LOADERS[head])
@@ -101,9 +102,11 @@ def _model(config: Any, source: str) -> Any:
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
     keep_differentiable(model)
+    card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
     if config.model.attention in TRIED:
-        card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
         settle(model, config.model.attention, card)
+    if at_stake(model, card):
+        guard(model)
     if head == "steps" and isinstance(getattr(model, "dropout", None), torch.nn.Dropout):
         # transformers drops a tenth of what a new head of tokens reads, unasked.
         model.dropout.p = 0.0

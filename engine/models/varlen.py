@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine.config.attention import VARLEN
+from engine.models.whole_tiles import whole_tiles_attention_forward
 
 NAME = VARLEN
 
@@ -64,11 +65,8 @@ def varlen_attention_forward(
         [B, T, heads, width] and no weights.
     """
     if cu_seq_lens_q is None or max_length_q is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
         kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
-        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-        return out, None
+        return whole_tiles_attention_forward(module, query, key, value, attention_mask, **kwargs)
     rows, heads, tokens, _ = query.shape
     left = sliding_window - 1 if sliding_window else -1
     window = (left, 0) if getattr(module, "is_causal", True) else (left, left)

@@ -21,9 +21,10 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from engine.models.whole_tiles import NAME as WHOLE_TILES
 from engine.trainers.arguments import checkpointing
 
-ATTENTION = ("sdpa", "eager")
+ATTENTION = ("sdpa", WHOLE_TILES, "eager")
 
 
 def can_share(config: Any, model: Any, whole: bool) -> bool:

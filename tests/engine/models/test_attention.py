@@ -41,3 +41,14 @@ def test_what_serves_is_in_force_without_a_word(tmp_path, monkeypatch):
         assert _attention(given, load_model(given)) == {
             "feature": "attention", "requested": name, "effective": name, "count": None, "detail": "",
         }  # fmt: skip
+
+
+def test_a_card_whose_cudnn_fails_under_masks_has_them_kept_whole_and_the_receipt_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr("engine.models.whole_tiles.at_stake", lambda model, device: True)
+    given = config("sdpa")
+    model = load_model(given)
+    entry = _attention(given, model)
+    assert (entry["requested"], entry["effective"]) == ("sdpa", "sdpa_whole_tiles")
+    assert "cuDNN before 9.26" in entry["detail"]
+    assert model(torch.arange(64)[None]).logits.isfinite().all()
