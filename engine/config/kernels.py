@@ -13,7 +13,8 @@ COMPILE_OPTIONS = (
 KERNEL_CAPABILITY = (8, 0)
 """The compute capability of the oldest card that our kernels are compiled for (A100)."""
 NORM_ROPE_MODELS = (
-    "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"
+    "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text",
+    "gemma4_text", "gemma4_unified_text",
 )  # fmt: skip
 """Model types whose attention norms and rotates queries and keys as the fused kernel does."""
 ROPE_MODELS = (
@@ -34,7 +35,7 @@ class Kernels(Section):
 
     fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,
-    their mixtures of experts, and Gemma 3. Where attention has no such norms the kernel does the rotation alone: Qwen2-VL,
+    their mixtures of experts, Gemma 3 and Gemma 4. Where attention has no such norms the kernel does the rotation alone: Qwen2-VL,
     Qwen2.5-VL, Qwen2, Llama, Mistral, Mixtral, Gemma, Gemma 2 and Granite. `auto` leaves it off."""
 
     fused_lora: Annotated[bool | Auto, Title("Fused LoRA"), Expert, Source("arXiv:2106.09685")] = "auto"

@@ -29,12 +29,13 @@ def refuse_heads(op: str, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, s
 def blocks(
     tokens: int, heads_q: int, heads_k: int, size: int, rotated: int, shape: Tile
 ) -> tuple[tuple[int, int], dict[str, int | bool]]:
-    """The grid, and what a program of this shape (heads, warps) is compiled for."""
+    """The grid, and what a program of this shape (heads of 128, warps) is compiled for; of larger heads it takes fewer."""
 
     def block(n: int, most: int = 1 << 30) -> int:
         return min(1 << max(n - 1, 0).bit_length(), most)
 
-    most, warps = shape
+    heads, warps = shape
+    most = max(1, heads * 128 // max(block(size), 128))
     of_q, of_k = block(heads_q, most), block(heads_k, most)
     return (tokens, -(-heads_q // of_q) - (-heads_k // of_k)), {
         "HAS_TAIL": rotated < size,

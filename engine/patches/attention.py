@@ -35,7 +35,7 @@ FEATURE = "fused norm and rotary"
 class Family:
     """How a class of attention differs: its norms scale by `1 + weight`; its queries come with gates for the output, and a
     part of each head stays as it is; it has no norms; its sliding window is said by itself, by the model or by none; its
-    scores are capped."""
+    scores are capped; some layers attend to the keys and values of one before them."""
 
     name: str
     unit_offset: bool = False
@@ -43,6 +43,7 @@ class Family:
     normed: bool = True
     window: Literal["layer", "config"] | None = "layer"
     capped: bool = False
+    sharing: bool = False
 
 
 _FAMILIES = {
@@ -53,6 +54,8 @@ _FAMILIES = {
     "qwen3_5_text": Family("Qwen3_5Attention", unit_offset=True, gated=True),
     "qwen3_5_moe_text": Family("Qwen3_5MoeAttention", unit_offset=True, gated=True),
     "gemma3_text": Family("Gemma3Attention", unit_offset=True),
+    "gemma4_text": Family("Gemma4TextAttention", sharing=True),
+    "gemma4_unified_text": Family("Gemma4UnifiedTextAttention", sharing=True),
     "qwen2_vl": Family("Qwen2VLAttention", normed=False),
     "qwen2_5_vl": Family("Qwen2_5_VLAttention", normed=False),
     "qwen2": Family("Qwen2Attention", normed=False),
@@ -126,11 +129,15 @@ def _forward_of(kind: type) -> Callable[..., Any]:
     eager = importlib.import_module(kind.__module__).eager_attention_forward
     family = CLASSES[kind.__module__]
 
-    def seen(self: Any) -> dict[str, Any]:
-        """How far and how strongly it attends, as the class tells it."""
+    def attended(self: Any, q: Any, k: Any, v: Any, mask: Any, more: dict[str, Any]) -> tuple[torch.Tensor, Any]:
+        """[B, T, H * D] of what every head found, told how far and how strongly it attends as the class tells it."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
         holder = self.config if family.window == "config" else self
-        more = {"sliding_window": getattr(holder, "sliding_window", None)} if family.window else {}
-        return {**more, "softcap": self.attn_logit_softcapping} if family.capped else more
+        own = {"sliding_window": getattr(holder, "sliding_window", None)} if family.window else {}
+        own |= {"softcap": self.attn_logit_softcapping} if family.capped else {}
+        dropout = self.attention_dropout if self.training else 0.0
+        out, weights = attend(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **own, **more)
+        return out.flatten(2).contiguous(), weights
 
     def forward(
         self: Any,
@@ -159,17 +166,42 @@ def _forward_of(kind: type) -> Callable[..., Any]:
         v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
-        dropout = self.attention_dropout if self.training else 0.0
-        out, weights = attend(
-            self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling, **seen(self), **kwargs
-        )
-        out = out.reshape(*rows, -1).contiguous()
+        out, weights = attended(self, q, k, v, attention_mask, kwargs)
         if family.gated:
             out = out * torch.sigmoid(gate.reshape(*rows, -1))
         return self.o_proj(out), weights
 
-    return forward
+    def sharing(
+        self: Any,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        shared_kv_states: Any,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same where a layer may have no keys and values of its own; then the kernel turns queries alone."""
+        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
+        alone = self.is_kv_shared_layer
+        q = self.q_proj(hidden_states).view(heads)
+        raw = q[:, :, :0] if alone else self.k_proj(hidden_states).view(heads)
+        q, k = norm_rope(
+            q, raw, _scale(self.q_norm), _scale(self.q_norm if alone else self.k_norm), *position_embeddings,
+            eps=_eps(self.q_norm),
+        )  # fmt: skip
+        if alone:
+            k, v = shared_kv_states[self.layer_type]
+        else:
+            k = k.transpose(1, 2)
+            v = self.v_norm(raw if self.v_proj is None else self.v_proj(hidden_states).view(heads)).transpose(1, 2)
+            if past_key_values is not None:
+                k, v = past_key_values.update(k, v, self.layer_idx)
+        if self.store_full_length_kv:
+            shared_kv_states[self.layer_type] = k, v
+        out, weights = attended(self, q.transpose(1, 2), k, v, attention_mask, kwargs)
+        return self.o_proj(out), weights
+
+    return sharing if family.sharing else forward
 
 
 def _family(layer: torch.nn.Module) -> Family:
@@ -210,7 +242,11 @@ def _try(layer: Any, forward: Callable[..., Any]) -> None:
     hidden = torch.randn(1, 8, layer.config.hidden_size, device=device, dtype=dtype)
     rotated = layer.head_dim // (2 if _family(layer).gated else 1) // 2
     angles = torch.rand(1, 8, rotated, device=device).repeat(1, 1, 2)
-    given = {"position_embeddings": (angles.cos().to(dtype), angles.sin().to(dtype)), "attention_mask": None}
+    given: dict[str, Any] = {
+        "position_embeddings": (angles.cos().to(dtype), angles.sin().to(dtype)),
+        "attention_mask": None,
+    }
+    given |= {"shared_kv_states": {}} if _family(layer).sharing else {}
     training = layer.training
     layer.eval()
     theirs = layer(hidden, **given)[0]

@@ -143,6 +143,31 @@ def norm_rope_blocks() -> None:
     package.FORWARD, package.BACKWARD = before
 
 
+def norm_rope_of_queries() -> None:
+    """Queries of a layer that has no keys of its own: as beside keys, and no gradient from what is not there."""
+    from engine.kernels.norm_rope import _norm_rope_op
+
+    q, none = torch.randn(2, 3, 5, 16, device=DEVICE).requires_grad_(), torch.randn(2, 3, 1, 16, device=DEVICE)
+    weight, angles = torch.rand(16, device=DEVICE).requires_grad_(), torch.randn(1, 3, 16, device=DEVICE)
+
+    def turned(function, q, w):
+        return function(q, q[:, :, :0], w, w, angles.cos().to(q.dtype), angles.sin().to(q.dtype))[0]
+
+    compare(
+        "norm_rope of queries",
+        lambda *x: turned(norm_rope, *x),
+        lambda *x: turned(norm_rope_reference, *x),
+        [q, weight],
+        1,
+    )
+    both = norm_rope(q, none, weight, weight, angles.cos(), angles.sin())[0]
+    registered = _norm_rope_op(q, q[:, :, :0], weight, weight, angles.cos(), angles.sin(), 1e-6, False)[0]
+    alone = turned(norm_rope, q, weight)
+    said(torch.equal(alone, both) and torch.equal(alone, registered), "norm_rope of queries beside keys and without")
+    found = [torch.autograd.grad(x.square().sum(), (q, weight)) for x in (alone, registered)]
+    said(all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(*found, strict=True)), "norm_rope of queries registered")
+
+
 def norm_rope_deterministic() -> None:
     """On a card, where programs end in any order: the weights' gradient is the same to the bit each time."""
     if INTERPRETED:
@@ -296,13 +321,14 @@ def empty() -> None:
     turns = torch.randn(2, 1, 0, 8, device=DEVICE)
     q, k = norm_rope(*(torch.randn(2, 0, n, 8, device=DEVICE) for n in (4, 2)), None, None, *turns)
     said((q.shape, k.shape) == ((2, 0, 4, 8), (2, 0, 2, 8)), "norm_rope without a token")
-    for tokens, of_k in ((0, 2), (3, 0)):
-        turns = torch.randn(2, 1, tokens, 8, device=DEVICE)
-        q, k = (torch.randn(2, tokens, n, 8, device=DEVICE).requires_grad_() for n in (4, of_k))
-        out = rope(q, k, *turns)
-        torch.autograd.backward(out, [torch.ones_like(x) for x in out])
-        good = [x.shape for x in out] == [x.grad.shape for x in (q, k)] == [(2, tokens, 4, 8), (2, tokens, of_k, 8)]
-        said(good, f"rope of {tokens} tokens and {of_k} heads of k")
+    for name, op in (("rope", rope), ("norm_rope", lambda q, k, *turns: norm_rope(q, k, None, None, *turns))):
+        for tokens, of_k in ((0, 2), (3, 0)):
+            turns = torch.randn(2, 1, tokens, 8, device=DEVICE)
+            q, k = (torch.randn(2, tokens, n, 8, device=DEVICE).requires_grad_() for n in (4, of_k))
+            out = op(q, k, *turns)
+            torch.autograd.backward(out, [torch.ones_like(x) for x in out])
+            good = [x.shape for x in out] == [x.grad.shape for x in (q, k)] == [(2, tokens, 4, 8), (2, tokens, of_k, 8)]
+            said(good, f"{name} of {tokens} tokens and {of_k} heads of k")
 
 
 def registered() -> None:
@@ -361,6 +387,7 @@ CHECKS = WIDE | {
         slices_that_wait,
         logp_entropy_in_place,
         norm_rope_blocks,
+        norm_rope_of_queries,
         norm_rope_deterministic,
         norm_rope_registered,
         rope_views,

@@ -13,6 +13,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     Phi3Config,
@@ -170,6 +172,35 @@ def test_layers_of_other_families_keep_outputs_and_gradients(family):
         torch.testing.assert_close(ours, plain, rtol=2e-5, atol=2e-6)
     undo()
     assert all(torch.equal(ours, plain) for ours, plain in zip(run(), theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("layers", "more"),
+    [(4, {"num_kv_shared_layers": 2}), (2, {"attention_k_eq_v": True, "num_global_key_value_heads": 1})],
+)
+def test_layers_that_attend_to_the_keys_of_others_and_values_that_are_keys_stay_what_they_are(layers, more):
+    torch.manual_seed(0)
+    told = Gemma4TextConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, global_head_dim=16, vocab_size=128, vocab_size_per_layer_input=128, hidden_size_per_layer_input=8,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2), sliding_window=4, **more,
+    )  # fmt: skip
+    model, ids = random_norms(Gemma4ForCausalLM(told)), torch.randint(128, (2, 19))
+    theirs, gradients = step(model, ids)
+    answer = model.generate(ids[:1, :4], max_new_tokens=5, do_sample=False)
+    found_layers = layers_of(model)
+    assert [layer.is_kv_shared_layer for layer in found_layers] == [False, False, True, True][:layers]
+    undo = attention.fuse(found_layers)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    ours, found = step(model.train(), ids)
+    model.gradient_checkpointing_disable()
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-5, atol=1e-6)
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+    assert torch.equal(model.eval().generate(ids[:1, :4], max_new_tokens=5, do_sample=False), answer)
+    undo()
+    assert all("forward" not in vars(module) for module in model.modules())
 
 
 def test_a_norm_that_is_trained_whole_beside_an_adapter_is_the_one_in_force():

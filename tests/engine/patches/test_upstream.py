@@ -56,6 +56,7 @@ def test_a_fused_attention_class_is_called_as_our_forward_is(module):
     kind = getattr(importlib.import_module(module), CLASSES[module].name)
     # Decoder layers name every argument, and classes with positions of three axes have them in another order.
     known = ("position_embeddings", "attention_mask", "past_key_values")
+    known += ("shared_kv_states",) if CLASSES[module].sharing else ()
     asked(kind.forward, ("self", "hidden_states"), known)
     source = inspect.getsource(importlib.import_module(module))
     for name in ("hidden_states", *known):
