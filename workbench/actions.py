@@ -141,9 +141,31 @@ ACTIONS: tuple[Action, ...] = (
     Action("back", "escape", "back", "Take the cursor away; then go back", ("monitor",), "esc", quiet=True),
     # Runs
     Action("open", "enter", "open", "Watch the run under the cursor", ("runs",), line="enter open"),
+    Action("mark", "space", "mark", "Mark the run for comparing, or not", ("runs",), line="space mark"),
+    Action(
+        "compare",
+        "c",
+        "compare",
+        "Curves, settings and answers of the marked runs together",
+        ("runs",),
+        line="c compare",
+        when="marked",
+    ),
     Action("delete", "D", "delete", "Delete the run, after saying what would be lost", ("runs",), line="D delete"),
     Action("filter", "slash", "filter", "Only runs with these words", ("runs",), "/", line="/ filter"),
     Action("sort", "o", "order", "Order by time, state, name or loss", ("runs",), line="o order"),
+    # Compare
+    Action(
+        "next_curve",
+        "v",
+        "next curve",
+        "Lay the next curve of all of them over each other",
+        ("compare",),
+        line="v curve",
+    ),
+    Action("next_curve(-1)", "V", "previous curve", "The previous curve", ("compare",)),
+    Action("settings", "tab", "settings", "To what differs below, or to the chart", ("compare",), line="tab settings"),
+    Action("back", "escape", "back", "Take the cursor away; then go back", ("compare",), "esc", line="esc back"),
     # Preview
     Action("row(1)", "n", "next row", "The next row", ("preview",), line="n next"),
     Action("row(-1)", "N", "previous row", "The previous row", ("preview",)),

@@ -189,7 +189,7 @@ class PinnedPrompts(Drawn):
             first, newest = answers[0], answers[-1]
             made.append(self._pair(clean(newest["prompt"]), newest, width, "given"))
             if len(answers) > 1:
-                words = f"{_when(first)}: {_answer(first)}"
+                words = f"{_when(first)}: {answered(first)}"
                 made.append(self._pair(words, answers[-2] if len(answers) > 2 else None, width, "faint"))
             else:
                 made.append([])
@@ -197,11 +197,11 @@ class PinnedPrompts(Drawn):
 
     @staticmethod
     def _pair(left: str, sample: dict[str, Any] | None, width: int, style: str) -> Line:
-        right = cut(f"{_when(sample)}: {_answer(sample)}", width // 2) if sample else ""
+        right = cut(f"{_when(sample)}: {answered(sample)}", width // 2) if sample else ""
         return columns(left, right, width, style, "dim")
 
 
-def _answer(sample: dict[str, Any]) -> str:
+def answered(sample: dict[str, Any]) -> str:
     """An answer in one line; blanks alone would look like no answer at all."""
     return clean(sample["completion"]) if str(sample["completion"]).strip() else "no words"
 
@@ -279,7 +279,7 @@ class Samples(Scrolled):
                 when = _when(last) if first is last else f"{_when(first)} to {count(last['step'])}"
                 head = f"{when:>20}  "
                 style = "given" if place == 0 else "value"
-                body = paragraph(_answer(last), width - len(head), style)
+                body = paragraph(answered(last), width - len(head), style)
                 made += [[(head if row == 0 else " " * len(head), "dim"), *line] for row, line in enumerate(body)]
         return made
 

@@ -19,16 +19,18 @@ from textual.screen import Screen
 from engine.errors import WorkbenchError, redact
 from engine.run import launch, snapshot
 from engine.run.checkpoint import size_of
+from engine.run.compare import MOST
 from engine.run.delete import delete
 from engine.run.index import peek
 from engine.run.store import RunFolder, runs_in
-from workbench.actions import bindings
+from workbench.actions import bindings, key_line
 from workbench.panels.bars import Bar, KeyLine, TitleBar
 from workbench.panels.drawn import Drawn
 from workbench.panels.figures import brief, count, duration, number, size
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, cut
 from workbench.panels.watching import committed
+from workbench.screens.compare import CompareScreen
 from workbench.screens.dialog import Ask, Item, Pick
 from workbench.screens.monitor import MonitorScreen, resumed_words
 
@@ -89,6 +91,7 @@ class RunTable(Drawn, can_focus=True):
         """The cursor stands on another run."""
 
     rows: Sequence[Row] = ()
+    marked: frozenset[str] = frozenset()
     at = 0
     empty = "Reading the runs …"
 
@@ -108,7 +111,8 @@ class RunTable(Drawn, can_focus=True):
             age = brief(now - view.started) if view.started else "-"
             made.append(
                 [
-                    (f" {sign(view.state)} {look(view.state).word:8}", STYLE.get(view.state, "dim")),
+                    (("*" if ascii_only() else "•") if row.run.id in self.marked else " ", "accent"),
+                    (f"{sign(view.state)} {look(view.state).word:8}", STYLE.get(view.state, "dim")),
                     (f" {cut(clean(view.id or row.run.id), name):{name}}", "given"),
                     (f" {cut(clean(view.method), 9):9} {cut(step, 12):>12} {number(row.loss):>7} ", "value"),
                     (f"{spark(row.curve):{SIGNS}}", "accent"),
@@ -251,6 +255,8 @@ class RunsScreen(Screen[None]):
         table.redraw()
         what = f"{len(rows)} of {len(self._all)} runs" if words else f"{len(rows)} runs" if len(rows) != 1 else "1 run"
         place = cut(clean(redact(str(self.runs_dir))), max(12, self.app.size.width - 46))
+        table.marked &= {row.run.id for row in self._all}
+        self.query_one(KeyLine).use(key_line("runs", "over", "marked" if len(table.marked) > 1 else "unmarked"))
         self.query_one(TitleBar).show("runs", False, place, f"{what}, by {SORTS[self._sort]}")
         self._say()
 
@@ -272,6 +278,23 @@ class RunsScreen(Screen[None]):
         """Watch the run under the cursor."""
         if (row := self.query_one(RunTable).chosen) is not None:
             self.app.push_screen(MonitorScreen(row.run))
+
+    def action_mark(self) -> None:
+        """Mark the run under the cursor, or take its mark away; the cursor goes on to the next."""
+        table = self.query_one(RunTable)
+        if table.chosen is not None:
+            table.marked = table.marked ^ {table.chosen.run.id}
+            table.action_move(1)
+            self._draw()
+
+    def action_compare(self) -> None:
+        """The marked runs together, in the order of the list."""
+        table = self.query_one(RunTable)
+        runs = [row.run for row in table.rows if row.run.id in table.marked]
+        if not 2 <= len(runs) <= MOST:
+            self._tell(f"Mark two to {MOST} runs with Space, then c compares them; {len(runs)} are marked now.")
+        else:
+            self.app.push_screen(CompareScreen(runs))
 
     def action_resume(self) -> None:
         """Go on with a run that ended early. Checking its checkpoint may take a while, so a thread does it."""

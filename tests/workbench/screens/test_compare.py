@@ -1,0 +1,104 @@
+"""Runs marked in the list and laid beside each other: their curves, what differs, what they answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workbench.app import WorkbenchApp
+from workbench.panels.chart import Chart
+from workbench.screens.compare import CompareScreen, Table
+from workbench.screens.runs import RunsScreen, RunTable
+
+Shown = Callable[[Any], str]
+CONFIG = "version: 1\nmodel: {{name: builtin/tiny}}\noptim: {{learning_rate: {rate}}}\nrun: {{name: {name}}}\n"
+
+
+def app_of(root: Path) -> WorkbenchApp:
+    app = WorkbenchApp(runs_dir=root)
+    app.get_default_screen = lambda: RunsScreen(root)  # type: ignore[method-assign]
+    return app
+
+
+async def until(pilot: Any, test: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if test():
+            return
+        await pilot.pause(0.05)
+    raise AssertionError("it never came")
+
+
+def two(make_run: Any, **more: Any) -> Path:
+    first = make_run("finished", name="slow", config=CONFIG.format(rate=1e-4, name="slow"))
+    make_run("running", steps=40, name="quick", config=CONFIG.format(rate=3e-4, name="quick"), **more)
+    root: Path = first.path.parent
+    return root
+
+
+async def test_marked_runs_are_laid_over_each_other_with_what_differs_and_what_they_answered(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    root = two(make_run)
+    app = app_of(root)
+    async with app.run_test(size=(80, 40)) as pilot:
+        await until(pilot, lambda: "quick-0001" in shown(app))
+        await pilot.press("c")
+        await until(pilot, lambda: "Mark two to 4 runs with Space" in shown(app))
+        await pilot.press("space", "space")
+        await until(pilot, lambda: "c compare" in shown(app))
+        assert shown(app).count("•") == 2
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen) and "optim.learning_rate" in shown(app))
+        text = " ".join(shown(app).split())
+        lines = app.screen.query_one(Chart)._lines
+        order = [line.name for line in lines]
+        assert sorted(order) == ["quick-0001", "slow-0001"]
+        rates = {"slow-0001": "0.0001", "quick-0001": "0.0003"}
+        assert f"optim.learning_rate {rates[order[0]]} {rates[order[1]]}" in text
+        assert "run.name" not in text
+        steps = {"slow-0001": "60", "quick-0001": "40"}
+        assert f"step {steps[order[0]]} {steps[order[1]]}" in text
+        assert "step 60: 2021-03-03" in text
+        assert "step 40: 2021-03-02" in text
+        await pilot.press("v")
+        await until(pilot, lambda: "curve 2 of" in shown(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, RunsScreen))
+        assert len(app.screen.query_one(RunTable).marked) == 2
+        await pilot.press("k", "k", "space")
+        await until(pilot, lambda: "c compare" not in shown(app))
+
+
+async def test_a_run_that_goes_on_is_followed_and_hostile_names_stay_text(
+    make_run: Any, shown: Shown, writer: Any, hostile: str
+) -> None:
+    root = two(make_run, hostile=hostile)
+    more = writer(next(run for run in _folders(root) if run.id == "quick-0001"))
+    app = app_of(root)
+    async with app.run_test(size=(60, 20)) as pilot:
+        await until(pilot, lambda: "quick-0001" in shown(app))
+        await pilot.press("space", "space", "c")
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen))
+        more.write("metrics", 20.0, step=41, epoch=1.0, loss=0.125)
+        await until(pilot, lambda: "0.125" in shown(app))
+        drawn = "\n".join("".join(text for text, _ in line) for line in app.screen.query_one(Table).made)
+        assert "\x1b" not in drawn + shown(app)
+        assert "\u202e" not in drawn + shown(app)
+
+
+async def test_a_config_that_cannot_be_read_is_told_and_the_curves_stand(make_run: Any, shown: Shown) -> None:
+    root = two(make_run)
+    next(run for run in _folders(root) if run.id == "slow-0001").config.write_text("a: [\n")
+    app = app_of(root)
+    async with app.run_test(size=(80, 40)) as pilot:
+        await until(pilot, lambda: "quick-0001" in shown(app))
+        await pilot.press("space", "space", "c")
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen) and "config.yaml" in shown(app))
+        assert "curve 1 of" in shown(app)
+
+
+def _folders(root: Path) -> list[Any]:
+    from engine.run.store import runs_in
+
+    return list(runs_in(root))
