@@ -27,6 +27,7 @@ class Flash:
 
 CUDNN = "cudnn"
 """cuDNN's attention over documents, `engine.models.cudnn_documents`."""
+NOT_DETERMINISTIC = "Its deterministic form would take gigabytes of workspace"
 FLASH = {
     "flash_attention_2": Flash("flash-attn", "pip install flash-attn --no-build-isolation", (8, 0), None, 256),
     "flash_attention_3": Flash("flash-attn-3", "pip install flash-attn-3 --no-build-isolation", (9, 0), (10, 0), 256),
@@ -55,6 +56,8 @@ def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
             return f"{gpu.name} is not a card of {name}"
     if config.model.dtype == "float32":
         return "flash attention computes in 16 bits only"
+    if name == CUDNN and config.run.full_determinism:
+        return f"{name}: {NOT_DETERMINISTIC[0].lower()}{NOT_DETERMINISTIC[1:]}"
     if model is not None and model.name == config.model.name and (model.head_dim or 0) > flash.widest:
         return f"heads of {model.head_dim} numbers are wider than the {flash.widest} of {name}"
     return None

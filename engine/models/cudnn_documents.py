@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.config.attention import CUDNN
+from engine.config.attention import CUDNN, NOT_DETERMINISTIC
 from engine.models import varlen
 
 NAME = CUDNN
@@ -38,7 +38,7 @@ def register() -> None:
 def lacking(model: Any) -> str | None:
     """What of this model, of the installed cuDNN or of the run it has no form for, or None. ImportError without its package."""
     if torch.are_deterministic_algorithms_enabled():
-        return "its deterministic form would take gigabytes of workspace"
+        return NOT_DETERMINISTIC[0].lower() + NOT_DETERMINISTIC[1:]
     if (reason := varlen.lacking(model)) is not None:
         return reason
     import cudnn

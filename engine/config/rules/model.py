@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.config.attention import CUDNN, FLASH, VARLEN, kept_apart, unfit_varlen, without_mask
+from engine.config.attention import CUDNN, FLASH, NOT_DETERMINISTIC, VARLEN, kept_apart, unfit_varlen, without_mask
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
@@ -234,6 +234,14 @@ def attention_over_documents_is_for_packs_kept_apart(config: RunConfig, facts: F
             severity="hint",
             fix=Fix("take auto", {_ATTENTION.path: "auto"}),
         )
+
+
+@rule(reads=(fields.model.attention, fields.run.full_determinism))
+def cudnn_adds_in_another_order_each_time(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.attention == CUDNN and config.run.full_determinism:
+        rule_text = f"varlen or sdpa with {fields.run.full_determinism.path}"
+        fix = Fix(f"take {VARLEN}", {_ATTENTION.path: VARLEN})
+        yield must(_ATTENTION.path, rule_text, CUDNN, f"{NOT_DETERMINISTIC}: take varlen.", fix=fix)
 
 
 @rule(reads=(fields.model.attention, fields.data.packing, fields.data.packing_cross_doc_attn_mask))

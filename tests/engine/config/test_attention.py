@@ -80,6 +80,8 @@ def test_wide_heads_and_float32_fall_back_with_the_reason():
 def test_cudnn_serves_hopper_cards_with_its_package_and_heads_of_128(changes, reason):
     facts = replace(H100, **{"packages": {"nvidia-cudnn-frontend": "1.18.0"}, **changes})
     assert unfit("cudnn", config(), facts) == reason
+    same = config().model_copy(update={"run": config().run.model_copy(update={"full_determinism": True})})
+    assert unfit("cudnn", same, facts) is not None
 
 
 def test_rows_that_are_whole_or_joined_take_torchs_own():

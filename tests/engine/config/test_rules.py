@@ -254,6 +254,14 @@ CASES: dict[str, list[Case]] = {
             ({}, model(head_dim=512)),
         )
     ],
+    "cudnn-adds-in-another-order-each-time": [
+        (
+            {**APART, "model.attention": "cudnn", "run.full_determinism": True},
+            Facts(machine=H100),
+            "model.attention",
+            "error",
+        )
+    ],
     "attention-over-documents-is-for-packs-kept-apart": [
         ({"model.attention": name}, Facts(machine=H100), "model.attention", "hint") for name in ("varlen", "cudnn")
     ],
