@@ -36,7 +36,7 @@ KNOWN: dict[str, Words] = {
     "log_odds_chosen": Words("log odds of chosen"),
     "mean_token_accuracy": Words("token accuracy", "share"),
     "entropy": Words("entropy"),
-    "kl": Words("KL to the reference"),
+    "kl": Words("KL divergence"),  # to the reference, and in distillation to the teacher
     "rewards/margins": Words("reward margin"),
     "rewards/accuracies": Words("pairs judged right", "share"),
     "rewards/chosen": Words("reward of chosen"),
