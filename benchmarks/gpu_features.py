@@ -1,6 +1,8 @@
 """Features on and off, in one process: SFT with LoRA of a Qwen3-0.6B shape, random weights, bf16, 4 rows of 2,048 tokens.
 
-    python benchmarks/gpu_features.py [--seconds 110] [--commit HASH] [--results FILE]
+    python benchmarks/gpu_features.py [--shape 06b|qwen2_15b] [--arms ...] [--seconds 110] [--commit HASH] [--results FILE]
+
+The second shape is Qwen2-1.5B's, which Qwen2-VL-2B's text has too: queries and keys are rotated there and not normed.
 
 Each arm is a model of its own with TRL's fused head, as the trainer builds it, with the features of that arm applied by
 the same functions that a run applies them with. All arms start from the same weights and see the same batches. A round
@@ -22,7 +24,7 @@ from typing import Any
 import torch
 from _figures import Results, ratio, result_options
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl.models.activation_offloading import get_act_offloading_ctx_manager
 from trl.trainer.utils import add_fused_lm_head
 
@@ -32,15 +34,28 @@ from engine.patches.compiled import compile_layers, decoder_layers
 from engine.patches.head import cut_cross_entropy
 
 ROWS, TOKENS, VOCABULARY = 4, 2048, 151_936
-SHAPE = {
-    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCABULARY, "tie_word_embeddings": True,
+SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "06b": (
+        Qwen3ForCausalLM, Qwen3Config,
+        {
+            "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCABULARY, "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2_15b": (
+        Qwen2ForCausalLM, Qwen2Config,
+        {
+            "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+            "num_key_value_heads": 2, "vocab_size": VOCABULARY, "tie_word_embeddings": True,
+        },
+    ),
 }  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "use_cut_ce": {"cut": True},
     "fused_attn_kernel": {"fused": True},
     "torch_compile": {"compile": True},
+    "fused and compiled": {"fused": True, "compile": True},
     "all three": {"cut": True, "fused": True, "compile": True},
     "selective": {"tier": "selective"},
     "medium": {"tier": "medium"},
@@ -56,11 +71,14 @@ LEAST_ROUNDS = 5
 class Arm:
     """One model with its features, its optimizer, and what its steps took."""
 
-    def __init__(self, name: str, features: dict[str, Any], weights: dict[str, torch.Tensor] | None) -> None:
+    def __init__(
+        self, name: str, shape: str, features: dict[str, Any], weights: dict[str, torch.Tensor] | None
+    ) -> None:
         self.name, self.features = name, features
         torch.manual_seed(0)
+        kind, told, sizes = SHAPES[shape]
         with torch.device("cuda"):
-            base = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).to(torch.bfloat16)
+            base = kind(told(**sizes)).to(torch.bfloat16)
         if weights is not None:
             base.load_state_dict(weights, assign=True)  # the frozen base is shared by all arms
             base.tie_weights()
@@ -155,7 +173,7 @@ def warm(arms: list[Arm], until: float) -> list[Arm]:
     return ready
 
 
-def report(arms: list[Arm], results: Results | None = None) -> None:
+def report(arms: list[Arm], work: str, results: Results | None = None) -> None:
     """Tells what is known so far; into `results` goes what is known at the end."""
     for arm in arms:
         middle, low, high = ratio(list(zip(arm.times, arms[0].times, strict=True)))
@@ -165,7 +183,7 @@ def report(arms: list[Arm], results: Results | None = None) -> None:
         )
         if results is not None:
             shape = f"{ROWS}x{TOKENS}"
-            results.add("sft_06b_lora_features", shape, arm.name, ms=arm.times, peak_mib=arm.peak / 2**20)
+            results.add(work, shape, arm.name, ms=arm.times, peak_mib=arm.peak / 2**20)
     say("")
 
 
@@ -175,15 +193,16 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="06b")
     parser.add_argument("--seconds", type=float, default=110, help="after so long no round is begun")
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="these alone; plain is always among them")
     result_options(parser)
     options = parser.parse_args()
-    begun = time.monotonic()
+    begun, work = time.monotonic(), f"sft_{options.shape}_lora_features"
     names = [name for name in ARMS if not options.arms or name in ("plain", *options.arms)]
     arms: list[Arm] = []
     for name in names:
-        arms.append(Arm(name, ARMS[name], arms[0].weights if arms else None))
+        arms.append(Arm(name, options.shape, ARMS[name], arms[0].weights if arms else None))
     say(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {len(arms)} arms, {time.monotonic() - begun:.1f} s"
     )
@@ -200,8 +219,8 @@ def main() -> None:
         if rounds == 25:
             break
         if rounds in (LEAST_ROUNDS, 12):
-            report(ready)
-    report(ready, Results(options, torch.cuda.get_device_name(), "torch"))
+            report(ready, work)
+    report(ready, work, Results(options, torch.cuda.get_device_name(), "torch"))
 
 
 if __name__ == "__main__":
