@@ -51,7 +51,9 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
             _LEAVE_OUT,
         )
     tokens, in_float32 = config.memory.tiled_mlp_tokens, config.memory.tiled_mlp_fp32_sums
-    spared = {build: _try(block, _width(block, text.hidden_size)) for build, block in _by_build(blocks).items()}
+    spared = {
+        build: _try(block, _width(block, text.hidden_size), model.dtype) for build, block in _by_build(blocks).items()
+    }
     undos, closed = [], 0
     for block in blocks:
         last = _last_linear(block) if spared[_build(block)] else None
@@ -141,14 +143,14 @@ def _width(block: Any, usual: int) -> int:
     return usual
 
 
-def _try(block: Any, width: int) -> bool:
+def _try(block: Any, width: int, dtype: torch.dtype) -> bool:
     """The block on 8 tokens at once and in tiles of 3: whether its gradients are the same without its last product.
 
-    Raises ModelError where it is not a block of tokens by themselves.
+    `dtype` is the model's; weights may be held in fewer bits. Raises ModelError where it is not a block of tokens by themselves.
     """
     name = type(block).__name__
-    weight = next(p for p in block.parameters() if p.is_floating_point())
-    hidden = torch.randn(2, 4, width, generator=torch.Generator().manual_seed(0)).to(weight)
+    device = next(block.parameters()).device
+    hidden = torch.randn(2, 4, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     training = [(module, module.training) for module in block.modules()]
     block.eval()
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from functools import partial
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,9 @@ from transformers import (
 
 from engine.config.schema import read
 from engine.errors import ModelError
+from engine.models.four_bits import keep_differentiable
+from engine.models.fp8_base import compute_in_fp8, rounded_rows
+from engine.models.stored_fp8 import Fp8Linear
 from engine.patches.tiled import tiled_mlp
 from tests.engine.patches.conftest import tiny_model
 
@@ -137,6 +141,47 @@ def test_adapters_of_experts_by_parameter_and_frozen_bases_learn_the_same():
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
     done.undo()
+
+
+def in_four_bits(model):
+    bnb = pytest.importorskip("bitsandbytes")
+    for layer in model.model.layers:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            plain = getattr(layer.mlp, name)
+            out = bnb.nn.Linear4bit(plain.in_features, plain.out_features, bias=False, quant_type="nf4")
+            out.weight = bnb.nn.Params4bit(plain.weight.data, requires_grad=False, quant_type="nf4", module=out)
+            setattr(layer.mlp, name, out.to("cpu"))
+    keep_differentiable(model)
+
+
+def as_stored_in_fp8(model):
+    for layer in model.model.layers:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            plain = getattr(layer.mlp, name)
+            numbers, scale = rounded_rows(plain.weight.data)
+            setattr(layer.mlp, name, Fp8Linear(plain, numbers, scale, (1, plain.in_features)))
+
+
+@pytest.mark.parametrize("target", [["q_proj"], "all-linear"], ids=["attention alone", "all"])
+@pytest.mark.parametrize("quantize", [in_four_bits, as_stored_in_fp8, partial(compute_in_fp8, least=0)])
+def test_blocks_whose_weights_are_held_in_few_bits_learn_the_same(quantize, target):
+    """None of such a block's weights may be of the model's own format."""
+    base = tiny_model().bfloat16().requires_grad_(False)
+    quantize(base)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=target), autocast_adapter_dtype=False)
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    ids = torch.arange(48).reshape(2, 24) % 128
+    loss, wanted = gradients(model, ids)
+    done = tiled_mlp(config(), base)
+    ours, found = gradients(model, ids)
+    assert "2 with gradients in closed form" in done.detail or not isinstance(quantize, FunctionType)
+    assert ours == pytest.approx(loss, rel=2e-3)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).norm() <= 0.05 * gradient.norm(), name
 
 
 def test_what_tiles_cannot_serve_is_named():
