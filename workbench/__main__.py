@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "checkpoint": ("checkpoint", "Ask a run for a checkpoint."),
     "resume": ("resume", "Go on from the newest whole checkpoint."),
     "receipt": ("receipt", "What was really done in a run."),
+    "compare": ("compare", "What differs between runs."),
     "doctor": ("doctor", "What this machine can do."),
     "explain": ("explain", "Explain a setting or a term."),
     "recipes": ("recipes", "List the ready configs."),

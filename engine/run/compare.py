@@ -1,7 +1,7 @@
 """What differs between runs: their settings, the ends of their curves, their answers to the same prompts; for every window.
 
-Pure functions over what was read elsewhere; a setting that one run does not know counts as `None` there. Standard
-library only.
+Pure functions over what was read elsewhere; a setting that is empty, or that one run does not know, is `None`
+there. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ def settings(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in mapping.items():
         path = f"{above}.{key}" if above else str(key)
-        found |= settings(value, path) if isinstance(value, Mapping) and value else {path: value}
+        found |= (
+            settings(value, path)
+            if isinstance(value, Mapping) and value
+            else {path: None if value in ([], {}) else value}
+        )
     return found
 
 

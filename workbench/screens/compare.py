@@ -207,4 +207,4 @@ def _words(value: object) -> str:
 
     if isinstance(value, list | tuple) and value:
         return ", ".join(entry_words(entry) for entry in value)
-    return "none" if value in (None, [], {}) else shown(value)
+    return "-" if value is None else shown(value)

@@ -21,8 +21,12 @@ def view(name: str, prompts: dict[str, str], *curves: str) -> RunView:
 
 
 def test_only_settings_that_are_not_the_same_in_all_are_told_and_a_runs_own_name_never() -> None:
-    one = {"run": {"name": "a"}, "optim": {"learning_rate": 1e-4, "lr": {}}, "data": {"train": [{"path": "x"}]}}
-    other = {"run": {"name": "b"}, "optim": {"learning_rate": 3e-4, "lr": {}}, "data": {"train": [{"path": "x"}]}}
+    one = {
+        "run": {"name": "a"},
+        "optim": {"learning_rate": 1e-4, "lr": {}},
+        "data": {"train": [{"path": "x"}]},
+    }  # {} is nothing
+    other = {"run": {"name": "b"}, "optim": {"learning_rate": 3e-4}, "data": {"train": [{"path": "x"}]}}
     third = {
         "run": {"name": "c", "seed": 3},
         "optim": {"learning_rate": 1e-4, "lr": {}},

@@ -1,0 +1,67 @@
+"""`workbench compare`: what differs between runs, as a table and for machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from engine.errors import RunNotFound, UsageError
+from engine.run.store import create
+from workbench.cli.compare import command
+
+BEGIN = {"v": 1, "rank": 0, "segment": 0, "t": 1.0}
+
+
+def run_of(root: Path, name: str, rate: float, losses: list[float], answer: str) -> None:
+    text = f"version: 1\nmodel: {{name: builtin/tiny}}\noptim: {{learning_rate: {rate}}}\nrun: {{name: {name}}}\n"
+    run = create(root, text, {"name": name, "method": "sft"})
+    events: list[dict[str, Any]] = [{"kind": "started", "method": "sft", "model": "m", "max_steps": len(losses)}]
+    events += [{"kind": "metrics", "step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+    events.append({"kind": "sample", "step": len(losses), "index": 0, "prompt": "2 + 2?", "completion": answer})
+    run.events.write_text("".join(json.dumps(BEGIN | {"seq": seq} | event) + "\n" for seq, event in enumerate(events)))
+    run.update_json(state="finished")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    run_of(tmp_path / "runs", "slow", 1e-4, [3.0, 2.5, 2.75], "five\x1b[31m")
+    run_of(tmp_path / "runs", "quick", 3e-4, [3.0, 0.5], "4")
+    return tmp_path / "runs"
+
+
+def said(*words: str) -> str:
+    return CliRunner().invoke(command, list(words), standalone_mode=False, catch_exceptions=False).output
+
+
+def test_curves_settings_and_answers_stand_beside_each_other(root: Path) -> None:
+    text = said("slow-0001", "quick-0001", "--runs", str(root))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "slow-0001 quick-0001" in lines
+    assert "loss 2.75 (2.5 to 3) 0.5 (0.5 to 3)" in lines
+    assert "optim.learning_rate 0.0001 0.0003" in lines
+    assert not any(line.startswith(("run.name", "model.name")) for line in lines)
+    assert "quick-0001 step 2: 4" in lines
+    assert "\x1b" not in text
+
+
+def test_json_has_every_value(root: Path) -> None:
+    found = json.loads(said("slow-0001", "quick-0001", "--runs", str(root), "--json"))
+    assert [run["id"] for run in found["runs"]] == ["slow-0001", "quick-0001"]
+    assert found["curves"]["loss"][1] == {"last": 0.5, "lowest": 0.5, "highest": 3.0}
+    assert found["settings"] == [{"path": "optim.learning_rate", "values": [1e-4, 3e-4]}]
+    assert found["answers"][0]["answers"][1] == {"step": 2, "text": "4"}
+
+
+@pytest.mark.parametrize("names", [(), ("slow-0001",), ("slow-0001", "slow-0001"), ("a", "b", "c", "d", "e")])
+def test_too_few_too_many_or_twice_the_same_is_refused(root: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="must be two to 4 different runs"):
+        said(*names, "--runs", str(root))
+
+
+def test_a_run_that_is_not_there_is_named(root: Path) -> None:
+    with pytest.raises(RunNotFound):
+        said("slow-0001", "absent-0001", "--runs", str(root))
