@@ -93,7 +93,12 @@ class Plan:
         import cudnn
 
         self.heads, self.sizes, self.scale = heads, sizes, scale
-        self.kind = cudnn.data_type.BFLOAT16 if dtype == torch.bfloat16 else cudnn.data_type.HALF
+        kinds = {torch.bfloat16: cudnn.data_type.BFLOAT16, torch.float16: cudnn.data_type.HALF}
+        if dtype not in kinds:
+            raise RuntimeError(
+                f"cuDNN's attention computes in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
+            )
+        self.kind = kinds[dtype]
         self.handle = _handle(torch.cuda.current_device())
         try:
             self.forwards, self.backwards = self._forwards(), self._backwards()
@@ -257,6 +262,8 @@ def attention_over_documents(
             to N, equal where a place is empty. longest: no document has more tokens.
     """
     table = _table(q, k, bounds)
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"queries, keys and values must be of one dtype; got {q.dtype}, {k.dtype} and {v.dtype}")
     q, k, v = (x.contiguous() for x in (q, k, v))
     out, lse = _plan(q, k, bounds.numel() - 1, longest, scale).forward(q, k, v, table)
     return out, lse, table

@@ -6,6 +6,9 @@ document begins, counted in numbers, and how many tokens it has. The kernel itse
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -194,6 +197,17 @@ def test_graphs_of_other_batches_know_what_comes_out_without_a_plan():
         )
     for a, b in zip(compiled, plain, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_numbers_of_other_formats_are_refused_and_never_read_as_16_bits(plans, monkeypatch):
+    q, k, v = (torch.randn(4, 2, 8) for _ in range(3))
+    bounds = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"must be of one dtype; got torch\.float32, torch\.bfloat16"):
+        cudnn_documents.attention_over_documents(q, k.bfloat16(), v, bounds, 4, 1.0)
+    kinds = SimpleNamespace(BFLOAT16=0, HALF=1)
+    monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(data_type=kinds))
+    with pytest.raises(RuntimeError, match="in bfloat16 and float16, not in float32"):
+        cudnn_documents.Plan(torch.float32, (2, 2, 8), (1, 4, 4), 1.0)
 
 
 def test_what_it_was_not_tried_for_is_refused_with_the_reason(monkeypatch):
