@@ -40,7 +40,7 @@ class Entry:
     @classmethod
     def read(cls, value: Any) -> Entry | None:
         """From a file that anyone may have written: None for what is no entry."""
-        with suppress(TypeError, ValueError, KeyError):
+        with suppress(TypeError, ValueError, KeyError, OverflowError):
             times = {_tile(each): float(time) for *each, time in value["times"]}
             if all(math.isfinite(time) for time in times.values()):
                 return cls(_tile(value["tile"]), times)

@@ -136,9 +136,10 @@ def test_every_kernels_hand_picked_tile_fits_the_smallest_card(tiles):
         '{"a": {"tile": [1.5, 2], "times": []}}',
         '{"a": {"tile": [1, 2], "times": [[1, 2, NaN]]}}',
         '{"a": {"tile": [true, 2], "times": []}}',
+        f'{{"a": {{"tile": [1, 2], "times": [[1, 2, {10**400}]]}}}}',
         "\x00",
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_file_that_is_no_table_counts_as_empty_and_is_written_anew(tmp_path, text):
     kept = Kept(tmp_path / "card.json")
