@@ -81,6 +81,8 @@ def rope_registered() -> None:
     for transposed in (False, True):
         torch.library.opcheck(_rope_op, (q, k, *angles, transposed), test_utils=checks)
     print("ok   rope registered: schema, autograd, fake form")
+    whole = torch.compile(lambda q, k: _rope_op(q * 2.0, k, *angles, False), fullgraph=True, backend="aot_eager")
+    compare("rope in one graph", whole, lambda q, k: turning(rope_reference, *angles)(q * 2.0, k), [q, k], 2)
 
 
 def rope_twice() -> None:
