@@ -68,6 +68,7 @@ def _model(config: Any, source: str) -> Any:
     import transformers
 
     from engine.models.attention import TRIED, settle
+    from engine.models.direction import refuse_the_wrong_direction
     from engine.models.four_bits import keep_differentiable
     from engine.models.fp8_base import refuse_what_has_no_fp8
     from engine.models.stored_fp8 import load_fp8, stored_fp8
@@ -101,6 +102,7 @@ def _model(config: Any, source: str) -> Any:
             model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
+    refuse_the_wrong_direction(config, model)
     keep_differentiable(model)
     card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
     if config.model.attention in TRIED:

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.config.method import METHODS
+from engine.models.direction import looks_back_alone
 from engine.patches.instances import all_of
 from engine.patches.plan import Applied
 
@@ -31,15 +32,6 @@ def padding_behind(config: Any, trainer: Any) -> Applied | None:
     hooks = [each.register_forward_pre_hook(_Unmasked(), with_kwargs=True) for each in backbones]
     detail = "behind each row's tokens, which do not look ahead: causal attention without a mask of all pairs"
     return Applied(FEATURE, None, "no mask", len(hooks), detail, all_of([hook.remove for hook in hooks]))
-
-
-def looks_back_alone(model: Any) -> bool:
-    """Whether every layer of a text model is causal, so that tokens behind a token cannot change what comes out at it."""
-    told = model.config
-    if hasattr(told, "vision_config") or told.is_encoder_decoder or not getattr(told, "is_causal", True):
-        return False
-    own = [module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)]
-    return bool(own) and all(own)
 
 
 def _models(trainer: Any) -> list[Any]:

@@ -70,21 +70,37 @@ def test_losses_and_gradients_are_those_of_their_trainer(train, source, tmp_path
     assert [each[1] for each in ours] == pytest.approx([each[1] for each in expected], rel=1e-4)
 
 
+def encoder(folder: Path) -> Path:
+    """A small BERT with the built-in tokenizer: a model whose first token has seen the text."""
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    from engine.builtin import tiny
+
+    torch.manual_seed(1)
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("pooling", ["mean", "last", "first"])
-def test_an_adapters_folder_gives_the_vectors_that_were_trained(train, source, pooling):
+def test_an_adapters_folder_gives_the_vectors_that_were_trained(train, source, tmp_path, pooling):
     from sentence_transformers import SentenceTransformer
     from transformers import AutoModel, AutoTokenizer
 
     from engine.builtin import tiny
     from engine.trainers.embedding import pooled
 
-    run = train({**ONE_BATCH, **LORA, "method.pooling": pooling, "data.train": [{"path": source(PAIRS)}]})
+    base = encoder(tmp_path / "bert") if pooling == "first" else Path(tiny.folder())
+    named = {"model.name": str(base)} if pooling == "first" else {}
+    run = train({**ONE_BATCH, **LORA, **named, "method.pooling": pooling, "data.train": [{"path": source(PAIRS)}]})
     folder = run.checkpoints / "checkpoint-4"
     vectors = SentenceTransformer(str(folder), device="cpu").encode([row["anchor"] for row in PAIRS])
     from peft import PeftModel
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
-    model = PeftModel.from_pretrained(AutoModel.from_pretrained(tiny.folder(), dtype=torch.float32), str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = PeftModel.from_pretrained(AutoModel.from_pretrained(base, dtype=torch.float32), str(folder))
     for row, vector in zip(PAIRS, vectors, strict=True):
         batch = tokenizer([row["anchor"]], return_tensors="pt")
         with torch.no_grad():
