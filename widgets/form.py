@@ -215,6 +215,7 @@ class FormPart(Part):
             "findings": [self._finding(finding) for finding in findings[:60]],
             "consequences": pages.consequences(now, before),
             "blocks": pages.blocks(self.current, view),
+            "kinds": pages.kinds(self.current, draft),
             "goals": pages.goals(draft) if self.current == STEPS[0].id else [],
             "undo": draft.can_undo,
             "redo": draft.can_redo,

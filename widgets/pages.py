@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.draft import Draft
+from engine.config.explain import of_kind, of_recipe
 from engine.config.recipes import recipes
-from engine.config.schema import Effective
-from engine.config.steps import GOALS
+from engine.config.schema import Effective, fields
+from engine.config.steps import GOALS, step_fields
 from engine.errors import visible
 from engine.hardware import Machine
 from engine.memory.estimate import Estimate
@@ -105,18 +106,35 @@ def goals(draft: Draft) -> list[dict[str, Any]]:
             "recipe": goal.recipe,
             "words": goal.words,
             "note": goal.note,
+            "about": list(of_recipe(goal.recipe)) if goal.recipe else [],
             "chosen": bool(goal.recipe) and draft.recipe == goal.recipe,
         }
         for goal in GOALS
     ]
     named = {goal.recipe for goal in GOALS}
     others = [
-        {"recipe": recipe.name, "words": recipe.title, "note": "", "chosen": draft.recipe == recipe.name}
+        {
+            "recipe": recipe.name,
+            "words": recipe.title,
+            "note": "",
+            "about": list(of_recipe(recipe.name)),
+            "chosen": draft.recipe == recipe.name,
+        }
         for recipe in recipes()
         if recipe.name not in named
     ]
     possible = [wish for wish in wishes if wish["recipe"]]
     return [*possible, *others, *(wish for wish in wishes if not wish["recipe"])]
+
+
+def kinds(step: str, draft: Draft) -> dict[str, dict[str, Any]]:
+    """What the method or adapter taken is for and the rows it needs, by the path of its setting, where a step asks for it."""
+    found = {}
+    for spec in step_fields(step, draft.config):
+        if spec.name == fields.method.kind.name:
+            title, paragraphs = of_kind(spec.section, spec.value(draft.config))
+            found[spec.path] = {"title": title, "about": list(paragraphs)}
+    return found
 
 
 def machine_words(machine: Machine | None) -> str:

@@ -21,7 +21,10 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         first, second = page.tab.locator(".ftw").nth(0), page.tab.locator(".ftw").nth(1)
         page.tab.set_viewport_size({"width": 1100, "height": 1400})  # beside the file browser all steps are in view
         assert first.locator(".ftw-tabs").evaluate("tabs => tabs.scrollWidth - tabs.clientWidth") == 0
+        first.locator("[data-recipe=kto]").hover()
+        page.sees(".ftw-explain code", has_text='"label"')
         first.locator("[data-tab=method]").click()
+        page.sees(".ftw-explain h4", has_text="SFT: learn to answer")
         field = first.locator(LEARNING_RATE)
         field.locator("input").fill("-3")
         page.sees(f"{LEARNING_RATE} .ftw-finding")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.draft import Draft
+from engine.config.kinds import example_row, needs_of
 from engine.config.method import METHODS
 from engine.config.schema import fields, fields_of, resolved
 from engine.config.steps import STEPS, step_fields
@@ -182,6 +183,19 @@ def test_a_recipe_replaces_the_config_and_undo_brings_it_back(ask: Asker, draft:
     assert draft.config.method.kind == "dpo"
     ask.edit("undo")
     assert draft.text() == before
+
+
+def test_a_goal_and_a_method_say_what_they_are_for_what_rows_they_need_and_show_one(ask: Asker, draft: Draft) -> None:
+    goals = {goal["recipe"]: " ".join(goal["about"]) for goal in ask.edit("step", step="goal")["goals"]}
+    for name, kind in (("dpo", "dpo"), ("ppo", "ppo"), ("prm", "prm")):
+        assert needs_of(METHODS[kind]) in goals[name]
+        assert example_row(METHODS[kind]) in goals[name]
+    assert "Nothing is downloaded" in goals["demo"]
+    draft.set(fields.method.kind.path, "kto")
+    kinds = ask.edit("step", step="method")["kinds"]
+    assert example_row(METHODS["kto"]) in kinds[fields.method.kind.path]["about"]
+    assert kinds[fields.adapter.kind.path]["about"][0]
+    assert ask.edit("step", step="data")["kinds"] == {}
 
 
 def test_yaml_that_cannot_be_read_changes_nothing_and_says_where(ask: Asker, draft: Draft) -> None:

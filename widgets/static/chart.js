@@ -14,6 +14,14 @@ export function numbers(view, Kind) {
   return new Kind(raw.slice(start, start + view.byteLength));
 }
 
+/** A name without the words that it begins with as the first one does: "reward of chosen", then "rejected". */
+function beside(name, first) {
+  const [words, others] = [name.split(" "), first.split(" ")];
+  let same = 0;
+  while (name !== first && same < words.length - 1 && words[same] === others[same]) same += 1;
+  return words.slice(same).join(" ");
+}
+
 export class Curve {
   constructor() {
     this.clear();
@@ -116,10 +124,11 @@ export class Chart {
     this.onZoom = () => {};
     this.canvas = h("canvas", { class: "ftw-canvas", tabindex: "0", role: "img" });
     this.value = h("span", { class: "ftw-chart-value" });
+    this.title = h("span", { class: "ftw-chart-title" }, options.title);
     this.element = h(
       "figure",
       { class: options.small ? "ftw-chart ftw-chart-small" : "ftw-chart" },
-      h("figcaption", {}, h("span", { class: "ftw-chart-title" }, options.title), this.value),
+      h("figcaption", {}, this.title, this.value),
       this.canvas,
     );
     this.listen();
@@ -134,6 +143,12 @@ export class Chart {
   /** `[{curve, name, tone, newest}]`, the first one being the one whose value is shown; `newest` stands there without a cursor. */
   set(lines) {
     this.lines = lines;
+    const names = lines.map((line) => line.name).join(", ");
+    // A large chart names its lines beside their values; a small one has room for the names alone.
+    if (this.options.small && this.title.title !== names) {
+      this.title.title = names;
+      this.title.replaceChildren(...lines.map((line) => h("span", { class: `ftw-tone${line.tone % TONES.length}` }, beside(line.name, lines[0].name))));
+    }
     this.draw();
   }
 

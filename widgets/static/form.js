@@ -23,7 +23,7 @@ export function configForm(stage) {
 export function formParts(stage, link, more = null) {
   const side = sideView(link);
   const form = fieldsView(link, side.focus);
-  const [goals, blocks, yaml] = [goalsView(link), blocksView(), yamlView(stage, link)];
+  const [goals, blocks, yaml] = [goalsView(link, side.consider), blocksView(), yamlView(stage, link)];
   const extra = h("div", {});
   const jump = async (finding) => {
     if (finding.step && finding.step !== link.state.step) await link.send("step", { step: finding.step });

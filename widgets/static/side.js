@@ -7,10 +7,17 @@ export function sideView(link) {
   const list = h("dl", { class: "ftw-consequences" });
   const element = h("aside", { class: "ftw-side" }, words, h("section", {}, h("h4", {}, "What this costs"), list));
   let path = null;
+  let considered = null;
+  const about = (title, paragraphs) =>
+    fill(words, h("h4", {}, title), paragraphs.filter(Boolean).map((text) => h("p", {}, text.startsWith("{") ? h("code", {}, text) : text)));
   const explain = (state) => {
     const spec = link.specs.find((known) => known?.path === path && state.fields.some((field) => link.specs[field.spec] === known));
     const step = state.steps.find((known) => known.id === state.step);
-    if (!spec) return fill(words, h("h4", {}, step.title), h("p", {}, step.question));
+    const goal = state.goals.find((known) => known.recipe === considered) ?? state.goals.find((known) => known.chosen);
+    const kind = state.kinds[spec ? path : Object.keys(state.kinds)[0]];
+    if (!spec && goal) return about(goal.words, goal.about);
+    if (kind) return about(kind.title, kind.about);
+    if (!spec) return about(step.title, [step.question]);
     const facts = [spec.limits, spec.default ? `default ${spec.default}` : null, spec.level === "basic" ? null : spec.level, spec.source];
     return fill(
       words,
@@ -24,6 +31,11 @@ export function sideView(link) {
     element,
     focus(next) {
       path = next;
+      if (link.state) explain(link.state);
+    },
+    /** A wish under the pointer or the focus is explained before it is taken. */
+    consider(recipe) {
+      considered = recipe;
       if (link.state) explain(link.state);
     },
     draw(state) {

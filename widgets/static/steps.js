@@ -2,9 +2,14 @@
 import { button, fill, h } from "./dom.js";
 
 /** The wishes in words; one click begins from the recipe that answers it. */
-export function goalsView(link) {
+export function goalsView(link, consider) {
   const element = h("div", { class: "ftw-goals", role: "group", "aria-label": "what the model shall learn" });
   let before = "";
+  const explained = (goal, card) => {
+    for (const event of ["mouseenter", "focus"]) card.addEventListener(event, () => consider(goal.recipe));
+    for (const event of ["mouseleave", "blur"]) card.addEventListener(event, () => consider(null));
+    return card;
+  };
   return {
     element,
     draw(state) {
@@ -15,11 +20,11 @@ export function goalsView(link) {
       fill(
         element,
         state.goals.map((goal) =>
-          button(
+          explained(goal, button(
             [h("b", {}, `${goal.chosen ? "● " : ""}${goal.words}`), goal.note ? h("span", { class: "ftw-quiet" }, goal.note) : null],
             () => link.send("recipe", { name: goal.recipe }),
             { class: "ftw-goal", "aria-pressed": goal.chosen ? "true" : "false", disabled: !goal.recipe, dataset: { recipe: goal.recipe ?? "" } },
-          ),
+          )),
         ),
       );
     },
