@@ -19,7 +19,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
-from engine.errors import ModelError
+from engine.errors import ModelError, visible
 from engine.kernels.device import lacking
 from engine.kernels.norm_rope import norm_rope
 from engine.kernels.rope import rope
@@ -77,6 +77,8 @@ def _module(model_type: str) -> str:
 
 CLASSES = {_module(kind): family for kind, family in _FAMILIES.items()}
 """Module of a model -> its class of attention that the forward below stands for."""
+# As by releases before 5.17 whose Qwen2-VL takes the three axes of its positions apart in every layer.
+_CALLED_OTHERWISE = (TypeError, ValueError, IndexError, KeyError, AttributeError)
 _TURN_OFF = "Set kernels.fused_attn_kernel to false."
 # Relative error that two orders of rounding may make in one layer.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -249,9 +251,18 @@ def _try(layer: Any, forward: Callable[..., Any]) -> None:
     given |= {"shared_kv_states": {}} if _family(layer).sharing else {}
     training = layer.training
     layer.eval()
-    theirs = layer(hidden, **given)[0]
-    ours = forward(layer, hidden, **given)[0]
-    layer.train(training)
+    try:
+        theirs = layer(hidden, **given)[0]
+    except _CALLED_OTHERWISE as problem:
+        raise ModelError(
+            f"kernels.fused_attn_kernel: {type(layer).__name__} of this release of transformers is called otherwise "
+            f"({visible(str(problem))[:200]}).",
+            f"Take a newer transformers. {_TURN_OFF}",
+        ) from problem
+    else:
+        ours = forward(layer, hidden, **given)[0]
+    finally:
+        layer.train(training)
     error = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
     if not error <= _TOLERANCE.get(dtype, 1e-4):
         raise ModelError(

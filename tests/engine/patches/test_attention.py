@@ -233,6 +233,16 @@ def test_a_layer_that_computes_something_else_is_found_out():
         attention.fuse([layer])
 
 
+def test_a_layer_that_is_called_otherwise_is_named_with_a_way_out_and_left_as_it_was():
+    layer = layers_of(tiny_model().train())[0]
+    layer.forward = plain = lambda *args, **kwargs: [][1]
+    with pytest.raises(ModelError, match=r"Qwen3Attention of this release .* is called otherwise") as refused:
+        attention.fuse([layer])
+    assert "Take a newer transformers" in refused.value.hint
+    assert layer.training
+    assert layer.forward is plain
+
+
 def test_a_cpu_and_a_model_without_such_attention_are_refused():
     with pytest.raises(ModelError, match="needs a CUDA device"):
         attention.fused_attention(config(), SimpleNamespace(model=tiny_model()))
