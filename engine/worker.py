@@ -94,9 +94,9 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     from engine.models.load import load_processing_class
     from engine.rehearse import Measuring
     from engine.trainers.job import Job
-    from engine.trainers.planned import by_free_memory, reasons
+    from engine.trainers.planned import by_free_memory, launched_for, reasons
 
-    config, why = by_free_memory(config, reasons(run, config), run.path)
+    config, why = by_free_memory(config, reasons(run, config), run.path, planned=launched_for(run))
     module = _method(config, run)
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)

@@ -13,6 +13,7 @@ from typing import Any
 from engine.config.defaults import choices
 from engine.config.facts import Facts
 from engine.config.files import dump
+from engine.config.footprint import device_bytes
 from engine.config.schema import RunConfig, resolved
 from engine.run import store
 from engine.run.launch import launch
@@ -45,6 +46,7 @@ def launch_config(
         "grace_seconds": complete.run.grace_seconds,
         "forecast_bytes": forecast_bytes,
         "auto": choices(config, facts),
+        "device_bytes": device_bytes(config, facts) if facts.machine and facts.machine.gpus else None,
     }
     if source is not None:
         info["source"] = str(Path(source).absolute())

@@ -2,7 +2,7 @@
 
 The launch chooses by the size of a card; what else lies on it is known to the process that trains there. Of all choices
 only recomputation depends on it, so that one is made again where others hold memory. Several processes keep what was
-chosen for all of them.
+chosen for all of them. A run that goes on on a smaller card than it was launched for is looked at as well.
 """
 
 from __future__ import annotations
@@ -33,21 +33,31 @@ def reasons(run: RunFolder, config: Any) -> dict[str, str]:
     return found
 
 
-def by_free_memory(
-    config: Any, why: dict[str, str], base: Path, card: tuple[int, int] | None = None
-) -> tuple[Any, dict[str, str]]:
-    """The config and its reasons, with `memory.gradient_checkpointing` chosen again where others hold the card's memory.
+def launched_for(run: RunFolder) -> int | None:
+    """Bytes of the smallest card of the machine that the launch looked at; None where it had none."""
+    found = run.read_json().get("device_bytes")
+    return found if isinstance(found, int) else None
 
-    `card` is its free and its whole memory in bytes, asked for where it is not given.
+
+def by_free_memory(
+    config: Any, why: dict[str, str], base: Path, card: tuple[int, int] | None = None, *, planned: int | None = None
+) -> tuple[Any, dict[str, str]]:
+    """The config and its reasons, with `memory.gradient_checkpointing` chosen again where the card has less memory than at
+    the launch: because others hold some of it, or because it is another card.
+
+    `card` is its free and its whole memory in bytes, asked for where it is not given, `planned` the whole memory of the
+    card that the launch chose for.
     """
     if _RECOMPUTED.path not in why or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return config, why
     if card is None:
         card = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     free, whole = card
-    if whole - free < OTHERS:
+    held, lost = whole - free, (planned or 0) - whole if whole else 0
+    if held < OTHERS and lost < OTHERS:
         return config, why
     value, reason = recomputed_within(free, config, look_at(config, base, sources=False))
     memory = config.memory.model_copy(update={_RECOMPUTED.name: value})
-    reason = f"{reason}; others hold {size_text(whole - free)} of the card"
+    reason += f"; others hold {size_text(held)} of the card" if held >= OTHERS else ""
+    reason += f"; the card has {size_text(lost)} less than that of the launch" if lost >= OTHERS else ""
     return config.model_copy(update={"memory": memory}), {**why, _RECOMPUTED.path: reason}

@@ -6,10 +6,13 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from trl import SFTTrainer
 
 from engine.kernels.linear_logp import CUDA_WORKSPACE, workspace
+from engine.trainers.table import METHODS
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
+from tests.engine.trainers.test_matrix import settings
 
 ON = {
     "run.full_determinism": True,
@@ -55,6 +58,21 @@ def test_two_runs_with_one_seed_have_one_curve_under_deterministic_operations(tr
     assert curve(first) == curve(second)
     (told,) = (e for e in lines(first, "receipt")[0]["entries"] if e["feature"] == "full determinism")
     assert (told["effective"], told["count"]) == ("on", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_two_runs_of_every_method_have_one_curve_and_the_same_weights(train, source, method):
+    own = {name: value for name, value in ON.items() if not name.startswith("kernels")}
+    dropout = 0.0 if method in ("dpo", "ipo", "kto", "reward") else 0.1  # these compare answers without
+    given = {**settings(source, method, "lora"), **own, "adapter.lora_dropout": dropout, "optim.max_steps": 3}
+    first, second = train(given), train(given)
+    assert len(curve(first)) == 3
+    assert curve(first) == curve(second)
+    ours, theirs = (
+        load_file(next(run.checkpoints.glob("checkpoint-*/adapter_model.safetensors"))) for run in (first, second)
+    )
+    assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
 
 
 def test_an_operation_without_a_deterministic_form_ends_the_run_by_its_name(train, source, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.config.defaults import choices
@@ -9,9 +11,10 @@ from engine.config.facts import Facts, model_facts
 from engine.config.files import dump
 from engine.config.schema import read, resolved
 from engine.hardware import GiB, parse_machine
+from engine.run import from_config
 from engine.run.store import create
 from engine.trainers import planned
-from engine.trainers.planned import by_free_memory, reasons
+from engine.trainers.planned import by_free_memory, launched_for, reasons
 
 TIER, COMPILE = "memory.gradient_checkpointing", "kernels.torch_compile"
 MAPPING = {
@@ -61,6 +64,23 @@ def test_more_is_computed_again_where_others_hold_the_cards_memory(run, tmp_path
     assert found.memory.gradient_checkpointing == tier
     assert ("others hold" in why[TIER]) == (free < 79)
     assert found.kernels == config.kernels
+
+
+@pytest.mark.parametrize(("gib", "tier"), [(80, False), (48, "medium"), (24, True)])
+def test_a_run_that_goes_on_on_a_smaller_card_computes_more_again_and_says_so(tmp_path, monkeypatch, gib, tier):
+    launched = []
+    monkeypatch.setattr(from_config, "launch", lambda text, **given: launched.append(given["info"]))
+    config = read(MAPPING).config
+    from_config.launch_config(config, FACTS, runs_dir=tmp_path)
+    run = create(tmp_path, dump(resolved(config, FACTS)), launched[0])
+    monkeypatch.setattr(planned, "look_at", lambda *_, **__: replace(FACTS, machine=parse_machine(f"1xA6000-{gib}GB")))
+    whole = FACTS.machine.gpus[0].memory_bytes * gib // 80
+    found, why = by_free_memory(
+        stored(run), reasons(run, stored(run)), run.path, (whole, whole), planned=launched_for(run)
+    )
+    assert found.memory.gradient_checkpointing == tier
+    assert ("less than that of the launch" in why[TIER]) == (gib < 80)
+    assert "others hold" not in why[TIER]
 
 
 def test_what_was_asked_for_stays_on_a_full_card(run, tmp_path):
