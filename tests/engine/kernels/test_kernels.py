@@ -21,6 +21,7 @@ from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
 from engine.kernels.logp_entropy.launch import wide
 from engine.kernels.norm_rope import _sums, norm_rope
+from engine.kernels.rope import rope
 from tests.engine.kernels.kernel_cases import CHECKS, WIDE
 
 CASES = Path(__file__).parent / "kernel_cases.py"
@@ -179,6 +180,18 @@ def test_shapes_that_do_not_belong_together_are_refused_by_name(call, place):
         (lambda h, w, y: gated(h, w), "gate and up must have one shape .*got .2, 8. torch.float32 and .5, 8."),
         (lambda h, w, y: gated(h, h, "relu"), "activation must be one of silu, gelu_tanh, gelu; got 'relu'"),
         (lambda h, w, y: gated_gradients(w, h, h), "grad must be .2, 8. as gate is; got .5, 8."),
+        (
+            lambda h, w, y: rope(*[torch.zeros(1, 2, 1, 8).half()] * 2, *[torch.zeros(1, 2, 8).int()] * 2),
+            "rope: cos must be float64.*got int32",
+        ),
+        (
+            lambda h, w, y: rope(*[torch.zeros(1, 2, 1, 8)] * 2, *[torch.zeros(3, 1, 2, 8)] * 2),
+            r"rope: must get q \[B, T, Hq, D\].*cos \[B or 1, T, R\]; got .*\(3, 1, 2, 8\)",
+        ),
+        (
+            lambda h, w, y: rope(*[torch.zeros(1, 2, 1, 8)] * 2, *[torch.zeros(1, 2, 10)] * 2),
+            "with R even and at most 8; got",
+        ),
         (
             lambda h, w, y: norm_rope(*[torch.zeros(1, 2, 1, 8).int()] * 2, None, None, *[torch.zeros(1, 2, 8)] * 2),
             "norm_rope: q must be float64.*got int32",
