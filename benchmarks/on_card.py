@@ -81,7 +81,8 @@ LEARNS = tuple(kind for kind in KINDS if kind not in SAMPLED)
 PARTS = (
     Part("tests", 390, TESTS, keeps=False),
     bench("step", 140, "step_overhead", "--shape", "0.6b", "--steps", "25", "--pairs", "6", "--seconds", "75"),
-    bench("kernels", 180, "dense_kernels"),
+    bench("kernels", 180, "dense_kernels", "ce", "logp", "rope"),
+    bench("rotation", 75, "dense_kernels", "turn"),
     bench("packed", 60, "packed_attention"),
     bench("run", 150, "gpu_sft_06b", "--steps", "140", "--limit", "120"),
     methods("learns-0.6b", 400, "0.6b", LEARNS, "plain", "ours", "cut, fused, lora"),
