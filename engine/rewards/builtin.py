@@ -18,10 +18,6 @@ Reward = Callable[..., list[float | None]]
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
-class NoAnswer(ValueError):
-    """The rows hold no column `answer`, which this reward compares with."""
-
-
 def answer_text(completion: Any) -> str:
     """The text of a completion: itself, or what its last message says."""
     if isinstance(completion, str):
@@ -37,7 +33,7 @@ def builtin(spec: RewardSpec) -> Reward:
 
 def _exact_match(_: str) -> Reward:
     def exact_match(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        answers = _answers(columns, "exact_match")
+        answers = _answers(columns, len(completions))
         return [
             None if wanted is None else float(answer_text(given).strip() == str(wanted).strip())
             for given, wanted in zip(completions, answers, strict=True)
@@ -48,13 +44,10 @@ def _exact_match(_: str) -> Reward:
 
 def _gsm8k(_: str) -> Reward:
     def gsm8k(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        answers = _answers(columns, "gsm8k")
+        rights = (None if each is None else number_of(str(each)) for each in _answers(columns, len(completions)))
         return [
-            None if wanted is None else float((found := number_of(answer_text(given))) is not None and found == right)
-            for given, wanted, right in (
-                (given, wanted, None if wanted is None else number_of(str(wanted)))
-                for given, wanted in zip(completions, answers, strict=True)
-            )
+            None if right is None else float(number_of(answer_text(given)) == right)
+            for given, right in zip(completions, rights, strict=True)
         ]
 
     return gsm8k
@@ -101,7 +94,10 @@ def _length(limit: str) -> Reward:
 def _json_schema(path: str) -> Reward:
     import jsonschema
 
-    schema = json.loads(Path(path).read_text("utf-8"))
+    try:
+        schema = json.loads(Path(path).read_text("utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path} is no JSON: {problem}") from None
     kind = jsonschema.validators.validator_for(schema)
     try:
         kind.check_schema(schema)
@@ -125,11 +121,9 @@ def _fits(checker: Any, text: str) -> bool:
         return False
 
 
-def _answers(columns: dict[str, Any], name: str) -> Sequence[Any]:
-    answers = columns.get("answer")
-    if answers is None or all(each is None for each in answers):
-        raise NoAnswer(f"{name} compares with the row's answer and the rows hold none")
-    return answers
+def _answers(columns: dict[str, Any], count: int) -> Sequence[Any]:
+    """The rows' own answers, None for a row that has none: what compares with them does not apply to it."""
+    return columns.get("answer") or [None] * count
 
 
 _MAKERS: dict[str, Callable[[str], Reward]] = {

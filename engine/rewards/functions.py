@@ -66,8 +66,6 @@ class RewardFunctions:
         where = f" (row {rows[place]} of the data)" if isinstance(place, int) else ""
         problem = visible(redact(answer["problem"]))
         todo = _TODO[next((kind for word, kind in _BY_WORD.items() if problem.startswith(word)), "numbers")]
-        if "compares with the row's answer" in problem:
-            todo = "Name the column that holds it under data.train columns, as answer, or choose another reward."
         raise WorkbenchError(f"{PLACE}: {named(spec)} {problem}{where}.", todo)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.reward_specs import reward_specs
-from engine.rewards.builtin import NoAnswer, builtin
+from engine.rewards.builtin import builtin
 
 MOST_CHARACTERS = 300
 """Of an error's own words in ours; the traceback in the log has them all."""
@@ -94,8 +94,6 @@ def call(function: Callable[..., Any], batch: dict[str, Any]) -> list[float | No
         raise Refused(f"takes {' and '.join(missing)}, but is given {', '.join(sorted(batch))}")
     try:
         values = _called(function, batch)
-    except NoAnswer as problem:
-        raise Refused(str(problem)) from None
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - the boundary to a person's code
         traceback.print_exc()
         raise Refused(f"raised {_said(problem)}", _first_failing(function, batch, count)) from None

@@ -18,6 +18,8 @@ from engine.rewards.functions import PLACE, RewardFunctions, named
 from engine.rewards.models import RewardModel
 
 DRY_ROWS = 4
+COMPARING = ("exact_match", "gsm8k")
+"""The built-in rewards that do not apply to a row without an answer of its own."""
 MOST = 1e15
 """The largest reward with its weight: the squares that spreads are computed from must fit float32."""
 
@@ -81,6 +83,7 @@ class Rewards:
 
         Raises WorkbenchError for one that fails on them. Gives the rewards of the rows' own answers, then of the empty.
         """
+        self._compare_with_something(dataset)
         rows = [dataset[index] for index in range(min(DRY_ROWS, len(dataset)))] * 2
         prompts = [json.loads(row["prompt"]) for row in rows]
         columns = columns_of([json.loads(row["columns"]) for row in rows])
@@ -92,6 +95,15 @@ class Rewards:
         ]
         ids = [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in answers]
         return self.score(prompts, completions, ids, columns, [row["row"] for row in rows])
+
+    def _compare_with_something(self, dataset: Any) -> None:
+        comparing = next((spec for spec in self.specs if spec.kind in COMPARING), None)
+        if comparing is None or any(json.loads(row["columns"]).get("answer") is not None for row in dataset):
+            return
+        raise WorkbenchError(
+            f"{PLACE}: {named(comparing)} compares with the row's answer, and the rows of data.train hold none.",
+            "Name the column that holds it under data.train columns, as answer, or choose another reward.",
+        )
 
     def close(self) -> None:
         """Ends the process of the functions."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.reward_specs import BadReward, reward_spec, reward_specs
-from engine.rewards.builtin import NoAnswer, builtin, number_of
+from engine.rewards.builtin import builtin, number_of
 
 
 def given(text: str, answers: list[str], **columns: object) -> list[float | None]:
@@ -18,13 +18,13 @@ def given(text: str, answers: list[str], **columns: object) -> list[float | None
 
 def test_exact_match_compares_with_the_row_word_for_word() -> None:
     assert given("exact_match", [" 42\n", "42.", "?"], answer=["42", "42", None]) == [1.0, 0.0, None]
-    with pytest.raises(NoAnswer, match="rows hold none"):
-        given("exact_match", ["a"], question=["b"])
+    assert given("exact_match", ["a"], question=["b"]) == [None]
 
 
 def test_gsm8k_compares_the_last_numbers(shared_data: Path) -> None:
     with (shared_data / "gsm8k/model_solutions_raw_100.jsonl").open() as lines:
         rows = [json.loads(line) for line in lines][:40]
+    assert given("gsm8k", ["7", "none", "7"], answer=["7", "7", "many"]) == [1.0, 0.0, None]
     truths = [row["ground_truth"] for row in rows]
     assert given("gsm8k", truths, answer=truths) == [1.0] * 40
     for model in ("6b_finetuning", "175b_verification"):
@@ -47,6 +47,9 @@ def test_json_that_fits_the_schema(tmp_path: Path) -> None:
     schema.write_text('{"type": "object", "required": ["day"], "properties": {"day": {"type": "integer"}}}')
     answers = ['{"day": 3}', '```json\n{"day": 3}\n```', '{"day": "3"}', "[]", "day 3", "[" * 100_000]
     assert given(f"json_schema:{schema}", answers) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    schema.write_text("{")
+    with pytest.raises(ValueError, match=r"form\.json is no JSON: Expecting"):
+        given(f"json_schema:{schema}", ["1"])
     schema.write_text('{"type": "thing"}')
     with pytest.raises(ValueError, match="is no JSON schema"):
         given(f"json_schema:{schema}", ["1"])

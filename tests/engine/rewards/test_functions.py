@@ -143,9 +143,3 @@ def test_an_argument_that_no_column_fills_is_named_with_those_that_are_given(fun
     ) as caught:
         functions("mine.py:score").score(0, {"completions": ["1"], "answer": ["1"]}, [0])
     assert "**columns" in caught.value.hint
-
-
-def test_missing_answers_name_the_columns(functions) -> None:
-    with pytest.raises(WorkbenchError, match="exact_match compares with the row's answer") as caught:
-        functions("exact_match").score(0, {"completions": ["1"]}, [0])
-    assert "data.train columns" in caught.value.hint

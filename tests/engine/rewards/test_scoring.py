@@ -145,3 +145,14 @@ def test_the_call_before_training_scores_the_rows_own_answers() -> None:
     found = rewards.dry_run(rows, Letters())
     rewards.close()
     assert found.tolist() == [[1, 0.5], [1, 0.5], [0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("text", ["exact_match", "gsm8k"])
+def test_rows_without_answers_are_refused_before_training_and_a_batch_without_is_passed_over(text: str) -> None:
+    rewards = Rewards([text, "length:2"], 20.0, CPU)
+    with pytest.raises(WorkbenchError, match=f"{text} compares with the row's answer, and the rows .* none") as caught:
+        rewards.dry_run([row(number, "a") for number in range(6)], Letters())
+    assert "data.train columns" in caught.value.hint
+    rewards.dry_run([*(row(number, "a") for number in range(6)), row(6, "a", answer="7")], Letters())
+    assert rewards.score(["a"], ["7"], [[1]], {}, [0])[0].nan_to_num(-1).tolist() == [-1, 1]
+    rewards.close()
