@@ -55,7 +55,9 @@ def head(view: RunView) -> dict[str, Any]:
         "controls": controls,
         "resumable": view.state in ("stopped", "failed", "lost"),
         "rollouts": bool(view.rollouts),
-        "watch_for": (concern(view.series) or watch_for(view.method)) if view.state in ("starting", "running") else "",
+        "watch_for": (concern(view.method, view.series) or watch_for(view.method))
+        if view.state in ("starting", "running")
+        else "",
     }
 
 

@@ -154,8 +154,10 @@ def watch_for(method: str) -> str:
 STALLED = 5  # logged steps in a row: one such step is chance
 
 
-def concern(series: Mapping[str, Series]) -> str:
-    """What the newest steps of a run that samples its own answers warn of, in a sentence; mostly nothing."""
+def concern(method: str, series: Mapping[str, Series]) -> str:
+    """What the newest steps of a run that compares its own answers warn of, in a sentence; mostly nothing."""
+    if _LIKE.get(method, method) != "grpo":  # PPO has one answer a prompt, which is always equal to itself
+        return ""
     for name, words in CONCERNS.items():
         values = series[name].points()[1] if name in series else ()
         if len(values) >= STALLED and min(values[-STALLED:]) >= 1:

@@ -246,7 +246,11 @@ class StatusLine(Bar):
         if view.state == "finished" and not view.cause and (steps := committed(view)):
             done = f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}."
             return f"{done}  {found}".rstrip(), "$wb-dim"
-        if not view.over and (words := concern(view.series)):
+        if view.state == "stopped":
+            steps = committed(view)
+            kept = f"checkpoint-{steps[-1]} is kept, R goes on from it" if steps else "no checkpoint is kept"
+            return f"{view.cause or 'stopped'}: {kept}", "$wb-dim"
+        if not view.over and (words := concern(view.method, view.series)):
             return f"! {words}", "$warning"
         if found:
             return found, "$warning"
@@ -254,7 +258,7 @@ class StatusLine(Bar):
             return answer, "$warning"
         if view.bad_lines:
             return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
-        if view.state in ("stopped", "finished") and view.cause:
+        if view.state == "finished" and view.cause:
             return view.cause, "$wb-dim"
         return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"
 

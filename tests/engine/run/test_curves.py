@@ -22,11 +22,12 @@ def test_a_run_that_samples_in_vain_is_told_after_five_steps_and_no_longer_once_
     series = Series()
     for step in range(4):
         series.add(step, 1.0)
-    assert concern({name: series}) == ""
+    assert concern("grpo", {name: series}) == ""
     series.add(4, 1.0)
-    assert concern({name: series, "loss": Series()}) == CONCERNS[name]
+    assert concern("gdpo", {name: series, "loss": Series()}) == CONCERNS[name]
+    assert concern("ppo", {name: series}) == "", "one answer a prompt is always equal to itself"
     series.add(5, 0.75)
-    assert concern({name: series}) == ""
+    assert concern("grpo", {name: series}) == ""
 
 
 def test_the_three_that_matter_come_first() -> None:

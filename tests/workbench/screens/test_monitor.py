@@ -400,6 +400,15 @@ async def test_a_finished_run_says_where_its_model_is_beside_what_was_found(
         await until(pilot, lambda: "checkpoint-60 of dates-0001.  ! 6 rows are left out" in shown(app))
 
 
+async def test_a_stopped_run_says_what_is_kept_and_how_to_go_on(make_run: Any, shown: Shown) -> None:
+    run = make_run("stopped")
+    for made, words in ((run, "stopped by anna: checkpoint-60 is kept, R goes on from it"),
+                        (make_run("stopped", steps=5), "stopped by anna: no checkpoint is kept")):  # fmt: skip
+        app = app_of(made)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda app=app, words=words: words in shown(app))  # type: ignore[misc]
+
+
 async def test_a_run_whose_groups_teach_nothing_says_so_while_it_goes_on(
     make_run: Any, shown: Shown, writer: Any
 ) -> None:
