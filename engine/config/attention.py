@@ -2,8 +2,8 @@
 
 SDPA, torch's own, is the rule: it needs no package and takes the card's flash kernel itself wherever rows are whole. It has
 no form for packed rows that are kept apart but a mask of all pairs of tokens. There `auto` takes the flash attention that is
-installed and fits, else `varlen`, the one over documents that torch carries, else flex attention, which serves every format
-and width but is compiled at the first batch.
+installed and fits, cuDNN's among them, else `varlen`, the one over documents that torch carries, else flex attention, which
+serves every format and width but is compiled at the first batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLASH = {
     CUDNN: Flash("nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend==1.18.0", (9, 0), (10, 0), 128),
 }
 """By the name under which transformers knows it. Version 3 is built for Hopper; both ways through version 4 go up to 128.
-cuDNN's was tried on Hopper alone."""
+cuDNN's was tried on Hopper alone: there it takes 1.07 ms where torch's over documents takes 1.57 (8 documents in 8,192)."""
 VARLEN, VARLEN_LEAST, VARLEN_WIDEST = "varlen", (8, 0), 256
 """Torch's flash attention over documents: 16 bits, Ampere cards and newer, heads of up to 256 numbers."""
 SDPA = "torch's own fused attention, which needs no package"
@@ -80,10 +80,10 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
     """What `auto` takes, and why."""
     if facts.machine is None or not facts.machine.gpus or not kept_apart(config):
         return "sdpa", SDPA
-    # From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper too.
+    # From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper too. cuDNN's is the fastest of the rest.
     blackwell = all(gpu.capability >= (10, 0) for gpu in facts.machine.gpus)
     newest = ("flash_attention_4",) if blackwell else ("flash_attention_3", "flash_attention_4")
-    order = (*newest, "flash_attention_2")
+    order = (*newest, CUDNN, "flash_attention_2")
     reasons = {name: unfit(name, config, facts) for name in order}
     fit = next((name for name in order if reasons[name] is None), None)
     if fit is not None:

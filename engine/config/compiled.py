@@ -68,7 +68,7 @@ def _of_the_model(config: RunConfig, facts: Facts) -> str | None:
         return f"weights stored in {model.stored} are compiled where it is asked for"
     asked = config.model.attention
     computed = attention.chosen(config, facts)[0] if asked == "auto" else asked
-    if computed not in ("sdpa", attention.VARLEN):
+    if computed not in ("sdpa", attention.VARLEN, attention.CUDNN):
         return f"{computed} is compiled where it is asked for"
     if not config.data.packing:
         return "batches of many lengths are compiled where it is asked for"

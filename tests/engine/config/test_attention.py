@@ -42,6 +42,8 @@ def taken(facts, **changes):
         ("1xH100-80GB", {"flash-attn": "2.8"}, "flash_attention_2"),
         ("1xH100-80GB", {"flash-attn-4": "4.0"}, "flash_attention_4"),
         ("1xA100-80GB", {"flash-attn-3": "3.0"}, "varlen"),
+        ("1xH100-80GB", {"nvidia-cudnn-frontend": "1.18.0", "flash-attn": "2.8"}, "cudnn"),
+        ("1xA100-80GB", {"nvidia-cudnn-frontend": "1.18.0"}, "varlen"),
         ("1xT4-16GB", ALL, "sdpa"),
         ("cpu", ALL, "sdpa"),
     ],
@@ -49,7 +51,7 @@ def taken(facts, **changes):
 def test_packs_kept_apart_take_what_is_installed_and_made_for_the_card(card, packages, name):
     got, reason = taken(replace(H100, machine=parse_machine(card), packages=packages))
     assert got == name
-    assert ("is installed" in reason) == name.startswith("flash")
+    assert ("is installed" in reason) == (name.startswith("flash") or name == "cudnn")
 
 
 def test_wide_heads_and_float32_fall_back_with_the_reason():

@@ -43,6 +43,11 @@ def test_a_long_packed_run_on_a_card_is_compiled_and_says_why() -> None:
     assert "1,000 steps" in why
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "varlen", "cudnn"])
+def test_attention_that_was_measured_compiled_is_compiled(attention: str) -> None:
+    assert compiled({"model.attention": attention})[0] is True
+
+
 def test_a_run_whose_length_is_unknown_is_compiled() -> None:
     assert compiled({"optim.max_steps": None})[0] is True
 
