@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 class Action:
     """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette.
 
-    `when` is what must hold of a run ("running", "over", "failed", "groups", "plain") for its key line to show it.
+    `when` is what must hold of a run ("running", "ended early", "failed", "groups", "plain") for its key line to show it.
     """
 
     id: str
@@ -87,7 +87,7 @@ ACTIONS: tuple[Action, ...] = (
         "Go on from the newest whole checkpoint",
         ("monitor", "runs"),
         line="R resume",
-        when="over",
+        when="ended early",
     ),
     Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1", line="1 curves"),
     Action("tab('samples')", "2", "samples", "Answers to the pinned prompts", ("monitor",), "2", line="2 samples"),

@@ -213,7 +213,8 @@ class MonitorScreen(Screen[None]):
         self.query_one(RunBar).show(view, self.watching.loading if self.watching else 1.0)
         self.query_one(StatusLine).show(view, self._said, self._waiting())
         also = "failed" if view.state in ENDS else "groups" if view.rollouts else "plain"
-        self.query_one(KeyLine).use(key_line("monitor", "over" if view.over else "running", also), page)
+        state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
+        self.query_one(KeyLine).use(key_line("monitor", state, also), page)
         if page == "curves":
             self._draw_curves(view)
         elif page == "cause":

@@ -256,7 +256,7 @@ class RunsScreen(Screen[None]):
         what = f"{len(rows)} of {len(self._all)} runs" if words else f"{len(rows)} runs" if len(rows) != 1 else "1 run"
         place = cut(clean(redact(str(self.runs_dir))), max(12, self.app.size.width - 46))
         table.marked &= {row.run.id for row in self._all}
-        self.query_one(KeyLine).use(key_line("runs", "over", "marked" if len(table.marked) > 1 else "unmarked"))
+        self.query_one(KeyLine).use(key_line("runs", "ended early", "marked" if len(table.marked) > 1 else "unmarked"))
         self.query_one(TitleBar).show("runs", False, place, f"{what}, by {SORTS[self._sort]}")
         self._say()
 

@@ -353,7 +353,8 @@ async def test_a_long_line_of_the_log_is_shown_to_its_end_and_found_below(make_r
 
 
 async def test_the_keys_are_those_of_the_runs_state(make_run: Any, shown: Shown) -> None:
-    for state, offered, not_offered in (("running", "s stop", "R resume"), ("stopped", "R resume", "s stop")):
+    cases = ("running", "s stop", "R resume"), ("stopped", "R resume", "s stop"), ("finished", "1 curves", "R resume")
+    for state, offered, not_offered in cases:
         app = app_of(make_run(state))
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause(0.2)
