@@ -137,6 +137,7 @@ def test_the_fused_norm_and_rotation_take_the_weights_as_they_are(family):
     with torch.no_grad():
         for norm in norms(model):
             norm.weight.add_(0.001)  # lost in bfloat16
+    truth = step(copy.deepcopy(model).float(), ids)[1]
     logits, gradients = step(model, ids)
     attention.fuse(list(attention.attention_layers(SimpleNamespace(model=model))))
     ours, found = step(model, ids)
@@ -144,7 +145,9 @@ def test_the_fused_norm_and_rotation_take_the_weights_as_they_are(family):
     assert error(ours, logits.double()) < 0.03
     for name, gradient in gradients.items():
         assert found[name].dtype == gradient.dtype
-        assert error(found[name], gradient.double()) < 0.1, name
+        # Two experts nearly as likely may change places in bfloat16, of the class as of the kernel.
+        ours, theirs = (error(each[name], truth[name].double()) for each in (found, gradients))
+        assert ours <= 2 * theirs + 0.01, name
 
 
 def test_a_compiled_layer_stays_one_graph():
