@@ -6,8 +6,8 @@ a setting without help or bounds is seen there at once.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -132,4 +132,8 @@ def write(folder: Path = DOCS) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)
+    parser = argparse.ArgumentParser(description="Write settings.md and schema.json, which every setting is in.")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=DOCS, help="where to; docs/ of this checkout if not given"
+    )
+    write(parser.parse_args().folder)
