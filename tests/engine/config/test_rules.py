@@ -609,6 +609,14 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "rotation-alone-is-left-to-compiled-layers": [
+        (
+            {"kernels.fused_attn_kernel": True, "kernels.torch_compile": True},
+            model(model_type="llama", parameters=1000),
+            "kernels.fused_attn_kernel",
+            "hint",
+        )
+    ],
     "fused-lora-needs-an-adapter": [
         ({"kernels.fused_lora": True, "adapter.kind": "none"}, Facts(), "kernels.fused_lora", "error")
     ],
