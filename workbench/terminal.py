@@ -35,21 +35,25 @@ def require_terminal(environ: Mapping[str, str] = os.environ) -> None:
             f"TERM is {term or 'not set'}: this terminal cannot move its cursor, which the app needs.", PLAIN
         )
     if not speaks_unicode(environ):
-        encoding = locale.getpreferredencoding(False)
         raise UsageError(
-            f"The locale's encoding is {encoding}, and the app writes UTF-8.",
+            f"The locale is {_spoken(environ) or locale.getencoding()}, and the app writes UTF-8.",
             "Set it for this call: `LC_ALL=C.UTF-8 workbench`. " + PLAIN,
         )
 
 
 def speaks_unicode(environ: Mapping[str, str] = os.environ) -> bool:
     """True where the locale says UTF-8: the environment's own words, because Python's UTF-8 mode hides LANG=C."""
-    spoken = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or ""
+    spoken = _spoken(environ)
     if environ.get("PYTHONUTF8") == "1" or environ.get("PYTHONIOENCODING", "").lower().startswith("utf"):
         return True
     if not spoken:  # nothing said: Python has already coerced the C locale where it could
         return "utf" in locale.getpreferredencoding(False).lower()
     return "utf" in spoken.lower()
+
+
+def _spoken(environ: Mapping[str, str]) -> str:
+    """The locale as the environment names it."""
+    return environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or ""
 
 
 def settle_colour(environ: dict[str, str] | os._Environ[str] = os.environ) -> bool:

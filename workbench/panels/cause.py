@@ -59,7 +59,7 @@ class PostMortem(Scrolled):
         parts += [f"{titled(name)} {worded(name, view.latest[name])}" for name in names if name in view.latest][:5]
         if view.started and view.updated and view.updated > view.started:
             parts.append(f"after {duration(view.updated - view.started)}")
-        return "   ".join(parts)
+        return ", ".join(parts)
 
     def _kept(self, view: RunView) -> str:
         """By the folder once it was looked at, by the events until then."""
