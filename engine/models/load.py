@@ -72,6 +72,7 @@ def _model(config: Any, source: str) -> Any:
     from engine.models.four_bits import keep_differentiable
     from engine.models.fp8_base import refuse_what_has_no_fp8
     from engine.models.stored_fp8 import load_fp8, stored_fp8
+    from engine.models.whole import load_whole
     from engine.models.whole_tiles import at_stake, guard
 
     head = METHODS[config.method.kind].head
@@ -99,7 +100,7 @@ def _model(config: Any, source: str) -> Any:
         else:
             if labels is not None:
                 settings["num_labels"] = labels
-            model = loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **settings)
+            model = load_whole(loader, source, head, **settings)
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
     refuse_the_wrong_direction(config, model)
