@@ -130,17 +130,23 @@ def test_what_is_padded_in_front_looks_both_ways_or_sees_is_left_alone():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_on_the_gpu_the_losses_and_gradients_are_those_of_the_mask(compiled, masks):
-    model = tiny_model(hidden_size=256, num_attention_heads=4, head_dim=64).to("cuda", torch.bfloat16)
+def test_on_the_gpu_gradients_are_as_near_to_float32_as_those_of_the_mask(compiled, masks):
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
     batch = {key: value.cuda() for key, value in rows().items()}
-    loss, gradients = step(model, batch)
+    truth = step(tiny_model(**shape).to("cuda"), batch)
+    model = tiny_model(**shape).to("cuda", torch.bfloat16)
+    plain = step(model, batch)
     before = len(masks)
     padded.padding_behind(config(), SimpleNamespace(model=model))
     if compiled:
+        torch.compiler.reset()
         for layer in model.model.layers:
             layer.compile(fullgraph=True)
-    ours, found = step(model, batch)
+    ours = step(model, batch)
     assert len(masks) == before
-    assert ours == pytest.approx(loss, rel=2e-2)
-    for key, gradient in gradients.items():
-        assert (found[key].double() - gradient.double()).norm() <= 5e-2 * gradient.double().norm() + 1e-6, key
+
+    def error(found):
+        return torch.stack([(found[1][name].float() - right).norm() for name, right in truth[1].items()]).norm()
+
+    assert ours[0] == pytest.approx(truth[0], rel=1e-2)
+    assert error(ours) <= 2 * error(plain)
