@@ -426,7 +426,8 @@ class MonitorScreen(Screen[None]):
     def _find_way_on(self) -> None:
         """What resuming would start from, without reading every byte of it."""
         newest, skipped = checkpoint.newest_valid(self.folder, hashes=False)
-        words = f"resume from {newest.name}" if newest else "start again from the beginning: no checkpoint is whole"
+        why = ": no checkpoint is whole" if skipped else ""
+        words = f"resume from {newest.name}" if newest else f"start again from the beginning{why}"
         words += "".join(f"; {path.name} is passed over ({reason})" for path, reason in skipped[:2])
         self.post_message(Answered("way on", words, checkpoint.step_of(newest) if newest else None))
 

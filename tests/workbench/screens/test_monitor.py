@@ -241,6 +241,15 @@ async def test_a_failed_run_opens_on_its_card_and_enter_resumes_it(
         assert "↻" in shown(app)
 
 
+async def test_a_run_that_failed_before_its_first_checkpoint_begins_again_without_talk_of_broken_ones(
+    make_run: Any, shown: Shown
+) -> None:
+    app = app_of(make_run("failed", steps=3))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "start again from the beginning " in shown(app))
+        assert "no checkpoint is whole" not in shown(app)
+
+
 async def test_a_run_that_fails_while_it_is_watched_turns_to_its_card(make_run: Any, shown: Shown, writer: Any) -> None:
     run = make_run()
     app = app_of(run)
