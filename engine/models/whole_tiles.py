@@ -1,9 +1,9 @@
-"""`sdpa_whole_tiles`: torch's fused attention, kept away from the one length at which a mask makes its gradients NaN.
+"""`sdpa_whole_tiles`: torch's fused attention, kept from cuDNN at the one length where a mask makes its gradients NaN.
 
 On Hopper cards torch takes cuDNN's kernel. Given a mask and a number of keys that leaves 64 of 128, cuDNN before 9.26 leaves
 half of the last tile unmasked in the backward pass, and where all scores of a query lie some 88 below zero its gradients are
-NaN (seen on an H100 with torch 2.11 and cuDNN 9.19). There keys and values get 64 places more, which the mask closes: the
-numbers are the same. Passes without a mask, which are most, and other lengths go on as they are.
+NaN. Seen on an H100 with torch 2.11 and cuDNN 9.19, with 704 and 832 keys; torch's memory-efficient kernel gave numbers there,
+so it computes those lengths. Passes without a mask, which are most, and other lengths go on as they are.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 NAME = "sdpa_whole_tiles"
 TILE, HALF = 128, 64
+OTHERS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 MENDED = 92600
 """The release of cuDNN that masks the whole tile."""
 
@@ -39,7 +40,7 @@ def guard(model: Any) -> None:
     AttentionInterface.register(NAME, whole_tiles_attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
-    why = "torch's fused attention; a mask over 64 keys more than whole tiles of 128 gets 64 places more, for cuDNN before 9.26"
+    why = "torch's fused attention; with a mask and 64 keys more than whole tiles of 128 another kernel than cuDNN before 9.26"
     model.attention_reason = "; ".join(filter(None, (getattr(model, "attention_reason", ""), why)))
 
 
@@ -52,12 +53,13 @@ def whole_tiles_attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' `sdpa_attention_forward`, its arguments and result; `attention_mask`: [.., .., T, keys] or None."""
+    if attention_mask is None or key.shape[-2] % TILE != HALF:
+        return _plain(module, query, key, value, attention_mask, **kwargs)
+    with sdpa_kernel(OTHERS):
+        return _plain(module, query, key, value, attention_mask, **kwargs)
+
+
+def _plain(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    keys = key.shape[-2]
-    if attention_mask is not None and keys % TILE == HALF and attention_mask.shape[-1] == keys:
-        key, value = (F.pad(x, (0, 0, 0, HALF)) for x in (key, value))
-        closed = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
-        attention_mask = F.pad(attention_mask, (0, HALF), value=closed)
-    out: torch.Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
-    return out, None
+    return sdpa_attention_forward(*args, **kwargs)[0], None

@@ -15,16 +15,15 @@ from tests.engine.patches.conftest import tiny_model
 
 
 @pytest.fixture
-def keys_seen(monkeypatch):
-    """How many keys torch's attention was given, call after call."""
+def cudnn_asked(monkeypatch):
+    """Whether cuDNN was among the kernels that torch could take, call after call."""
     seen, own = [], F.scaled_dot_product_attention
 
-    def counted(query, key, *args, **kwargs):
-        seen.append(key.shape[-2])
-        return own(query, key, *args, **kwargs)
+    def told(*args, **kwargs):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return own(*args, **kwargs)
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", told)
     return seen
 
 
@@ -40,9 +39,12 @@ def both(attend, q, k, v, mask):
 
 @pytest.mark.parametrize("kind", ["bool", "added"])
 @pytest.mark.parametrize(
-    ("queries", "keys", "given"), [(64, 64, 128), (192, 192, 256), (5, 64, 128), (65, 65, 65), (128, 128, 128)]
+    ("queries", "keys", "by_cudnn"),
+    [(64, 64, False), (192, 192, False), (5, 64, False), (65, 65, True), (128, 128, True), (1, 127, True)],
 )
-def test_outputs_and_gradients_stay_and_only_that_length_grows(keys_seen, kind, queries, keys, given):
+def test_outputs_and_gradients_stay_and_that_length_alone_is_kept_from_cudnn(
+    cudnn_asked, kind, queries, keys, by_cudnn
+):
     torch.manual_seed(0)
     q, k, v = (
         torch.randn(2, heads, count, 8, dtype=torch.float64) for heads, count in ((4, queries), (2, keys), (2, keys))
@@ -54,15 +56,29 @@ def test_outputs_and_gradients_stay_and_only_that_length_grows(keys_seen, kind, 
         mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
     plain = both(sdpa_attention_forward, q, k, v, mask)
     ours = both(whole_tiles.whole_tiles_attention_forward, q, k, v, mask)
-    assert keys_seen == [keys, given]
+    assert cudnn_asked == [True, by_cudnn]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_without_a_mask_nothing_grows(keys_seen):
+def test_without_a_mask_every_length_is_torchs_own_choice(cudnn_asked):
     q, k, v = (torch.randn(1, heads, 64, 8) for heads in (4, 2, 2))
     whole_tiles.whole_tiles_attention_forward(layer(), q, k, v, None)
-    assert keys_seen == [64]
+    assert cudnn_asked == [True]
+
+
+def test_a_compiled_layer_stays_one_graph():
+    q, k, v = (torch.randn(1, heads, 64, 8) for heads in (4, 2, 2))
+    mask = torch.ones(64, 64, dtype=torch.bool).tril()[None, None]
+    module = torch.nn.Linear(1, 1)
+    module.num_key_value_groups = 2
+
+    def run(q, k, v):
+        return whole_tiles.whole_tiles_attention_forward(module, q, k, v, mask, scaling=0.3)[0]
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), run(q, k, v))
 
 
 def test_a_guarded_model_trains_and_samples_as_before():
