@@ -36,7 +36,8 @@ class Kernels(Section):
     fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,
     their mixtures of experts, Gemma 3 and Gemma 4. Where attention has no such norms the kernel does the rotation alone: Qwen2-VL,
-    Qwen2.5-VL, Qwen2, Llama, Mistral, Mixtral, Gemma, Gemma 2 and Granite. `auto` leaves it off."""
+    Qwen2.5-VL, Qwen2, Llama, Mistral, Mixtral, Gemma, Gemma 2 and Granite; compiled layers make it by themselves. `auto` leaves it
+    off."""
 
     fused_lora: Annotated[bool | Auto, Title("Fused LoRA"), Expert, Source("arXiv:2106.09685")] = "auto"
     """Compute LoRA's projections and the gated feed-forward blocks of the decoder layers with a backward pass of their own:
@@ -70,9 +71,9 @@ class Kernels(Section):
     torch_compile: Annotated[bool | Auto, Title("Compile"), Expert, Source("torch.compile")] = "auto"
     """Let torch compile each decoder layer. The first batch waits for it, seconds on a GPU and a minute or more on a CPU; all
     others are computed faster. Checkpoints are made inside, and LoRA's products of one input are taken together. `auto`
-    compiles where there are options for it, and on a GPU where batches have one shape (packed rows) and the run has 100
-    steps or more, unless another setting breaks the layers' graphs; should compiling fail, the run goes on without. The
-    receipt says why. On a CPU `auto` leaves it off."""
+    compiles where there are options for it, and on a GPU where the run has 100 steps or more of packed rows, or 1,000 batches
+    of padded ones, which are compiled for any length at once; unless another setting breaks the layers' graphs. Should
+    compiling fail, the run goes on without. The receipt says why. On a CPU `auto` leaves it off."""
 
     torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
     """Settings of torch's compiler, each true or false, by their names in `torch._inductor.config`. They are in force while

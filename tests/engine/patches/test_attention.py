@@ -26,6 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
 from engine.errors import ModelError
+from engine.kernels.rope import rope
 from engine.patches import attention
 from tests.engine.patches.conftest import tiny_model
 
@@ -233,6 +234,24 @@ def test_a_layer_that_computes_something_else_is_found_out():
         attention.fuse([layer])
 
 
+def test_compiled_layers_rotate_by_themselves_and_the_kernel_serves_what_is_not_compiled(monkeypatch):
+    model, ids = llama(), torch.randint(128, (2, 9))
+    theirs, gradients = step(model, ids)
+    attention.fuse(layers_of(model))
+    asked = []
+    monkeypatch.setattr(attention, "rope", lambda *given: asked.append(given) or rope(*given))
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True, backend="aot_eager")
+    ours, found = step(model, ids)
+    assert not asked
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-5, atol=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+    with torch.compiler.set_stance("force_eager"):
+        model(ids)
+    assert len(asked) == len(model.model.layers)
+
+
 def test_a_layer_that_is_called_otherwise_is_named_with_a_way_out_and_left_as_it_was():
     layer = layers_of(tiny_model().train())[0]
     layer.forward = plain = lambda *args, **kwargs: [][1]
@@ -308,7 +327,7 @@ def test_the_kernels_themselves_serve_a_layer_in_tritons_interpreter():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [tiny_model, llama])
-def test_on_the_gpu_a_compiled_layer_keeps_the_kernel_in_one_graph(make, dtype):
+def test_on_the_gpu_a_compiled_layer_stays_one_graph(make, dtype):
     ids = torch.randint(128, (2, 33), device="cuda")
     model = random_norms(make()).to("cuda", dtype)
     theirs, gradients = step(model, ids)

@@ -62,6 +62,8 @@ def test_a_fused_attention_class_is_called_as_our_forward_is(module):
     for name in ("hidden_states", *known):
         assert f"{name}={name}," in source
     eager = importlib.import_module(module).eager_attention_forward
+    if not CLASSES[module].normed:
+        asked(importlib.import_module(module).apply_rotary_pos_emb, ("q", "k", "cos", "sin"))
     asked(eager, ("module", "query", "key", "value", "attention_mask"), ("scaling", "dropout"))
     assert any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind.forward).parameters.values())
 
