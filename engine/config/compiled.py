@@ -13,6 +13,9 @@ from engine.config.tree import RunConfig
 
 EARNS = 100
 """Steps that a run must have. The first batch waits 10 to 15 s on an H200, and a step of a 0.6B shape is 0.13 s shorter."""
+EARNS_PADDED = 1000
+"""Batches that a run of padded ones must have. They are compiled for any length at once: on an H200 the first one waited 35
+to 40 s, the first of one row and the first held out wait again, and one of a 0.6B shape is 0.14 s shorter."""
 LEAST = (8, 0)
 """Compute capability of the oldest cards taken: those that multiply in bfloat16."""
 
@@ -26,9 +29,20 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool, str]:
     steps = footprint.total_steps(config, facts)
     if steps is not None and steps < EARNS:
         return False, f"{steps:,} steps are too few to earn the first batch's wait, {EARNS} would"
+    if not config.data.packing and (reason := _too_few_padded(config, steps)) is not None:
+        return False, reason
     card = facts.machine.gpus[0].name
     many = "a run of unknown length" if steps is None else f"{steps:,} steps"
     return True, f"{card} computes compiled layers faster, and {many} earn the first batch's wait"
+
+
+def _too_few_padded(config: RunConfig, steps: int | None) -> str | None:
+    if steps is None:
+        return f"padded batches wait longer for the compiler; {EARNS_PADDED:,} would earn it, and their number is not known yet"
+    batches = steps * config.optim.gradient_accumulation_steps
+    if batches >= EARNS_PADDED:
+        return None
+    return f"{batches:,} batches of many lengths are too few to earn the compiler's wait, {EARNS_PADDED:,} would"
 
 
 def _no_card(facts: Facts) -> str | None:
@@ -70,8 +84,6 @@ def _of_the_model(config: RunConfig, facts: Facts) -> str | None:
     computed = attention.chosen(config, facts)[0] if asked == "auto" else asked
     if computed not in ("sdpa", attention.VARLEN, attention.CUDNN):
         return f"{computed} is compiled where it is asked for"
-    if not config.data.packing:
-        return "batches of many lengths are compiled where it is asked for"
     if footprint.device_count(config, facts) > 1:
         return "layers on several devices are compiled where it is asked for"
     return None

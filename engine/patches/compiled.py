@@ -42,13 +42,17 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
     auto = None if config.kernels.torch_compile_options else auto
     layers = list(decoder_layers(trainer))
     problem = refusal() if layers else "the model has no decoder layers that could be compiled."
+    if problem is None and auto is not None and not config.data.packing and _sees(trainer):
+        problem = "padded batches with images are compiled where it is asked for."
     if problem is not None and auto is None:
         raise ModelError(f"kernels.torch_compile: {problem}", TURN_OFF)
     if problem is not None:
         return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {problem}")
+    gate, one_way, undo_gate = _one_way(trainer, layers)
+    if auto is not None and one_way and gate is None:
+        return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {one_way}")
     undo_cache = _without_cache(trainer)
     undo_checkpoints = checkpoint_inside(_models(trainer))
-    gate, one_way, undo_gate = _one_way(trainer, layers)
     together, undo_groups = group(layers, gate)
     switch, one = Switch(asked=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
@@ -63,11 +67,11 @@ def torch_compile(config: Any, trainer: Any, auto: str | None = None) -> Applied
     undo_notes = one.watch_checkpoints(_models(trainer))
     words = f"; adapters' products taken together in {together} modules" if together else ""
     words += "; thin products are added inside wide ones, which saves memory" if together and lean else ""
-    words += one_way
+    words += f"; {one_way}" if one_way else ""
     words += f"; {auto}" if auto else ""
     undo_step = watch_first_step(trainer, switch, Compiling(len(layers), words, auto, _call.__code__))
 
-    undo = all_of([undo_cache, undo_checkpoints, undo_gate, undo_groups, undo_layers, undo_notes, undo_step])
+    undo = all_of([undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_notes, undo_step])
     requested = True if auto is None else "auto"
     return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
 
@@ -77,15 +81,15 @@ def _one_way(trainer: Any, layers: list[torch.nn.Module]) -> tuple[Gate | None, 
     if getattr(trainer, "precompute_ref_logps", False):
         return (
             None,
-            "; the stored reference was computed by plain layers, which round apart from compiled ones",
+            "the stored reference was computed by plain layers, which round apart from compiled ones",
             lambda: None,
         )
     if getattr(trainer, "ref_model", trainer) is not None or not getattr(trainer, "beta", 1):
         return None, "", lambda: None
     gate, reason, undo = gated(trainer.model, layers)
     if gate is not None:
-        return gate, "; policy and reference run the same graph", undo
-    return None, f"; the reference is a graph of its own: {reason}" if reason else "", undo
+        return gate, "policy and reference run the same graph", undo
+    return None, f"the reference is a graph of its own: {reason}" if reason else "", undo
 
 
 def decoder_layers(trainer: Any) -> Iterator[torch.nn.Module]:
@@ -229,6 +233,11 @@ def _models(trainer: Any) -> list[Any]:
         id(module): module for value in values for module in value.modules() if isinstance(module, PreTrainedModel)
     }
     return list(found.values())
+
+
+def _sees(trainer: Any) -> bool:
+    """Whether a model takes images, whose own layers meet other numbers of patches in each batch."""
+    return any(hasattr(model.config, "vision_config") for model in _models(trainer))
 
 
 def _without_cache(trainer: Any) -> Callable[[], None]:

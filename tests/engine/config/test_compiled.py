@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.config.compiled import EARNS
+from engine.config.compiled import EARNS, EARNS_PADDED
 from engine.config.defaults import choices
 from engine.config.facts import Facts, ModelFacts, model_facts
 from engine.config.footprint import memory
@@ -59,6 +59,22 @@ def test_a_short_run_does_not_wait_for_the_compiler() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "on", "word"),
+    [
+        ({"optim.max_steps": EARNS_PADDED}, True, "1,000 steps"),
+        ({"optim.max_steps": EARNS_PADDED - 1}, False, "999 batches of many lengths"),
+        ({"optim.max_steps": EARNS_PADDED // 4, "optim.gradient_accumulation_steps": 4}, True, "250 steps"),
+        ({"optim.max_steps": EARNS - 1, "optim.gradient_accumulation_steps": 64}, False, "too few"),
+        ({"optim.max_steps": None}, False, "not known yet"),
+        ({"optim.max_steps": EARNS_PADDED, "method.kind": "dpo"}, True, "H100"),
+    ],
+)
+def test_padded_batches_wait_longer_and_are_compiled_in_longer_runs(settings: Any, on: bool, word: str) -> None:
+    found, why = compiled({"data.packing": False, "optim.gradient_accumulation_steps": 1, **settings})
+    assert (found, word in why) == (on, True)
+
+
+@pytest.mark.parametrize(
     ("machine", "word"),
     [(None, "launch decides"), (LAPTOP, "no GPU"), (parse_machine("1xT4-16GB"), "older")],
     ids=["unknown", "cpu", "old card"],
@@ -79,7 +95,6 @@ def test_without_a_card_that_serves_nothing_changes(machine: Machine | None, wor
         ({"kernels.quantization_aware": True}, "int8"),
         ({"kernels.fused_lora": True}, "LoRA's own backward pass"),
         ({"model.attention": "flex_attention"}, "flex_attention"),
-        ({"data.packing": False}, "lengths"),
         ({"run.devices": 2}, "several devices"),
         (
             {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "data.packing": False},

@@ -160,6 +160,25 @@ def test_auto_without_layers_or_a_compiler_leaves_plain_layers_and_says_so(monke
     assert all("_compiled_call_impl" not in vars(layer) for layer in trainer.model.layers)
 
 
+@pytest.mark.parametrize("auto", [WHY, None])
+def test_auto_compiles_no_policy_whose_stored_reference_rounds_apart(auto):
+    trainer = Stepping(tiny_model(layers=1))
+    trainer.precompute_ref_logps = True
+    done = compiled.torch_compile(config(packing=False), trainer, auto)
+    assert done.effective == ("off" if auto else "inductor")
+    assert "stored reference" in done.detail
+    assert ("_compiled_call_impl" in vars(trainer.model.model.layers[0])) is (auto is None)
+
+
+def test_auto_leaves_padded_batches_with_images_as_they_are():
+    model = tiny_model(layers=1)
+    model.config.vision_config = {}
+    done = compiled.torch_compile(config(packing=False), SimpleNamespace(model=model), WHY)
+    assert (done.requested, done.effective) == ("auto", "off")
+    assert "images" in done.detail
+    assert all("_compiled_call_impl" not in vars(layer) for layer in model.model.layers)
+
+
 def test_the_reason_stands_in_the_receipt_where_auto_left_it_off():
     off = compiled.torch_compile(config(False), Trainer(), "there is no GPU")
     assert (off.requested, off.effective, off.detail) == ("auto", "off", "there is no GPU")
