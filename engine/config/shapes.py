@@ -94,6 +94,8 @@ def look(name: str, revision: str | None = None) -> ModelFacts | None:
         )
     config, problem = _json(folder / "config.json")
     if config is None:
+        if (folder / "adapter_config.json").is_file():
+            problem = "it holds an adapter and not the model below it: merge the two first (PEFT: merge_and_unload)"
         return ModelFacts(name, folder=str(folder), missing=problem)
     return _facts(name, config, folder, template=_has_template(folder))
 

@@ -121,6 +121,13 @@ def test_a_folder_that_is_no_model_says_what_is_missing(
     assert words in facts.missing
 
 
+def test_a_folder_with_an_adapter_alone_is_called_that(tmp_path: Path) -> None:
+    write(tmp_path / "m", "adapter_config.json", "{}")
+    facts = model_facts(str(tmp_path / "m"))
+    assert facts is not None
+    assert "an adapter and not the model below it" in facts.missing
+
+
 def test_weights_stored_in_fp8_are_known_by_their_config(tmp_path: Path) -> None:
     for method, words in (({"quant_method": "fp8"}, "fp8"), (None, ""), ("fp8", ""), ({}, "")):
         write(tmp_path / "m", "config.json", json.dumps({"model_type": "qwen3", "quantization_config": method}))
