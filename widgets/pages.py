@@ -106,7 +106,7 @@ def goals(draft: Draft) -> list[dict[str, Any]]:
             "recipe": goal.recipe,
             "words": goal.words,
             "note": goal.note,
-            "about": list(of_recipe(goal.recipe)) if goal.recipe else [],
+            "about": _plain(of_recipe(goal.recipe)) if goal.recipe else [],
             "chosen": bool(goal.recipe) and draft.recipe == goal.recipe,
         }
         for goal in GOALS
@@ -117,7 +117,7 @@ def goals(draft: Draft) -> list[dict[str, Any]]:
             "recipe": recipe.name,
             "words": recipe.title,
             "note": "",
-            "about": list(of_recipe(recipe.name)),
+            "about": _plain(of_recipe(recipe.name)),
             "chosen": draft.recipe == recipe.name,
         }
         for recipe in recipes()
@@ -133,8 +133,13 @@ def kinds(step: str, draft: Draft) -> dict[str, dict[str, Any]]:
     for spec in step_fields(step, draft.config):
         if spec.name == fields.method.kind.name:
             title, paragraphs = of_kind(spec.section, spec.value(draft.config))
-            found[spec.path] = {"title": title, "about": list(paragraphs)}
+            found[spec.path] = {"title": title, "about": _plain(paragraphs)}
     return found
+
+
+def _plain(paragraphs: Iterable[str]) -> list[str]:
+    """Without the marks that names have in a docstring."""
+    return [text.replace("`", "") for text in paragraphs]
 
 
 def machine_words(machine: Machine | None) -> str:

@@ -24,6 +24,7 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         first.locator("[data-recipe=kto]").hover()
         page.sees(".ftw-explain code", has_text='"label"')
         first.locator("[data-tab=method]").click()
+        first.locator("[data-path='method.kind'] select").focus()
         page.sees(".ftw-explain h4", has_text="SFT: learn to answer")
         field = first.locator(LEARNING_RATE)
         field.locator("input").fill("-3")

@@ -195,6 +195,7 @@ def test_a_goal_and_a_method_say_what_they_are_for_what_rows_they_need_and_show_
     kinds = ask.edit("step", step="method")["kinds"]
     assert example_row(METHODS["kto"]) in kinds[fields.method.kind.path]["about"]
     assert kinds[fields.adapter.kind.path]["about"][0]
+    assert "`" not in str(kinds) + str(goals)
     assert ask.edit("step", step="data")["kinds"] == {}
 
 

@@ -16,6 +16,7 @@ export function numbers(view, Kind) {
 
 /** A name without the words that it begins with as the first one does: "reward of chosen", then "rejected". */
 function beside(name, first) {
+  if (name === `held-out ${first}`) return "held-out";
   const [words, others] = [name.split(" "), first.split(" ")];
   let same = 0;
   while (name !== first && same < words.length - 1 && words[same] === others[same]) same += 1;

@@ -14,7 +14,7 @@ export function sideView(link) {
     const spec = link.specs.find((known) => known?.path === path && state.fields.some((field) => link.specs[field.spec] === known));
     const step = state.steps.find((known) => known.id === state.step);
     const goal = state.goals.find((known) => known.recipe === considered) ?? state.goals.find((known) => known.chosen);
-    const kind = state.kinds[spec ? path : Object.keys(state.kinds)[0]];
+    const kind = spec ? state.kinds[path] : null;
     if (!spec && goal) return about(goal.words, goal.about);
     if (kind) return about(kind.title, kind.about);
     if (!spec) return about(step.title, [step.question]);

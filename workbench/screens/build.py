@@ -17,8 +17,9 @@ from textual.containers import Horizontal, Vertical
 
 from engine.config.explain import of_kind, of_recipe
 from engine.config.findings import RANK, Finding
+from engine.config.recipes import recipes
 from engine.config.schema import effective, fields
-from engine.config.steps import STEPS, step_of_path
+from engine.config.steps import GOALS, STEPS, step_of_path
 from engine.config.terms import TERMS
 from engine.errors import redact, visible
 from engine.memory.estimate import estimate
@@ -55,6 +56,7 @@ class BuildScreen(EditingScreen):
         self._before: Any = None
         self._seen: tuple[int, Any] = (-1, None)
         self._activity = "idle"
+        self._titles = {recipe.name: recipe.title for recipe in recipes()}
         self._starting = False
         self._problem = ""
         self._aside: str | None = None
@@ -202,8 +204,9 @@ class BuildScreen(EditingScreen):
             words = f"Its window was ended before it was saved. Until then it lies in {redact(str(kept.place))}."
             self.explain.say(row.label, [words, "", "Enter goes on with it; u takes that back."])
         elif row is not None and row.key.startswith("recipe:"):
-            about = of_recipe(row.key.removeprefix("recipe:"))
-            self.explain.say(row.label, [*about, "", "Enter takes this recipe; u takes it back."])
+            name = row.key.removeprefix("recipe:")
+            title = row.label if any(goal.recipe == name for goal in GOALS) else self._titles.get(name, row.label)
+            self.explain.say(title, [*of_recipe(name), "", "Enter takes this recipe; u takes it back."])
         else:
             self.explain.say(STEPS[self._at].title, [STEPS[self._at].question])
         found = self.in_view()

@@ -56,6 +56,7 @@ LOOK_SECONDS, LOOK_SECONDS_SSH = 0.5, 1.0
 SAID_SECONDS = 6.0
 SMALL = ("one", "two", "three", "four")
 TALL, WIDE = 34, 100
+SHORT = 9  # cells of a name that leaves room for another one on a small chart at 80 columns
 PANELS = {"samples": Samples, "receipt": Receipt, "groups": Groups}
 FOCUS = {"curves": "#main", "cause": "PostMortem"}
 
@@ -256,11 +257,12 @@ class MonitorScreen(Screen[None]):
         self.query_one(f"#{place}", Chart).show(found, self._marks(view), title)
 
     def _label(self, name: str, names: tuple[str, ...], place: str) -> str:
-        """Name and newest value; a curve and its held-out twin on a small chart have room for their names alone."""
+        """Name and newest value; a curve and its held-out twin on a small chart have room for two short names alone."""
         value = worded(name, self.view.latest.get(name))
-        twins = name.startswith("eval_") and name.removeprefix("eval_") in names
-        title = "held-out" if twins else titled(name)
-        return f"{title} {value}" if place == "main" or not (twins or f"eval_{name}" in self.view.series) else title
+        twin = name.startswith("eval_") and name.removeprefix("eval_") in names
+        title = "held-out" if twin else titled(name)
+        beside = f"eval_{name}" in self.view.series and len(title) <= SHORT
+        return title if place != "main" and (twin or beside) else f"{title} {value}"
 
     @staticmethod
     def _marks(view: RunView) -> list[tuple[int, str]]:

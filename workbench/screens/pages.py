@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("basic", "advanced", "expert")
 LAUNCH = "launch!"
+TWO_LINES = 66  # cells of a recipe in the list, at 80 columns
 CORE = (
     fields.run.name,
     fields.model.name,
@@ -193,10 +194,16 @@ def _goal(view: View) -> Iterator[Row]:
     yield text("", ("Other ready configs", "bold"))
     for recipe in recipes():
         if recipe.name not in first:
-            yield Row(f"recipe:{recipe.name}", "pick", recipe.title, chosen=draft.recipe == recipe.name)
+            yield Row(f"recipe:{recipe.name}", "pick", brief_title(recipe.title), chosen=draft.recipe == recipe.name)
     later = [goal.words[0].lower() + goal.words[1:] for goal in GOALS if not goal.recipe]
     if later:
         yield text("", (f"Not yet: {', '.join(later)}.", "faint"))
+
+
+def brief_title(title: str) -> str:
+    """A recipe's title in at most two lines of the list: what is longer is told by its second half, which names the method."""
+    _, _, means = title.partition(": ")
+    return title if not means or len(title) <= TWO_LINES else means[0].upper() + means[1:]
 
 
 def _model(view: View) -> Iterator[Row]:

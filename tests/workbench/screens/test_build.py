@@ -17,6 +17,7 @@ from engine.config.draft import Draft
 from engine.config.facts import DataFacts, Facts
 from engine.config.kinds import example_row, needs_of
 from engine.config.method import METHODS
+from engine.config.recipes import recipes
 from engine.config.schema import fields, resolved
 from engine.config.steps import GOALS, STEPS
 from engine.config.terms import TERMS
@@ -29,6 +30,7 @@ from workbench.screens.build import BuildScreen
 from workbench.screens.findings import FindingsScreen
 from workbench.screens.help import HelpScreen
 from workbench.screens.leave import LeaveScreen
+from workbench.screens.pages import TWO_LINES, brief_title
 
 
 def app_of(draft: Draft | None = None) -> WorkbenchApp:
@@ -221,6 +223,26 @@ async def test_a_goal_says_what_rows_it_needs_and_shows_one() -> None:
         assert example_row(METHODS["dpo"]) in words_at_right(app)
         build(app).pane.form.go_to("recipe:kto")
         await until(pilot, lambda: "an answer and a label of true or false" in words_at_right(app))
+
+
+async def test_a_ready_config_takes_two_lines_at_most_and_is_told_whole_at_the_right() -> None:
+    app = app_of(Draft.new("demo"))
+    first = {goal.recipe for goal in GOALS}
+    others = [recipe for recipe in recipes() if recipe.name not in first]
+    async with app.run_test(size=(80, 60)) as pilot:
+        await pilot.pause()
+        for recipe in others:
+            assert len(brief_title(recipe.title)) <= TWO_LINES
+
+            def told(recipe: Any = recipe) -> bool:
+                return build(app).pane.form.go_to(f"recipe:{recipe.name}") and recipe.title in words_at_right(app)
+
+            await until(pilot, told)
+        rows = shown(app).splitlines()
+        begin = next(place for place, row in enumerate(rows) if "Other ready configs" in row)
+        begins = [place for place, row in enumerate(rows) if "○" in row and place > begin]
+        assert len(begins) == len(others)
+        assert begins[-1] - begins[0] <= 2 * (len(others) - 1)
 
 
 async def test_undo_and_redo_walk_through_every_change() -> None:
