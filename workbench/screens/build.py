@@ -52,6 +52,8 @@ class BuildScreen(EditingScreen):
         self._visited = {self._at}
         self._level = "basic"
         self._focus: dict[str, str] = {}
+        self._drawn = ""
+        """The step whose rows the form holds."""
         self._estimate: Any = None
         self._before: Any = None
         self._seen: tuple[int, Any] = (-1, None)
@@ -147,7 +149,11 @@ class BuildScreen(EditingScreen):
             self._estimate = estimate(draft.config, draft.facts)
             self._seen = now
         view = self.view()
+        row = self.pane.form.row
+        if self._drawn == self.step and row is not None and row.key:
+            self._focus[self.step] = row.key  # a key that moved the cursor just now may not have been heard of yet
         self.pane.form.show(page(self.step, view), key or self._focus.get(self.step))
+        self._drawn = self.step
         self.set_class(self.step == "review", "alone")
         self._draw_rail()
         self.consequences.show(self._estimate, self._before)
@@ -265,6 +271,7 @@ class BuildScreen(EditingScreen):
         self.live = self._aside = None
         self._visited |= {self._at, index}
         self._at = index
+        self._drawn = ""
         self.pane.form.at = 0
         self.pane.form.top = 0
         self.draw(key)

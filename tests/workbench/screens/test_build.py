@@ -233,16 +233,30 @@ async def test_a_ready_config_takes_two_lines_at_most_and_is_told_whole_at_the_r
         await pilot.pause()
         for recipe in others:
             assert len(brief_title(recipe.title)) <= TWO_LINES
-
-            def told(recipe: Any = recipe) -> bool:
-                return build(app).pane.form.go_to(f"recipe:{recipe.name}") and recipe.title in words_at_right(app)
-
-            await until(pilot, told)
+            build(app).pane.form.go_to(f"recipe:{recipe.name}")
+            await until(pilot, lambda recipe=recipe: recipe.title in words_at_right(app))  # type: ignore[misc]
         rows = shown(app).splitlines()
         begin = next(place for place, row in enumerate(rows) if "Other ready configs" in row)
         begins = [place for place, row in enumerate(rows) if "○" in row and place > begin]
         assert len(begins) == len(others)
         assert begins[-1] - begins[0] <= 2 * (len(others) - 1)
+
+
+async def test_what_arrives_while_a_key_moves_the_cursor_does_not_take_the_key_back() -> None:
+    app = app_of(Draft.new("demo"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        form = build(app).pane.form
+        form.go_to("recipe:dpo")
+        build(app).draw()  # as a fact does that came before the word of the cursor
+        assert form.row is not None
+        assert form.row.key == "recipe:dpo"
+        await pilot.press("4", "j", "j")
+        await pilot.pause()
+        there = form.row.key
+        await pilot.press("1", "4")
+        await pilot.pause()
+        assert form.row.key == there, "and each step keeps its place"
 
 
 async def test_undo_and_redo_walk_through_every_change() -> None:
