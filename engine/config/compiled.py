@@ -84,6 +84,8 @@ def _of_the_model(config: RunConfig, facts: Facts) -> str | None:
     computed = attention.chosen(config, facts)[0] if asked == "auto" else asked
     if computed not in ("sdpa", attention.VARLEN, attention.CUDNN):
         return f"{computed} is compiled where it is asked for"
+    if not config.data.packing and config.model.quantization != "none":
+        return f"padded batches over {config.model.quantization} weights are compiled where it is asked for"
     if footprint.device_count(config, facts) > 1:
         return "layers on several devices are compiled where it is asked for"
     return None

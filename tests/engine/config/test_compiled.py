@@ -67,6 +67,7 @@ def test_a_short_run_does_not_wait_for_the_compiler() -> None:
         ({"optim.max_steps": EARNS - 1, "optim.gradient_accumulation_steps": 64}, False, "too few"),
         ({"optim.max_steps": None}, False, "not known yet"),
         ({"optim.max_steps": EARNS_PADDED, "method.kind": "dpo"}, True, "H100"),
+        ({"optim.max_steps": EARNS_PADDED, "model.quantization": "nf4"}, False, "nf4"),
     ],
 )
 def test_padded_batches_wait_longer_and_are_compiled_in_longer_runs(settings: Any, on: bool, word: str) -> None:
