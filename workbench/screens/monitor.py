@@ -261,7 +261,7 @@ class MonitorScreen(Screen[None]):
         value = worded(name, self.view.latest.get(name))
         twin = name.startswith("eval_") and name.removeprefix("eval_") in names
         title = "held-out" if twin else titled(name)
-        beside = f"eval_{name}" in self.view.series and len(title) <= SHORT
+        beside = f"eval_{name}" in names and f"eval_{name}" in self.view.series and len(title) <= SHORT
         return title if place != "main" and (twin or beside) else f"{title} {value}"
 
     @staticmethod

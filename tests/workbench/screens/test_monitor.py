@@ -329,6 +329,16 @@ async def test_an_answer_of_blanks_alone_is_told_and_a_held_out_curve_is_named_w
         await until(pilot, lambda: "no words" in shown(app))
 
 
+async def test_a_curve_whose_held_out_twin_is_not_on_its_chart_keeps_its_value(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    run = make_run(steps=20)
+    writer(run).write("metrics", 30, step=21, loss=0.5, mean_token_accuracy=0.75, entropy=2.5, eval_entropy=2.25)
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: " entropy 2.50 " in shown(app))
+
+
 async def test_words_are_found_in_the_log(make_run: Any, shown: Shown) -> None:
     app = app_of(make_run())
     async with app.run_test(size=(80, 24)) as pilot:
