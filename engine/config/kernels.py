@@ -35,9 +35,9 @@ class Kernels(Section):
 
     fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,
-    their mixtures of experts, Gemma 3 and Gemma 4. Where attention has no such norms the kernel does the rotation alone: Qwen2-VL,
-    Qwen2.5-VL, Qwen2, Llama, Mistral, Mixtral, Gemma, Gemma 2 and Granite; compiled layers make it by themselves. `auto` leaves it
-    off."""
+    their mixtures of experts, Gemma 3 and Gemma 4. Where attention has no such norms the kernel does the rotation alone:
+    Qwen2-VL, Qwen2.5-VL, Qwen2, Llama, Mistral, Mixtral, Gemma, Gemma 2 and Granite; compiled layers make it by
+    themselves. `auto` leaves it off."""
 
     fused_lora: Annotated[bool | Auto, Title("Fused LoRA"), Expert, Source("arXiv:2106.09685")] = "auto"
     """Compute LoRA's projections and the gated feed-forward blocks of the decoder layers with a backward pass of their own:
