@@ -92,6 +92,7 @@ class LayerStream:
         self._copying = torch.cuda.Stream(device)
         self._released: torch.cuda.Event | None = None
         self._undo: list[Callable[[], None]] = [self._whole_state(number) for number in range(len(self.layers))]
+        self._wraps: list[Callable[[], None]] = []
         # The first layer is there from the beginning: what looks at one layer before training looks at this one.
         self._do(self.schedule.start())
         self._wait(0)
@@ -99,10 +100,16 @@ class LayerStream:
     def attach(self) -> None:
         """Wraps each layer's call on its instance. What compiles the layers must have done so before."""
         for number, layer in enumerate(self.layers):
-            self._undo.append(self._wrap(number, layer))
+            self._wraps.append(self._wrap(number, layer))
+
+    def detach(self) -> None:
+        """The layers are called again as before `attach`, by whatever compiled them: it is taken back after this."""
+        while self._wraps:
+            self._wraps.pop()()
 
     def close(self) -> None:
         """Takes the wrapping back; every weight is whole afterwards, in the host's memory."""
+        self.detach()
         while self._undo:
             self._undo.pop()()
         torch.cuda.synchronize(self.device)

@@ -86,7 +86,11 @@ class LayerOffloading:
         )
         if self._shared:
             detail += f"; {self._shared} weights that layers share stay on the card"
-        return Applied(FEATURE, True, "locked host memory", len(layers), detail)
+        return Applied(FEATURE, True, "locked host memory", len(layers), detail, self._detach)
+
+    def _detach(self) -> None:
+        for stream in self.streams:
+            stream.detach()
 
 
 def frozen_weights(layer: torch.nn.Module) -> Iterator[torch.nn.Parameter]:

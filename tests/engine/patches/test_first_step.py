@@ -14,7 +14,10 @@ from torch._dynamo.utils import counters
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
+from engine.memory.layer_stream import LayerStream
 from engine.patches import compiled, first_step
+from engine.patches.layer_offload import LayerOffloading
+from engine.patches.plan import Patches
 from tests.engine.patches.conftest import tiny_model
 from tests.engine.patches.test_compiled import Layer, Small, Stepping, config, recording, step
 
@@ -168,6 +171,21 @@ def test_auto_compiles_no_policy_whose_stored_reference_rounds_apart(auto):
     assert done.effective == ("off" if auto else "inductor")
     assert "stored reference" in done.detail
     assert ("_compiled_call_impl" in vars(trainer.model.model.layers[0])) is (auto is None)
+
+
+def test_layers_that_stream_and_are_compiled_are_plain_again_when_both_are_taken_back(monkeypatch, tmp_path):
+    """Streams lie around the compiled calls; the stream's bytes, which need a card, are left out here."""
+    monkeypatch.setattr(compiled, "refusal", lambda: None)
+    trainer, patches, offloading = Stepping(tiny_model(layers=2)), Patches(None, tmp_path), LayerOffloading()
+    stream = object.__new__(LayerStream)
+    stream.layers, stream.weights, stream._wraps = list(trainer.model.model.layers), [SimpleNamespace(size=8)], []
+    offloading.streams.append(stream)
+    patches._add(compiled.torch_compile(config(), trainer))
+    compiled_calls = [layer._compiled_call_impl for layer in stream.layers]
+    patches._add(offloading.on_trainer(trainer))
+    assert [layer._compiled_call_impl for layer in stream.layers] != compiled_calls
+    patches.undo()
+    assert all("_compiled_call_impl" not in vars(layer) for layer in stream.layers)
 
 
 def test_auto_leaves_padded_batches_with_images_as_they_are():
