@@ -119,7 +119,8 @@ def layer_of(family):
     place = f"transformers.models.{family}"
     shape = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128, "layer_types": ["sliding_attention" if family in SLIDING else "full_attention"], "sliding_window": 3,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128, "sliding_window": 3,
+        "layer_types": ["sliding_attention" if family in SLIDING else "full_attention"],
         "attn_implementation": "eager" if family == "gemma2" else "sdpa",
     }  # fmt: skip
     told = getattr(importlib.import_module(f"{place}.configuration_{family}"), settings)(**shape)
