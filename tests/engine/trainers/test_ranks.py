@@ -184,6 +184,7 @@ def test_a_run_of_two_processes_resumes_to_the_bit(tmp_path, monkeypatch, method
     whole = launch_config(read(mapping).config, Facts(), runs_dir=tmp_path / "runs")
     ended(whole)
     again = resumed_from(whole, 7, tmp_path / "runs" / "again")
+    again.update_json(state="failed")
     launch.resume(again)
     ended(again)
     begun = lines(whole, "started")[0]
