@@ -81,6 +81,19 @@ def fused_lora_has_no_mixed_precision(config: RunConfig, facts: Facts) -> Iterat
         yield must(_LORA.path, "false or auto with model.dtype float16", True, todo, fix=_unset(_LORA.path))
 
 
+@rule(reads=(_LORA, fields.adapter.kind, fields.model.quantization, fields.kernels.quantization_aware))
+def fused_lora_reads_the_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.fused_lora is not True or config.adapter.kind != "lora":
+        return
+    rounded = config.kernels.quantization_aware is True
+    if rounded or config.model.quantization == "int8":
+        beside = fields.kernels.quantization_aware.path if rounded else f"{fields.model.quantization.path} int8"
+        todo = (
+            "PEFT computes adapters beside weights in int8; plain and nf4 weights, and those stored in FP8, are served."
+        )
+        yield must(_LORA.path, f"false or auto with {beside}", True, todo, fix=_unset(_LORA.path))
+
+
 @rule(reads=(_LORA, fields.kernels.torch_compile, fields.kernels.torch_compile_options))
 def fused_lora_is_not_compiled(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if config.kernels.fused_lora is True and resolved(config, facts).kernels.torch_compile is True:

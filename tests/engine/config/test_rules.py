@@ -636,6 +636,15 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "fused-lora-reads-the-weights": [
+        (
+            {"kernels.fused_lora": True, "adapter.kind": "lora", **int8},
+            Facts(machine=H100),
+            "kernels.fused_lora",
+            "error",
+        )
+        for int8 in ({"kernels.quantization_aware": True}, {"model.quantization": "int8"})
+    ],
     "fused-lora-is-not-compiled": [
         ({"kernels.fused_lora": True, "adapter.kind": "lora", **compiled}, Facts(), "kernels.fused_lora", "error")
         for compiled in (
