@@ -97,13 +97,29 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     devices = sorted(
         {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
     )
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), without_router_loss(model):
         model.eval()
         try:
             yield
         finally:
             for module, training in modes:
                 module.training = training
+
+
+@contextlib.contextmanager
+def without_router_loss(model: Any) -> Iterator[None]:
+    """No loss of the routers of a mixture of experts inside: transformers computes it while it samples too, where nobody
+    reads it, and fails over prompts that are padded."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if not getattr(config, "output_router_logits", False):
+        yield
+        return
+    config.output_router_logits = False
+    try:
+        yield
+    finally:
+        config.output_router_logits = True
 
 
 def _prompt_ids(

@@ -21,7 +21,7 @@ from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from engine.config.kinds import reference_of
 from engine.errors import WorkbenchError
-from engine.generate import stop_ids
+from engine.generate import stop_ids, without_router_loss
 from engine.rewards.scoring import Rewards, columns_of
 from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
@@ -177,11 +177,12 @@ class RolloutTrainer(RunTrainer):
         whole = len(prompt_ids) % num_generations == 0 and all(
             ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids)
         )
-        if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
-            return super()._generate_single_turn(*given)  # type: ignore[misc]
         model = self.accelerator.unwrap_model(self.model_wrapped)  # type: ignore[attr-defined]
-        with torch.no_grad(), sampling_once(model, self.base_of(model).base_model, num_generations):
-            return super()._generate_single_turn(*given)  # type: ignore[misc]
+        with without_router_loss(model):
+            if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
+                return super()._generate_single_turn(*given)  # type: ignore[misc]
+            with torch.no_grad(), sampling_once(model, self.base_of(model).base_model, num_generations):
+                return super()._generate_single_turn(*given)  # type: ignore[misc]
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **more: Any
@@ -198,8 +199,9 @@ class RolloutTrainer(RunTrainer):
         if each == 1 or chunk % each:
             given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
             return super()._get_per_token_logps_and_entropies(*given, **more)  # type: ignore[misc]
-        base = self.base_of(self.accelerator.unwrap_model(model)).base_model  # type: ignore[attr-defined]
-        with self.accelerator.autocast():  # type: ignore[attr-defined]
+        plain = self.accelerator.unwrap_model(model)  # type: ignore[attr-defined]
+        base = self.base_of(plain).base_model
+        with self.accelerator.autocast(), without_router_loss(plain):  # type: ignore[attr-defined]
             parts = [
                 read_answers(model, base, ids, mask, logits_to_keep, each)
                 for ids, mask in zip(input_ids.split(chunk), attention_mask.split(chunk), strict=True)

@@ -144,6 +144,19 @@ def test_modes_come_back_when_generating_fails(base: tuple[Any, Any], monkeypatc
     assert all(module.training for module in model.modules())
 
 
+def test_a_mixture_of_experts_that_reports_its_routers_answers_padded_prompts_and_reports_again(base: Any) -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
+    more = {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    torch.manual_seed(1)
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **more, output_router_logits=True))
+    tokenizer, prompts = base[1], ["a", "a much longer prompt than that"]
+    both = generate(model, tokenizer, prompts, max_new_tokens=4)
+    assert both == [generate(model, tokenizer, [prompt], max_new_tokens=4)[0] for prompt in prompts]
+    assert model.config.output_router_logits is True
+
+
 def test_an_adapter_changes_the_answers_and_dropout_does_not(base: tuple[Any, Any]) -> None:
     adapted = lora(base[0]).train()
     first = generate(adapted, base[1], PROMPTS, max_new_tokens=8)

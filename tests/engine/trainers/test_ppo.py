@@ -179,3 +179,27 @@ def test_an_answer_that_no_reward_applies_to_teaches_neither_policy_nor_value_he
     assert sum(judged) == 6
     assert sum(weighed) / len(weighed) == pytest.approx(0, abs=1e-5)
     assert sum(each**2 for each in weighed) / len(weighed) == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "grpo"])
+def test_a_mixture_of_experts_that_reports_its_routers_samples_and_learns(train, source, tmp_path, kind):
+    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from engine.builtin import tiny
+
+    sizes = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
+    more = {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **more, output_router_logits=True)).save_pretrained(tmp_path / "moe")
+    AutoTokenizer.from_pretrained(tiny.folder()).save_pretrained(tmp_path / "moe")
+    settings = {
+        "model.name": str(tmp_path / "moe"),
+        "method.kind": kind,
+        "method.reward_funcs": ["regex:e"],
+        "method.num_generations": 4,
+        "method.max_completion_length": 6,
+        "data.train": [{"path": source(CONVERSATIONS)}],
+        "optim.max_steps": 2,
+    }
+    run = train(settings)
+    assert [event["step"] for event in lines(run, "metrics")] == [1, 2]
+    assert all(event["loss"] is not None for event in lines(run, "metrics"))
