@@ -7,6 +7,7 @@ what it became (number format, attention) is left on the model for the receipt t
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,11 @@ def _foreign(content: Any) -> str | None:
 def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
     name = visible(source)
     first = visible(str(problem).strip().split("\n")[0])[:300]
+    if (lacking := re.search(r"for this kind of AutoModel: (\w+)", str(problem))) is not None:
+        return ModelError(
+            f"model.name: the installed transformers has no {lacking[1]} for models such as {name}, as this method needs.",
+            "Choose another model, or another method.",
+        )
     if Path(source).is_dir():
         if what == "model" and not any(Path(source).glob("*.safetensors*")):
             return ModelError(

@@ -66,3 +66,14 @@ def test_a_head_of_another_size_is_named_with_both_shapes(saved) -> None:
     folder = saved("AutoModelForSequenceClassification", "llama", num_labels=3)
     with pytest.raises(ModelError, match=r"score\.weight in .* has the shape 3 x 16, and 1 x 16 is wanted\."):
         load("AutoModelForSequenceClassification", folder, "score", num_labels=1)
+
+
+def test_a_kind_of_model_that_has_no_such_head_is_told_so(saved) -> None:
+    from engine.config.schema import read
+    from engine.models.load import load_model
+
+    folder = saved("AutoModelForCausalLM", "gemma3_text", head_dim=8, num_key_value_heads=1)
+    config = read({"version": 1, "model": {"name": folder, "dtype": "float32"}, "method": {"kind": "prm"}}).config
+    with pytest.raises(ModelError, match="has no AutoModelForTokenClassification for models such as") as caught:
+        load_model(config)
+    assert caught.value.hint == "Choose another model, or another method."
