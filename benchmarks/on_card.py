@@ -57,10 +57,10 @@ def method(kind: str, shape: str, seconds: int, *arms: str) -> Part:
     return bench(f"{kind}-{shape}", seconds, "gpu_methods", *options)
 
 
-def methods(name: str, seconds: int, shape: str, kinds: tuple[str, ...], *arms: str) -> Part:
+def methods(name: str, seconds: int, rounds: int, shape: str, kinds: tuple[str, ...], *arms: str) -> Part:
     """A part of `gpu_methods.py`: several methods in one process, since loading the libraries takes as long as their
     steps. Answers are short, so that a step is not sampling alone."""
-    options = ("--shape", shape, "--methods", *kinds, "--arms", *arms, "--rounds", "20", "--answer", "16")
+    options = ("--shape", shape, "--methods", *kinds, "--arms", *arms, "--rounds", str(rounds), "--answer", "8")
     return bench(name, seconds, "gpu_methods", *options, "--seconds", str(seconds - 30))
 
 
@@ -80,18 +80,20 @@ SAMPLED = "grpo", "gdpo", "ppo"
 LEARNS = tuple(kind for kind in KINDS if kind not in SAMPLED)
 PARTS = (
     Part("tests", 390, TESTS, keeps=False),
+    methods("restless-0.6b", 180, 60, "0.6b", ("simpo", "prm", "pretrain"), "plain", "ours"),
+    methods("samples-0.6b", 150, 30, "0.6b", SAMPLED, "plain", "ours"),
+    methods("samples-8b", 180, 25, "8b", SAMPLED, "plain", "ours"),
+    bench("packed", 60, "packed_attention"),
+    bench("layers", 215, "layer_offload", "--seconds", "200"),
+    bench("whole-0.6b", 105, "whole_step", "step_06b_full", "--seconds", "75"),
+    bench("run", 150, "gpu_sft_06b", "--steps", "140", "--limit", "120"),
     bench("step", 140, "step_overhead", "--shape", "0.6b", "--steps", "25", "--pairs", "6", "--seconds", "75"),
     bench("kernels", 180, "dense_kernels", "ce", "logp", "rope"),
     bench("rotation", 75, "dense_kernels", "turn"),
-    bench("packed", 60, "packed_attention"),
-    bench("run", 150, "gpu_sft_06b", "--steps", "140", "--limit", "120"),
-    methods("learns-0.6b", 400, "0.6b", LEARNS, "plain", "ours", "cut, fused, lora"),
-    methods("samples-0.6b", 150, "0.6b", SAMPLED, "plain", "ours"),
-    methods("samples-8b", 180, "8b", SAMPLED, "plain", "ours"),
+    methods("learns-0.6b", 400, 20, "0.6b", LEARNS, "plain", "ours", "cut, fused, lora"),
     sft("offloaded-8b", 130, 25, "ours", "offloaded"),
     bench("whole-8b", 115, "whole_step", "step_8b_lora", "--seconds", "85", "--arms", *WHOLE),
     bench("whole-short", 105, "whole_step", "step_8b_lora_short", "--seconds", "75", "--profile", "cut, compiled"),
-    bench("whole-0.6b", 105, "whole_step", "step_06b_full", "--seconds", "75"),
     sft("fp8-base-8b", 115, 20, "cut, compiled", "fp8 base", "fp8 base, none"),
     sft("lora-8b", 90, 8, "ours", "lora", "cut", "cut, lora", "cut, compiled"),
     *(method(kind, "8b", 130) for kind in LEARNS),
@@ -103,7 +105,6 @@ PARTS = (
     bench("fp8-base", 110, "gpu_fp8", "base"),
     bench("fp8-sizes", 70, "gpu_fp8", "sizes"),
     bench("optimizers", 90, "gpu_optimizers"),
-    bench("layers", 215, "layer_offload", "--seconds", "200"),
     bench("features", 125, "gpu_features", "--seconds", "110"),
     bench("estimate", 200, "estimate_error", "--shape", "0.6b"),
 )
@@ -131,7 +132,15 @@ def run(part: Part, card: int, given: argparse.Namespace) -> bool:
             code, how = process.wait(), f"was ended after {part.seconds} seconds"
         out.write(f"\n{ENDED_WELL if code == 0 else '# ' + how}\n")
     print(f"{part.name}: {how}, {time.monotonic() - begun:.0f} s; {log}", flush=True)
+    if code != 0:  # the log may stay behind on a lent machine, what failed must not
+        print("\n".join(f"    {line}" for line in what_failed(log)), flush=True)
     return code == 0
+
+
+def what_failed(log: Path) -> list[str]:
+    """The tests that fell, or the last words of a script."""
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return [line for line in lines if line.startswith(("FAILED ", "ERROR "))][:20] or lines[-6:]
 
 
 def has_ended_well(log: Path) -> bool:
