@@ -14,30 +14,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
 from engine.errors import WorkbenchError, visible
 from engine.run import checkpoint, control, launch
-from engine.run.curves import leading, ordered
+from engine.run.curves import leading
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from workbench.actions import bindings, key_line
 from workbench.panels.bars import KeyLine
 from workbench.panels.cause import ENDS, PostMortem
 from workbench.panels.chart import Chart
-from workbench.panels.curve import Line
+from workbench.panels.charts import Charts, draw
 from workbench.panels.figures import brief
-from workbench.panels.glyphs import ascii_only
 from workbench.panels.groups import Groups
-from workbench.panels.units import in_unit, titled, worded
 from workbench.panels.watching import (
     ASKED,
     Lines,
-    Numbers,
-    PinnedPrompts,
     Receipt,
     RunBar,
     Samples,
@@ -54,9 +50,7 @@ if TYPE_CHECKING:
 LOG_LINES = 1000
 LOOK_SECONDS, LOOK_SECONDS_SSH = 0.5, 1.0
 SAID_SECONDS = 6.0
-SMALL = ("one", "two", "three", "four")
 TALL, WIDE = 34, 100
-SHORT = 9  # cells of a name that leaves room for another one on a small chart at 80 columns
 PANELS = {"samples": Samples, "receipt": Receipt, "groups": Groups}
 FOCUS = {"curves": "#main", "cause": "PostMortem"}
 
@@ -76,15 +70,7 @@ class MonitorScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings("monitor")
     DEFAULT_CSS = """
     MonitorScreen ContentSwitcher { height: 1fr; }
-    MonitorScreen #curves, MonitorScreen #cause { height: 100%; }
-    MonitorScreen #upper { height: 1fr; }
-    MonitorScreen .small { height: 7; border-top: solid $wb-line; }
-    MonitorScreen .tall { display: none; }
-    MonitorScreen.-tall .tall { display: block; }
-    MonitorScreen.-tall .small { height: 8; }
-    MonitorScreen.-tall PinnedPrompts { height: 5; }
-    MonitorScreen.-wide Numbers { width: 32; }
-    MonitorScreen .none { display: none; }
+    MonitorScreen #cause { height: 100%; }
     MonitorScreen Chart { padding: 0 1; }
     MonitorScreen #last { border-top: solid $wb-line; }
     MonitorScreen #foot { height: auto; border-top: solid $wb-line; }
@@ -96,7 +82,6 @@ class MonitorScreen(Screen[None]):
         super().__init__()
         self.folder = folder
         self.watching: Watch | None = None
-        self._curve: str | None = None
         self._said = ""
         self._said_until = 0.0
         self._asked: tuple[str, str, float] | None = None
@@ -116,18 +101,7 @@ class MonitorScreen(Screen[None]):
         """Title, pages, status, keys."""
         yield RunBar()
         with ContentSwitcher(initial="curves"):
-            with Vertical(id="curves"):
-                with Horizontal(id="upper"):
-                    with Vertical():
-                        yield Chart(id="main")
-                        with Horizontal(classes="small"):
-                            yield Chart(id="one")
-                            yield Chart(id="two")
-                        with Horizontal(classes="small tall"):
-                            yield Chart(id="three")
-                            yield Chart(id="four")
-                    yield Numbers()
-                yield PinnedPrompts()
+            yield Charts(id="curves")
             yield Samples(id="samples")
             yield Lines(id="log")
             yield Receipt(id="receipt")
@@ -176,8 +150,9 @@ class MonitorScreen(Screen[None]):
             self.call_after_refresh(self._draw)
 
     def _set_size(self) -> None:
-        self.set_class(self.app.size.height >= TALL, "-tall")
-        self.set_class(self.app.size.width >= WIDE, "-wide")
+        charts = self.query_one(Charts)
+        charts.set_class(self.app.size.height >= TALL, "-tall")
+        charts.set_class(self.app.size.width >= WIDE, "-wide")
 
     # -- looking -------------------------------------------------------------------------------------------------------
     def _look(self) -> None:
@@ -217,10 +192,10 @@ class MonitorScreen(Screen[None]):
         state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
         self.query_one(KeyLine).use(key_line("monitor", state, also), page)
         if page == "curves":
-            self._draw_curves(view)
+            self.query_one(Charts).show(view)
         elif page == "cause":
             self.query_one(PostMortem).show(view, self._way_on)
-            self._draw_chart("last", leading(view.method, view.series)[0])
+            draw(self.query_one("#last", Chart), view, leading(view.method, view.series)[0], small=True)
         elif page in PANELS:
             self._show(PANELS[page], view)
 
@@ -228,50 +203,6 @@ class MonitorScreen(Screen[None]):
         panel = self.query_one(kind)
         panel.view = view
         panel.redraw()
-
-    def _draw_curves(self, view: RunView) -> None:
-        main, *small = leading(view.method, view.series)
-        self._draw_chart("main", (self._curve,) if self._curve else main)
-        for index, place in enumerate(SMALL):
-            if place in ("one", "two") or self.has_class("-tall"):
-                self._draw_chart(place, small[index] if index < len(small) else ())
-        self.query_one(PinnedPrompts).set_class(not view.samples, "none")
-        self._show(Numbers, view)
-        self._show(PinnedPrompts, view)
-
-    def _draw_chart(self, place: str, names: tuple[str, ...]) -> None:
-        view = self.view
-        found = [
-            Line(
-                name,
-                in_unit(name, series),
-                (len(series), view.segment),
-                self._label(name, names, place),
-            )
-            for name in names
-            if (series := view.series.get(name)) is not None
-        ]
-        title = "" if len(found) > 1 else found[0].label if found else titled(names[0]) if names else ""
-        if found and self._curve and place == "main" and titled(self._curve) != self._curve:
-            title += f"   {visible(self._curve)}"  # the name that the trainer's own documentation has
-        self.query_one(f"#{place}", Chart).show(found, self._marks(view), title)
-
-    def _label(self, name: str, names: tuple[str, ...], place: str) -> str:
-        """Name and newest value; a curve and its held-out twin on a small chart have room for two short names alone."""
-        value = worded(name, self.view.latest.get(name))
-        twin = name.startswith("eval_") and name.removeprefix("eval_") in names
-        title = "held-out" if twin else titled(name)
-        beside = f"eval_{name}" in names and f"eval_{name}" in self.view.series and len(title) <= SHORT
-        return title if place != "main" and (twin or beside) else f"{title} {value}"
-
-    @staticmethod
-    def _marks(view: RunView) -> list[tuple[int, str]]:
-        """Where the run was taken up again, and where a number was not finite."""
-        again, wrong = ("r", "!") if ascii_only() else ("↻", "!")
-        marks = [(entry["above"], again) for entry in view.superseded[-20:]]
-        if view.resumed_from:
-            marks.append((view.resumed_from, again))
-        return marks + [(entry["step"], wrong) for entry in view.diverged[-20:] if entry["step"] is not None]
 
     def _draw_log(self) -> None:
         try:
@@ -324,11 +255,7 @@ class MonitorScreen(Screen[None]):
 
     def action_next_curve(self, by: int = 1) -> None:
         """The large chart shows another of all curves; after the last the method's own again."""
-        names = ordered(self.view.method, self.view.series)
-        choices: list[str | None] = [None, *names]
-        at = choices.index(self._curve) if self._curve in choices else 0
-        self._curve = choices[(at + by) % len(choices)]
-        self._tell(f"curve {at + by if 0 < at + by <= len(names) else 0} of {len(names)}" if self._curve else "")
+        self._tell(self.query_one(Charts).next_curve(self.view, by))
         self._draw()
 
     @property
