@@ -88,7 +88,10 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     say.phase("Reading the config")
     config = _config(run)
     say.phase("Loading the libraries")
-    from transformers import PrinterCallback
+    from engine.models import complaints
+
+    with complaints.dropped():
+        from transformers import PrinterCallback
 
     from engine.data.collate import collator_for
     from engine.models.load import load_processing_class
