@@ -15,12 +15,9 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 
-from engine.config.explain import of_kind, of_recipe
 from engine.config.findings import RANK, Finding
-from engine.config.recipes import recipes
 from engine.config.schema import effective, fields
-from engine.config.steps import GOALS, STEPS, step_of_path
-from engine.config.terms import TERMS
+from engine.config.steps import STEPS, step_of_path
 from engine.errors import redact, visible
 from engine.memory.estimate import estimate
 from workbench.actions import bindings
@@ -33,6 +30,7 @@ from workbench.panels.form import Form, FormPane
 from workbench.panels.rail import Rail, Stop
 from workbench.screens.background import Background
 from workbench.screens.editing import EditingScreen
+from workbench.screens.explaining import explain_found, explain_kind, explain_row
 from workbench.screens.pages import LEVELS, View, machine_words, page
 
 WIDE = 110
@@ -58,7 +56,6 @@ class BuildScreen(EditingScreen):
         self._before: Any = None
         self._seen: tuple[int, Any] = (-1, None)
         self._activity = "idle"
-        self._titles = {recipe.name: recipe.title for recipe in recipes()}
         self._starting = False
         self._problem = ""
         self._aside: str | None = None
@@ -187,34 +184,15 @@ class BuildScreen(EditingScreen):
 
     def _draw_focus(self, view: View) -> None:
         row = self.pane.form.row
-        spec = fields.of(self.draft.config, row.key) if row is not None else None
         if row is not None and row.key:
             self._focus[self.step] = row.key
         # Nothing follows from what is not taken yet, and its words need the room.
         recipe = row.key.removeprefix("recipe:") if row is not None and row.key.startswith("recipe:") else None
         self.consequences.display = not self._considering and recipe in (None, self.draft.recipe)
-        if self._considering:
-            pass  # the kind under the cursor of the open list is explained
-        elif self._aside is not None:
-            term = self._aside.removeprefix("term:")
-            if term in TERMS:
-                self.explain.say(term, [TERMS[term]])
-            else:
-                self.explain.show(fields[self._aside], None)
-        elif spec is not None and spec.name == "kind":
-            self._explain_kind(spec.section, spec.value(self.draft.config))
-        elif spec is not None:
-            self.explain.show(spec, view.effective.get(spec.path))
-        elif row is not None and row.key.startswith("unsaved:") and int(row.key[8:]) < len(self.left):
-            kept = self.left[int(row.key[8:])]
-            words = f"Its window was ended before it was saved. Until then it lies in {redact(str(kept.place))}."
-            self.explain.say(row.label, [words, "", "Enter goes on with it; u takes that back."])
-        elif row is not None and row.key.startswith("recipe:"):
-            name = row.key.removeprefix("recipe:")
-            title = row.label if any(goal.recipe == name for goal in GOALS) else self._titles.get(name, row.label)
-            self.explain.say(title, [*of_recipe(name), "", "Enter takes this recipe; u takes it back."])
-        else:
-            self.explain.say(STEPS[self._at].title, [STEPS[self._at].question])
+        if self._aside is not None and not self._considering:
+            explain_found(self.explain, self._aside)
+        elif not self._considering:  # else the kind under the cursor of the open list is explained
+            explain_row(self.explain, row, self.step, view)
         found = self.in_view()
         self.finding_line.show(found[0] if found else None, max(0, len(self.draft.findings) - 1))
 
@@ -223,18 +201,13 @@ class BuildScreen(EditingScreen):
         """The list of methods or adapters is open."""
         return (self.pane.editing or "").endswith(".kind")
 
-    def _explain_kind(self, section: str, kind: str) -> None:
-        title, paragraphs = of_kind(section, kind)
-        self.explain.say(title, [*paragraphs, "", f"Enter lists them all. {section}.kind"])
-
     @on(FormPane.Considered)
     def _considered(self, event: FormPane.Considered) -> None:
         """The kind under the cursor of the open list is explained before it is taken."""
         section, _, name = event.key.partition(".")
         if name == "kind" and self.pane.editing == event.key:
-            title, paragraphs = of_kind(section, event.value)
             self.consequences.display = False  # the words need the room, and nothing follows before one is taken
-            self.explain.say(title, paragraphs)
+            explain_kind(self.explain, section, event.value)
 
     def in_view(self) -> list[Finding]:
         """The findings nearest to where the person is: of the row, of the step, of all."""
