@@ -6,6 +6,8 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +98,9 @@ def source(tmp_path: Path) -> Callable[[list[Any]], str]:
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RunFolder]]:
-    """`train({"method.kind": "dpo", ...})` runs the worker here; the exit code is checked, the folder returned. Afterwards
-    float32 is multiplied as before: a run sets that for its process, and transformers sets it once."""
+    """`train({"method.kind": "dpo", ...})` runs the worker here, `train(..., apart=True)` in a process of its own; the exit
+    code is checked, the folder returned. Afterwards float32 is multiplied as before: a run sets that for its process, and
+    transformers sets it once."""
     import torch
     from transformers.utils.import_utils import enable_tf32
 
@@ -105,7 +108,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     precision = torch.backends.fp32_precision
 
     def run_worker(
-        settings: dict[str, Any] | None = None, *, folder: RunFolder | None = None, code: int = 0
+        settings: dict[str, Any] | None = None, *, folder: RunFolder | None = None, code: int = 0, apart: bool = False
     ) -> RunFolder:
         from engine.config.files import as_yaml
         from engine.run.store import create
@@ -117,6 +120,10 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 section, name = path.split(".", 1)
                 mapping.setdefault(section, {})[name] = value
             folder = create(tmp_path / "runs", as_yaml(mapping), {"method": "test", "model": "builtin/tiny"})
+        if apart:
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                assert process.submit(main, str(folder.path)).result() == code, folder.events.read_text()[-3000:]
+            return folder
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
         try:
             assert main(str(folder.path)) == code, folder.events.read_text()[-3000:]
