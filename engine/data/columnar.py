@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
+from engine.data.mapped import Rows
 from engine.data.parsing import Row
-from engine.data.rows import Rows
 from engine.errors import DataError, visible
 from engine.hub import reaching_hub
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.data.formats import FORMATS, Format, read_example
+from engine.data.mapped import Rows
 from engine.data.parts import Example, FormatError, Row, names
-from engine.data.rows import Rows
 from engine.errors import DataError, visible
 
 LOOK = 256

@@ -16,8 +16,9 @@ from typing import Any
 from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
 from engine.config.method import METHODS
 from engine.data.detect import Detection, detect
+from engine.data.mapped import Rows
 from engine.data.parsing import Row
-from engine.data.rows import Rows, open_rows
+from engine.data.rows import open_rows
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
 BUILTIN = "builtin/dates"

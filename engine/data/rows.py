@@ -1,9 +1,8 @@
 """Rows of a data file, at once and without loading it: JSON, JSONL, CSV, Parquet, plain text, also compressed.
 
-`open_rows` returns before anything is read through: the file is memory-mapped and a thread notes where each row
-begins, so the first rows show at once and a row anywhere is one slice away. A row is parsed when it is asked for, and a
-bad one is a `DataError` with file, line, column and the text found there. It refuses archives, pickles and scripts by
-name. Standard library only; Parquet and saved data sets live in `engine.data.columnar`, imported when one is opened.
+`open_rows` decides the format and returns before anything is read through. Owns where the rows of each format lie in a
+file and what each means; `engine.data.mapped` reads them from there. It refuses archives, pickles and scripts by name.
+Standard library only; Parquet and saved data sets live in `engine.data.columnar`, imported when one is opened.
 """
 
 from __future__ import annotations
@@ -15,20 +14,16 @@ import json
 import mmap
 import os
 import re
-import threading
-from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 from engine.data.compressed import COMPRESSIONS, Unpacked, unpacked_head
-from engine.data.lines import Lines
+from engine.data.mapped import FileRows, Rows
 from engine.data.parsing import Row, decode, parse_object, sample
 from engine.errors import DataError, visible
 
-CLIP = 64 * 1024
 HEAD = 256 * 1024
 REFUSED = {
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), "an archive; unpack it first"),
@@ -37,198 +32,6 @@ REFUSED = {
 }
 _BOM = b"\xef\xbb\xbf"
 _STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\],]', re.DOTALL)
-
-
-class Rows(ABC):
-    """Rows of one source by number. `length` is `None` until the index is complete."""
-
-    path: str
-    kind: str
-    note: str = ""
-
-    @property
-    @abstractmethod
-    def length(self) -> int | None: ...
-
-    @property
-    @abstractmethod
-    def progress(self) -> float:
-        """Share of the source that is indexed, 0 to 1."""
-
-    @abstractmethod
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the index; the number of rows, or nothing when the time is up."""
-
-    @abstractmethod
-    def __getitem__(self, index: int) -> Row: ...
-
-    @abstractmethod
-    def first(self, count: int) -> list[Row]: ...
-
-    def __len__(self) -> int:
-        length = self.wait()
-        return 0 if length is None else length
-
-    def __iter__(self) -> Iterator[Row]:
-        for index in range(len(self)):
-            yield self[index]
-
-    def known(self) -> int:
-        """Rows that can be read now without waiting."""
-        return self.length or 0
-
-    def size(self, index: int) -> int:
-        """Bytes of the row, 0 where the format does not say."""
-        return 0
-
-    def text(self, index: int, limit: int = CLIP) -> str:
-        """The row as it stands in the source, clipped: for looking, never for training."""
-        return json.dumps(self[index], ensure_ascii=False, default=str)[:limit]
-
-    def place(self, index: int) -> tuple[str, int | None]:
-        """Path and line (from 1) of a row, for messages."""
-        return self.path, None
-
-    def error(self, index: int, message: str, hint: str = "") -> DataError:
-        path, line = self.place(index)
-        return DataError(message, hint, path=visible(path), line=line)
-
-    def close(self) -> None:
-        return
-
-
-class FileRows(Rows):
-    """A memory-mapped file whose rows are byte ranges found by a thread."""
-
-    def __init__(self, path: str, unpacked: Unpacked | None = None) -> None:
-        self.path = path
-        self._unpacked = unpacked
-        self._starts, self._ends = array("Q"), array("Q")
-        self._complete, self._closed = False, False
-        self._failure: DataError | None = None
-        self._scanned, self._bytes = 0, 1
-        self._changed = threading.Condition()
-        self._map: mmap.mmap | bytes = b""
-        self._lines = Lines(self._map)
-        if unpacked is None:
-            self._open_map(Path(path).open("rb"))  # noqa: SIM115 - _open_map closes it
-        self._thread = threading.Thread(target=self._run, name="row-index", daemon=True)
-        self._thread.start()
-
-    # -- what the formats say ------------------------------------------------------------------------------------------
-    @abstractmethod
-    def _scan(self, data: mmap.mmap | bytes) -> Iterator[tuple[int, int]]: ...
-
-    @abstractmethod
-    def _parse(self, raw: bytes, line: int, column: int) -> Row: ...
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-    @property
-    def length(self) -> int | None:
-        return len(self._starts) if self._complete else None
-
-    @property
-    def progress(self) -> float:
-        if self._complete:
-            return 1.0
-        unpacking = self._unpacked.progress if self._unpacked else 1.0
-        scanned = self._scanned / self._bytes
-        return scanned if self._unpacked is None else unpacking / 2 + scanned / 2
-
-    def known(self) -> int:
-        return len(self._ends)
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        # A complete index is read without the lock: a forked child must not wait for a thread that it does not have.
-        if not self._complete:
-            with self._changed:
-                self._changed.wait_for(lambda: self._complete or self._closed, timeout)
-        if self._failure is not None:
-            raise self._failure
-        return self.length
-
-    def __getitem__(self, index: int) -> Row:
-        start, end = self._range(index)
-        raw = bytes(self._map[start:end])
-        try:
-            return self._parse(raw, 1, 1)
-        except DataError:
-            # Lines are counted only for a row that is bad: the first count costs a pass over all before it.
-            return self._parse(raw, *self._lines.place(start))
-
-    def first(self, count: int) -> list[Row]:
-        rows = []
-        for index in range(count):
-            try:
-                rows.append(self[index])
-            except IndexError:
-                break
-        return rows
-
-    def size(self, index: int) -> int:
-        start, end = self._range(index)
-        return end - start
-
-    def text(self, index: int, limit: int = CLIP) -> str:
-        start, end = self._range(index)
-        return bytes(self._map[start : min(end, start + limit)]).decode("utf-8", "replace")
-
-    def place(self, index: int) -> tuple[str, int | None]:
-        start, _ = self._range(index)
-        return self.path, self._lines.place(start)[0]
-
-    def close(self) -> None:
-        self._closed = True
-        with self._changed:
-            self._changed.notify_all()
-        self._thread.join(timeout=2)
-        if isinstance(self._map, mmap.mmap):
-            self._map.close()
-
-    def _range(self, index: int) -> tuple[int, int]:
-        if index < 0:
-            index += len(self)
-        if index >= len(self._ends):
-            if not self._complete:
-                with self._changed:
-                    self._changed.wait_for(lambda: index < len(self._ends) or self._complete or self._closed)
-            if index >= len(self._ends):
-                if self._failure is not None:
-                    raise self._failure
-                raise IndexError(index)
-        return self._starts[index], self._ends[index]
-
-    # -- indexing ------------------------------------------------------------------------------------------------------
-    def _open_map(self, file: io.BufferedReader) -> None:
-        with file:
-            self._bytes = max(os.fstat(file.fileno()).st_size, 1)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
-            self._lines = Lines(self._map)
-
-    def _run(self) -> None:
-        try:
-            if self._unpacked is not None:
-                self._open_map(self._unpacked.wait(lambda: self._closed))
-            for number, (start, end) in enumerate(self._scan(self._map)):
-                self._starts.append(start)
-                self._ends.append(end)
-                if number < 256 or number % 4096 == 0:
-                    self._scanned = end
-                    with self._changed:
-                        self._changed.notify_all()
-                    if self._closed:
-                        return
-            if not self._starts and self._failure is None:
-                self._failure = DataError("the file holds no rows", "Check the path.", path=visible(self.path))
-        except DataError as problem:
-            self._failure = problem
-        except (OSError, ValueError) as problem:
-            if not self._closed:
-                self._failure = DataError(f"cannot be read: {problem}", path=visible(self.path))
-        finally:
-            with self._changed:
-                self._complete = True
-                self._changed.notify_all()
 
 
 class LineRows(FileRows):
