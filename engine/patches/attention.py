@@ -135,8 +135,27 @@ def fuse(layers: list[torch.nn.Module]) -> Callable[[], None]:
 def _forward_of(kind: type) -> Callable[..., Any]:
     """The fused forward for a class. What `attention: eager` asks for is looked up here: no graph may hold an import."""
     module: Any = importlib.import_module(kind.__module__)
-    eager, plain = module.eager_attention_forward, module.apply_rotary_pos_emb
     family = CLASSES[kind.__module__]
+    attended = _attended(family, module.eager_attention_forward)
+    return _sharing(attended) if family.sharing else _usual(family, module.apply_rotary_pos_emb, attended)
+
+
+def _attended(family: Family, eager: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, Any]]:
+    def attended(self: Any, q: Any, k: Any, v: Any, mask: Any, more: dict[str, Any]) -> tuple[torch.Tensor, Any]:
+        """[B, T, H * D] of what every head found, told how far and how strongly it attends as the class tells it."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+        holder = self.config if family.window == "config" else self
+        own = {"sliding_window": getattr(holder, "sliding_window", None)} if family.window else {}
+        own |= {"softcap": self.attn_logit_softcapping} if family.capped else {}
+        dropout = self.attention_dropout if self.training else 0.0
+        out, weights = attend(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **own, **more)
+        return out.flatten(2).contiguous(), weights
+
+    return attended
+
+
+def _usual(family: Family, plain: Callable[..., Any], attended: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain` rotates queries and keys in torch, where the compiler is to make it."""
 
     def turned(self: Any, q: Any, k: Any, angles: tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, Any]:
         """[B, H, T, D] of queries and keys, normed where the class norms them, and rotated."""
@@ -149,16 +168,6 @@ def _forward_of(kind: type) -> Callable[..., Any]:
         else:
             q, k = rope(q, k, *angles)
         return q.transpose(1, 2), k.transpose(1, 2)
-
-    def attended(self: Any, q: Any, k: Any, v: Any, mask: Any, more: dict[str, Any]) -> tuple[torch.Tensor, Any]:
-        """[B, T, H * D] of what every head found, told how far and how strongly it attends as the class tells it."""
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
-        holder = self.config if family.window == "config" else self
-        own = {"sliding_window": getattr(holder, "sliding_window", None)} if family.window else {}
-        own |= {"softcap": self.attn_logit_softcapping} if family.capped else {}
-        dropout = self.attention_dropout if self.training else 0.0
-        out, weights = attend(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **own, **more)
-        return out.flatten(2).contiguous(), weights
 
     def forward(
         self: Any,
@@ -184,6 +193,10 @@ def _forward_of(kind: type) -> Callable[..., Any]:
             out = out * torch.sigmoid(gate.reshape(*rows, -1))
         return self.o_proj(out), weights
 
+    return forward
+
+
+def _sharing(attended: Callable[..., Any]) -> Callable[..., Any]:
     def sharing(
         self: Any,
         hidden_states: torch.Tensor,
@@ -214,7 +227,7 @@ def _forward_of(kind: type) -> Callable[..., Any]:
         out, weights = attended(self, q.transpose(1, 2), k, v, attention_mask, kwargs)
         return self.o_proj(out), weights
 
-    return sharing if family.sharing else forward
+    return sharing
 
 
 def _family(layer: torch.nn.Module) -> Family:
