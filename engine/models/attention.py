@@ -1,10 +1,9 @@
 """The attention that a loaded model computes with: what was asked for where model and card take it, torch's own otherwise.
 
-Flash and flex attention come from packages and compilers that can fail on one card and not on another, torch's attention over
-documents takes some models and cards only, so a model is loaded
-with torch's own and handed the other one afterwards; on a card it is first tried on two short documents, forward and
-backward, in the model's own shape. What does not work or computes something else is not taken, and the model keeps the
-reason for the receipt (`attention_reason`).
+Flash and flex attention come from packages and compilers that can fail on one card and not on another, and torch's
+attention over documents takes some models and cards only. So a model is loaded with torch's own and handed the other one
+afterwards; on a card it is first tried on two short documents, forward and backward, in the model's own shape. What does
+not work or computes something else is not taken, and the model keeps the reason for the receipt (`attention_reason`).
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def load_processing_class(config: Any) -> Any:
 
 
 def load_model(config: Any) -> Any:
-    """The model in its number format with the head that the method needs (a new one where it brings none), on the CPU unless it is quantized for a GPU.
+    """The model in its number format with the head that the method needs, a new one where it brings none; on the CPU
+    unless it is quantized for a GPU.
 
     Raises ModelError when it cannot be found or read, when it would run code of its own, and when it brings no
     safetensors weights.
@@ -144,7 +145,8 @@ def _refuse_what_fp8_cannot(config: Any) -> None:
 
 
 def quantization_config(config: Any) -> Any:
-    """bitsandbytes' settings for `model.quantization`, or None where it has no part in it; 4-bit weights are quantized twice (arXiv:2305.14314)."""
+    """bitsandbytes' settings for `model.quantization`, or None where it has no part in it; 4-bit weights are quantized
+    twice (arXiv:2305.14314)."""
     import torch
     from transformers import BitsAndBytesConfig
 

@@ -1,9 +1,10 @@
 """`sdpa_whole_tiles`: torch's fused attention, kept from cuDNN at the one length where a mask makes its gradients NaN.
 
-On Hopper cards torch takes cuDNN's kernel. Given a mask and a number of keys that leaves 64 of 128, cuDNN before 9.26 leaves
-half of the last tile unmasked in the backward pass, and where all scores of a query lie some 88 below zero its gradients are
-NaN. Seen on an H100 with torch 2.11 and cuDNN 9.19, with 704 and 832 keys; torch's memory-efficient kernel gave numbers there,
-so it computes those lengths. Passes without a mask, which are most, and other lengths go on as they are.
+On Hopper cards torch takes cuDNN's kernel. Given a mask and a number of keys that leaves 64 of 128, cuDNN before 9.26
+leaves half of the last tile unmasked in the backward pass, and where all scores of a query lie some 88 below zero its
+gradients are NaN. Seen on an H100 with torch 2.11 and cuDNN 9.19, with 704 and 832 keys; torch's memory-efficient kernel
+gave numbers there, so it computes those lengths. Passes without a mask, which are most, and other lengths go on as they
+are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 NAME = "sdpa_whole_tiles"
 TILE, HALF = 128, 64
-OTHERS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+WITHOUT_CUDNN = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 MENDED = 92600
 """The release of cuDNN that masks the whole tile."""
 
@@ -55,7 +56,7 @@ def whole_tiles_attention_forward(
     """transformers' `sdpa_attention_forward`, its arguments and result; `attention_mask`: [.., .., T, keys] or None."""
     if attention_mask is None or key.shape[-2] % TILE != HALF:
         return _plain(module, query, key, value, attention_mask, **kwargs)
-    with sdpa_kernel(OTHERS):
+    with sdpa_kernel(WITHOUT_CUDNN):
         return _plain(module, query, key, value, attention_mask, **kwargs)
 
 

@@ -1,10 +1,11 @@
 """`kernels.kernel_auto_compose`: which kernels a run takes, chosen by timing their combinations on its own model.
 
-Free is each of `use_cut_ce`, `fused_attn_kernel`, `fused_lora` and `torch_compile` that was left at `auto` and has a place in
-this model and on this machine; `fused_lora` and `torch_compile` are never on together. Every combination is applied and taken back by the features' own functions, in turns; timed are forward
-passes without gradients, and passes with gradients, which are asked for by name and so land nowhere. No training step is
-taken: weights, gradients, inputs and random numbers are afterwards what they were. A combination that raises, changes its
-inputs or has no finite time is told with its reason and never taken; if all are so, the run ends.
+Free is each of `use_cut_ce`, `fused_attn_kernel`, `fused_lora` and `torch_compile` that was left at `auto` and has a
+place in this model and on this machine; `fused_lora` and `torch_compile` are never on together. Every combination is
+applied and taken back by the features' own functions, in turns; timed are forward passes without gradients, and passes
+with gradients, which are asked for by name and so land nowhere. No training step is taken: weights, gradients, inputs and
+random numbers are afterwards what they were. A combination that raises, changes its inputs or has no finite time is told
+with its reason and never taken; if all are so, the run ends.
 
 Times differ between two looks, so they are taken once: `kernels.json` in the run folder keeps the table and the choice,
 and a run that is resumed on the same device and versions goes on with what it had.
@@ -336,7 +337,7 @@ def _kept(folder: Path, place: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_row(row: Any, free: list[str]) -> bool:
-    """Whether it is what `_row` makes."""
+    """Whether it is what `_row` makes; a row without a finite time says why."""
     if not isinstance(row, dict) or not isinstance(row.get("why"), str) or not isinstance(row.get("on"), list):
         return False
     times = [row.get(name, "") for name in ("forward_ms", "both_ms", "first_s")]

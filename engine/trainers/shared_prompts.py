@@ -65,7 +65,8 @@ def read_answers(
 ) -> tuple[torch.Tensor, Any]:
     """Log-probabilities and entropies (B, T) of the last `width` tokens of `ids`, `each` rows in a row having one prompt.
 
-    `model` has TRL's fused head (whose entropies are None if it was not given them), `base` is the part of it below the head. `ids` and `mask` are (B, P + T), padded left.
+    `model` has TRL's fused head (whose entropies are None if it was not given them), `base` is the part of it below the
+    head. `ids` and `mask` are (B, P + T), padded left.
     """
     prompt = ids.shape[1] - width - 1
     cache = _prompts(base, ids[::each, :prompt], mask[::each, :prompt], each)

@@ -76,7 +76,7 @@ def _show(found: dict[str, Any]) -> None:
             f"{_figure(end['last'])} ({_figure(end['lowest'])} to {_figure(end['highest'])})" if end else "-"
             for end in ends
         ]
-        rows.append([visible(name), *cells])  # fmt: skip
+        rows.append([visible(name), *cells])
     rows.append([])
     rows += [[visible(row["path"]), *(_value(value) for value in row["values"])] for row in found["settings"]]
     if not found["settings"]:

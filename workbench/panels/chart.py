@@ -83,7 +83,10 @@ class Chart(Widget, can_focus=True):
     # Data in
 
     def show(self, lines: Sequence[Line], marks: Sequence[tuple[int, str]] = (), title: str | None = None) -> None:
-        """Shows these lines; does nothing when neither they nor their stamps changed. `marks` are (step, sign of one cell), drawn on the axis."""
+        """Shows these lines; does nothing when neither they nor their stamps changed.
+
+        `marks` are (step, sign of one cell), drawn on the axis.
+        """
         new, marks = tuple(lines), tuple(marks)
         title = self.title if title is None else title
         if new == self._lines and marks == self._marks and title == self.title:

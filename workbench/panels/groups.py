@@ -101,7 +101,8 @@ class Groups(Scrolled):
 
 
 def _place(entry: dict[str, Any], at: int, total: int) -> str:
-    where = f"step {count(entry['step'])}   row {count(entry['row'])}   {count(entry['count'])} answer{'s' if entry['count'] != 1 else ''}"
+    answers = "answer" if entry["count"] == 1 else "answers"
+    where = f"step {count(entry['step'])}   row {count(entry['row'])}   {count(entry['count'])} {answers}"
     return f"group {count(at + 1)} of {count(total)}   {where}   N older, n newer"
 
 

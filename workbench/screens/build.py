@@ -96,7 +96,7 @@ class BuildScreen(EditingScreen):
         self.background.stop()
 
     def on_resize(self, event: events.Resize) -> None:
-        """More room for names and words where there is more room; where there is little, `z` brings the right column for the rail."""
+        """More room for names and words where there is more; where there is little, `z` brings the right column for the rail."""
         self.set_class(event.size.width >= WIDE, "wide")
         self.set_class(event.size.width < NARROW, "narrow")
 

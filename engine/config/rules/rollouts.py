@@ -68,7 +68,8 @@ def batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Findi
     if size < 2 or batch * times % size == 0:
         return
     fitting = next(each for each in range(batch + 1, batch + size + 1) if each * times % size == 0)
-    todo = f"With {times} {'batch' if times == 1 else 'batches'} sampled together there are {batch * times} answers, which is no whole number of groups."
+    batches = "batch" if times == 1 else "batches"
+    todo = f"With {times} {batches} sampled together there are {batch * times} answers, which is no whole number of groups."
     rule_text = f"such that the answers sampled together make whole groups of {size} (method.num_generations)"
     yield must(path, rule_text, batch, todo, fix=Fix(f"set it to {fitting}", {path: fitting}))
 
