@@ -48,10 +48,10 @@ class Kernels(Section):
 
     kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Expert] = False
     """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel`, `fused_lora` and
-    `torch_compile` that are `auto`, on this model and machine, and take the fastest. Passes with and without gradients over at most 32 rows of 512
-    tokens, at most 50 a combination; nothing is trained by them. Takes seconds, and beside that what compiling takes: a
-    minute or more on a CPU. The receipt holds the table, and a resumed run keeps the choice. On a GPU the kernels taken
-    have their tile sizes timed too, once for each card."""
+    `torch_compile` that are `auto`, on this model and machine, and take the fastest. Passes with and without gradients over
+    at most 32 rows of 512 tokens, at most 50 a combination; nothing is trained by them. Takes seconds, and beside that what
+    compiling takes: a minute or more on a CPU. The receipt holds the table, and a resumed run keeps the choice. On a GPU the
+    kernels taken have their tile sizes timed too, once for each card."""
 
     quantization_aware: Annotated[
         bool | Literal["fp8"],
