@@ -292,7 +292,8 @@ def second_backward() -> None:
         loss = linear_cross_entropy(h, w, targets, workspace_bytes=40 * 256 * 4)
         doubled = torch.autograd.grad(2 * loss, leaves, retain_graph=True)
         single = torch.autograd.grad(loss, leaves)
-        same = all(torch.allclose(a, 2 * b, rtol=1e-6) for a, b in zip(doubled, single, strict=True))
+        # Products of other slices add in another order.
+        same = all(rms(a - 2 * b) <= 1e-5 * rms(a) for a, b in zip(doubled, single, strict=True))
         said(same, f"linear_cross_entropy: a second backward pass gives the same, trained={trained}")
     targets, w = targets[:4], w.detach()
     h = torch.randn(4, 8, device=DEVICE, requires_grad=True)
@@ -364,7 +365,7 @@ def registered() -> None:
         both = zip((*pairs[0], *gradients[0], early_only[0]), (*pairs[1], *gradients[1], early_only[1]), strict=True)
         # Before a trained head the graph's forward pass goes by rows and the other by slices.
         worst = max(rms(a - b) / rms(b) for a, b in both)
-        said(worst <= (1e-6 if trained else 0.0), f"linear_logp registered, trained={trained}", f"{worst:.1e} apart")
+        said(worst <= (1e-5 if trained else 0.0), f"linear_logp registered, trained={trained}", f"{worst:.1e} apart")
     whole = linear_logp_op(h, w, None, targets.clamp(min=0), [1.0, 0.0, 1.0, 0.0, 0.0], 1 << 20, "", _NONE, False)
     said(whole[0].shape == (2,) and whole[1].numel() == 0, "linear_logp registered without a choice")
 
