@@ -6,7 +6,7 @@ middle of a step, is left to be asked for.
 
 from __future__ import annotations
 
-from engine.config import attention, footprint
+from engine.config import attention, counted
 from engine.config.facts import Facts
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
@@ -26,7 +26,7 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool, str]:
         return False, "the machine is not known yet; the launch decides"
     if (reason := _no_card(facts) or _in_the_way(config) or _of_the_model(config, facts)) is not None:
         return False, reason
-    steps = footprint.total_steps(config, facts)
+    steps = counted.total_steps(config, facts)
     if steps is not None and steps < EARNS:
         return False, f"{steps:,} steps are too few to earn the first batch's wait, {EARNS} would"
     if not config.data.packing and (reason := _too_few_padded(config, steps)) is not None:
@@ -75,7 +75,7 @@ def _in_the_way(config: RunConfig) -> str | None:
 
 
 def _of_the_model(config: RunConfig, facts: Facts) -> str | None:
-    model = footprint.known_model(config, facts)
+    model = counted.known_model(config, facts)
     if model is not None and model.experts:
         return "mixtures of experts are compiled where it is asked for"
     if model is not None and model.stored:
@@ -86,6 +86,6 @@ def _of_the_model(config: RunConfig, facts: Facts) -> str | None:
         return f"{computed} is compiled where it is asked for"
     if not config.data.packing and config.model.quantization != "none":
         return f"padded batches over {config.model.quantization} weights are compiled where it is asked for"
-    if footprint.device_count(config, facts) > 1:
+    if counted.device_count(config, facts) > 1:
         return "layers on several devices are compiled where it is asked for"
     return None

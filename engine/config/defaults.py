@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.config import attention, compiled, footprint
+from engine.config import attention, compiled, counted, footprint
 from engine.config.facts import Facts
 from engine.config.method import METHODS
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -141,7 +141,7 @@ def _fused_lora(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 
 def _ten_times(label: str) -> Resolve:
     def resolve(config: RunConfig, facts: Facts) -> tuple[Any, str]:
-        steps = footprint.total_steps(config, facts)
+        steps = counted.total_steps(config, facts)
         if steps is None:
             return 100, f"{label} every 100 steps while the number of steps is not known"
         return max(1, round(steps / 10)), f"{label} ten times in {steps:,} steps"
@@ -195,7 +195,7 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
             Effective(fields.memory.gradient_checkpointing.path, "full", True, "every layer is computed again")
         )
     if config.memory.tiled_mlp and config.memory.tiled_mlp_tokens is None:
-        tokens, size = footprint.batch_tokens(config, facts), footprint.tile_tokens(config, facts)
+        tokens, size = counted.batch_tokens(config, facts), footprint.tile_tokens(config, facts)
         reason = f"tiles of a batch of at most {tokens:,} tokens"
         found.append(Effective(fields.memory.tiled_mlp_tokens.path, None, size, reason))
     if config.optim.per_device_eval_batch_size is None and config.data.eval:

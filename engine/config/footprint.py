@@ -1,4 +1,4 @@
-"""Closed-form arithmetic over config and facts: steps, parameters, bytes by class. Pure, quick, and honest about gaps.
+"""Closed-form arithmetic over config and facts: bytes by class, from what is counted. Pure, quick, and honest about gaps.
 
 Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
 weights, adapter, gradients, optimizer, activations, logits (tiles and buffers of the head, `engine.config.head`),
@@ -8,16 +8,23 @@ reference (a frozen copy), overhead (context, fragments).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 from engine.config import fp8, head
+from engine.config.counted import (
+    Parameters,
+    batch_tokens,
+    device_count,
+    known_model,
+    parameters,
+    sampled_together,
+    tokens_and_length,
+)
 from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import reference_of
 from engine.config.method import METHODS
 from engine.config.optimizers import own_value
 from engine.config.tree import RunConfig
-from engine.config.unfrozen import matrices_by_name, trained_by_name
 
 MiB = 1024**2
 GiB = 1024**3
@@ -70,156 +77,6 @@ def size_text(size: float) -> str:
     return f"{size / GiB:.1f} GiB" if size >= 0.95 * GiB else f"{size / MiB:.0f} MiB"
 
 
-def device_count(config: RunConfig, facts: Facts) -> int:
-    """How many devices the run would use."""
-    devices = config.run.devices
-    if isinstance(devices, list):
-        return max(1, len(devices))
-    return devices if isinstance(devices, int) else 1
-
-
-def effective_batch(config: RunConfig, facts: Facts) -> int:
-    """Rows (or packs) that one optimizer step sees over all devices."""
-    optim = config.optim
-    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * device_count(config, facts)
-
-
-def train_rows(config: RunConfig, facts: Facts) -> int | None:
-    """Rows of one epoch: as prepared where that is known, else as the files say."""
-    if facts.data is not None and facts.data.rows is not None:
-        return facts.data.rows
-    if facts.sources is None or not config.data.train:
-        return None
-    total = 0.0
-    for entry in config.data.train:
-        source = facts.sources.get(entry.path)
-        if source is None or source.rows is None:
-            return None
-        rows = source.rows if entry.rows is None else min(entry.rows, source.rows)
-        total += rows * entry.weight
-    return round(total)
-
-
-def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
-    """Batches of one device in one epoch; packing makes fewer, fuller ones, known once tokens are counted."""
-    rows = train_rows(config, facts)
-    if rows is None:
-        return None
-    if config.data.packing:
-        if facts.data is None or facts.data.tokens is None:
-            return None
-        # best-fit packing fills about 97 % of each pack
-        rows = math.ceil(facts.data.tokens / (0.97 * config.data.max_length))
-    batch = config.optim.per_device_train_batch_size * device_count(config, facts)
-    if METHODS[config.method.kind].rows == "prompts":
-        return _sampled_batches(config, rows, batch)
-    return math.ceil(rows / batch)
-
-
-def _sampled_batches(config: RunConfig, prompts: int, batch: int) -> int:
-    """Batches of answers that one epoch of prompts gives; prompts that do not fill a sampling are left out."""
-    method, together = config.method, _sampled_together(config)
-    each = max(1, batch * together // getattr(method, "num_generations", 1))
-    return prompts // each * together * getattr(method, "num_iterations", 1)
-
-
-def _sampled_together(config: RunConfig) -> int:
-    """Batches whose answers are sampled at once."""
-    return getattr(config.method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
-
-
-def total_steps(config: RunConfig, facts: Facts) -> int | None:
-    """Optimizer steps of the whole run."""
-    if config.optim.max_steps is not None:
-        return config.optim.max_steps
-    batches = batches_per_epoch(config, facts)
-    if batches is None:
-        return None
-    per_epoch = max(1, math.ceil(batches / config.optim.gradient_accumulation_steps))
-    return max(1, math.ceil(per_epoch * config.optim.num_train_epochs))
-
-
-def known_model(config: RunConfig, facts: Facts) -> ModelFacts | None:
-    """The model's facts, if they are those of the model that the config names now."""
-    return facts.model if facts.model is not None and facts.model.name == config.model.name else None
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """How many numbers are trained, and of which kind."""
-
-    base: int
-    trained_base: int
-    adapter: int
-    matrices: tuple[tuple[int, int, int], ...] = ()
-    """Those of them that are matrices inside the layers, as (rows, columns, how many)."""
-
-    @property
-    def trained(self) -> int:
-        """All trained parameters."""
-        return self.trained_base + self.adapter
-
-
-def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
-    """Base, trained base and adapter parameters; nothing while the model's shape is unknown."""
-    model = known_model(config, facts)
-    if model is None or model.parameters is None:
-        return None
-    adapter = config.adapter
-    if adapter.kind == "none":
-        named = trained_by_name(model, adapter.unfrozen_parameters) if adapter.unfrozen_parameters else None
-        if named is not None:
-            return Parameters(model.parameters, named, 0, matrices_by_name(model, adapter.unfrozen_parameters))
-        whole = tuple((wide_out, wide_in, count) for _, wide_in, wide_out, count in model.linears)
-        return Parameters(model.parameters, model.parameters, 0, whole)
-    if not model.linears:
-        return None
-    trained, factors = 0, []
-    for name, wide_in, wide_out, count in model.linears:
-        if _is_target(name, adapter.target_modules):
-            trained += count * adapter.r * (wide_in + wide_out)
-            factors += [(adapter.r, wide_in, count), (wide_out, adapter.r, count)]
-            if adapter.use_dora:
-                trained += count * wide_out
-    saved = sum(_whole_module(name, model) for name in adapter.modules_to_save)
-    return Parameters(model.parameters, 0, trained + saved, tuple(factors))
-
-
-def _is_target(name: str, targets: str | list[str]) -> bool:
-    import re
-
-    if targets == "all-linear":
-        return True
-    if isinstance(targets, list):
-        return any(name == target or target.endswith(f".{name}") or name.endswith(f".{target}") for target in targets)
-    try:
-        pattern = re.compile(targets)
-    except re.error:
-        return False
-    block = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
-    return any(pattern.fullmatch(full) for full in (name, f"model.layers.0.{block}.{name}", f"layers.0.{block}.{name}"))
-
-
-def _whole_module(name: str, model: ModelFacts) -> int:
-    if name in ("embed_tokens", "lm_head", "wte") and model.vocab_size and model.hidden_size:
-        return model.vocab_size * model.hidden_size
-    return 0
-
-
-def longest_row(config: RunConfig, facts: Facts) -> int:
-    """Tokens of the longest row of a batch: a pack is full, a prompt has its longest answer, otherwise
-    as counted, else a guess within the limit."""
-    limit = config.data.max_length
-    if METHODS[config.method.kind].rows == "prompts":
-        prompt = min(limit, facts.data.longest) if facts.data is not None and facts.data.longest else limit
-        return prompt + int(getattr(config.method, "max_completion_length", 0))
-    if config.data.packing or config.method.kind == "pretrain":
-        return limit
-    if facts.data is not None and facts.data.longest:
-        return min(limit, facts.data.longest)
-    return limit
-
-
 def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[str, int] | None:
     """Bytes by class at the peak of one step on one device; nothing while the model's shape is unknown.
 
@@ -232,7 +89,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
     weights = _weights(config, model, counts) - _weights_on_the_host(config, facts)
     trained_bytes = counts.trained * trained_size(config)
-    tokens, length = _tokens(config, facts)
+    tokens, length = tokens_and_length(config, facts)
     kept, layer = _activations(config, facts, model, tokens, length, checkpointing)
     size = BYTES[config.model.dtype]
     scored = head.Head(tokens, model.hidden_size, model.vocab_size, size, head.is_trained(config), on_gpu)
@@ -262,29 +119,16 @@ def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
     twice while it grows by a token, and the last token's scores."""
     if METHODS[config.method.kind].rows != "prompts":
         return 0.0
-    answers = config.optim.per_device_train_batch_size * _sampled_together(config)
+    answers = config.optim.per_device_train_batch_size * sampled_together(config)
     width = (model.kv_heads or 0) * (model.head_dim or 0)
     cached = 2 * width * length * ((model.layers or 0) + 1) * BYTES[config.model.dtype]
     return answers * (cached + SAMPLED_SCORES * 4.0 * (model.vocab_size or 0))
-
-
-def batch_tokens(config: RunConfig, facts: Facts) -> int:
-    """Tokens of the largest batch that gradients flow through."""
-    return _tokens(config, facts)[0]
 
 
 def tile_tokens(config: RunConfig, facts: Facts) -> int:
     """The most tokens of one tile of the feed-forward blocks, where none are given: about 32k, or a quarter of a batch."""
     tokens = batch_tokens(config, facts)
     return config.memory.tiled_mlp_tokens or (TILE_TOKENS if tokens > TILE_TOKENS else max(16, math.ceil(tokens / 4)))
-
-
-def _tokens(config: RunConfig, facts: Facts) -> tuple[int, int]:
-    """Tokens of a batch that gradients flow through, and of its longest sequence."""
-    method, length = METHODS[config.method.kind], longest_row(config, facts)
-    # The other half of a batch of rated answers only measures the drift, without gradients.
-    each = 1 if method.rows == "rated" else method.sequences
-    return config.optim.per_device_train_batch_size * length * each, length
 
 
 def state_bytes(config: RunConfig, counts: Parameters) -> float:
@@ -445,7 +289,7 @@ def layer_operations(config: RunConfig, facts: Facts) -> int | None:
         return None
     wide = model.intermediate_size or 4 * model.hidden_size
     weights = sum(inner * width for inner, width in _products(model, model.hidden_size, wide))
-    return 2 * weights * _tokens(config, facts)[0]
+    return 2 * weights * tokens_and_length(config, facts)[0]
 
 
 def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:

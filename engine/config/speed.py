@@ -6,8 +6,9 @@ gives `None` while a fact it needs is unknown.
 
 from __future__ import annotations
 
+from engine.config.counted import batch_tokens, known_model
 from engine.config.facts import Facts
-from engine.config.footprint import batch_tokens, known_model, layer_operations, layers_bytes
+from engine.config.footprint import layer_operations, layers_bytes
 from engine.config.tree import RunConfig
 
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card

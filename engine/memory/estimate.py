@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from engine.config import footprint
+from engine.config import counted, footprint
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.kinds import reference_of
@@ -67,15 +67,15 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
     facts = facts or Facts()
     whole = resolved(config, facts)
     data = facts.data
-    counts = footprint.parameters(whole, facts)
+    counts = counted.parameters(whole, facts)
     memory = footprint.memory(whole, facts, checkpointing=whole.memory.gradient_checkpointing) or {}
     each = footprint.checkpoint_bytes(whole, facts)
-    steps = footprint.total_steps(whole, facts)
-    batches = footprint.batches_per_epoch(whole, facts)
+    steps = counted.total_steps(whole, facts)
+    batches = counted.batches_per_epoch(whole, facts)
     per_epoch = -(-batches // whole.optim.gradient_accumulation_steps) if batches else None
     tokens = data.tokens if data else None
     return Estimate(
-        effective_batch=footprint.effective_batch(whole, facts),
+        effective_batch=counted.effective_batch(whole, facts),
         steps=steps,
         steps_per_epoch=per_epoch,
         tokens_per_epoch=tokens,
@@ -104,7 +104,7 @@ def _kept(config: RunConfig, each: int | None, steps: int | None) -> int | None:
 
 
 def _seconds(
-    config: RunConfig, facts: Facts, counts: footprint.Parameters | None, steps: int | None, per_epoch: int | None
+    config: RunConfig, facts: Facts, counts: counted.Parameters | None, steps: int | None, per_epoch: int | None
 ) -> float | None:
     """A first guess: 6 FLOP a parameter and token (8 with checkpointing, a third less for a frozen base).
 
@@ -129,7 +129,7 @@ def _seconds(
     known = [capability for capability in PEAK if capability <= machine.gpus[0].capability]
     if not known:
         return None
-    speed = PEAK[max(known)] * _MFU * footprint.device_count(config, facts)
+    speed = PEAK[max(known)] * _MFU * counted.device_count(config, facts)
     if config.model.dtype == "float32":
         speed /= 2 if config.optim.tf32 else 8
     return work / speed

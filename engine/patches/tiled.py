@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from engine.config import footprint
+from engine.config import counted
 from engine.config.facts import Facts
 from engine.errors import ModelError
 from engine.kernels.lora import GatedBlock
@@ -65,7 +65,7 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
         else:
             undos.append(put(block, "forward", _in_tiles(block, tokens, in_float32, last)))
 
-    longest = footprint.batch_tokens(config, Facts())
+    longest = counted.batch_tokens(config, Facts())
     count = -(-longest // tokens)
     detail = (
         f"feed-forward blocks; a batch of at most {longest:,} tokens makes {count} tiles"

@@ -43,9 +43,9 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     workbench estimate my.yaml
     workbench estimate my.yaml data.max_length=4096 --for 1xH100-80GB
     """
+    from engine.config.counted import longest_row
     from engine.config.facts import DataFacts
     from engine.config.files import load
-    from engine.config.footprint import longest_row
     from engine.config.reading import read
     from engine.data.look import look_at
     from engine.hardware import parse_machine

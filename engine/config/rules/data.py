@@ -197,7 +197,7 @@ def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Fi
     )
 )
 def a_batch_has_enough_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    from engine.config.footprint import effective_batch, train_rows
+    from engine.config.counted import effective_batch, train_rows
 
     rows, batch = train_rows(config, facts), effective_batch(config, facts)
     if rows and rows < batch and not config.data.packing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from engine.config import footprint
+from engine.config import counted, footprint
 from engine.config.defaults import FIT, resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, say
@@ -29,7 +29,7 @@ def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     need = needed(config, facts)
     if room is None or need is None:
         return
-    on_card, processes = bool(facts.machine and facts.machine.gpus), footprint.device_count(config, facts)
+    on_card, processes = bool(facts.machine and facts.machine.gpus), counted.device_count(config, facts)
     of_host = f"each of {processes} processes has" if processes > 1 else "this machine has"
     place = "the card has" if on_card else of_host
     path = fields.optim.per_device_train_batch_size.path

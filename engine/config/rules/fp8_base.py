@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.config import fp8
+from engine.config.counted import known_model
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.footprint import known_model
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 

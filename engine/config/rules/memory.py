@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.config import footprint, speed
+from engine.config import counted, footprint, speed
 from engine.config.defaults import resolved
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
@@ -102,7 +102,7 @@ def layer_offloading_cannot_move_int8(config: RunConfig, facts: Facts) -> Iterat
 
 @rule(reads=(_LAYERS, fields.run.devices))
 def layer_offloading_needs_one_device(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, count = fields.run.devices.path, footprint.device_count(config, facts)
+    path, count = fields.run.devices.path, counted.device_count(config, facts)
     if _streams(config, facts) and count > 1:
         todo = "Each process would lock a copy of all layers in the host's memory, and all would share its bus."
         yield must(path, "1 with layer_offloading", count, todo, fix=Fix("take one", {path: 1}))
@@ -174,7 +174,7 @@ def layer_offloading_has_its_price(config: RunConfig, facts: Facts) -> Iterator[
     if found is None:
         return
     moving, computing = found
-    tokens = footprint.batch_tokens(config, facts)
+    tokens = counted.batch_tokens(config, facts)
     even = round(tokens * moving / computing, -2)
     figures = f"the bus brings a layer in {1e3 * moving:.1f} ms, and {tokens:,} tokens compute one in {1e3 * computing:.1f} ms"
     if moving <= computing:
@@ -212,7 +212,7 @@ def tiles_need_tiled_mlp(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 @rule(reads=(_TILES, _TILE_TOKENS, fields.data.max_length, fields.optim.per_device_train_batch_size))
 def a_tile_is_smaller_than_a_batch(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    size, tokens = config.memory.tiled_mlp_tokens, footprint.batch_tokens(config, facts)
+    size, tokens = config.memory.tiled_mlp_tokens, counted.batch_tokens(config, facts)
     if config.memory.tiled_mlp and size is not None and size >= tokens:
         todo = "One tile would hold the whole batch, so nothing would be saved."
         fix = Fix("let it be chosen", unset=(_TILE_TOKENS.path,))
@@ -270,7 +270,7 @@ def tiles_are_not_compiled(config: RunConfig, facts: Facts) -> Iterator[Finding]
 
 @rule(reads=(_TILES, fields.model.name))
 def tiles_need_a_block_of_tokens_by_themselves(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model = footprint.known_model(config, facts)
+    model = counted.known_model(config, facts)
     if config.memory.tiled_mlp and model is not None and model.model_type in WHOLE_BATCH_MLPS:
         todo = "Its feed-forward block returns the router's scores of all tokens, which tiles would forget."
         fix = Fix("leave it out", unset=(_TILES.path,))

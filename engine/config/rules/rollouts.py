@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from engine.config import footprint
+from engine.config import counted
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.method import METHODS
@@ -100,7 +100,7 @@ def held_out_batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Itera
         size < 2
         or config.method.kind == "ppo"
         or not config.data.eval
-        or batch * footprint.device_count(config, facts) % size == 0
+        or batch * counted.device_count(config, facts) % size == 0
     ):
         return
     todo = "Held-out prompts are answered in groups too."
@@ -111,7 +111,7 @@ def held_out_batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Itera
 @rule(reads=(*_GROUPED, fields.data.train, fields.optim.gradient_accumulation_steps))
 def there_are_prompts_for_one_sampling(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """An epoch drops prompts that do not fill a sampling, so with fewer there is no step at all."""
-    size, rows = getattr(config.method, "num_generations", 1), footprint.train_rows(config, facts)
+    size, rows = getattr(config.method, "num_generations", 1), counted.train_rows(config, facts)
     if _method(config) is None or rows is None or not rows:
         return
     batch = config.optim.per_device_train_batch_size
@@ -216,4 +216,4 @@ def _always_new(config: RunConfig) -> bool:
 def _together(config: RunConfig, facts: Facts) -> int:
     """Batches whose answers are sampled at once, over all devices."""
     times: int = getattr(config.method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
-    return times * footprint.device_count(config, facts)
+    return times * counted.device_count(config, facts)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.config.counted import total_steps
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
-from engine.config.footprint import checkpoint_bytes, size_text, total_steps
+from engine.config.footprint import checkpoint_bytes, size_text
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 

@@ -210,7 +210,7 @@ def warmup_is_steps_or_a_share(config: RunConfig, facts: Facts) -> Iterator[Find
 
 @rule(reads=(fields.optim.warmup_steps, fields.optim.max_steps, fields.optim.num_train_epochs))
 def warmup_ends_before_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    from engine.config.footprint import total_steps
+    from engine.config.counted import total_steps
 
     path, warmup, steps = fields.optim.warmup_steps.path, config.optim.warmup_steps, total_steps(config, facts)
     if steps is not None and warmup >= 1 and warmup >= steps:

@@ -62,8 +62,8 @@ print(json.dumps(found))
 
 def test_counts_are_those_of_the_built_models(tmp_path: Path) -> None:
     """Parameters of seventeen families, tied and untied, and of LoRA on all linear layers."""
+    from engine.config.counted import parameters
     from engine.config.facts import Facts
-    from engine.config.footprint import parameters
     from engine.config.schema import read
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

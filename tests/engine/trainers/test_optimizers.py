@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.config.counted import parameters
 from engine.config.facts import Facts, model_facts
-from engine.config.footprint import parameters, state_bytes
+from engine.config.footprint import state_bytes
 from engine.config.schema import read
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 

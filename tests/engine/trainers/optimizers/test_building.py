@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine.config.footprint import Parameters, state_bytes
+from engine.config.counted import Parameters
+from engine.config.footprint import state_bytes
 from engine.config.optim import Optim
 from engine.config.optimizers import BUILT_HERE, KINDS, MATRICES_ONLY, PROJECTED
 from engine.errors import WorkbenchError

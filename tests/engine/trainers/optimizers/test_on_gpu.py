@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine.config.footprint import Parameters, state_bytes
+from engine.config.counted import Parameters
+from engine.config.footprint import state_bytes
 from engine.config.optimizers import BUILT_HERE, PROJECTED
 from tests.engine.trainers.optimizers.test_building import Model, built, give_gradients, section, whole_and_resumed
 
