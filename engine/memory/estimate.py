@@ -1,7 +1,7 @@
 """The consequences of a config in closed form: batch, steps, tokens, parameters, bytes, time. Torch-free, under 1 ms.
 
 Both faces show it after each edit. Every number is `None` while a fact it needs is not known. The arithmetic is
-`engine.config.footprint`, which the rules use too; here it is put together for showing.
+`engine.config.counted` and `engine.config.footprint`, which the rules use too; here it is put together for showing.
 """
 
 from __future__ import annotations
