@@ -32,19 +32,25 @@ def settings(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[Any, ...]]]:
-    """(path, a value for each config) of every setting that is not the same in all, in the order of the first."""
+    """(path, a value for each config) of every setting that is not the same in all, in the order of the first.
+
+    Those that all configs have stand before those of some alone, as the settings of one method are.
+    """
     flat = [settings(config) for config in configs]
-    paths = dict.fromkeys(path for each in flat for path in each)
+    paths = sorted(
+        dict.fromkeys(path for each in flat for path in each), key=lambda path: any(path not in each for each in flat)
+    )
     rows = [(path, tuple(each.get(path) for each in flat)) for path in paths if path not in OWN]
     return [(path, values) for path, values in rows if any(value != values[0] for value in values[1:])]
 
 
 def shared_curves(views: Sequence[RunView]) -> list[str]:
-    """Curves to lay over each other: those that at least two runs have, as the first one's method orders them."""
+    """Curves to lay over each other: those that at least two runs have, as the method of the first with curves orders them."""
     counted = [name for view in views for name in view.series]
     least = min(2, len(views))
     names = [name for name in dict.fromkeys(counted) if counted.count(name) >= least]
-    return list(ordered(views[0].method, names)) if views else []
+    method = next((view.method for view in views if view.series), "")
+    return list(ordered(method, names))
 
 
 def extremes(series: Series) -> tuple[float, float] | None:

@@ -144,7 +144,7 @@ def _adapter(config: Any, model: Any) -> dict[str, Any]:
         scales = sorted({f"{module.scaling['default']:.4g}" for _, module in layers})
         detail += f"; scaled by {', '.join(scales)}"
     if whole := sum(isinstance(module, ModulesToSaveWrapper) for module in model.modules()):
-        detail += f"; {whole} modules trained whole"
+        detail += f"; {whole} {'module' if whole == 1 else 'modules'} trained whole"
     if numbers:
         detail += f"; in {', '.join(sorted(numbers))}"
     return _entry("adapter", config.adapter.kind, "lora" if layers else "none", len(layers), detail)

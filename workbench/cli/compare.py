@@ -25,11 +25,12 @@ CURVES = 6
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     """Lay two to four runs beside each other: curves, settings that differ, answers to the same prompts."""
-    if not 2 <= len(set(names)) <= MOST or len(set(names)) < len(names):
-        got = " ".join(visible(name) for name in names) or "none"
-        raise UsageError(f"RUN: must be two to {MOST} different runs; got {got}.", "`workbench runs` lists them.")
     root = store.runs_dir(runs)
-    folders = [store.find(name, root) for name in names]
+    folders = [store.find(name, root) for name in names if name]
+    different = {folder.path.resolve() for folder in folders}
+    if not 2 <= len(different) <= MOST or len(different) < len(names):
+        got = " ".join(visible(name) or "''" for name in names) or "none"
+        raise UsageError(f"RUN: must be two to {MOST} different runs; got {got}.", "`workbench runs` lists them.")
     views = [_whole(folder) for folder in folders]
     from engine.config.files import load
 
@@ -71,6 +72,8 @@ def _show(found: dict[str, Any]) -> None:
     rows = [["", *(visible(run["id"]) for run in found["runs"])]]
     rows.append(["state", *(visible(run["state"]) for run in found["runs"])])
     rows.append(["step", *(f"{run['step']:,}" for run in found["runs"])])
+    if len({run["method"] for run in found["runs"]}) > 1:  # whose losses are not the same quantity
+        rows.append(["method", *(visible(run["method"] or "-") for run in found["runs"])])
     for name, ends in list(found["curves"].items())[:CURVES]:
         cells = [
             f"{_figure(end['last'])} ({_figure(end['lowest'])} to {_figure(end['highest'])})" if end else "-"

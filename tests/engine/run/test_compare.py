@@ -39,11 +39,14 @@ def test_only_settings_that_are_not_the_same_in_all_are_told_and_a_runs_own_name
         ("run.seed", (None, None, 3)),
     ]
     assert differences([one, one]) == []
+    scored = {"method": {"beta": 0.1}, **third}
+    assert [path for path, _ in differences([scored, one])] == ["data.train", "method.beta", "run.seed"]
 
 
 def test_a_curve_and_a_prompt_that_one_run_alone_has_are_not_compared() -> None:
     views = [view("a", {"p": "A", "q": "A"}, "loss", "grad_norm"), view("b", {"p": "B"}, "grad_norm", "loss", "kl")]
     assert shared_curves(views) == ["loss", "grad_norm"]
+    assert shared_curves([view("failed", {}), *views]) == ["loss", "grad_norm"]
     ((prompt, found),) = answers(views)
     assert prompt == "p"
     assert [sample and sample["completion"] for sample in found] == ["A 5", "B 5"]

@@ -56,10 +56,23 @@ def test_json_has_every_value(root: Path) -> None:
     assert found["answers"][0]["answers"][1] == {"step": 2, "text": "4"}
 
 
-@pytest.mark.parametrize("names", [(), ("slow-0001",), ("slow-0001", "slow-0001"), ("a", "b", "c", "d", "e")])
+@pytest.mark.parametrize("names", [(), ("slow-0001",), ("slow-0001", "slow-0001"), ("slow-0001", "")])
 def test_too_few_too_many_or_twice_the_same_is_refused(root: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="must be two to 4 different runs"):
         said(*names, "--runs", str(root))
+
+
+def test_one_run_by_its_name_and_by_its_folder_is_one_run(root: Path) -> None:
+    with pytest.raises(UsageError, match="must be two to 4 different runs"):
+        said("slow-0001", str(root / "slow-0001"), "--runs", str(root))
+
+
+def test_runs_of_other_methods_are_said_to_be(root: Path) -> None:
+    assert "method" not in said("slow-0001", "quick-0001", "--runs", str(root))
+    run = create(root, "version: 1\nmethod: {kind: dpo}\n", {"name": "pairs", "method": "dpo"})
+    run.events.write_text(json.dumps(BEGIN | {"seq": 0, "kind": "started", "method": "dpo", "model": "m"}) + "\n")
+    text = said("slow-0001", "pairs-0001", "--runs", str(root))
+    assert "method sft dpo" in [" ".join(line.split()) for line in text.splitlines()]
 
 
 def test_a_run_that_is_not_there_is_named(root: Path) -> None:
