@@ -67,6 +67,16 @@ def test_one_run_by_its_name_and_by_its_folder_is_one_run(root: Path) -> None:
         said("slow-0001", str(root / "slow-0001"), "--runs", str(root))
 
 
+def test_more_runs_than_a_chart_can_tell_apart_are_refused(root: Path) -> None:
+    for name in ("third", "fourth"):
+        run_of(root, name, 1e-4, [3.0], "4")
+    four = ["slow-0001", "quick-0001", "third-0001", "fourth-0001"]
+    assert "fourth-0001" in said(*four, "--runs", str(root))
+    run_of(root, "fifth", 1e-4, [3.0], "4")
+    with pytest.raises(UsageError, match="must be two to 4 different runs"):
+        said(*four, "fifth-0001", "--runs", str(root))
+
+
 def test_runs_of_other_methods_are_said_to_be(root: Path) -> None:
     assert "method" not in said("slow-0001", "quick-0001", "--runs", str(root))
     run = create(root, "version: 1\nmethod: {kind: dpo}\n", {"name": "pairs", "method": "dpo"})
