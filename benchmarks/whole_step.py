@@ -1,13 +1,14 @@
 """The whole training step against its goals: TRL's defaults, plain TRL, and ours with what the step planner may choose.
 
     python benchmarks/whole_step.py [step_8b_lora step_8b_lora_short step_06b_full] [--arms ...] [--seconds 60]
-                                    [--rounds 20] [--profile ARM] [--results FILE --commit HASH]
+                                    [--rounds 20] [--window 5] [--profile ARM] [--results FILE --commit HASH]
     python benchmarks/whole_step.py --shape tiny --rounds 1 --check
 
 The arms and their timing are those of `gpu_methods.py`: SFT on a Qwen3 shape with random weights in bf16, all arms of a
 case in turn around one base, first loss and gradient norm from one seed compared. `--seconds` are for each case, building
 and compiling included; three rounds are taken in any case. A goal is tokens a second within so many GiB, and stands beside
-each arm that meets it or says by what it misses. `--shape tiny` runs every case on the CPU in float32, which shows that
+each arm that meets it or says by what it misses. An arm takes `--window` steps in its turn, queued as a run queues them:
+waiting for the card after each one adds what the host needs to begin the next. `--shape tiny` runs every case on the CPU in float32, which shows that
 the arms run and agree, and no figure of interest.
 """
 
@@ -99,7 +100,7 @@ def run(name: str, given: argparse.Namespace, device: str) -> bool:
     options: dict[str, Any] = {**vars(given), "rows": case.rows, "full": case.full, "shape": given.shape or case.shape}
     figures = Figures(given, device, name, case)
     return compare(
-        argparse.Namespace(**options, window=1, ragged=False),
+        argparse.Namespace(**options, ragged=False),
         "sft",
         given.arms,
         time.perf_counter() + given.seconds,
@@ -113,7 +114,8 @@ def main() -> int:
     parser.add_argument("--arms", nargs="*", default=["default", "plain", *PLANNED], choices=list(ARMS))
     parser.add_argument("--shape", choices=list(SHAPES), help="another shape than the case's own")
     parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--rounds", type=int, default=20, help="steps of each arm at most")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each arm at most")
+    parser.add_argument("--window", type=int, default=5, help="steps of an arm before the next has its turn")
     parser.add_argument("--seconds", type=float, default=60, help="of each case; no round is begun later than this")
     parser.add_argument("--profile", choices=list(ARMS), help="the kernels of one step of this arm")
     parser.add_argument("--check", action="store_true", help="exit 1 where an arm fell or began apart from the first")

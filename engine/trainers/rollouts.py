@@ -227,20 +227,20 @@ class RolloutTrainer(RunTrainer):
         if self._rollouts is None and count:
             self._rollouts = RolloutFile(self.run)
         advantages = _one_each(output["advantages"], output["completion_mask"])
+        scores = self._scores[: count * size].tolist()  # at once: each look at a device's number waits for it
         for number in range(count):
-            group = self._group(number, range(number * size, (number + 1) * size), advantages)
+            group = self._group(number, range(number * size, (number + 1) * size), scores, advantages)
             if (payload := self._rollouts.add(group)) is not None:  # type: ignore[union-attr]
                 # by the writer's thread: a step does not wait for the disk
                 self.writer.later("rollout", partial(dict, payload))
 
-    def _group(self, number: int, places: range, advantages: list[float]) -> Group:
-        row, (ids, texts) = self._asked[places[0]], self._answers
-        weights = self.reward_weights.tolist()  # type: ignore[attr-defined]
+    def _group(self, number: int, places: range, scores: list[list[float]], advantages: list[float]) -> Group:
+        row, (ids, texts), weights = self._asked[places[0]], self._answers, self.rewards.weights
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}  # type: ignore[attr-defined]
         answer = row["columns"].get("answer")
         completions = []
         for place in places:
-            found = [None if score != score else score for score in self._scores[place].tolist()]
+            found = [None if score != score else score for score in scores[place]]
             applying = [score * weight for score, weight in zip(found, weights, strict=True) if score is not None]
             completions.append(
                 Completion(
