@@ -4,12 +4,12 @@
                                     [--rounds 20] [--window 5] [--profile ARM] [--results FILE --commit HASH]
     python benchmarks/whole_step.py --shape tiny --rounds 1 --check
 
-The arms and their timing are those of `gpu_methods.py`: SFT on a Qwen3 shape with random weights in bf16, all arms of a
-case in turn around one base, first loss and gradient norm from one seed compared. `--seconds` are for each case, building
-and compiling included; three rounds are taken in any case. A goal is tokens a second within so many GiB, and stands beside
-each arm that meets it or says by what it misses. An arm takes `--window` steps in its turn, queued as a run queues them:
-waiting for the card after each one adds what the host needs to begin the next. `--shape tiny` runs every case on the CPU in float32, which shows that
-the arms run and agree, and no figure of interest.
+The arms are those of `_arms.py`, timed as in `gpu_methods.py`: SFT on a Qwen3 shape with random weights in bf16, all arms
+of a case in turn around one base, first loss and gradient norm from one seed compared. `--seconds` are for each case,
+building and compiling included; three rounds are taken in any case. A goal is tokens a second within so many GiB, and
+stands beside each arm that meets it or says by what it misses. An arm takes `--window` steps in its turn, queued as a run
+queues them: waiting for the card after each one adds what the host needs to begin the next. `--shape tiny` runs every case
+on the CPU in float32, which shows that the arms run and agree, and no figure of interest.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from typing import Any
 
 import torch
 import transformers
+from _arms import ARMS, SHAPES
 from _figures import Results, result_options
-from gpu_methods import ARMS, CARD, SHAPES, compare, say
+from _turns import CARD
+from gpu_methods import compare, say
 
 PLANNED = "cut, compiled", "cut, compiled, medium", "cut, compiled, none", "cut, all auto"
 """What is computed again: all, products wider than their input and what is cheap, nothing; and what the planner takes."""

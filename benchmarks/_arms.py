@@ -1,0 +1,207 @@
+"""The arms that benchmarks of whole steps compare, by name, and what builds them around one frozen base.
+
+An arm is a library's trainer or ours with some settings on top of the common ones. Ours runs as a worker runs it, with
+events, receipt and telemetry. Arms named `fp8 base` round the base's layers to a copy of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from _method_rows import GENERATES, method_rows, reward_names, rows_a_step
+from _peers import plain_trainer
+from _turns import CARD, Arm
+from peft import get_peft_model
+from transformers import Qwen3Config
+
+from engine.config.files import as_yaml
+from engine.config.method import METHODS
+from engine.config.schema import read, resolved
+from engine.data.collate import collator_for
+from engine.data.look import look_at
+from engine.models.adapters import add_adapter, lora_config
+from engine.models.fp8_base import compute_in_fp8
+from engine.models.load import LOADERS
+from engine.patches.plan import Patches
+from engine.run.control import Controls
+from engine.run.late import LateWriter
+from engine.run.store import create
+from engine.trainers.job import Job
+from engine.trainers.receipt import receipt
+from engine.trainers.table import method as module_of
+from engine.trainers.watching import Watching
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "8b": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+KERNELS = "kernels.use_cut_ce", "kernels.torch_compile"
+ON = dict.fromkeys(KERNELS, True)
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "default": {},
+    "ours": {},
+    "cut": {"kernels.use_cut_ce": True},
+    "fused": {"kernels.fused_attn_kernel": True},
+    "compiled": {"kernels.torch_compile": True},
+    "lora": {"kernels.fused_lora": True},
+    "cut, lora": {"kernels.fused_lora": True, "kernels.use_cut_ce": True},
+    "cut, fused, lora": {"kernels.fused_lora": True, "kernels.use_cut_ce": True, "kernels.fused_attn_kernel": True},
+    "cut, compiled": ON,
+    "all three": {**ON, "kernels.fused_attn_kernel": True},
+    "cut, compiled, medium": {**ON, "memory.gradient_checkpointing": "medium"},
+    "cut, compiled, selective": {**ON, "memory.gradient_checkpointing": "selective"},
+    "cut, compiled, auto": {**ON, "memory.gradient_checkpointing": "auto"},
+    "cut, compiled, none": {**ON, "memory.gradient_checkpointing": False},
+    "cut, compiled, streamed": {**ON, "memory.layer_offloading": True},
+    "cut, compiled, graphs": {**ON, "kernels.torch_compile_options": {"triton.cudagraphs": True}},
+    "cut, compiled, none, graphs": {
+        **ON,
+        "memory.gradient_checkpointing": False,
+        "kernels.torch_compile_options": {"triton.cudagraphs": True},
+    },
+    "cut, all auto": {
+        "kernels.use_cut_ce": True,
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
+    "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
+    "none": {"memory.gradient_checkpointing": False},
+    "fp8 base": {**ON, "model.quantization": "fp8"},
+    "fp8 base, none": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": False},
+    "fp8 base, medium": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": "medium"},
+    "fp8 base, eager": {"kernels.use_cut_ce": True, "model.quantization": "fp8"},
+    "offloaded": {"memory.activation_offloading": "cpu"},
+    "on disk": {"memory.activation_offloading": "disk"},
+}
+"""Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
+adapters), `ours` the same settings with no feature on."""
+
+
+def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path) -> Any:
+    """The run's config, with `auto` resolved for this card and shape."""
+    kind: dict[str, Any] = {"kind": method}
+    if method in GENERATES:
+        length = min(options.answer, options.tokens)
+        kind |= {"reward_funcs": reward_names(method), "max_completion_length": length, "beta": 0.0}
+        kind |= {} if method == "ppo" else {"num_generations": 8}
+    mapping: dict[str, Any] = {
+        "version": 1,
+        "model": {"name": str(folder), "dtype": precision(options)},
+        "method": kind,
+        "adapter": {"kind": "none"} if options.full else {"kind": "lora", "r": 16, "lora_alpha": 32},
+        "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens,
+                 "packing": method == "sft" and not options.ragged,
+                 "shuffle": method != "kto"},  # TRL's KTO takes rows as they come
+        "optim": {
+            "per_device_train_batch_size": rows_a_step(method, options.rows), "gradient_accumulation_steps": 1,
+            "max_steps": 100_000, "learning_rate": 1e-4,
+        },
+        "memory": {"gradient_checkpointing": True},
+        "kernels": {"torch_compile": False},
+        "run": {"save_steps": 1_000_000},
+    }  # fmt: skip
+    for path, value in arm.items():
+        section, name = path.split(".")
+        mapping[section][name] = value
+    reading = read(mapping)
+    wrong = [found.message for found in reading.findings if found.severity == "error"]
+    if wrong:
+        raise SystemExit(f"{method}: {wrong}")
+    return resolved(reading.config, look_at(reading.config, sources=False))
+
+
+def precision(options: argparse.Namespace) -> str:
+    """Of the base and of what is trained."""
+    return "float32" if options.shape == "tiny" and not any(map(in_fp8, options.arms)) else "bfloat16"
+
+
+def in_fp8(arm: str) -> bool:
+    """Whether the arm rounds its own copy of the frozen layers to FP8."""
+    return ARMS[arm].get("model.quantization") == "fp8"
+
+
+class Builder:
+    """Makes the arms of one method around one frozen base."""
+
+    def __init__(self, options: argparse.Namespace, method: str, folder: Path, tokenizer: Any) -> None:
+        self.options, self.method, self.folder, self.tokenizer = options, method, folder, tokenizer
+        size = SHAPES[options.shape]
+        few = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936} if options.shape != "tiny" else {}
+        self.shape = Qwen3Config(
+            **size, **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, **few},
+            tie_word_embeddings=options.shape != "8b", pad_token_id=0, num_labels=2 if method == "prm" else 1,
+            classifier_dropout=0.0,
+        )  # fmt: skip
+        self.shape.architectures = ["Qwen3ForCausalLM"]
+        self.shape.save_pretrained(folder)
+        self.shape._name_or_path = str(folder)  # where a copied reference is loaded from, ours and the library's
+        self.device = "cuda" if CARD else "cpu"
+        self.weights: dict[str, torch.Tensor] | None = None
+        self.rows = method_rows(method, options.tokens, self.shape.vocab_size, tokenizer, ragged=options.ragged)
+
+    def base(self) -> Any:
+        kind = getattr(transformers, LOADERS[METHODS[self.method].head])
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            model = kind.from_config(copy.deepcopy(self.shape), dtype=getattr(torch, precision(self.options)))
+        if self.weights is None:
+            self.weights = model.state_dict()
+            if self.options.full:
+                self.weights = {name: weight.clone() for name, weight in self.weights.items()}
+                model.save_pretrained(self.folder)
+        else:
+            own = {name: weight.clone() if self.options.full else weight for name, weight in self.weights.items()}
+            model.load_state_dict(own, assign=True)
+            model.tie_weights()
+        return model
+
+    def arm(self, name: str) -> Arm:
+        config = settings(self.options, self.method, ARMS[name], self.folder)
+        place = Path(tempfile.mkdtemp(dir=self.folder.parent))
+        if name in ("plain", "default"):
+            return Arm(name, self.theirs(config, place, name == "default"), lambda: None, "", self.options.window)
+        model = self.base()
+        if in_fp8(name):
+            compute_in_fp8(model, least=0 if self.options.shape == "tiny" else None)
+        model = add_adapter(model, config)
+        patches = Patches(config, place)
+        patches.on_model(model)
+        run = create(place, as_yaml({"version": 1}), {})
+        stack = contextlib.ExitStack()
+        writer = stack.enter_context(LateWriter(run))
+        stack.callback(patches.undo)
+        opening = {"method": self.method, "model": "bench", "devices": []}
+        watching = Watching(run, writer, Controls(run, writer), opening, 1, [], 1, list)
+        collator = collator_for(config, self.tokenizer)
+        job = Job(config, run.path, model, self.tokenizer, collator, self.rows, callbacks=[watching])
+        trainer = module_of(self.method).build(job)
+        trainer.args.save_strategy = "no"
+        watching.trainer = trainer
+        trainer.attach(run, writer, 2, {})
+        patches.on_trainer(trainer)
+        prepared = argparse.Namespace(counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="")
+        prepared.dataset = self.rows
+        writer.write("receipt", entries=receipt(config, trainer, prepared) + patches.entries())
+        told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {config.kernels.torch_compile},"
+        return Arm(name, trainer, stack.close, told, self.options.window)
+
+    def theirs(self, config: Any, place: Path, default: bool) -> Any:
+        """The library's trainer on the same rows; `default` with the precision that TRL comes with."""
+        arguments = module_of(self.method).arguments(config, place)
+        arguments.save_strategy = "no"
+        if default:
+            arguments = dataclasses.replace(arguments, bf16=CARD)
+            model = self.base() if self.options.full else get_peft_model(self.base(), lora_config(config))
+        else:
+            model = add_adapter(self.base(), config)
+        return plain_trainer(config, arguments, model, self.tokenizer, self.rows)

@@ -1,0 +1,126 @@
+"""Trainers that train at the same time, each in a thread of its own, a few steps of one and then of the next.
+
+What slows the device down then slows all. A step's time is from the release of its trainer to the end of its work on the
+device.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, TrainerCallback
+
+WARM = 3
+"""Steps of an arm before its times count."""
+CARD = torch.cuda.is_available()
+
+
+class Baton(TrainerCallback):
+    """Holds a trainer after each few steps until it is released again."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.go, self.there = threading.Event(), threading.Event()
+        self.over, self.failed = False, ""
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._hold()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self.steps == 0:
+            wait()
+            self._hold()
+        control.should_training_stop = self.over
+
+    def _hold(self) -> None:
+        self.there.set()
+        self.go.wait()
+        self.go.clear()
+
+    def release(self) -> None:
+        """Its next steps; returns when the device has done them. Raises RuntimeError when its trainer fell."""
+        self.there.clear()
+        self.go.set()
+        self.there.wait()
+        if self.failed:
+            raise RuntimeError(self.failed)
+
+
+class Arm:
+    """One trainer in its thread, and what its steps took."""
+
+    def __init__(self, name: str, trainer: Any, close: Callable[[], None], told: str, steps: int) -> None:
+        self.name, self.trainer, self.close, self.told = name, trainer, close, told
+        self.baton = Baton(steps)
+        trainer.add_callback(self.baton)
+        trainer.remove_callback(PrinterCallback)
+        self.times: list[float] = []
+        self.first = math.nan, math.nan
+        self.peak, self.sound = 0, True
+        self.thread = threading.Thread(target=self._train, daemon=True)
+        self.thread.start()
+        self.baton.there.wait()
+
+    def _train(self) -> None:
+        try:
+            self.trainer.train()
+        except Exception as problem:  # noqa: BLE001 - one arm's failure is a finding, the others go on
+            traceback.print_exc()
+            self.baton.failed = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
+        self.baton.there.set()
+
+    def step(self) -> float:
+        wait()
+        held = torch.cuda.memory_allocated()
+        if CARD:
+            torch.cuda.reset_peak_memory_stats()
+        begun = time.perf_counter()
+        self.baton.release()
+        took = (time.perf_counter() - begun) * 1e3 / self.baton.steps
+        self.peak = torch.cuda.max_memory_allocated() - held
+        return took
+
+    def warm(self) -> list[float]:
+        """The first steps, from a seed that all arms begin with; notes loss and gradient norm of the very first."""
+        torch.manual_seed(0)
+        took = [self.step() for _ in range(WARM)]
+        told = self.trainer.state.log_history[0]
+        self.first = told["loss"], float(told["grad_norm"])
+        return took
+
+    def apart(self, other: Arm) -> float:
+        """By how much of the other's loss and gradient norm the first ones differ, the larger of the two.
+
+        A loss that the signs of advantages make nearly nothing is held against the norm.
+        """
+        (loss, norm), (their_loss, their_norm) = self.first, other.first
+        return max(abs(loss - their_loss) / max(abs(their_loss), their_norm), abs(norm - their_norm) / their_norm)
+
+    def alone(self) -> float:
+        """MiB that the arm would take at its peak with the card to itself."""
+        model = self.trainer.model
+        weights = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+            for each in (*model.parameters(), *model.buffers())
+        }
+        states = self.trainer.optimizer.state.values() if self.trainer.optimizer is not None else ()
+        held = sum(value.nbytes for state in states for value in state.values() if isinstance(value, torch.Tensor))
+        return (sum(weights.values()) + held + self.peak) / 2**20
+
+    def end(self) -> None:
+        self.baton.over = True
+        self.baton.go.set()
+        self.thread.join(60)
+        self.close()
+
+
+def wait() -> None:
+    """Until the device has done all that it was given; on a CPU, where this script only shows that it runs, at once."""
+    if CARD:
+        torch.cuda.synchronize()
