@@ -1,7 +1,7 @@
 """What differs between runs: their settings, the ends of their curves, their answers to the same prompts; for every window.
 
-Pure functions over what was read elsewhere; a setting that is empty, or that one run does not know, is `None`
-there. Standard library only.
+Pure functions over what was read elsewhere, and `told`, all of it as plain data; a setting that is empty, or that one run
+does not know, is `None` there. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,13 +9,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.errors import UsageError, visible
 from engine.run.curves import ordered
 from engine.run.series import Series
+from engine.run.store import RunFolder
 from engine.run.view import RunView
 
 MOST = 4
 """Runs that one chart can tell apart."""
 OWN = ("run.name",)  # other in every run, so it says nothing
+
+
+def fit_to_compare(names: Sequence[str]) -> None:
+    """Raises UsageError where these are not two to four names; asked before any of them is looked for."""
+    if not 2 <= len(names) <= MOST or not all(names):
+        got = " ".join(visible(name) or "''" for name in names) or "none"
+        raise UsageError(f"RUN: must be two to {MOST} different runs; got {got}.", "`workbench runs` lists them.")
+
+
+def each_once(folders: Sequence[RunFolder]) -> list[str]:
+    """What to call each: its id, or its whole path where another has the same id. Raises UsageError for one that is there twice."""
+    ids, paths = [folder.id for folder in folders], [str(folder.path.resolve()) for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UsageError(
+                f"RUN: must be two to {MOST} different runs; got {visible(path)} twice.", "Name another one."
+            )
+    return [id if ids.count(id) == 1 else path for id, path in zip(ids, paths, strict=True)]
 
 
 def settings(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -66,3 +86,26 @@ def answers(views: Sequence[RunView]) -> list[tuple[str, list[dict[str, Any] | N
     prompts = dict.fromkeys(prompt for each in newest for prompt in each)
     found = [(prompt, [each.get(prompt) for each in newest]) for prompt in prompts]
     return [(prompt, samples) for prompt, samples in found if sum(sample is not None for sample in samples) > 1]
+
+
+def told(names: Sequence[str], views: Sequence[RunView], configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All of it as plain data: `runs`, `curves` by name, `settings`, `answers`; each with a value or `None` for every run."""
+    runs = [
+        {"id": name, "state": v.state, "method": v.method, "step": v.step, "max_steps": v.max_steps}
+        for name, v in zip(names, views, strict=True)
+    ]
+    asked = [
+        {"prompt": prompt, "answers": [sample and {"step": sample["step"], "text": sample["completion"]} for sample in samples]}
+        for prompt, samples in answers(views)
+    ]  # fmt: skip
+    return {
+        "runs": runs,
+        "curves": {name: [_ends(view, name) for view in views] for name in shared_curves(views)},
+        "settings": [{"path": path, "values": list(values)} for path, values in differences(configs)],
+        "answers": asked,
+    }
+
+
+def _ends(view: RunView, name: str) -> dict[str, float | None] | None:
+    end = extremes(view.series[name]) if name in view.series else None
+    return {"last": view.latest.get(name), "lowest": end[0], "highest": end[1]} if end else None

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from engine.errors import UsageError, visible
+from engine.errors import visible
 from engine.run import store
-from engine.run.compare import MOST, answers, differences, extremes, shared_curves
+from engine.run.compare import each_once, fit_to_compare, told
 from engine.run.index import open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
+from workbench.cli.following import state_text
+from workbench.panels.beside import GAP, beside
+from workbench.panels.figures import count
+from workbench.panels.units import titled, worded
 
 CURVES = 6
 """Curves of the table; `--json` has all of them."""
+ENDLESS = 100_000
+"""Columns of an output that is no terminal: each setting stays on one line, for `grep` and `less -S`."""
 
 
 @click.command(short_help="What differs between runs.")
@@ -25,18 +33,16 @@ CURVES = 6
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     """Lay two to four runs beside each other: curves, settings that differ, answers to the same prompts."""
+    fit_to_compare(names)
     root = store.runs_dir(runs)
-    folders = [store.find(name, root) for name in names if name]
-    different = {folder.path.resolve() for folder in folders}
-    if not 2 <= len(different) <= MOST or len(different) < len(names):
-        got = " ".join(visible(name) or "''" for name in names) or "none"
-        raise UsageError(f"RUN: must be two to {MOST} different runs; got {got}.", "`workbench runs` lists them.")
+    folders = [store.find(name, root) for name in names]
+    called = each_once(folders)
     views = [_whole(folder) for folder in folders]
     from engine.config.files import load
 
-    changed = differences([load(folder.config).mapping for folder in folders])
-    found = _as_data(views, changed)
-    click.echo(json.dumps(found)) if as_json else _show(found)
+    found = told(called, views, [load(folder.config).mapping for folder in folders])
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else ENDLESS
+    click.echo(json.dumps(found) if as_json else "\n".join(lines(found, width)))
     return 0
 
 
@@ -51,55 +57,71 @@ def _whole(folder: RunFolder) -> RunView:
         watch.close()
 
 
-def _as_data(views: Sequence[RunView], changed: list[tuple[str, tuple[Any, ...]]]) -> dict[str, Any]:
-    runs = [{"id": v.id, "state": v.state, "method": v.method, "step": v.step, "max_steps": v.max_steps} for v in views]
-    curves: dict[str, list[dict[str, float | None] | None]] = {}
-    for name in shared_curves(views):
-        ends = [extremes(view.series[name]) if name in view.series else None for view in views]
-        curves[name] = [
-            {"last": view.latest.get(name), "lowest": end[0], "highest": end[1]} if end else None
-            for view, end in zip(views, ends, strict=True)
-        ]
-    asked = [
-        {"prompt": prompt, "answers": [sample and {"step": sample["step"], "text": sample["completion"]} for sample in samples]}
-        for prompt, samples in answers(views)
-    ]  # fmt: skip
-    settings = [{"path": path, "values": list(values)} for path, values in changed]
-    return {"runs": runs, "curves": curves, "settings": settings, "answers": asked}
-
-
-def _show(found: dict[str, Any]) -> None:
-    rows = [["", *(visible(run["id"]) for run in found["runs"])]]
-    rows.append(["state", *(visible(run["state"]) for run in found["runs"])])
-    rows.append(["step", *(f"{run['step']:,}" for run in found["runs"])])
-    if len({run["method"] for run in found["runs"]}) > 1:  # whose losses are not the same quantity
-        rows.append(["method", *(visible(run["method"] or "-") for run in found["runs"])])
-    for name, ends in list(found["curves"].items())[:CURVES]:
-        cells = [
-            f"{_figure(end['last'])} ({_figure(end['lowest'])} to {_figure(end['highest'])})" if end else "-"
-            for end in ends
-        ]
-        rows.append([visible(name), *cells])
-    rows.append([])
-    rows += [[visible(row["path"]), *(_value(value) for value in row["values"])] for row in found["settings"]]
+def lines(found: dict[str, Any], width: int) -> list[str]:
+    """All of it in so many columns; runs are called by number where their names do not fit side by side."""
+    runs = found["runs"]
+    rows = [
+        (titled(name), [_ends(name, each) for each in ends]) for name, ends in list(found["curves"].items())[:CURVES]
+    ]
+    rows.append(("", []))
+    rows += [(visible(row["path"]), [_value(value) for value in row["values"]]) for row in found["settings"]]
     if not found["settings"]:
-        rows.append(["settings", *("the same" for _ in found["runs"])])
-    widths = [max(len(row[column]) for row in rows if row) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
+        rows.append(("settings", ["the same" for _ in runs]))
+    made = _table([visible(run["id"]) for run in runs], _standing(runs), rows, width)
+    longest = max(len(visible(run["id"])) for run in runs)
     for asked in found["answers"]:
-        click.echo(f"\n{visible(asked['prompt'])}")
-        for run, answer in zip(found["runs"], asked["answers"], strict=True):
-            text = (
-                f"step {answer['step']:,}: {visible(answer['text']) if answer['text'].strip() else 'no words'}"
-                if answer
-                else "was not asked"
-            )
-            click.echo(f"  {visible(run['id']).ljust(widths[1])}  {text}")
+        made += ["", visible(asked["prompt"])]
+        for run, answer in zip(runs, asked["answers"], strict=True):
+            made.append(f"  {visible(run['id']).ljust(longest)}  {_answer(answer)}")
+    return made
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+Rows = list[tuple[str, list[str]]]
+
+
+def _standing(runs: Sequence[dict[str, Any]]) -> Rows:
+    rows = [("state", [state_text(visible(run["state"])) for run in runs])]
+    rows.append(("step", [count(run["step"]) for run in runs]))
+    if len({run["method"] for run in runs}) > 1:  # whose losses are not the same quantity
+        rows.append(("method", [visible(run["method"] or "-") for run in runs]))
+    return rows
+
+
+def _table(names: Sequence[str], standing: Rows, rows: Rows, width: int) -> list[str]:
+    everything = [("", list(names)), *standing, *rows]
+    first = min(max(18, width // 3), max(len(label) for label, _ in everything) + GAP)
+    wide = max(len(cell) for _, cells in everything for cell in cells) + GAP
+    width = min(width, first + len(names) * wide)
+    numbers = [str(number) for number in range(1, len(names) + 1)]
+    if len(beside("", names, numbers, first, width)) == 1:
+        made, shown = [], everything
+    else:
+        told = [[f"step {cell}" if label == "step" else cell for cell in cells] for label, cells in standing]
+        where = [", ".join(words) for words in zip(*told, strict=True)]
+        longest = max(map(len, names))
+        made = [
+            f"{number}  {name.ljust(longest)}  {words}"
+            for number, name, words in zip(numbers, names, where, strict=True)
+        ]
+        made.append("")
+        shown = [("", numbers), *rows]
+    for label, cells in shown:
+        found = beside(label, cells, numbers, first, width) if cells else [("", "")]
+        made += [f"{begin}{text}".rstrip() for begin, text in found]
+    return made
+
+
+def _ends(name: str, ends: dict[str, float | None] | None) -> str:
+    if ends is None:
+        return "-"
+    last, lowest, highest = (worded(name, ends[end]) for end in ("last", "lowest", "highest"))
+    return f"{last} ({lowest} to {highest})"
+
+
+def _answer(answer: dict[str, Any] | None) -> str:
+    if answer is None:
+        return "was not asked"
+    return f"step {answer['step']:,}: {visible(answer['text']) if answer['text'].strip() else 'no words'}"
 
 
 def _value(value: Any) -> str:

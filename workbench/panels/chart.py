@@ -196,7 +196,7 @@ class Chart(Widget, can_focus=True):
                 inside = self._lines[0].series.points(behind, column.steps[place])[0]
                 if len(inside) > 1 and not self.smoothing:
                     first, last = inside[0], column.steps[place]
-            found.append((column.name, column.low[place], column.high[place]))
+            found.append((column.name, column.low[place], column.high[place], column.tone))
         return first, last, found
 
     def _cursor_steps(self) -> Sequence[int]:
@@ -219,7 +219,9 @@ class Chart(Widget, can_focus=True):
         if key == self._fetched_for:
             return self._fetched
         start, stop = self._window or (None, None)
-        self._fetched = [fetch(line, start, stop, fine, self.smoothing) for line in self._lines]
+        self._fetched = [
+            fetch(line, start, stop, fine, self.smoothing, place) for place, line in enumerate(self._lines)
+        ]
         self._fetched_for = key
         return self._fetched
 

@@ -26,12 +26,16 @@ class Points(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart; `stamp` changes whenever the series has changed, `label` stands in the legend."""
+    """One line of a chart; `stamp` changes whenever the series has changed, `label` stands in the legend, `brief` where
+    the labels do not fit. `tone` numbers the colour and the sign of a line that keeps them also where others are not there.
+    """
 
     name: str
     series: Points
     stamp: object = None
     label: str = ""
+    brief: str = ""
+    tone: int | None = None
 
 
 @dataclass
@@ -42,13 +46,14 @@ class Fetched:
     steps: Sequence[int]
     low: Sequence[float]
     high: Sequence[float]
+    tone: int = 0
     smooth: list[float] | None = None
 
 
-def fetch(line: Line, start: int | None, stop: int | None, fine: int, smoothing: str) -> Fetched:
-    """The line between two steps in about `fine` points, smoothed in one of the `SMOOTHINGS`."""
+def fetch(line: Line, start: int | None, stop: int | None, fine: int, smoothing: str, place: int = 0) -> Fetched:
+    """The line between two steps in about `fine` points, smoothed in one of the `SMOOTHINGS`; `place` among the others."""
     steps, low, high = line.series.points(start, stop, fine)
-    found = Fetched(line.name, steps, low, high)
+    found = Fetched(line.name, steps, low, high, place if line.tone is None else line.tone)
     if smoothing and len(steps) > _SMOOTH_FROM:
         found.smooth = smoothed([(a + b) / 2 for a, b in zip(low, high, strict=True)], smoothing)
     return found

@@ -24,7 +24,8 @@ LEAST_LABEL = 6  # cells; a legend with less room than that says nothing
 
 Place = Callable[[float], int | None]  # a value to its dot row
 Window = tuple[int, int]  # first and last step
-Cursor = tuple[int, int, list[tuple[str, float, float]]]  # first and last step; name, lowest and highest of each line
+Value = tuple[str, float, float, int]  # name, lowest, highest and tone of a line
+Cursor = tuple[int, int, list[Value]]  # first and last step, each line there
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,17 @@ class Picture:
     def _plot(self, grid: raster.Grid, place: Place, dot: Callable[[int], int]) -> None:
         fetched = self.fetched
         # The first line is drawn last, so that it lies on top.
-        for index in reversed(range(len(fetched))):
-            column = fetched[index]
+        for column in reversed(fetched):
             if column.smooth is not None:
                 xs, low, high = by_column(column.steps, column.low, column.high, dot)
-                raster.draw(grid, xs, low, high, place, index + raster.FAINT, 0)
-        for index in reversed(range(len(fetched))):
-            column = fetched[index]
+                raster.draw(grid, xs, low, high, place, column.tone + raster.FAINT, 0)
+        for column in reversed(fetched):
             if column.smooth is None:
                 drawn = by_column(column.steps, column.low, column.high, dot)
             else:
                 xs, ends = newest_by_column(column.steps, column.smooth, dot)
                 drawn = xs, ends, ends
-            raster.draw(grid, *drawn, place, index, index)
+            raster.draw(grid, *drawn, place, column.tone, column.tone)
 
     def _body(
         self, grid: raster.Grid, labels: dict[float, str], gutter: int, place: Place, cursor: int | None
@@ -168,7 +167,7 @@ class Picture:
     def _title_strip(self, width: int) -> Strip:
         """The values under the cursor, else a legend of several lines, else the title; then what is switched on."""
         if self.at is not None:
-            segments = self._at_cursor(*self.at)
+            segments = self._at_cursor(*self.at, width)
         elif len(self.lines) > 1:
             segments = self._legend(width)
         else:
@@ -180,28 +179,48 @@ class Picture:
             segments.append(Segment("  " + " ".join(flags), self.base + self.style("axis")))
         return _fit(segments, width, self.base)
 
-    def _at_cursor(self, first: int, last: int, values: list[tuple[str, float, float]]) -> list[Segment]:
-        bold = self.base + self.style("title")
-        segments = [Segment(f"step {count(first)}" if first == last else f"steps {count(first)}-{count(last)}", bold)]
-        for index, (name, low, high) in enumerate(values):
-            one = low == high or number(low) == number(high)
-            segments.append(Segment(f"  {visible(name)} ", self.base + self._line_style(index)))
-            segments.append(Segment(number(low) if one else f"{number(low)} to {number(high)}", bold))
+    def _at_cursor(self, first: int, last: int, values: list[Value], width: int) -> list[Segment]:
+        """The step and each line's value there, by name; by sign where the names of several do not fit."""
+        bold, signs = self.base + self.style("title"), self._signs
+        step = f"step {count(first)}" if first == last else f"steps {count(first)}-{count(last)}"
+        told = [f"{number(low)} to {number(high)}" for _, low, high, _ in values]
+        told = [
+            number(value[1]) if number(value[1]) == number(value[2]) else text
+            for value, text in zip(values, told, strict=True)
+        ]
+        names = [visible(name) for name, *_ in values]
+        if len(values) > 1 and sum(map(cell_len, [step, *names, *told])) + 3 * len(values) > width:
+            names = [signs[tone % len(signs)] for *_, tone in values]
+        segments = [Segment(step, bold)]
+        for name, text, (*_, tone) in zip(names, told, values, strict=True):
+            segments.append(Segment(f"  {name} ", self.base + self._line_style(tone)))
+            segments.append(Segment(text, bold))
         return segments
+
+    @property
+    def _signs(self) -> Sequence[str]:
+        return raster.STYLE_SIGNS_PLAIN if ascii_only() else raster.STYLE_SIGNS
 
     def _legend(self, width: int) -> list[Segment]:
         """Sign and label of each line for which there is room."""
         faint, bold = self.base + self.style("axis"), self.base + self.style("title")
-        signs = raster.STYLE_SIGNS_PLAIN if ascii_only() else raster.STYLE_SIGNS
+        signs = self._signs
         segments = [Segment(f"{visible(self.title)}  ", bold)] if self.title else []
         left = width - sum(cell_len(segment.text) for segment in segments)
-        for index, line in enumerate(self.lines):
-            sign, label = f"{signs[index % len(signs)]} ", visible(line.label or line.name)
+        labels = [visible(line.label or line.name) for line in self.lines]
+        if (
+            all(line.brief for line in self.lines)
+            and sum(cell_len(label) + len(signs[0]) + 3 for label in labels) > left
+        ):
+            labels = [visible(line.brief) for line in self.lines]
+        for index, (line, label) in enumerate(zip(self.lines, labels, strict=True)):
+            tone = index if line.tone is None else line.tone
+            sign = f"{signs[tone % len(signs)]} "
             room = left - cell_len(sign)
             if index and room < LEAST_LABEL:
                 break
             label = cut(label, room)
-            segments.append(Segment(sign, self.base + self._line_style(index)))
+            segments.append(Segment(sign, self.base + self._line_style(tone)))
             segments.append(Segment(f"{label}  ", bold if index == 0 else faint))
             left = room - cell_len(label) - 2
         return segments

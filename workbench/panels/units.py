@@ -1,4 +1,4 @@
-"""Metrics in words: what they are called, their values with units, and curves counted in those units."""
+"""Metrics in words: what they are called, their values with units, and curves counted in those units; also for commands."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.errors import visible
 from engine.run.curves import words
 from engine.run.series import Series
 from workbench.panels.figures import brief, number, size
-from workbench.panels.paint import clean
 
 
 def titled(name: str) -> str:
     """A metric's name in words, safe to draw."""
-    return clean(words(name).title)
+    return visible(words(name).title)
 
 
 def worded(name: str, value: float | None) -> str:

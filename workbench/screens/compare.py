@@ -5,10 +5,10 @@ It reads the runs' folders as the monitor does and owns nothing of them. Runs th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
@@ -16,12 +16,14 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.errors import WorkbenchError
-from engine.run.compare import answers, differences, extremes, shared_curves
+from engine.run.compare import answers, differences, each_once, extremes, shared_curves
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
+from engine.run.view import RunView
 from workbench.actions import bindings
 from workbench.panels import raster
 from workbench.panels.bars import Bar, KeyLine
+from workbench.panels.beside import GAP, beside, padded
 from workbench.panels.chart import Chart
 from workbench.panels.curve import Line as Curve
 from workbench.panels.drawn import Scrolled
@@ -32,7 +34,6 @@ from workbench.panels.units import in_unit, titled, worded
 from workbench.panels.watching import answered
 
 LOOK_SECONDS = 1.0
-GAP = 2
 
 
 class Read(Message):
@@ -47,6 +48,7 @@ class Table(Scrolled):
     """A column a run: where it stands, the ends of the curve, settings that differ, answers to the same prompts."""
 
     DEFAULT_CSS = "Table { height: 1fr; padding: 0 1; border-top: solid $wb-line; }"
+    names: Sequence[str] = ()
     watches: Sequence[Watch] = ()
     curve = ""
     read: Read | None = None
@@ -54,14 +56,14 @@ class Table(Scrolled):
     def lines(self, width: int) -> list[Line]:
         """All of it, top to bottom."""
         views = [watch.view for watch in self.watches]
-        signs = raster.STYLE_SIGNS_PLAIN if ascii_only() else raster.STYLE_SIGNS
-        heads = [f"{signs[place % len(signs)]} {clean(view.id)}" for place, view in enumerate(views)]
         changed = differences(self.read.configs) if self.read and not self.read.problem else []
-        label = min(width // 3, max([18, *(len(path) for path, _ in changed)]) + GAP)
-        made = _row("", heads, label, width, "given")
-        made += _row("state", [f"{sign(view.state)} {look(view.state).word}" for view in views], label, width)
-        made += _row("step", [count(view.step) for view in views], label, width)
-        made += self._ends(label, width)
+        first = min(width // 3, max([18, *(len(path) for path, _ in changed)]) + GAP)
+
+        def row(label: str, cells: Sequence[str], style: str = "value") -> list[Line]:
+            return _row(label, cells, signs(len(views)), first, width, style)
+
+        made = self._heads(views, first, width)
+        made += self._ends(views, row)
         made += [[], [("Settings that differ", "bold")]]
         if self.read is None:
             made.append([("reading …", "dim")])
@@ -70,23 +72,39 @@ class Table(Scrolled):
         elif not changed:
             made.append([("none: their configs are the same", "dim")])
         for path, values in changed:
-            made += _row(path, [_words(value) for value in values], label, width)
+            made += row(path, [_words(value) for value in values])
         for prompt, samples in answers(views):
             made += [[], *paragraph(clean(prompt), width, "accent")]
-            for head, sample in zip(heads, samples, strict=True):
-                text = f"step {count(sample['step'])}: {answered(sample)}" if sample else "was not asked"
-                made += _row(head, [text], label, width)
+            words = [f"step {count(each['step'])}: {answered(each)}" if each else "was not asked" for each in samples]
+            made += _row("", words, self._called(), width, width)
         return made
 
-    def _ends(self, label: int, width: int) -> list[Line]:
+    def _called(self) -> list[str]:
+        """Each run by sign and name, equally wide."""
+        heads = [f"{sign} {clean(name)}" for sign, name in zip(signs(len(self.names)), self.names, strict=True)]
+        return [padded(head, max(map(cell_len, heads))) for head in heads]
+
+    def _heads(self, views: Sequence[RunView], first: int, width: int) -> list[Line]:
+        """What each column is of: name, state and step; a list of them where the names do not fit side by side."""
+        states = [f"{sign(view.state)} {look(view.state).word}" for view in views]
+        steps = [count(view.step) for view in views]
+        heads = beside("", self._called(), signs(len(views)), first, width)
+        if len(heads) == 1:
+            made: list[Line] = [[(heads[0][0], ""), (heads[0][1], "given")]]
+            for label, cells in (("state", states), ("step", steps)):
+                made += _row(label, cells, signs(len(views)), first, width)
+            return made
+        listed = zip(self._called(), states, steps, strict=True)
+        made = [[(f"{head}  ", "given"), (f"{state}, step {step}", "value")] for head, state, step in listed]
+        return [*made, [], *_row("", signs(len(views)), signs(len(views)), first, width, "given")]
+
+    def _ends(self, views: Sequence[RunView], row: Callable[[str, Sequence[str]], list[Line]]) -> list[Line]:
         if not self.curve:
             return []
-        views = [watch.view for watch in self.watches]
         found = [extremes(view.series[self.curve]) if self.curve in view.series else None for view in views]
-        newest = [worded(self.curve, view.latest.get(self.curve)) for view in views]
-        made = _row(titled(self.curve), newest, label, width)
+        made = row(titled(self.curve), [worded(self.curve, view.latest.get(self.curve)) for view in views])
         for words, end in (("  lowest", 0), ("  highest", 1)):
-            made += _row(words, [worded(self.curve, each[end] if each else None) for each in found], label, width)
+            made += row(words, [worded(self.curve, each[end] if each else None) for each in found])
         return made
 
 
@@ -103,6 +121,7 @@ class CompareScreen(Screen[None]):
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         super().__init__()
         self._runs = tuple(runs)
+        self._names = each_once(runs)
         self._watches: list[Watch] = []
         self._at = 0
 
@@ -118,7 +137,7 @@ class CompareScreen(Screen[None]):
     def on_mount(self) -> None:
         """Open the runs, and look again at those that go on."""
         self._watches = [open_view(run) for run in self._runs]
-        self.query_one(Table).watches = self._watches
+        self.query_one(Table).watches, self.query_one(Table).names = self._watches, self._names
         self.query_one(Chart).focus()
         self.run_worker(self._read, thread=True, exit_on_error=True)
         self._draw()
@@ -152,12 +171,14 @@ class CompareScreen(Screen[None]):
         name = names[self._at % len(names)] if names else ""
         curves = [
             Curve(
-                view.id,
+                called,
                 in_unit(name, series),
                 (name, len(series), view.segment),
-                f"{clean(view.id)} {worded(name, view.latest.get(name))}",
+                f"{clean(called)} {worded(name, view.latest.get(name))}",
+                worded(name, view.latest.get(name)),
+                tone,
             )
-            for view in views
+            for tone, (called, view) in enumerate(zip(self._names, views, strict=True))
             if (series := view.series.get(name)) is not None
         ]
         self.query_one(Chart).show(curves, title=titled(name) if name else "no curve that two of them have")
@@ -183,21 +204,22 @@ class CompareScreen(Screen[None]):
             self.dismiss()
 
 
-def _row(label: str, cells: Sequence[str], first: int, width: int, style: str = "value") -> list[Line]:
-    """A label and its cells, each wrapped in its own column."""
-    room = max(6, (width - first) // max(1, len(cells)))
-    columns = [wrap(cell, room - GAP) or [""] for cell in cells]
+def signs(runs: int) -> list[str]:
+    """The signs of the runs' lines on the chart."""
+    known = raster.STYLE_SIGNS_PLAIN if ascii_only() else raster.STYLE_SIGNS
+    return [known[place % len(known)] for place in range(runs)]
+
+
+def _row(
+    label: str, cells: Sequence[str], signs: Sequence[str], first: int, width: int, style: str = "value"
+) -> list[Line]:
+    """A label and its cells beside each other, or each cell on lines of its own."""
     made: list[Line] = []
-    for place, parts in enumerate(zip_longest(*columns, fillvalue="")):
-        line: Line = [(_padded(cut(clean(label), first - 1) if place == 0 else "", first), "dim")]
-        made.append([*line, *((_padded(part, room), style) for part in parts)])
+    for begin, text in beside(clean(label), cells, signs, first, width):
+        head, *more = wrap(text, max(8, width - cell_len(begin))) or [""]
+        made.append([(cut(begin, width), "dim"), (text if cell_len(begin + text) <= width else head, style)])
+        made += [[(" " * cell_len(begin), ""), (part, style)] for part in more if cell_len(begin + text) > width]
     return made
-
-
-def _padded(text: str, width: int) -> str:
-    from rich.cells import set_cell_size
-
-    return set_cell_size(text, width)
 
 
 def _words(value: object) -> str:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from engine.errors import RunNotFound, UsageError
 from engine.run.store import create
-from workbench.cli.compare import command
+from workbench.cli.compare import command, lines
 
 BEGIN = {"v": 1, "rank": 0, "segment": 0, "t": 1.0}
 
@@ -39,12 +39,12 @@ def said(*words: str) -> str:
 
 def test_curves_settings_and_answers_stand_beside_each_other(root: Path) -> None:
     text = said("slow-0001", "quick-0001", "--runs", str(root))
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "slow-0001 quick-0001" in lines
-    assert "loss 2.75 (2.5 to 3) 0.5 (0.5 to 3)" in lines
-    assert "optim.learning_rate 0.0001 0.0003" in lines
-    assert not any(line.startswith(("run.name", "model.name")) for line in lines)
-    assert "quick-0001 step 2: 4" in lines
+    told = [" ".join(line.split()) for line in text.splitlines()]
+    assert "slow-0001 quick-0001" in told
+    assert "loss 2.75 (2.50 to 3) 0.500 (0.500 to 3)" in told
+    assert "optim.learning_rate 0.0001 0.0003" in told
+    assert not any(line.startswith(("run.name", "model.name")) for line in told)
+    assert "quick-0001 step 2: 4" in told
     assert "\x1b" not in text
 
 
@@ -83,6 +83,64 @@ def test_runs_of_other_methods_are_said_to_be(root: Path) -> None:
     run.events.write_text(json.dumps(BEGIN | {"seq": 0, "kind": "started", "method": "dpo", "model": "m"}) + "\n")
     text = said("slow-0001", "pairs-0001", "--runs", str(root))
     assert "method sft dpo" in [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_too_many_runs_are_told_before_one_that_is_not_there(root: Path) -> None:
+    with pytest.raises(UsageError, match="must be two to 4 different runs"):
+        said("slow-0001", "absent-0001", "b", "c", "d", "--runs", str(root))
+    with pytest.raises(UsageError, match="must be two to 4 different runs"):
+        said("absent-0001", "--runs", str(root))
+
+
+def test_two_runs_of_one_name_are_told_apart_by_their_folders(root: Path) -> None:
+    run_of(root.parent / "other", "slow", 3e-4, [3.0, 1.0], "4")
+    paths = [str(root / "slow-0001"), str(root.parent / "other" / "slow-0001")]
+    text = said(*paths, "--runs", str(root))
+    assert all(text.count(path) >= 2 for path in paths)  # over the table, and before each answer
+
+
+def test_bytes_shares_and_times_have_their_units(root: Path) -> None:
+    for name, scale in (("small", 1), ("big", 2)):
+        run = create(root, "version: 1\n", {"name": name, "method": "sft"})
+        figures = {"memory_peak": scale * 2.0**30, "mean_token_accuracy": 0.25 * scale, "step_seconds": 0.2 * scale}
+        events = [{"kind": "started", "method": "sft", "model": "m"}, {"kind": "metrics", "step": 1} | figures]
+        run.events.write_text("".join(json.dumps(BEGIN | {"seq": at} | one) + "\n" for at, one in enumerate(events)))
+    told = " ".join(said("small-0001", "big-0001", "--runs", str(root)).split())
+    assert "peak memory 1.0 GiB (1.0 GiB to 1.0 GiB) 2.0 GiB" in told
+    assert "token accuracy 25 % (25 % to 25 %) 50 %" in told
+    assert "one step 200 ms (200 ms to 200 ms) 400 ms" in told
+
+
+FOUR = ["dates-0001", "a-rather-long-name-0001", "pairs-0001", "short-0001"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_four_runs_in_a_narrow_terminal_break_no_cell(width: int) -> None:
+    models = ["builtin/tiny", "builtin/tiny", "/runs/dates-0001/checkpoints/c-60", "builtin/tiny"]
+    found = {
+        "runs": [{"id": id, "state": "finished", "method": "sft", "step": 60, "max_steps": 60} for id in FOUR],
+        "curves": {"memory_peak": [{"last": 2.0**30, "lowest": 1.0, "highest": 2.0**31}] * 4},
+        "settings": [
+            {"path": "model.name", "values": models},
+            {"path": "optim.weight_decay", "values": [0.0, 0.5, 1, 2]},
+        ],
+        "answers": [],
+    }
+    told = lines(found, width)
+    assert all(len(line) <= width for line in told if "✓" not in line)
+    words = {word for line in told for word in line.split()}
+    assert {*FOUR, *models} <= words
+    assert [
+        line for line in told if line.split() == ["0", "0.5", "1", "2"] or line.split()[1:] == ["0", "0.5", "1", "2"]
+    ]
+    assert any(line.split() == ["1", "2", "3", "4"] for line in told)  # what the columns are of
+
+
+def test_a_wide_terminal_has_a_column_a_run(root: Path) -> None:
+    told = said("slow-0001", "quick-0001", "--runs", str(root)).splitlines()
+    assert told[0].split() == ["slow-0001", "quick-0001"]
+    starts = {line.index("0.0003") for line in told if "0.0003" in line}
+    assert starts == {told[0].index("quick-0001")}
 
 
 def test_a_run_that_is_not_there_is_named(root: Path) -> None:

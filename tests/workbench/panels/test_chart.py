@@ -136,7 +136,7 @@ async def test_the_cursor_names_the_step_and_its_value() -> None:
     async with app.run_test(size=(80, 12)) as pilot:
         chart = app.query_one(Chart)
         await pilot.press("right")
-        assert chart.values_at_cursor() == (59, 59, [("loss", values[59], values[59])])
+        assert chart.values_at_cursor() == (59, 59, [("loss", values[59], values[59], 0)])
         await pilot.press("left", "left", "h")
         assert chart.cursor == 56
         await pilot.pause()
@@ -149,7 +149,7 @@ async def test_a_point_that_stands_for_many_steps_says_so() -> None:
     async with app.run_test(size=(60, 12)) as pilot:
         await pilot.press("home")
         first, last, found = app.query_one(Chart).values_at_cursor() or (0, 0, [])
-        name, low, high = found[0]
+        name, low, high, _ = found[0]
         assert (first, name) == (0, "loss")
         assert last > first
         assert (low, high) == (min(values[first : last + 1]), max(values[first : last + 1]))

@@ -87,6 +87,35 @@ async def test_a_run_that_goes_on_is_followed_and_hostile_names_stay_text(
         assert "\u202e" not in drawn + shown(app)
 
 
+async def test_four_runs_in_sixty_columns_break_no_word_and_keep_their_signs(make_run: Any, shown: Shown) -> None:
+    names = ("dates", "a-rather-long-name", "pairs", "short")
+    runs = [
+        make_run("finished", name=name, method=method, config=CONFIG.format(rate=1e-4 * place, name=name))
+        for place, (name, method) in enumerate(zip(names, ("dpo", "sft", "dpo", "dpo"), strict=True), 1)
+    ]
+    app = WorkbenchApp(runs_dir=runs[0].path.parent)
+    async with app.run_test(size=(60, 40)) as pilot:
+        screen = CompareScreen(runs)
+        app.push_screen(screen)
+        await until(pilot, lambda: screen.is_mounted and "optim.learning_rate" in shown(app))
+        drawn = ["".join(text for text, _ in line).rstrip() for line in screen.query_one(Table).made]
+        assert [line.split()[1] for line in drawn[:4]] == [f"{name}-0001" for name in names]
+        signs = [line.split()[0] for line in drawn[:4]]
+        assert any(line.split() == signs for line in drawn)
+        assert any(line.split()[-4:] == ["0.0001", "0.0002", "0.0003", "0.0004"] for line in drawn)
+        assert any(line.split() == [signs[1], "a-rather-long-name-0001", "step", "60:", "2021-03-03"] for line in drawn)
+        # A curve that the second run lacks: the third keeps the sign that the table has it under.
+        assert "rewards/margins" in {name for watch in screen._watches for name in watch.view.series}
+        chart = screen.query_one(Chart)
+        while chart.title != "reward margin":
+            await pilot.press("v")
+        assert [line.tone for line in chart._lines] == [0, 2, 3]
+        assert [column.tone for column in chart._fetch()] == [0, 2, 3]
+        legend = shown(app).splitlines()[2]
+        assert [legend.index(sign) for sign in (signs[0], signs[2], signs[3])]
+        assert signs[1] not in legend
+
+
 async def test_a_config_that_cannot_be_read_is_told_and_the_curves_stand(make_run: Any, shown: Shown) -> None:
     root = two(make_run)
     next(run for run in _folders(root) if run.id == "slow-0001").config.write_text("a: [\n")
