@@ -60,15 +60,9 @@ def refuse_shapes(
         )
     if not weight.shape[0]:
         raise ValueError(f"{op}: weight must hold a vocabulary of at least one word; got {tuple(weight.shape)}")
-    for name, x in (("hidden", hidden), ("weight", weight)):
-        if x.dtype not in FORMATS:
-            raise ValueError(
-                f"{op}: {name} must be float64, float32, float16 or bfloat16; got {named(x.dtype)}. Convert it first."
-            )
-    if targets.dtype != torch.int64:
-        raise ValueError(f"{op}: targets must be int64; got {named(targets.dtype)}. Use .long().")
-    if len({hidden.device, weight.device, targets.device}) > 1:
+    refuse_formats(op, hidden=hidden, weight=weight, bias=bias)
+    if targets.dtype != torch.int64 or targets.device != hidden.device:
         raise ValueError(
-            f"{op}: hidden, weight and targets must lie on one device; got {hidden.device}, {weight.device} and "
-            f"{targets.device}. Move them to {hidden.device}."
+            f"{op}: targets must be int64 on {hidden.device}; got {named(targets.dtype)} on {targets.device}. "
+            "Use .long() and .to(device)."
         )

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from engine.kernels.device import kernel_serves
 from engine.kernels.linear_logp.passes import Forward, backward_pass, forward_pass, working_type
 from engine.kernels.linear_logp.reference import TokenScores
 from engine.kernels.linear_logp.tiles import Scaling, Upstream
-from engine.kernels.shapes import first_derivatives_alone
+from engine.kernels.shapes import first_derivatives_alone, refuse_scaling, refuse_shapes
 
 _NEEDED = ("entropy", "mean_logits")
 
@@ -72,9 +73,15 @@ def linear_logp_sharded(
 ) -> TokenScores:
     """`linear_logp` with `weight` [V of this process, H], the ranks' shards in order; shards may differ in size.
 
-    Gives log-probability, entropy and cross-entropy, each differentiable by hidden states, shard and bias.
+    Gives log-probability, entropy and cross-entropy, each differentiable by hidden states, shard and bias. Refuses what
+    `linear_logp` does; a target that is in no shard makes its row NaN on a GPU and raises IndexError on a CPU.
     """
-    logp, entropy, loss = _Sharded.apply(hidden, weight, bias, targets, group, scaling or Scaling(), workspace_bytes)
+    scaling = scaling or Scaling()
+    refuse_shapes("linear_logp_sharded", hidden, weight, targets, bias)
+    refuse_scaling(
+        "linear_logp_sharded", scaling.temperature, scaling.soft_cap, scaling.label_smoothing, scaling.z_loss
+    )
+    logp, entropy, loss = _Sharded.apply(hidden, weight, bias, targets, group, scaling, workspace_bytes)
     return TokenScores(logp, entropy, None, None, None, loss)
 
 
@@ -96,10 +103,13 @@ class _Sharded(torch.autograd.Function):
         dist.all_gather(sizes, torch.tensor([weight.shape[0]], device=weight.device), group=group)
         words = [int(size) for size in sizes]
         first, vocabulary = sum(words[:rank]), sum(words)
+        outside = _outside(targets, vocabulary)
         own = shard_statistics(hidden, weight, bias, targets, scaling, first, workspace_bytes)
         every = [torch.empty_like(own) for _ in range(world)]
         dist.all_gather(every, own, group=group)
         lse, entropy, target, mean = combine(torch.stack(every), vocabulary)
+        for each in (lse, entropy):
+            each.masked_fill_(outside, float("nan"))
         loss = scaling.cross_entropy(lse, target, mean)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
         ctx.settings = group, scaling, working_type(hidden), workspace_bytes, first, vocabulary
@@ -117,3 +127,11 @@ class _Sharded(torch.autograd.Function):
         if d_hidden is not None:
             dist.all_reduce(d_hidden, group=group)
         return d_hidden, d_weight, d_bias, None, None, None, None
+
+
+def _outside(targets: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Which targets are in no shard; on a CPU, where looking costs nothing, none may be."""
+    outside = (targets < 0) | (targets >= vocabulary)
+    if not kernel_serves(targets) and outside.any():
+        raise IndexError(f"a target lies outside of the vocabulary of {vocabulary} words")
+    return outside

@@ -47,7 +47,7 @@ def logp_entropy(
         raise ValueError(
             f"targets: must be shaped like the logits' rows {tuple(logits.shape[:-1])}; got {tuple(targets.shape)}"
         )
-    if not logits.shape[-1]:
+    if not logits.dim() or not logits.shape[-1]:
         raise ValueError(f"logits: must have a vocabulary of at least one word; got {tuple(logits.shape)}")
     refuse_formats("logp_entropy", logits=logits)
     refuse_scaling("logp_entropy", temperature, None, 0.0, 0.0)
@@ -106,9 +106,9 @@ class _LogpEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dlogp, dentropy):
         first_derivatives_alone("logp_entropy")
-        logits_BTV = ctx.saved_tensors[0]
+        logits_BTV, *rest = ctx.saved_tensors  # a checkpoint hands them out once
         gradient = logits_BTV.detach() if ctx.inplace_gradient else torch.empty_like(logits_BTV)
-        backward(gradient, dlogp, dentropy, *ctx.saved_tensors, *ctx.settings)
+        backward(gradient, dlogp, dentropy, logits_BTV, *rest, *ctx.settings)
         if ctx.inplace_gradient:
             torch.autograd.graph.increment_version(gradient)
         return gradient, None, None, None, None, None

@@ -1,8 +1,8 @@
 """RMSNorm of q and k heads with rotary embedding: one launch forward, one backward.
 
 Takes q and k as the projections give them ([B, T, H, D], heads next to each other); returns contiguous tensors of that
-shape, so the [B, H, T, D] that attention wants is a view. Refuses float64 on the kernel path (the reference serves it)
-and a rotated part that is odd or longer than a head.
+shape, so the [B, H, T, D] that attention wants is a view. Refuses a rotated part that is odd or longer than a head; float64
+and angles that are trained go to the reference.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def norm_rope(
     refuse_formats("norm_rope", q=q, q_weight=q_weight, k_weight=k_weight)
     compiling = torch.compiler.is_compiling()
     served = q.is_cuda if compiling else kernel_serves(q, k, cos)
-    if not served or q.dtype == torch.float64 or q.numel() == 0:
+    trained = cos.requires_grad or sin.requires_grad
+    if not served or trained or torch.float64 in (q.dtype, k.dtype) or q.numel() == 0:
         return norm_rope_reference(q, k, q_weight, k_weight, cos, sin, eps=eps, unit_offset=unit_offset)
     if compiling:
         return _norm_rope_op(q, k, q_weight, k_weight, cos, sin, eps, unit_offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from engine.kernels.fp8_rows import rounded_rows, rounded_rows_reference
 from engine.kernels.gated import gated, gated_gradients, gated_reference
@@ -35,6 +36,61 @@ def second_derivatives() -> None:
     ):
         again = refused("differentiated again", lambda op=op: torch.autograd.grad(op().sum(), h, create_graph=True))
         said(again, f"{name}: a second derivative is refused")
+
+
+def computed_again() -> None:
+    """Under both kinds of checkpoint each op has the gradient that it has without."""
+    h, w = torch.randn(4, 8, device=DEVICE, requires_grad=True), torch.randn(50, 8, device=DEVICE)
+    targets, turn = torch.arange(4, device=DEVICE), torch.randn(1, 4, 8, device=DEVICE)
+    angles = turn.cos(), turn.sin()
+    for name, op in (
+        ("linear_logp", lambda x: linear_logp(x, w, targets, outputs=()).log_probs),
+        ("linear_logp, trained", lambda x: linear_logp(x, w.clone().requires_grad_(), targets, outputs=()).log_probs),
+        ("logp_entropy", lambda x: sum(logp_entropy(x, targets))),
+        ("logp_entropy in place", lambda x: logp_entropy(x * 1.0, targets, inplace_gradient=True)[0]),
+        ("gated", lambda x: gated(x, x)),
+        ("norm_rope", lambda x: norm_rope(x[None, :, None], x[None, :, None], None, None, *angles)[0]),
+        ("rope", lambda x: rope(x[None, :, None], x[None, :, None], *angles)[0]),
+    ):
+        plain = torch.autograd.grad(op(h).square().sum(), h)[0]
+        for reentrant in (False, True):
+            h.grad = None
+            checkpoint(op, h, use_reentrant=reentrant).square().sum().backward()
+            same = h.grad is not None and torch.allclose(h.grad, plain, rtol=1e-5, atol=1e-5)
+            said(same, f"{name} in a checkpoint, reentrant={reentrant}")
+
+
+def caps_far_above() -> None:
+    """Under a cap that nothing reaches logits are what they are without one: in what is left over of 1 they are lost."""
+    h, w, targets = torch.randn(4, 8, device=DEVICE), torch.randn(50, 8, device=DEVICE), torch.arange(4, device=DEVICE)
+    for trained in (True, False):
+        found = []
+        for cap in (1e6, None):
+            hidden = h.clone().requires_grad_()
+            scores = linear_logp(hidden, w.clone().requires_grad_(trained), targets, soft_cap=cap)
+            gradient = torch.autograd.grad(scores.log_probs.sum() + scores.entropy.sum(), hidden)[0]
+            found.append((scores.log_probs, scores.entropy, gradient))
+        close = all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*found, strict=True))
+        said(close, f"linear_logp under a cap far above, trained={trained}")
+
+
+def trained_angles() -> None:
+    """Angles that are trained get their gradient, which the kernels do not make."""
+    q, k = torch.randn(2, 3, 4, 8, device=DEVICE), torch.randn(2, 3, 2, 8, device=DEVICE)
+    for name, op, reference in (
+        ("rope", rope, rope_reference),
+        (
+            "norm_rope",
+            lambda *x: norm_rope(*x[:2], None, None, *x[2:]),
+            lambda *x: norm_rope_reference(*x[:2], None, None, *x[2:]),
+        ),
+    ):
+        turn = torch.randn(1, 3, 8, device=DEVICE, requires_grad=True)
+        ours, theirs = (
+            torch.autograd.grad(sum(x.square().sum(-1).sin().sum() for x in f(q, k, turn, turn * 0.5)), turn)[0]
+            for f in (op, reference)
+        )
+        said(torch.allclose(ours, theirs), f"{name} of trained angles")
 
 
 def overwritten_logits() -> None:

@@ -36,8 +36,11 @@ from tests.engine.kernels.head_cases import (
 )
 from tests.engine.kernels.hostile_cases import (
     beyond_2_to_the_31,
+    caps_far_above,
+    computed_again,
     overwritten_logits,
     second_derivatives,
+    trained_angles,
     words_that_cannot_come,
 )
 from tests.engine.kernels.judging import (
@@ -409,6 +412,9 @@ CHECKS = WIDE | {
         all_ignored,
         second_backward,
         second_derivatives,
+        computed_again,
+        caps_far_above,
+        trained_angles,
         overwritten_logits,
         words_that_cannot_come,
         beyond_2_to_the_31,

@@ -141,8 +141,11 @@ def test_shapes_that_do_not_belong_together_are_refused_by_name(call, place):
     [
         (lambda h, w, y: linear_logp(h.int(), w, y), "hidden must be float64.*got int32. Convert"),
         (lambda h, w, y: linear_logp(h, w.to(torch.float8_e4m3fn), y), "weight must be .*got float8_e4m3fn"),
-        (lambda h, w, y: linear_logp(h, w, y.float()), "targets must be int64; got float32. Use .long"),
-        (lambda h, w, y: linear_cross_entropy(h, w.to("meta"), y), "on one device; got cpu, meta and cpu"),
+        (lambda h, w, y: linear_logp(h, w, y.float()), "targets must be int64 on cpu; got float32 on cpu. Use .long"),
+        (lambda h, w, y: linear_logp(h, w, y.to("meta")), "targets must be int64 on cpu; got int64 on meta"),
+        (lambda h, w, y: linear_cross_entropy(h, w.to("meta"), y), "weight must lie on cpu as the others do; got meta"),
+        (lambda h, w, y: linear_logp(h, w, y, bias=y.new_zeros(5)), "bias must be float64.*got int64. Convert"),
+        (lambda h, w, y: linear_logp(h, w, y, bias=torch.zeros(5, device="meta")), "bias must lie on cpu .*got meta"),
         (lambda h, w, y: linear_logp(h, w, y, bias=torch.zeros(3)), "a bias .V. or none; got .* .3,."),
         (lambda h, w, y: linear_logp(h, w, y, outputs=("logits",)), "outputs: must be among entropy.*; got logits"),
         (lambda h, w, y: logp_entropy((h @ w.t()).int(), y), "logits must be float64.*got int32"),

@@ -9,10 +9,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from engine.kernels.linear_logp import linear_logp_reference
+from engine.kernels.linear_logp import linear_logp_reference, shards
 from engine.kernels.linear_logp.passes import backward_pass
-from engine.kernels.linear_logp.shards import combine, shard_statistics
+from engine.kernels.linear_logp.shards import combine, linear_logp_sharded, shard_statistics
 from engine.kernels.linear_logp.tiles import Scaling, Upstream
 
 SETTINGS = {"temperature": 0.7, "soft_cap": 5.0, "logit_scale": 1.3, "label_smoothing": 0.1, "z_loss": 1e-2}
@@ -84,6 +85,43 @@ for ours, theirs in pairs:
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
 print("agrees")
 """
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A group of one process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrong", [53, -1])
+def test_a_target_in_no_shard_is_no_number(alone, monkeypatch, wrong):
+    (hidden, weight, bias), targets = inputs()
+    targets[2] = wrong
+    with pytest.raises(IndexError, match="outside of the vocabulary of 53 words"):
+        linear_logp_sharded(hidden, weight, targets, alone, bias=bias)
+    # A card is not waited for: the row becomes NaN there, and no other row.
+    monkeypatch.setattr(shards, "kernel_serves", lambda *tensors: True)
+    found = linear_logp_sharded(hidden, weight, targets, alone, bias=bias)
+    for scores in (found.log_probs, found.entropy, found.cross_entropy):
+        assert scores.isnan().tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"targets": torch.zeros(6)}, "linear_logp_sharded: targets must be int64 on cpu; got float32"),
+        ({"weight": torch.zeros(0, 8)}, "a vocabulary of at least one word"),
+        ({"hidden": torch.zeros(6, 9)}, r"must get hidden \[N, H\]"),
+        ({"scaling": Scaling(temperature=0.0)}, "temperature must be above 0"),
+    ],
+)
+def test_a_shard_refuses_what_the_whole_head_does(change, words):
+    (hidden, weight, _), targets = inputs()
+    given = {"hidden": hidden, "weight": weight, "targets": targets, **change}
+    with pytest.raises(ValueError, match=words):
+        linear_logp_sharded(group=None, **given)
 
 
 @pytest.mark.slow
