@@ -38,6 +38,12 @@ class Parts:
             raise ValueError(f"{name!r}: a part needs a lower-case name of its own")
         self._parts[name] = part
 
+    def weights(self) -> list[torch.Tensor]:
+        """The weights of parts that are modules, which may stand in the model and are not saved with it."""
+        return [
+            weight for part in self._parts.values() if isinstance(part, torch.nn.Module) for weight in part.parameters()
+        ]
+
     def save(self, folder: Path, rank: int) -> None:
         """Writes `parts-RANK.pt`; without a part, no file."""
         if self._parts:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from accelerate.data_loader import BatchSamplerShard
 
+from engine.models.taken_up import take_up
 from engine.run import checkpoint
 from engine.run.store import RunFolder
 from engine.trainers.optimizers.building import optimizer_for
+from engine.trainers.optimizers.kept import keep_formats
 from engine.trainers.parts import Parts, Stateful
 
 TOKENS_STATE = "tokens_state.json"
@@ -93,7 +95,9 @@ class RunTrainer:
             taken = self.model if model is None else model  # type: ignore[attr-defined]
             decayed = self.get_decay_parameter_names(taken)  # type: ignore[attr-defined]
             self.optimizer = optimizer_for(self._optim, taken, decayed)
-        return super().create_optimizer(model)  # type: ignore[misc]
+        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        keep_formats(optimizer)
+        return optimizer
 
     def average_weights(self) -> None:
         """Gives the model the weights that are meant for use, where the optimizer keeps others for training
@@ -197,9 +201,12 @@ class RunTrainer:
             self._total_train_tokens = counted["trl_num_tokens"]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Two things that loading an adapter loses: transformers 5.17 leaves one that was saved beside another (TRL's
-        `ref`) at its start, and PEFT raises weights of bfloat16 to float32."""
+        """Full weights by `engine.models.taken_up`. Two things that loading an adapter loses: transformers 5.17 leaves one
+        that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of bfloat16 to float32."""
         model = self.model if model is None else model  # type: ignore[attr-defined]
+        if not hasattr(model, "peft_config"):
+            take_up(model, Path(resume_from_checkpoint), self._registered().weights())
+            return
         dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
         if len(getattr(model, "peft_config", ())) > 1:

@@ -19,6 +19,11 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
         pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout"),
         pytest.param({"model.dtype": "bfloat16", **LORA}, CONVERSATIONS, id="sft, LoRA in bfloat16"),
         pytest.param(
+            {"model.dtype": "bfloat16", "optim.optim": "adafactor"},
+            CONVERSATIONS,
+            id="sft in bfloat16, factors of Adafactor in float32",
+        ),
+        pytest.param(
             {"method.kind": "pretrain", "data.packing": True, "data.packing_cross_doc_attn_mask": True},
             TEXT,
             id="pretraining on packs kept apart",
