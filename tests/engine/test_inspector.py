@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -227,6 +228,17 @@ def test_cancelling_kills_the_job(inspector: Inspector, config: Any) -> None:
     assert time.monotonic() - before < 0.2
     _, alive = psutil.wait_procs(children, timeout=2)
     assert not alive
+
+
+def test_a_count_that_is_killed_says_so_and_speaks_of_no_limit(inspector: Inspector, config: Any) -> None:
+    made = config([_chat(f"question {n}", "answer " * 50) for n in range(20_001)])
+    started = threading.Event()
+    ticket = inspector.ask("data", on_progress=lambda _: started.set(), config=made)
+    assert started.wait(60)
+    for child in psutil.Process(inspector.pid).children():
+        child.kill()
+    with pytest.raises(WorkbenchError, match="the data ended without an answer: it was killed, most likely because"):
+        ticket.result(30)
 
 
 def _raw(*questions: dict[str, Any]) -> subprocess.Popen[bytes]:

@@ -1,0 +1,56 @@
+"""What the inspector keeps between questions: processing classes, and opened data with their row indexes."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+class Warm:
+    """Processing classes and opened data by what they were made from."""
+
+    def __init__(self) -> None:
+        self._processing: dict[str, Any] = {}
+        self._plans: dict[str, Any] = {}
+        self._rows: dict[tuple[str, float, int], Any] = {}
+
+    def processing_class(self, config: Any) -> Any:
+        from engine.models.load import load_processing_class
+
+        key = json.dumps([config.model.name, config.model.tokenizer, config.model.revision], default=str)
+        if key not in self._processing:
+            self._processing[key] = load_processing_class(config)
+        return self._processing[key]
+
+    def plan(self, config: Any, processing_class: Any, split: str) -> Any:
+        """The opened data of a config; kept while neither the config nor a file changes, so row indexes stay."""
+        from engine.data.plan import plan_of
+
+        files = [_stamp(source.path) for source in (config.data.train if split == "train" else config.data.eval)]
+        key = json.dumps([config.model_dump(), files, split], default=str, sort_keys=True)
+        if key not in self._plans:
+            while len(self._plans) >= 4:
+                old = self._plans.pop(next(iter(self._plans)))
+                for source in old.sources:
+                    source.rows.close()
+            self._plans[key] = plan_of(config, processing_class, split)
+        return self._plans[key]
+
+    def rows(self, path: str, split: str | None) -> Any:
+        from engine.data.plan import source_rows
+
+        stamp = (f"{path} {split}", *_stamp(path))
+        if stamp not in self._rows:
+            while len(self._rows) >= 4:
+                self._rows.pop(next(iter(self._rows))).close()
+            self._rows[stamp] = source_rows(path, split)
+        return self._rows[stamp]
+
+
+def _stamp(path: str) -> tuple[float, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0.0, 0
+    return status.st_mtime, status.st_size
