@@ -29,7 +29,7 @@ import transformers
 
 from engine.errors import ModelError
 from engine.kernels.device import lacking
-from engine.patches import attention, compiled, failures, head, lora
+from engine.patches import attention, compiled, failures, head, lora, untouched
 from engine.patches.instances import whole
 from engine.patches.plan import Applied
 from engine.run.store import replace_file
@@ -189,7 +189,7 @@ def time_all(config: Any, trainer: Any, combinations: list[tuple[str, ...]], bat
         trainer.model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
         )
-    before, modes = _state(model), [(module, module.training) for module in trainer.model.modules()]
+    before, modes = untouched.look(model), [(module, module.training) for module in trainer.model.modules()]
     devices = [batch.device.index] if batch.is_cuda else []
     trainer.model.train()
     try:
@@ -204,7 +204,7 @@ def time_all(config: Any, trainer: Any, combinations: list[tuple[str, ...]], bat
         for module, training in modes:
             module.training = training
         _forget(any("torch_compile" in trial.on for trial in trials))
-    if _state(model) != before:
+    if untouched.look(model) != before:
         raise ModelError(
             "kernels.kernel_auto_compose: a kernel changed the model's weights while it was timed.", _TURN_OFF
         )
@@ -302,11 +302,6 @@ def _policy(trainer: Any) -> Any:
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
-def _state(model: Any) -> list[tuple[int, int, bool]]:
-    """What tells whether a weight was written to: its place, how often it changed, and whether it has a gradient."""
-    return [(weight.data_ptr(), weight._version, weight.grad is None) for weight in model.parameters()]
-
-
 def _wait(ids: torch.Tensor) -> None:
     if ids.is_cuda:
         torch.cuda.synchronize(ids.device)
@@ -322,37 +317,6 @@ def _forget(was_compiled: bool) -> None:
 
 
 # -- keeping and telling -----------------------------------------------------------------------------------------------
-def _kept(folder: Path, place: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier segment of this run measured, if it was in the same place; None too where the file was damaged."""
-    try:
-        found = json.loads((folder / FILE).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or any(found.get(name) != value for name, value in place.items()):
-        return None
-    rows = found.get("table")
-    if not isinstance(rows, list) or not all(_is_row(row, place["free"]) for row in rows):
-        return None
-    return found if found.get("chosen") in [row["on"] for row in rows if _was_timed(row)] else None
-
-
-def _is_row(row: Any, free: list[str]) -> bool:
-    """Whether it is what `_row` makes; a row without a finite time says why."""
-    if not isinstance(row, dict) or not isinstance(row.get("why"), str) or not isinstance(row.get("on"), list):
-        return False
-    times = [row.get(name, "") for name in ("forward_ms", "both_ms", "first_s")]
-    numbers = all(isinstance(time, float) for time in times) or (row["why"] and all(_is_time(time) for time in times))
-    return bool(numbers) and all(setting in free for setting in row["on"])
-
-
-def _is_time(time: Any) -> bool:
-    return time is None or isinstance(time, float)
-
-
-def _was_timed(row: dict[str, Any]) -> bool:
-    return row["both_ms"] is not None and not row["why"]
-
-
 def _of_first_rank(kept: dict[str, Any]) -> dict[str, Any]:
     """Every rank takes what the first one measured: one model is one program."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():

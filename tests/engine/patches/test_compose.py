@@ -16,9 +16,10 @@ from trl.trainer.utils import add_fused_lm_head
 
 from engine.config.schema import read
 from engine.errors import ModelError
-from engine.patches import compiled, compose
+from engine.patches import compiled, compose, composed
 from engine.patches.plan import Applied, Patches
 from tests.engine.patches.conftest import tiny_model
+from tests.engine.patches.families import made
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 
 
@@ -110,7 +111,7 @@ def test_the_slow_one_is_left_and_the_quick_one_taken(monkeypatch, clock, tmp_pa
     chosen, said = compose.compose(config(fused_attn_kernel=False), trainer, tmp_path)
     assert (chosen.kernels.use_cut_ce, chosen.kernels.torch_compile) == (False, True)
     assert (said.effective, said.count) == ("torch_compile", 4)
-    table = json.loads((tmp_path / compose.FILE).read_text())["table"]
+    table = json.loads((tmp_path / composed.FILE).read_text())["table"]
     assert [(row["on"], row["forward_ms"], row["both_ms"]) for row in table] == [
         ([], 1000, 1000), (["use_cut_ce"], 1500, 1500), (["torch_compile"], 750, 750),
         (["use_cut_ce", "torch_compile"], 1250, 1250),
@@ -148,7 +149,7 @@ def test_a_time_that_is_no_number_is_out_and_if_all_are_the_run_ends(monkeypatch
     # From the first such time on the clock stays so: the plain one was warm before, and has no finite time either.
     with pytest.raises(ModelError, match=r"none of 2 combinations .*no finite time"):
         compose.compose(config(), clock_of, tmp_path)
-    assert not (tmp_path / compose.FILE).exists()
+    assert not (tmp_path / composed.FILE).exists()
 
 
 def test_an_input_that_is_written_to_is_found_out(monkeypatch, clock, tmp_path):
@@ -163,6 +164,31 @@ def test_an_input_that_is_written_to_is_found_out(monkeypatch, clock, tmp_path):
     )
     _, said = compose.compose(config(), Trainer(fused(), clock), tmp_path)
     assert (said.effective, "it changed its input" in said.detail) == ("plain", True)
+
+
+def test_experts_with_adapters_by_their_names_are_timed_and_a_write_to_one_ends_the_run(monkeypatch, clock, tmp_path):
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    base = made("qwen3_moe")
+    add_fused_lm_head(base)
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=[], target_parameters=names))
+    monkeypatch.setattr(compose, "CHOICES", (compose.CHOICES[0],))  # use_cut_ce
+    _, said = compose.compose(config(), Trainer(model, clock), tmp_path)
+    assert said.count == 2
+
+    expert = dict(model.named_parameters())[
+        "base_model.model.model.layers.0.mlp.experts.base_layer.base_layer.down_proj"
+    ]
+    apply = compose.CHOICES[0].apply
+
+    def spoiling(config, trainer):
+        with torch.no_grad():
+            expert[0, 0, 0] += 1e-3
+        return apply(config, trainer)
+
+    choice = compose.Choice("use_cut_ce", "use_cut_ce", spoiling, lambda config, trainer: None)
+    monkeypatch.setattr(compose, "CHOICES", (choice,))
+    with pytest.raises(ModelError, match="changed the model's weights"):
+        compose.compose(config(), Trainer(model, clock), tmp_path / "again")
 
 
 def test_a_weight_that_is_written_to_ends_the_run(monkeypatch, clock, tmp_path):
@@ -225,7 +251,7 @@ def test_fused_lora_is_timed_where_it_acts_and_never_beside_compiled_layers(monk
     monkeypatch.setattr(compose.lora, "projected", lambda *args: seen.append(1) or real(*args))
     monkeypatch.setattr(compose, "choose", lambda trials: trials[1])
     chosen, said = compose.compose(given, Trainer(model), tmp_path)
-    table = json.loads((tmp_path / compose.FILE).read_text())["table"]
+    table = json.loads((tmp_path / composed.FILE).read_text())["table"]
     assert [(row["on"], row["why"]) for row in table] == [([], ""), (["fused_lora"], ""), (["torch_compile"], "")]
     assert (chosen.kernels.fused_lora, chosen.kernels.torch_compile, said.effective) == (True, False, "fused LoRA")
     assert seen, "closed form was computed while it was timed"
@@ -292,22 +318,22 @@ def test_what_was_timed_is_kept_for_a_resume_in_the_same_place_and_for_no_other(
     monkeypatch.setattr(compose, "CHOICES", (planted("use_cut_ce", passes.append),))
     trainer = Trainer(fused(layers=1), clock)
     first = compose.compose(config(), trainer, tmp_path)
-    timed, kept = len(passes), json.loads((tmp_path / compose.FILE).read_text())
+    timed, kept = len(passes), json.loads((tmp_path / composed.FILE).read_text())
     again = compose.compose(config(), trainer, tmp_path)
     assert (len(passes), again[0], again[1].detail) == (timed, first[0], first[1].detail)
     # The other choice, as a slower day might have had it, stands.
-    (tmp_path / compose.FILE).write_text(json.dumps({**kept, "chosen": ["use_cut_ce"]}))
+    (tmp_path / composed.FILE).write_text(json.dumps({**kept, "chosen": ["use_cut_ce"]}))
     chosen, said = compose.compose(config(), trainer, tmp_path)
     assert (chosen.kernels.use_cut_ce, said.effective, len(passes)) == (True, "use_cut_ce", timed)
     row = kept["table"][0]
     damaged = [{"chosen": 5}, {"chosen": [["a"]]}, {"chosen": ["use_cut_ce"] * 2}, {"table": "none"}, {"table": [7]}]
     damaged += [{"table": [row | change]} for change in ({"on": 1}, {"both_ms": "fast"}, {"first_s": None}, {"why": 1})]
     for change in ({"device": "another"}, {"torch": "1.0"}, {"chosen": ["no_such"]}, {"table": []}, *damaged):
-        (tmp_path / compose.FILE).write_text(json.dumps({**kept, **change}))
+        (tmp_path / composed.FILE).write_text(json.dumps({**kept, **change}))
         passes.clear()
         assert compose.compose(config(), trainer, tmp_path)[1].effective == "plain"
         assert passes
-    (tmp_path / compose.FILE).write_text("{")
+    (tmp_path / composed.FILE).write_text("{")
     assert compose.compose(config(), trainer, tmp_path)[1].effective == "plain"
 
 
@@ -325,7 +351,7 @@ def test_a_run_with_the_choice_is_the_run_chosen_by_hand_and_a_resumed_one_keeps
         "kernels.torch_compile": False, "optim.gradient_accumulation_steps": 1,
     }  # fmt: skip
     run = train({**base, "kernels.kernel_auto_compose": True})
-    kept = json.loads((run.path / compose.FILE).read_text())
+    kept = json.loads((run.path / composed.FILE).read_text())
     by_hand = train({**base, **{f"kernels.{name}": name in kept["chosen"] for name in ("use_cut_ce", "fused_lora")}})
     losses = [event["loss"] for event in lines(run, "metrics")]
     assert losses == [event["loss"] for event in lines(by_hand, "metrics")]
@@ -336,7 +362,7 @@ def test_a_run_with_the_choice_is_the_run_chosen_by_hand_and_a_resumed_one_keeps
     # The other choice, as a slower day might have had it: the resumed run takes it as it stands and times nothing.
     other = [] if kept["chosen"] else ["use_cut_ce"]
     copy = resumed_from(run, 1, tmp_path / "copy")
-    (copy.path / compose.FILE).write_text(json.dumps({**kept, "chosen": other}))
+    (copy.path / composed.FILE).write_text(json.dumps({**kept, "chosen": other}))
     train(folder=copy)
     again = {entry["feature"]: entry for event in lines(copy, "receipt", 1) for entry in event["entries"]}
     assert again[compose.FEATURE]["effective"] == ("cut cross-entropy" if other else "plain")
@@ -383,7 +409,7 @@ def test_all_processes_of_a_run_take_what_the_first_one_measured(tmp_path):
     torch.multiprocessing.spawn(one_of_two, (tmp_path, answers), nprocs=2)
     assert answers[0] == answers[1]
     assert answers[1][0] is True
-    assert json.loads((tmp_path / compose.FILE).read_text())["chosen"] == ["use_cut_ce"]
+    assert json.loads((tmp_path / composed.FILE).read_text())["chosen"] == ["use_cut_ce"]
 
 
 @pytest.mark.gpu
@@ -393,7 +419,7 @@ def test_on_the_gpu_every_combination_has_its_times_and_leaves_no_trace(tmp_path
     trainer = Trainer(model)
     before, random = instances(model), torch.cuda.get_rng_state()
     _, said = compose.compose(config(), trainer, tmp_path)
-    table = json.loads((tmp_path / compose.FILE).read_text())["table"]
+    table = json.loads((tmp_path / composed.FILE).read_text())["table"]
     assert [row["why"] for row in table] == [""] * 8, said.detail
     assert all(row["forward_ms"] > 0 and row["both_ms"] > 0 for row in table)
     assert instances(model) == before
