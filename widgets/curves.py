@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from engine.errors import visible
@@ -15,19 +16,27 @@ MOST = 24
 UNDRAWN = re.compile(r"(eval_)?(tokens|trained_tokens|num_tokens|runtime)|eval_\w+_per_second|(?!tokens)\w+_per_second")
 
 
+def drawn(names: Iterable[str]) -> list[tuple[str, str, str]]:
+    """(name, title, unit) of those of these metrics that are curves and not counts or readings of a device."""
+    found = []
+    for name in names:
+        if not UNDRAWN.fullmatch(name) and not name.startswith("gpu"):
+            known = words(name)
+            found.append((name, visible(known.title)[:60], {"seconds": "brief"}.get(known.unit, known.unit)))
+    return found
+
+
 def entries(view: RunView) -> list[dict[str, Any]]:
     """The curves of a run, those that matter most for its method first; `with` names the chart a curve is drawn into."""
-    names = [name for name in view.series if not UNDRAWN.fullmatch(name) and not name.startswith("gpu")]
+    names = [name for name, _, _ in drawn(view.series)]
     if not names:
         return []
     beside = {name: group[0] for group in leading(view.method, names) for name in group[1:]}
     found = []
-    for name in ordered(view.method, names)[:MOST]:
-        known = words(name)
+    for name, title, unit in drawn(ordered(view.method, names)[:MOST]):
         twin = name.removeprefix("eval_")
         into = beside.get(name, twin if twin != name and twin in view.series else "")
-        unit = {"seconds": "brief"}.get(known.unit, known.unit)
-        found.append({"name": name, "title": visible(known.title)[:60], "unit": unit, "with": into})
+        found.append({"name": name, "title": title, "unit": unit, "with": into})
     return found
 
 

@@ -14,8 +14,9 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -46,11 +47,11 @@ Told = TypeVar("Told")
 
 
 class MonitorPart(Part):
-    """Answers what monitors ask of the runs in one folder, and of the run that was given."""
+    """Answers what monitors ask of the runs in one folder, and of the runs that were given, by what each is called."""
 
-    def __init__(self, runs_dir: Callable[[], Path], given: RunFolder | None = None) -> None:
+    def __init__(self, runs_dir: Callable[[], Path], given: Mapping[str, RunFolder] | None = None) -> None:
         self._runs_dir = runs_dir
-        self._given = given
+        self._given = dict(given or {})
         self._readers: dict[str, Reader] = {}
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -60,7 +61,7 @@ class MonitorPart(Part):
 
     @verb
     def monitored(self) -> dict[str, Any]:
-        return {"run": self._given.id if self._given is not None else ""}
+        return {"run": next(iter(self._given), "")}
 
     @verb
     def watch(
@@ -119,6 +120,14 @@ class MonitorPart(Part):
         with reader.lock:
             return tell(reader.poll())
 
+    def seen_together(self, runs: Sequence[str], tell: Callable[[list[RunView]], Told]) -> Told:
+        """`seen` for several runs at once; their locks are always taken in one order."""
+        readers = [self._reader(run) for run in runs]
+        with ExitStack() as stack:
+            for reader in sorted(set(readers), key=id):
+                stack.enter_context(reader.lock)
+            return tell([reader.poll() for reader in readers])
+
     @verb
     def group(self, *, run: Run, offset: Annotated[int, Field(ge=0)]) -> dict[str, Any]:
         """One group of completions, whole. Named by its place in the file, which the list of groups tells."""
@@ -133,14 +142,14 @@ class MonitorPart(Part):
     @verb
     def control(self, *, run: Run, verb: Literal["stop", "save_stop", "checkpoint", "end_of_epoch"]) -> dict[str, Any]:
         """Ask the run for something; its answer comes with the next news."""
-        folder = self._folder(run)
+        folder = self.folder(run)
         self._said[run] = control.request(folder, verb, "notebook")
         return {}
 
     @verb
     def resume(self, *, run: Run) -> dict[str, Any]:
         """Go on from the newest whole checkpoint; starting takes a moment and is done beside."""
-        folder = self._folder(run)
+        folder = self.folder(run)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-resume")
         self._said.pop(run, None)
@@ -149,10 +158,10 @@ class MonitorPart(Part):
 
     # Inside
 
-    def _folder(self, run: str) -> RunFolder:
-        """A run by its plain name: the one that was given, or one of the folder. No path comes in by message."""
-        if self._given is not None and run == self._given.id:
-            return self._given
+    def folder(self, run: str) -> RunFolder:
+        """A run by its plain name: one that was given, or one of the folder. No path that was not given comes in by message."""
+        if run in self._given:
+            return self._given[run]
         if not _RUN_ID.fullmatch(run) or not is_run(self._runs_dir() / run):
             raise RunNotFound(f"no run is called {visible(run)[:80]} in {visible(str(self._runs_dir()))}.")
         return RunFolder(self._runs_dir() / run)
@@ -160,7 +169,7 @@ class MonitorPart(Part):
     def _reader(self, run: str) -> Reader:
         with self._lock:
             if run not in self._readers:
-                self._readers[run] = Reader.of(self._folder(run))
+                self._readers[run] = Reader.of(self.folder(run))
             return self._readers[run]
 
     def _parts(self, run: str, reader: Reader, view: RunView, page: str) -> dict[str, Any]:
@@ -221,9 +230,7 @@ class MonitorPart(Part):
         return shown(f"{answer['do'].replace('_', ' ')}: {answer['status']} {answer['message']}".strip(), 300)
 
     def summary(self) -> str:
-        if self._given is None:
-            return ""
-        return self.seen(self._given.id, telling.summary_of)
+        return "\n".join(self.seen(run, telling.summary_of) for run in self._given)
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -282,7 +289,7 @@ class Monitor(Face):
     def __init__(self, run: str | Path | RunFolder, *, runs: str | Path | None = None, height: int = 480) -> None:
         root = store.runs_dir(runs)
         self.run = run if isinstance(run, RunFolder) else store.find(str(run), root)
-        self._part = MonitorPart(lambda: root, self.run)
+        self._part = MonitorPart(lambda: root, {self.run.id: self.run})
         super().__init__(self._part, height=height)
 
     @property

@@ -22,6 +22,7 @@ from engine.run.from_config import launch_config, runs_dir_of
 from engine.run.index import peek
 from engine.run.store import ENDED, RunFolder, runs_in
 from widgets.asking import Asker
+from widgets.compare import ComparePart
 from widgets.form import FormPart
 from widgets.monitor import MonitorPart
 from widgets.preview import PreviewPart
@@ -170,12 +171,14 @@ class Workbench(Face):
             self.draft = Draft.open(config) if config else Draft.new("demo")
         asker = Asker()
         self.form = FormPart(self.draft, asker, runs)
+        monitor = MonitorPart(lambda: self.form.runs_dir)
         super().__init__(
             self.form,
             PreviewPart(self.draft, asker),
             LaunchPart(self.form),
             RunsPart(lambda: self.form.runs_dir),
-            MonitorPart(lambda: self.form.runs_dir),
+            monitor,
+            ComparePart(monitor),
             height=height,
             ends=(asker.close,),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.config.findings import shown
 from engine.errors import UsageError, visible
 from engine.run.curves import ordered
 from engine.run.series import Series
@@ -86,6 +87,13 @@ def answers(views: Sequence[RunView]) -> list[tuple[str, list[dict[str, Any] | N
     prompts = dict.fromkeys(prompt for each in newest for prompt in each)
     found = [(prompt, [each.get(prompt) for each in newest]) for prompt in prompts]
     return [(prompt, samples) for prompt, samples in found if sum(sample is not None for sample in samples) > 1]
+
+
+def in_words(value: Any) -> str:
+    """A setting's value as a person would write it; sources by their files."""
+    if isinstance(value, list) and value and all(isinstance(entry, Mapping) and entry.get("path") for entry in value):
+        return ", ".join(visible(str(entry["path"])) for entry in value)
+    return "-" if value is None else shown(value)
 
 
 def told(names: Sequence[str], views: Sequence[RunView], configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

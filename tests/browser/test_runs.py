@@ -117,3 +117,45 @@ def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_
         page.sees(".ftw-state", has_text="■ stopped")
         assert list(endless.checkpoints.glob("checkpoint-*"))
         assert (page.outside, page.errors) == ([], [])
+
+
+def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(lab: browsing.Lab, chromium: Any) -> None:
+    root = lab.root / "beside"
+    pens = []
+    for name, rate in (("slow", "0.0001"), ("quick", "0.0003")):
+        text = f"version: 1\nmodel:\n  name: builtin/tiny\noptim:\n  learning_rate: {rate}\n"
+        run = store.create(root, text, {"name": name, "host": "another-machine"})
+        run.update_json(state="running")
+        pens.append(EventWriter(run))
+        pens[-1].write("started", method="sft", model="builtin/tiny", max_steps=50, epochs=1)
+        for step in range(1, 6):
+            pens[-1].write("metrics", step=step, loss=2.0 / step, memory_peak=2.0**30)
+        pens[-1].write("sample", step=5, index=0, prompt="2 + 2?", completion=f"<b>{name}</b>")
+    cells = [f"from widgets import Workbench\nWorkbench(runs={str(root)!r}, fresh=True)"]
+    browsing.write_notebook(lab.root / "beside.ipynb", cells)
+    with browsing.opened(chromium, lab, "beside.ipynb") as page:
+        page.run_all()
+        page.sees(".ftw-goal")
+        page.tab.locator("[data-tab=runs]").click()
+        compare = page.tab.get_by_role("button", name="Compare", exact=True)
+        page.sees("[data-mark=slow-0001]").check()
+        assert compare.is_disabled()
+        page.tab.locator("[data-mark=quick-0001]").check()
+        compare.click()
+        page.sees(".ftw-legend", has_text="quick-0001")
+        label = "() => document.querySelector('.ftw-canvas')?.getAttribute('aria-label') ?? ''"
+        page.shows(f"() => ({label})().includes('slow-0001 0.4, quick-0001 0.4')", "both newest losses")
+        for step in range(6, 9):
+            pens[1].write("metrics", step=step, loss=2.0 / step, memory_peak=2.0**30)
+        page.shows(f"() => ({label})().includes('quick-0001 0.25')", "the newest loss of the one that goes on")
+        page.sees(".ftw-beside td", has_text="0.25 (0.25 to 2)")
+        page.sees(".ftw-beside td", has_text="1 GiB (1 GiB to 1 GiB)")
+        page.tab.locator("[data-tab=settings]").click()
+        page.sees(".ftw-beside tbody tr", has_text="optim.learning_rate")
+        assert page.tab.locator(".ftw-beside tbody td").all_inner_texts() == ["0.0001", "0.0003"]
+        page.tab.locator("[data-tab=answers]").click()
+        page.sees(".ftw-answers dd", has_text="<b>quick</b>")
+        page.tab.get_by_role("button", name="‹ Runs").click()
+        page.sees(".ftw-runs input")
+        assert page.tab.locator(".ftw-runs input:checked").count() == 2
+        assert (page.outside, page.errors) == ([], [])

@@ -11,14 +11,14 @@ import pytest
 
 import widgets
 from engine.config.schema import fields
-from widgets import ConfigForm, Monitor, Preview, Workbench
+from widgets import Compare, ConfigForm, Monitor, Preview, Workbench
 
 HERE = Path(widgets.__file__).parent
 SCRIPTS = sorted((HERE / "static").glob("*.js"))
 SOURCES = sorted(HERE.glob("*.py"))
 
 
-@pytest.mark.parametrize("face", [Workbench, ConfigForm, Preview, Monitor])
+@pytest.mark.parametrize("face", [Workbench, ConfigForm, Preview, Monitor, Compare])
 def test_a_face_is_one_module_that_parses(face: type, tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:

@@ -5,6 +5,7 @@
 import { h, number } from "./dom.js";
 
 const MOST_POINTS = 4096;
+const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3]];
 const TONES = ["--ftw-accent", "--ftw-second", "--ftw-third", "--ftw-fourth"];
 
 /** A binary buffer of the channel as numbers, copied because its offset may not be aligned. */
@@ -110,7 +111,8 @@ function ticks(low, high, want) {
 
 /**
  * One chart of one or more curves over steps. `options`: `title`, `small`, `format`, and `least`, the share of its value
- * that the height stands for at least: what moves less is drawn as the calm line it is.
+ * that the height stands for at least: what moves less is drawn as the calm line it is. With `runs` the lines are one curve
+ * of several runs: each has its own dashes, and is called by its `sign` beside its value.
  * Pointer or arrow keys move a cursor that names step and value; dragging zooms, Escape or a double click shows all.
  */
 export class Chart {
@@ -141,12 +143,12 @@ export class Chart {
     this.resizer.disconnect();
   }
 
-  /** `[{curve, name, tone, newest}]`, the first one being the one whose value is shown; `newest` stands there without a cursor. */
+  /** `[{curve, name, tone, newest, sign}]`, the first one being the one whose value is shown; `newest` stands there without a cursor. */
   set(lines) {
     this.lines = lines;
     const names = lines.map((line) => line.name).join(", ");
     // A large chart names its lines beside their values; a small one has room for the names alone.
-    if (this.options.small && this.title.title !== names) {
+    if (this.options.small && !this.options.runs && this.title.title !== names) {
       this.title.title = names;
       this.title.replaceChildren(...lines.map((line) => h("span", { class: `ftw-tone${line.tone % TONES.length}` }, beside(line.name, lines[0].name))));
     }
@@ -182,8 +184,13 @@ export class Chart {
     this.canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
+  /** The line along whose points the cursor goes: of several runs the one that has come furthest. */
+  get main() {
+    return this.options.runs ? this.lines.reduce((best, line) => (line.curve.last > (best?.curve.last ?? -1) ? line : best), this.lines[0]) : this.lines[0];
+  }
+
   key(event) {
-    const curve = this.lines[0]?.curve;
+    const curve = this.main?.curve;
     if (!curve?.steps.length) return;
     if (event.key === "Escape") this.zoom(null);
     const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
@@ -303,8 +310,10 @@ export class Chart {
     }
     if (this.smooth) this.path(pen, curve.steps, curve.middles(0), ok, x, y, 1);
     pen.globalAlpha = 1;
+    if (this.options.runs) pen.setLineDash(DASHES[tone % DASHES.length]);
     this.path(pen, curve.steps, curve.middles(this.smooth), ok, x, y, 1.75);
-    if ((tone && curve.steps.length <= 200) || curve.steps.length === 1) {
+    pen.setLineDash([]);
+    if ((tone && !this.options.runs && curve.steps.length <= 200) || curve.steps.length === 1) {
       for (let at = 0; at < curve.steps.length; at += 1) {
         const middle = (curve.low[at] + curve.high[at]) / 2;
         if (!ok(middle)) continue;
@@ -332,7 +341,8 @@ export class Chart {
   }
 
   pointer(pen, colour, format, x, y, top, bottom) {
-    const { curve } = this.lines[0];
+    const { main } = this;
+    const { curve } = main;
     if (this.drag && this.drag.to !== null) {
       pen.fillStyle = colour("--ftw-accent");
       pen.globalAlpha = 0.15;
@@ -341,24 +351,25 @@ export class Chart {
       pen.globalAlpha = 1;
     }
     const at = this.cursor === null ? curve.steps.length - 1 : curve.nearest(this.cursor);
-    // A small chart has room for one value; the list beside the charts has them all.
-    const named = this.options.small && this.cursor === null ? this.lines.slice(0, 1) : this.lines;
+    // A small chart has room for one value, of several runs for none; the list beside the charts has them all.
+    const named = this.options.small && this.cursor === null ? this.lines.slice(0, this.options.runs ? 0 : 1) : this.lines;
     const parts = named
-      .filter((line) => line.curve.steps.length)
+      .filter((line) => line.curve.steps.length && !(this.options.runs && this.cursor !== null && line.curve.last < curve.steps[at]))
       .map((line) => {
-        const index = line === this.lines[0] ? at : this.cursor === null ? line.curve.steps.length - 1 : line.curve.nearest(this.cursor);
+        const index = line === main ? at : this.cursor === null ? line.curve.steps.length - 1 : line.curve.nearest(this.cursor);
         const [from, to] = [line.curve.low[index], line.curve.high[index]];
         const whole = this.cursor === null && Number.isFinite(line.newest) ? [line.newest, line.newest] : [from, to];
         const value = whole[0] === whole[1] ? format(whole[0]) : `${format(whole[0])} to ${format(whole[1])}`;
-        return { text: this.lines.length > 1 && !this.options.small ? `${line.name} ${value}` : value, tone: line.tone };
+        const called = this.options.runs ? line.sign : this.lines.length > 1 && !this.options.small ? line.name : "";
+        return { text: called ? `${called} ${value}` : value, tone: line.tone, said: this.options.runs ? `${line.name} ${value}` : null };
       });
     if (this.cursor !== null && at >= 0) parts.unshift({ text: `step ${number(curve.steps[at])}` });
     const text = parts.map((part) => part.text).join(", ");
     if (this.value.title !== text) {
       this.value.title = text;
-      this.value.replaceChildren(...parts.map((part) => h("span", { class: part.tone ? `ftw-tone${part.tone % TONES.length}` : "" }, part.text)));
+      this.value.replaceChildren(...parts.map((part) => h("span", { class: part.tone || part.said ? `ftw-tone${part.tone % TONES.length}` : "" }, part.text)));
     }
-    this.canvas.setAttribute("aria-label", `${this.options.title}: ${text}, ${curve.steps.length} points, last step ${number(curve.last)}`);
+    this.canvas.setAttribute("aria-label", `${this.options.title}: ${parts.map((part) => part.said ?? part.text).join(", ")}, ${curve.steps.length} points, last step ${number(curve.last)}`);
     if (this.cursor === null || at < 0) return;
     const place = x(curve.steps[at]);
     pen.strokeStyle = colour("--ftw-quiet");
@@ -369,7 +380,7 @@ export class Chart {
     pen.stroke();
     const middle = (curve.low[at] + curve.high[at]) / 2;
     if (Number.isNaN(middle) || (this.log && middle <= 0)) return;
-    pen.fillStyle = colour("--ftw-accent");
+    pen.fillStyle = colour(TONES[main.tone % TONES.length]);
     pen.beginPath();
     pen.arc(place, y(middle), 3.5, 0, 7);
     pen.fill();

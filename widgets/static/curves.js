@@ -2,20 +2,13 @@
 import { Chart } from "./chart.js";
 import { brief, bytes, fill, h, number, say } from "./dom.js";
 
-const FORMATS = { bytes, brief, share: (value) => `${number(value * 100)} %` };
+export const FORMATS = { bytes, brief, share: (value) => `${number(value * 100)} %` };
 
-/** The curves: the main one large, the others small, the newest values as a list. */
-export function chartsPage(zoomTo) {
-  const grid = h("div", { class: "ftw-charts" });
-  const values = h("dl", { class: "ftw-values" });
-  const good = h("p", { class: "ftw-quiet ftw-good" });
+/** Smoothing and scale of `charts`, a map of them; `apply` sets what is chosen. */
+export function chartTools(charts, ...more) {
   const smoothing = h("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: "0", "aria-label": "smoothing" });
   const logScale = h("input", { type: "checkbox" });
-  const tools = h("div", { class: "ftw-tools" }, h("label", {}, "smoothing ", smoothing), h("label", {}, logScale, " log scale"), h("span", { class: "ftw-quiet" }, "drag to zoom, double click for all, arrow keys for values"));
-  const element = h("div", { class: "ftw-curves" }, h("div", { class: "ftw-curves-top" }, grid, h("div", {}, values, good)), tools);
-  const charts = new Map();
-  let shape = "";
-  const redraw = () => charts.forEach((chart) => chart.draw());
+  const words = h("span", { class: "ftw-quiet" }, "drag to zoom, double click for all, arrow keys for values");
   const apply = () => {
     charts.forEach((chart) => {
       chart.smooth = Number(smoothing.value);
@@ -25,7 +18,19 @@ export function chartsPage(zoomTo) {
   };
   smoothing.addEventListener("input", apply);
   logScale.addEventListener("change", apply);
+  return { element: h("div", { class: "ftw-tools" }, more, h("label", {}, "smoothing ", smoothing), h("label", {}, logScale, " log scale"), words), apply };
+}
 
+/** The curves: the main one large, the others small, the newest values as a list. */
+export function chartsPage(zoomTo) {
+  const grid = h("div", { class: "ftw-charts" });
+  const values = h("dl", { class: "ftw-values" });
+  const good = h("p", { class: "ftw-quiet ftw-good" });
+  const charts = new Map();
+  const tools = chartTools(charts);
+  const element = h("div", { class: "ftw-curves" }, h("div", { class: "ftw-curves-top" }, grid, h("div", {}, values, good)), tools.element);
+  let shape = "";
+  const redraw = () => charts.forEach((chart) => chart.draw());
   const groups = (held) => {
     const out = [];
     for (const entry of held.names) {
@@ -48,7 +53,7 @@ export function chartsPage(zoomTo) {
       charts.set(group[0].name, chart);
     });
     fill(grid, [...charts.values()].map((chart) => chart.element));
-    apply();
+    tools.apply();
   };
   const list = (held) => {
     const gpu = held.parts.gpu ?? [];

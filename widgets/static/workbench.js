@@ -2,6 +2,7 @@
  * The whole workbench in one cell: seven steps, preview, launch and the runs, over one draft and one channel. Preview and
  * runs are tabs beside the steps; the run that was just started opens by itself.
  */
+import { compareView } from "./compare.js";
 import { draftLink, watchDraft } from "./draft.js";
 import { formParts } from "./form.js";
 import { ago, button, fill, h, number, openWhenReady, say, timer } from "./dom.js";
@@ -83,17 +84,41 @@ function stateMark(state) {
   return h("span", { class: "ftw-state", dataset: { kind } }, `${glyph} ${state}`);
 }
 
-/** The runs of the folder as a table, newest first; a click opens its monitor in the same place. */
+const MOST_COMPARED = 4;
+
+/** The runs of the folder as a table, newest first; a click opens its monitor in the same place, marked ones are compared. */
 function runsView(stage, visible) {
   const list = h("div", { class: "ftw-runs" });
-  const element = h("div", { class: "ftw-runsbox" }, list);
+  const marked = new Set();
+  const words = h("span", { class: "ftw-quiet", role: "status" });
+  const beside = button("Compare", () => together([...marked]), { disabled: true });
+  const bar = h("div", { class: "ftw-tools ftw-comparing", hidden: true }, beside, words);
+  const element = h("div", { class: "ftw-runsbox" }, bar, list);
   let [monitor, mark] = [null, 0];
   const back = () => {
     monitor?.close();
     monitor = null;
-    fill(element, list);
+    fill(element, bar, list);
     look();
   };
+  const together = (runs) => {
+    monitor?.close();
+    monitor = compareView(stage, runs, back);
+    fill(element, monitor.element);
+  };
+  const count = () => {
+    beside.disabled = marked.size < 2;
+    say(words, marked.size < 2 ? "mark two to four runs to lay them beside each other" : [...marked].join(", "));
+    for (const box of list.querySelectorAll("input")) box.disabled = !box.checked && marked.size >= MOST_COMPARED;
+  };
+  const box = ({ id }) =>
+    h("input", {
+      type: "checkbox",
+      checked: marked.has(id),
+      dataset: { mark: id },
+      "aria-label": `mark ${id} for comparing`,
+      on: { change: (event) => (event.target.checked ? marked.add(id) : marked.delete(id), count()) },
+    });
   const open = (run) => {
     monitor?.close();
     monitor = monitorView(stage, run, back);
@@ -103,7 +128,7 @@ function runsView(stage, visible) {
     h(
       "tr",
       {},
-      h("td", {}, button(run.id, () => open(run.id), { class: "ftw-plain ftw-run" })),
+      h("td", {}, box(run), button(run.id, () => open(run.id), { class: "ftw-plain ftw-run" })),
       h("td", {}, stateMark(run.state)),
       h("td", {}, run.method),
       h("td", {}, run.model),
@@ -117,9 +142,15 @@ function runsView(stage, visible) {
     if (!answer || answer.data.mark === mark) return;
     mark = answer.data.mark;
     const { runs, folder } = answer.data;
+    const there = new Set(runs.map((run) => run.id));
+    for (const id of marked) if (!there.has(id)) marked.delete(id);
+    bar.hidden = runs.length < 2;
     if (!runs.length) return void fill(list, h("p", { class: "ftw-empty" }, `No runs in ${folder} yet. The step Launch starts one.`));
+    const focused = list.contains(stage.root.getRootNode().activeElement) ? stage.root.getRootNode().activeElement.dataset.mark : null;
     const head = ["run", "state", "method", "model", "step", "loss", "started"].map((title, at) => h("th", { scope: "col", class: at > 3 ? "ftw-right" : "" }, title));
     fill(list, h("table", { class: "ftw-table ftw-wide" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, runs.map(row))));
+    count();
+    if (focused) list.querySelector(`[data-mark="${CSS.escape(focused)}"]`)?.focus();
   };
   const clock = timer(stage.root, async () => (await look(), stage.retired ? null : 2000));
   stage.onEnd(() => {

@@ -12,7 +12,7 @@ import click
 
 from engine.errors import visible
 from engine.run import store
-from engine.run.compare import each_once, fit_to_compare, told
+from engine.run.compare import each_once, fit_to_compare, in_words, told
 from engine.run.index import open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -64,7 +64,7 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
         (titled(name), [_ends(name, each) for each in ends]) for name, ends in list(found["curves"].items())[:CURVES]
     ]
     rows.append(("", []))
-    rows += [(visible(row["path"]), [_value(value) for value in row["values"]]) for row in found["settings"]]
+    rows += [(visible(row["path"]), [in_words(value) for value in row["values"]]) for row in found["settings"]]
     if not found["settings"]:
         rows.append(("settings", ["the same" for _ in runs]))
     made = _table([visible(run["id"]) for run in runs], _standing(runs), rows, width)
@@ -122,11 +122,3 @@ def _answer(answer: dict[str, Any] | None) -> str:
     if answer is None:
         return "was not asked"
     return f"step {answer['step']:,}: {visible(answer['text']) if answer['text'].strip() else 'no words'}"
-
-
-def _value(value: Any) -> str:
-    from engine.config.findings import shown
-
-    if isinstance(value, list) and value and all(isinstance(entry, dict) and entry.get("path") for entry in value):
-        return ", ".join(visible(str(entry["path"])) for entry in value)
-    return "-" if value is None else shown(value)

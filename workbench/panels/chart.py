@@ -189,9 +189,9 @@ class Chart(Widget, can_focus=True):
         first, last, found = self.cursor, self.cursor, []
         for index, column in enumerate(self._fetch()):
             place = min(bisect_left(column.steps, self.cursor), len(column.steps) - 1)
-            if place < 0:
+            if place < 0 or (self._apart and self.cursor > column.steps[-1]):  # a run that had ended by then
                 continue
-            if index == 0:
+            if index == 0 and not self._apart:
                 behind = column.steps[place - 1] + 1 if place else None
                 inside = self._lines[0].series.points(behind, column.steps[place])[0]
                 if len(inside) > 1 and not self.smoothing:
@@ -201,7 +201,14 @@ class Chart(Widget, can_focus=True):
 
     def _cursor_steps(self) -> Sequence[int]:
         fetched = self._fetch()
+        if self._apart:
+            return sorted({step for column in fetched for step in column.steps})
         return fetched[0].steps if fetched else ()
+
+    @property
+    def _apart(self) -> bool:
+        """Whether these are lines of several runs, which have each their own steps."""
+        return any(line.tone is not None for line in self._lines)
 
     def _extent(self) -> Window | None:
         """First and last step of all lines. A coarse point is named by its last step, so the first is looked at finely."""

@@ -176,6 +176,26 @@ async def test_zoom_goes_down_to_single_steps_and_back() -> None:
         assert chart.window == (0, 4999)
 
 
+async def test_at_a_step_that_one_of_two_runs_never_reached_the_other_alone_has_a_value() -> None:
+    short, long = Line("short", recorded([1.0, 2.0, 3.0]), tone=0), Line("long", recorded([4.0] * 9), tone=1)
+    app = ChartApp(short, long)
+    async with app.run_test(size=(80, 12)) as pilot:
+        chart = app.query_one(Chart)
+        await pilot.press("end")
+        assert chart.values_at_cursor() == (8, 8, [("long", 4.0, 4.0, 1)])
+        await pilot.press("home", "right")
+        assert chart.values_at_cursor() == (1, 1, [("short", 2.0, 2.0, 0), ("long", 4.0, 4.0, 1)])
+
+
+async def test_names_that_do_not_fit_beside_their_values_give_way_to_signs() -> None:
+    lines = [Line(f"a-rather-long-name-{at}", recorded([1.0, 2.0]), tone=at) for at in range(4)]
+    app = ChartApp(*lines)
+    async with app.run_test(size=(60, 12)) as pilot:
+        await pilot.press("end")
+        await pilot.pause()
+        assert text_of(app).splitlines()[0].rstrip() == "step 1  ── 2  ╌╌ 2  ·· 2  ─· 2"
+
+
 async def test_a_quiet_run_draws_nothing() -> None:
     series = recorded([1.0, 2.0, 3.0])
     app = ChartApp(Line("loss", series, stamp=3))

@@ -1,0 +1,146 @@
+"""`Compare(run, run)`: two to four runs laid beside each other, also runs that go on: curves, settings, answers.
+
+The curves come as a monitor's do, run by run; what differs is told here, and travels only when it changed.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from engine.config.files import load
+from engine.config.findings import shown as value_shown
+from engine.errors import UsageError, WorkbenchError, visible
+from engine.run import store
+from engine.run.compare import MOST, each_once, fit_to_compare, in_words, told
+from engine.run.curves import words
+from engine.run.store import RunFolder
+from engine.run.view import RunView
+from widgets.curves import MOST as MOST_CURVES
+from widgets.curves import drawn
+from widgets.monitor import MonitorPart, Run
+from widgets.protocol import Face, Part, bundle, shown, style, verb
+
+PROMPTS = 16
+
+
+class ComparePart(Part):
+    """Answers what differs between runs that a monitor's part knows by name."""
+
+    def __init__(self, monitor: MonitorPart, given: Sequence[str] = ()) -> None:
+        self._monitor = monitor
+        self._given = tuple(given)
+        self._configs: dict[str, tuple[tuple[int, int], Mapping[str, Any]]] = {}
+
+    @verb
+    def compared(self) -> dict[str, Any]:
+        return {"runs": list(self._given)}
+
+    @verb
+    def compare(
+        self, *, runs: Annotated[list[Run], Field(min_length=2, max_length=MOST)], mark: int = 0
+    ) -> dict[str, Any]:
+        """What differs between these runs now, in words; nothing but its mark where the asker has it already."""
+        if len(set(runs)) < len(runs):
+            raise UsageError("A run was named twice; name runs that are different.")
+        found = _in_words(*self._found(runs))
+        now = zlib.crc32(json.dumps(found).encode())
+        return {"mark": now} if now == mark else {"mark": now, **found}
+
+    def data(self) -> dict[str, Any]:
+        """All that differs between the given runs as plain values, every curve and answer of theirs among it."""
+        found, problem = self._found(self._given)
+        if problem:
+            raise WorkbenchError(problem)
+        return found
+
+    def _found(self, runs: Sequence[str]) -> tuple[dict[str, Any], str]:
+        """What `told` makes of the runs, and why their settings could not be compared, if so."""
+        configs, problem = [], ""
+        try:
+            configs = [self._config(run) for run in runs]
+        except (WorkbenchError, OSError) as trouble:
+            problem = str(trouble)
+
+        def tell(views: list[RunView]) -> dict[str, Any]:
+            return told(runs, views, configs)
+
+        return self._monitor.seen_together(runs, tell), problem
+
+    def _config(self, run: str) -> Mapping[str, Any]:
+        """A run's config, read again only where the file has changed."""
+        path = self._monitor.folder(run).config
+        stat = path.stat()
+        stamp = (stat.st_mtime_ns, stat.st_size)
+        if run not in self._configs or self._configs[run][0] != stamp:
+            self._configs[run] = (stamp, load(path).mapping)
+        return self._configs[run][1]
+
+    def summary(self) -> str:
+        """What differs in a few lines, for a notebook that cannot show widgets."""
+        if not self._given:
+            return ""
+        found, problem = self._found(self._given)
+        lines = [f"Runs {', '.join(visible(run) for run in self._given)}"]
+        for name, ends in list(found["curves"].items())[:3]:
+            newest = [value_shown(end["last"]) if end and end["last"] is not None else "-" for end in ends]
+            lines.append(f"  {visible(words(name).title)}: {', '.join(newest)}")
+        lines += [f"  {visible(path)}: {', '.join(values)}" for path, values in _settings(found)]
+        lines += [f"  {visible(problem)}"] if problem else []
+        return "\n".join([*lines, f"  In a terminal: workbench compare {' '.join(map(visible, self._given))}"])
+
+
+def _settings(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    return [(row["path"], [in_words(value) for value in row["values"]]) for row in found["settings"]]
+
+
+def _in_words(found: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    """As a view shows it: clipped, without secrets, hidden characters visible."""
+    curves = drawn(found["curves"])[:MOST_CURVES]
+    return {
+        "curves": [
+            {"name": name, "title": title, "unit": unit, "ends": found["curves"][name]} for name, title, unit in curves
+        ],
+        "settings": [
+            {"path": shown(path, 120), "values": [shown(value, 300) for value in values]}
+            for path, values in _settings(found)
+        ],
+        "problem": shown(problem, 400),
+        "answers": [
+            {"prompt": shown(asked["prompt"], 300), "answers": [_answer(answer) for answer in asked["answers"]]}
+            for asked in found["answers"][:PROMPTS]
+        ],
+    }
+
+
+def _answer(answer: Mapping[str, Any] | None) -> list[Any] | None:
+    return None if answer is None else [answer["step"], shown(answer["text"], 400)]
+
+
+class Compare(Face):
+    """Two to four runs side by side: by their names, their folders, or as RunFolders. They may still be going."""
+
+    _esm = bundle("compare", entry="compareFace")
+    _css = style()
+
+    def __init__(self, *names: str | Path | RunFolder, runs: str | Path | None = None, height: int = 480) -> None:
+        fit_to_compare([str(name.path if isinstance(name, RunFolder) else name) for name in names])
+        root = store.runs_dir(runs)
+        self.runs = [name if isinstance(name, RunFolder) else store.find(str(name), root) for name in names]
+        called = each_once(self.runs)
+        monitor = MonitorPart(lambda: root, dict(zip(called, self.runs, strict=True)))
+        self._part = ComparePart(monitor, called)
+        super().__init__(monitor, self._part, height=height)
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """What `workbench compare --json` prints: `runs`, `curves`, `settings` and `answers`, a value for each run."""
+        return self._part.data()
+
+    def __repr__(self) -> str:
+        return self._part.summary()
