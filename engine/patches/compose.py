@@ -7,15 +7,15 @@ with gradients, which are asked for by name and so land nowhere. No training ste
 random numbers are afterwards what they were. A combination that raises, changes its inputs or has no finite time is told
 with its reason and never taken; if all are so, the run ends.
 
-Times differ between two looks, so they are taken once: `kernels.json` in the run folder keeps the table and the choice,
-and a run that is resumed on the same device and versions goes on with what it had.
+Times differ between two looks, so they are taken once: `kernels.json` in the run folder keeps the table and the choice
+(`composed`), and a run that is resumed on the same device and versions goes on with what it had. Between any two passes a
+person may stop the run.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import json
 import math
 import statistics
 import time
@@ -27,15 +27,13 @@ from typing import Any
 import torch
 import transformers
 
-from engine.errors import ModelError
+from engine.errors import Cancelled, ModelError
 from engine.kernels.device import lacking
-from engine.patches import attention, compiled, failures, head, lora, untouched
+from engine.patches import attention, compiled, composed, failures, head, lora, untouched
 from engine.patches.instances import whole
 from engine.patches.plan import Applied
-from engine.run.store import replace_file
 
 FEATURE = "kernels by timing"
-FILE = "kernels.json"
 ROWS, LENGTH, STEPS, VOCABULARY = 32, 512, 50, 200_000
 """The most of each that is timed: rows of a batch, tokens of a row, passes of a combination, tokens of the vocabulary."""
 ROUNDS, FEWEST, SECONDS = 14, 3, 30.0
@@ -121,10 +119,12 @@ CHOICES = (
 """In the order in which `Patches` applies them."""
 
 
-def compose(config: Any, trainer: Any, folder: Path) -> tuple[Any, Applied | None]:
+def compose(
+    config: Any, trainer: Any, folder: Path, listen: Callable[[], None] = lambda: None
+) -> tuple[Any, Applied | None]:
     """The config with its free kernels chosen, and what the receipt tells; the same config and None where not asked for.
 
-    Raises ModelError where no combination can be timed.
+    `listen` is called between passes and may raise Cancelled. Raises ModelError where no combination can be timed.
     """
     if not config.kernels.kernel_auto_compose:
         return config, None
@@ -138,16 +138,15 @@ def compose(config: Any, trainer: Any, folder: Path) -> tuple[Any, Applied | Non
         "device": _device_name(batch), "torch": torch.__version__, "transformers": transformers.__version__,
         "model": config.model.name, "rows": batch.shape[0], "tokens": batch.shape[1], "free": list(free),
     }  # fmt: skip
-    kept = _kept(folder, place)
+    kept = composed.kept(folder, place)
     if kept is None:
         _say(trainer, "Timing kernels")
-        trials = time_all(config, trainer, [_names(on) for on in _subsets(free)], batch)
+        trials = time_all(config, trainer, [_names(on) for on in _subsets(free)], batch, listen)
         kept = {**place, "chosen": list(choose(trials).on), "table": [_row(trial) for trial in trials]}
     kept = _of_first_rank(kept)
-    if trainer.args.process_index == 0:
-        replace_file(folder / FILE, json.dumps(kept, indent=1) + "\n")
+    problem = composed.keep(folder, kept) if trainer.args.process_index == 0 else ""
     chosen = tuple(kept["chosen"])
-    return _with(config, free, chosen), _told(kept, chosen, lacking)
+    return _with(config, free, chosen), _told(kept, chosen, lacking, problem)
 
 
 def _free(config: Any, trainer: Any) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -178,7 +177,13 @@ def _with(config: Any, free: tuple[str, ...], on: tuple[str, ...]) -> Any:
 
 
 # -- timing ------------------------------------------------------------------------------------------------------------
-def time_all(config: Any, trainer: Any, combinations: list[tuple[str, ...]], batch: torch.Tensor) -> list[Trial]:
+def time_all(
+    config: Any,
+    trainer: Any,
+    combinations: list[tuple[str, ...]],
+    batch: torch.Tensor,
+    listen: Callable[[], None] = lambda: None,
+) -> list[Trial]:
     """Times every combination on token ids `batch` [rows, tokens], in turns; leaves model and random numbers as they were.
 
     Raises ModelError if a combination leaves a weight or a gradient changed.
@@ -194,12 +199,12 @@ def time_all(config: Any, trainer: Any, combinations: list[tuple[str, ...]], bat
     trainer.model.train()
     try:
         with torch.random.fork_rng(devices=devices):
-            spent = sum(_attempt(config, trainer, trial, batch, warm=True) for trial in trials)
+            spent = sum(_attempt(config, trainer, trial, batch, listen, warm=True) for trial in trials)
             rounds = max(FEWEST, min(ROUNDS, int(SECONDS / max(spent, 1e-9))))
             for _ in range(rounds):
                 for trial in trials:
                     if not trial.why:
-                        _attempt(config, trainer, trial, batch)
+                        _attempt(config, trainer, trial, batch, listen)
     finally:
         for module, training in modes:
             module.training = training
@@ -223,32 +228,41 @@ def choose(trials: list[Trial]) -> Trial:
     return min(near, key=lambda trial: (len(trial.on), trial.seconds()))
 
 
-def _attempt(config: Any, trainer: Any, trial: Trial, batch: torch.Tensor, *, warm: bool = False) -> float:
+def _attempt(
+    config: Any, trainer: Any, trial: Trial, batch: torch.Tensor, listen: Callable[[], None], *, warm: bool = False
+) -> float:
     """One turn of a combination: applied, passed through, taken back. The seconds of its passes once it is warm.
 
     The first pass of a turn is not counted: what was applied anew is looked up again in it.
     """
     undo: list[Callable[[], None]] = []
     ids = batch.clone()
+
+    def passed(gradients: bool) -> float:
+        listen()
+        return _pass(trainer, ids, gradients=gradients)
+
     try:
         for choice in CHOICES:
             with whole():
                 applied = choice.apply(_with(config, trial.on, trial.on), trainer)
             if applied is not None:
                 undo.append(applied.undo)
-        first = _pass(trainer, ids, gradients=False)
+        first = passed(gradients=False)
         if not torch.equal(ids, batch):
             trial.why = "it changed its input"
             return 0.0
         if warm:
-            trial.first = first + _pass(trainer, ids, gradients=True)
-        forward, both = _pass(trainer, ids, gradients=False), _pass(trainer, ids, gradients=True)
+            trial.first = first + passed(gradients=True)
+        forward, both = passed(gradients=False), passed(gradients=True)
         if not (math.isfinite(forward) and math.isfinite(both)):
             trial.why = "it has no finite time"
         elif not warm:
             trial.forward.append(forward)
             trial.both.append(both)
         return 2 * forward + both if not trial.why else 0.0
+    except Cancelled:
+        raise
     except failures.known() as problem:
         trial.why = failures.first_line(problem)
         return 0.0
@@ -316,7 +330,7 @@ def _forget(was_compiled: bool) -> None:
         torch.cuda.empty_cache()
 
 
-# -- keeping and telling -----------------------------------------------------------------------------------------------
+# -- telling -----------------------------------------------------------------------------------------------------------
 def _of_first_rank(kept: dict[str, Any]) -> dict[str, Any]:
     """Every rank takes what the first one measured: one model is one program."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
@@ -334,14 +348,15 @@ def _row(trial: Trial) -> dict[str, Any]:
     return {"on": list(trial.on), **medians, "first_s": first, "rounds": len(trial.both), "why": trial.why}
 
 
-def _told(kept: dict[str, Any], chosen: tuple[str, ...], lacking: dict[str, str]) -> Applied:
-    timed = list(filter(_was_timed, kept["table"]))
+def _told(kept: dict[str, Any], chosen: tuple[str, ...], lacking: dict[str, str], problem: str) -> Applied:
+    timed = list(filter(composed.was_timed, kept["table"]))
     words = [
         f"{_called(row['on'])} {row['both_ms']:,.1f} ms, {row['forward_ms']:,.1f} of it forward, first {row['first_s']:,.1f} s"
         for row in timed
     ]
     words += [f"{_called(row['on'])} left out: {row['why']}" for row in kept["table"] if row["why"]]
     words += [_not_tried(lacking)] if lacking else []
+    words += [problem] if problem else []
     detail = f"combinations timed on {kept['rows']} x {kept['tokens']} tokens, {kept['device']}; {'; '.join(words)}"
     return Applied(FEATURE, True, _called(chosen), len(timed), detail)
 

@@ -36,9 +36,16 @@ class Applied:
 class Patches:
     """The features of one run, applied in order and taken back in the reverse order."""
 
-    def __init__(self, config: Any, folder: Path, why: Mapping[str, str] | None = None) -> None:
-        """`why` has by path the reasons of what was chosen, of settings that were `auto`."""
-        self.config, self.folder, self.why = config, folder, dict(why or {})
+    def __init__(
+        self,
+        config: Any,
+        folder: Path,
+        why: Mapping[str, str] | None = None,
+        listen: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`why` has by path the reasons of what was chosen, of settings that were `auto`; `listen` is called in between by
+        what takes long, and raises Cancelled where the run is to stop."""
+        self.config, self.folder, self.why, self.listen = config, folder, dict(why or {}), listen
         self.applied: list[Applied] = []
         self._undo: list[Callable[[], None]] = []
         self._offloading: Any = None
@@ -47,8 +54,10 @@ class Patches:
         """Features of the model itself. Raises ModelError for one that was asked for and cannot act on this model."""
         from engine.memory.tiers import POLICIES, use_tier
         from engine.patches import documents, norms, tiled
+        from engine.patches.walks import put_checkpoints_aside
 
         base = model.get_base_model() if hasattr(model, "peft_config") else model
+        self._undo.append(put_checkpoints_aside(base))
         self._undo.append(norms.raise_norms(self.config, model))
         if (tier := self.config.memory.gradient_checkpointing) in POLICIES:
             self._undo.append(use_tier(base, tier))
@@ -83,7 +92,7 @@ class Patches:
         self._add(norms.fp32_norms(self.config, trainer))
         self._add(rounding.quantization_aware(self.config, trainer))
         # On layers as they compute from here on; what is left at auto is on or off afterwards.
-        self.config, timed = compose.compose(self.config, trainer, self.folder)
+        self.config, timed = compose.compose(self.config, trainer, self.folder, self.listen)
         self._add(timed)
         self._add(head.cut_cross_entropy(self.config, trainer))
         self._add(attention.fused_attention(self.config, trainer))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
+import os
 import types
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
 from engine.config.schema import read
-from engine.errors import ModelError
+from engine.errors import Cancelled, ModelError
 from engine.patches import compiled, compose, composed
 from engine.patches.plan import Applied, Patches
 from tests.engine.patches.conftest import tiny_model
@@ -335,6 +337,45 @@ def test_what_was_timed_is_kept_for_a_resume_in_the_same_place_and_for_no_other(
         assert passes
     (tmp_path / composed.FILE).write_text("{")
     assert compose.compose(config(), trainer, tmp_path)[1].effective == "plain"
+
+
+@pytest.mark.parametrize("in_the_way", ["a folder", "a folder that is not empty", "no room"])
+def test_where_the_table_cannot_be_kept_the_run_goes_on_and_says_so(monkeypatch, clock, tmp_path, in_the_way):
+    monkeypatch.setattr(compose, "CHOICES", (planted("use_cut_ce", lambda x: None),))
+    if in_the_way == "no room":
+
+        def full(*args):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        (tmp_path / composed.FILE).mkdir()
+        if "not" in in_the_way:
+            (tmp_path / composed.FILE / "held").touch()
+    chosen, said = compose.compose(config(), Trainer(fused(layers=1), clock), tmp_path)
+    assert (chosen.kernels.use_cut_ce, said.effective, said.count) == (False, "plain", 2)
+    reason = "No space left on device" if in_the_way == "no room" else "Is a directory"
+    assert f"kernels.json could not be written ({reason}), so a resume times again" in said.detail
+    assert {path.name for path in tmp_path.iterdir()} <= {composed.FILE}
+
+
+@pytest.mark.parametrize("heard", [1, 2, 3, 5, 9])
+def test_timing_ends_at_the_next_pass_once_a_stop_is_heard_and_leaves_nothing(monkeypatch, clock, tmp_path, heard):
+    passes, calls = [], []
+    monkeypatch.setattr(compose, "CHOICES", (planted("use_cut_ce", passes.append),))
+    trainer = Trainer(fused(layers=1), clock)
+    before, own = instances(trainer.model), dict(vars(trainer))
+
+    def listen():
+        calls.append(1)
+        if len(calls) == heard:
+            raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        compose.compose(config(), trainer, tmp_path, listen)
+    assert clock.now == heard - 1, "no pass after it"
+    assert (instances(trainer.model), dict(vars(trainer))) == (before, own)
+    assert not (tmp_path / composed.FILE).exists()
 
 
 def test_without_the_setting_nothing_is_timed(tmp_path):
