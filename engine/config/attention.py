@@ -38,6 +38,8 @@ FLASH = {
 cuDNN's was tried on Hopper alone: 1.07 ms on an H200 where torch's over documents takes 1.57 (8 documents in 8,192)."""
 VARLEN, VARLEN_LEAST, VARLEN_WIDEST = "varlen", (8, 0), 256
 """Torch's flash attention over documents: 16 bits, Ampere cards and newer, heads of up to 256 numbers."""
+EAGER_ALONE = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "granite_swa", "hy_v4", "mimo_v2_flash", "vaultgemma"})
+"""Types of models whose scores are capped or share their sum with a sink, which torch's fused attention has no form for."""
 SDPA = "torch's own fused attention, which needs no package"
 
 
@@ -79,6 +81,9 @@ def unfit_varlen(config: RunConfig, facts: Facts) -> str | None:
 def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
     """What `auto` takes, and why."""
     if facts.machine is None or not facts.machine.gpus or not kept_apart(config):
+        model = facts.model
+        if model is not None and model.name == config.model.name and model.model_type in EAGER_ALONE:
+            return "eager", f"torch's fused attention has no form for {model.model_type}"
         return "sdpa", SDPA
     # From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper too. cuDNN's is the fastest of the rest.
     blackwell = all(gpu.capability >= (10, 0) for gpu in facts.machine.gpus)

@@ -58,6 +58,11 @@ def settle(model: Any, wanted: str, device: torch.device | None = None) -> None:
             _settle_next(model, device)
 
 
+def without_sdpa(problem: ValueError) -> bool:
+    """Whether it is transformers' word that a class of models has no form of torch's fused attention."""
+    return "does not support an attention implementation through torch.nn.functional" in str(problem)
+
+
 def _settle_next(model: Any, device: torch.device) -> None:
     """Torch's own over documents in cuDNN's place; the reasons of both where neither serves."""
     first = model.attention_reason

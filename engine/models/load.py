@@ -69,12 +69,10 @@ def _model(config: Any, source: str) -> Any:
     import torch
     import transformers
 
-    from engine.models.attention import TRIED, settle
+    from engine.models.attention import TRIED, settle, without_sdpa
     from engine.models.direction import refuse_the_wrong_direction
     from engine.models.four_bits import keep_differentiable
     from engine.models.fp8_base import refuse_what_has_no_fp8
-    from engine.models.stored_fp8 import load_fp8, stored_fp8
-    from engine.models.whole import load_whole
     from engine.models.whole_tiles import at_stake, guard
 
     head = METHODS[config.method.kind].head
@@ -91,18 +89,14 @@ def _model(config: Any, source: str) -> Any:
         settings["quantization_config"] = quantization
         if torch.cuda.is_available():
             settings["device_map"] = {"": torch.cuda.current_device()}
-    labels = {"score": 1, "steps": 2}.get(head)
     try:
-        stored = stored_fp8(source, settings["revision"])
-        if stored is not None:
-            _refuse_what_fp8_cannot(config)
-            if labels is not None:
-                stored.config.num_labels = labels
-            model = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora")
-        else:
-            if labels is not None:
-                settings["num_labels"] = labels
-            model = load_whole(loader, source, head, **settings)
+        try:
+            model = _with_weights(config, source, loader, settings)
+        except ValueError as problem:
+            if not without_sdpa(problem):
+                raise
+            model = _with_weights(config, source, loader, {**settings, "attn_implementation": "eager"})
+            model.attention_reason = f"sdpa does not serve here: transformers has none for {type(model).__name__}"
     except (OSError, ValueError, ImportError) as problem:
         raise _cannot_load("model", source, problem) from problem
     refuse_the_wrong_direction(config, model)
@@ -118,6 +112,22 @@ def _model(config: Any, source: str) -> Any:
     if config.model.quantization == "fp8":
         _compute_in_fp8(model, config)
     return model
+
+
+def _with_weights(config: Any, source: str, loader: Any, settings: dict[str, Any]) -> Any:
+    """The model with its weights from the files, and with the head that the method puts on top."""
+    from engine.models.stored_fp8 import load_fp8, stored_fp8
+    from engine.models.whole import load_whole
+
+    head = METHODS[config.method.kind].head
+    labels = {"score": 1, "steps": 2}.get(head)
+    stored = stored_fp8(source, settings["revision"])
+    if stored is None:
+        return load_whole(loader, source, head, **settings, **({} if labels is None else {"num_labels": labels}))
+    _refuse_what_fp8_cannot(config)
+    if labels is not None:
+        stored.config.num_labels = labels
+    return load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora")
 
 
 def _compute_in_fp8(model: Any, config: Any) -> None:

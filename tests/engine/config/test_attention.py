@@ -89,3 +89,11 @@ def test_cudnn_serves_hopper_cards_with_its_package_and_heads_of_128(changes, re
 def test_rows_that_are_whole_or_joined_take_torchs_own():
     assert taken(H100, apart=False)[0] == "sdpa"
     assert taken(Facts())[0] == "sdpa"
+
+
+def test_models_that_torchs_own_has_no_form_for_take_eager():
+    gemma = ModelFacts("builtin/tiny", model_type="gemma2", head_dim=256)
+    for facts in (Facts(machine=parse_machine("cpu"), model=gemma), replace(H100, model=gemma)):
+        got, reason = taken(facts, apart=False)
+        assert (got, reason) == ("eager", "torch's fused attention has no form for gemma2")
+    assert taken(Facts(model=replace(gemma, name="another")), apart=False)[0] == "sdpa"

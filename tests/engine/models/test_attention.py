@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from engine.config.attention import EAGER_ALONE
 from engine.config.schema import read, resolved
 from engine.models.load import load_model
 from engine.trainers.receipt import _attention
+from tests.engine.patches.families import made
 
 
-def config(attention):
+def config(attention, name="builtin/tiny", method="sft"):
     return resolved(
         read(
             {
-                "model": {"name": "builtin/tiny", "dtype": "bfloat16", "attention": attention},
+                "model": {"name": name, "dtype": "bfloat16", "attention": attention},
+                "method": {"kind": method},
                 "data": {"train": [{"path": "rows.jsonl"}]},
             }
         ).config
@@ -41,6 +46,23 @@ def test_what_serves_is_in_force_without_a_word(tmp_path, monkeypatch):
         assert _attention(given, load_model(given)) == {
             "feature": "attention", "requested": name, "effective": name, "count": None, "detail": "",
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(EAGER_ALONE))
+def test_transformers_has_no_fused_attention_for_the_models_that_auto_gives_eager(kind):
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+    assert not getattr(transformers, name)._supports_sdpa
+
+
+@pytest.mark.parametrize("method", ["sft", "reward"])
+def test_a_model_without_fused_attention_is_loaded_with_eager_and_the_receipt_says_why(tmp_path, method):
+    made("gemma2").save_pretrained(tmp_path)
+    given = config("sdpa", name=str(tmp_path), method=method)
+    model = load_model(given)
+    entry = _attention(given, model)
+    assert (entry["requested"], entry["effective"]) == ("sdpa", "eager")
+    assert entry["detail"] == f"sdpa does not serve here: transformers has none for {type(model).__name__}"
+    assert model(torch.arange(1, 7)[None]).logits.isfinite().all()
 
 
 def test_a_card_whose_cudnn_fails_under_masks_has_them_kept_whole_and_the_receipt_says_so(tmp_path, monkeypatch):

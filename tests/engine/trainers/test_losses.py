@@ -10,6 +10,7 @@ import torch
 
 from engine.config.preference import DpoLoss
 from engine.config.schema import read
+from tests.engine.patches.families import made
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS
 
@@ -208,6 +209,25 @@ def test_gradients_equal_plain_torch(tmp_path, monkeypatch, settings, rows, plai
     (loss, ours), (expected, theirs) = built.gradients(), built.of(plain)
     assert loss == pytest.approx(expected, rel=near)
     assert apart(ours, theirs) <= near
+
+
+@pytest.mark.parametrize("family", ["gemma2", "granite", "cohere"])
+def test_a_teacher_is_followed_through_a_models_own_cap_and_scale_of_its_logits(tmp_path, monkeypatch, family):
+    from transformers import AutoTokenizer
+
+    from engine.builtin import tiny
+
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    model = made(family, vocab_size=len(tokenizer), max_position_embeddings=256)
+    model.get_output_embeddings().weight.data.mul_(20)  # so that a cap of 5 bends them
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path / "model")
+    softened = {"method.kind": "distill", "method.kd_temperature": 2.0, "model.name": str(tmp_path / "model")}
+    built = Built(softened, TAUGHT, tmp_path)
+    (loss, ours), (expected, theirs) = built.gradients(), built.of(distill)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert apart(ours, theirs) <= 1e-6
 
 
 def test_smoothed_labels_are_refused_with_just_those_losses_of_dpo_that_they_would_not_change(tmp_path, monkeypatch):

@@ -62,14 +62,20 @@ def test_advantages_are_the_sums_of_the_paper() -> None:
 
 
 def plain_loss(built, trainer, batch, tokens):
-    """arXiv:1707.06347 with its value clipped too, one token at a time; the hidden states by transformers' own output."""
-    total = torch.zeros((), dtype=torch.float64)
+    """arXiv:1707.06347 with its value clipped too, one token at a time; the hidden states by transformers' own output.
+
+    With it what each token adds to the curves, by their names.
+    """
+    total, curves = torch.zeros((), dtype=torch.float64), {}
     for place in range(4):
         prompt, answer = ids_of(batch, place)
         ours = built.logps(prompt, answer)
         base = built.model.get_base_model() if hasattr(built.model, "peft_config") else built.model
         states = base.base_model(input_ids=torch.tensor([[*prompt, *answer]])).last_hidden_state[0]
         values = trainer.head(states[len(prompt) - 1 : -1].to(trainer.head.weight.dtype))[:, 0]
+        spread = (
+            built.model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        )
         for at in range(len(answer)):
             advantage, target = batch["advantages"][place, at], batch["returns"][place, at]
             before, old = batch["old_values"][place, at], batch["old_per_token_logps"][place, at]
@@ -78,7 +84,15 @@ def plain_loss(built, trainer, batch, tokens):
             held = torch.minimum(torch.maximum(values[at], before - 0.2), before + 0.2)
             value = 0.5 * torch.maximum((values[at] - target) ** 2, (held - target) ** 2)
             total = total + policy + 0.1 * value
-    return total / tokens
+            told = {
+                "loss/policy_avg": policy, "loss/value_avg": value, "policy/approxkl_avg": 0.5 * (ours[at] - old) ** 2,
+                "policy/clipfrac_avg": policy > -ratio * advantage,
+                "val/clipfrac_avg": value > 0.5 * (values[at] - target) ** 2,
+                "policy/entropy_avg": -(spread[at].exp() * spread[at]).sum(),
+            }  # fmt: skip
+            for name, number in told.items():
+                curves.setdefault(name, []).append(float(number))
+    return total / tokens, curves
 
 
 def norms_in_float64(model):
@@ -116,16 +130,32 @@ def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head,
     value, ours = built._taken(loss)
     built.model.zero_grad()
     # two of the four batches that were sampled together make a step
-    expected = plain_loss(built, trainer, batch, batch["num_items_in_batch"] * 2 / 4)
+    expected, curves = plain_loss(built, trainer, batch, batch["num_items_in_batch"] * 2 / 4)
     expected.backward()
     wanted, theirs = built._taken(expected)
     assert kl != 0  # `Built` moved the model from its reference
     assert any("value_head" in name for name in ours)
     assert value == pytest.approx(wanted, rel=100 * near)
     assert apart(ours, theirs) <= near
-    found = trainer._metrics["train"]
-    assert found["policy/clipfrac_avg"][-1] > 0
-    assert found["val/clipfrac_avg"][-1] > 0
+    found = {name: trainer._metrics["train"][name][-1] for name in curves}
+    assert found == pytest.approx({name: sum(each) / len(each) for name, each in curves.items()}, rel=1e-5, abs=1e-8)
+    assert found["policy/clipfrac_avg"] > 0
+    assert found["val/clipfrac_avg"] > 0
+
+
+def test_the_value_head_learns_at_its_own_rate_and_does_not_decay(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    rates = {"optim.learning_rate": 1e-5, "optim.weight_decay": 0.5, "method.value_learning_rate": 0.25}
+    trainer = Built({**PPO, **rates}, ROWS * 4, tmp_path).trainer
+    trainer.rewards.close()
+    torch.nn.init.ones_(trainer.head.weight)
+    torch.nn.init.zeros_(trainer.head.bias)
+    trainer.create_optimizer()
+    trainer.head.weight.grad = torch.zeros_like(trainer.head.weight)
+    trainer.head.bias.grad = torch.ones_like(trainer.head.bias)
+    trainer.optimizer.step()
+    assert (trainer.head.weight == 1).all()
+    assert trainer.head.bias.item() == pytest.approx(-0.25)  # AdamW's first step is as long as its rate
 
 
 def test_the_divergence_is_taken_off_the_reward_token_by_token(tmp_path, monkeypatch):
