@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.errors import WorkbenchError, redact, visible
+from engine.errors import Cancelled, WorkbenchError, redact, visible
 from engine.run import checkpoint
-from engine.run.control import Controls
+from engine.run.control import STOPS, Controls
 from engine.run.late import LateWriter
 from engine.run.launch import versions
 from engine.run.lock import RunLock
@@ -46,7 +46,7 @@ def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | Non
     """The process boundary: whatever goes wrong becomes one `failed` event, with the details in the log."""
     begun = time.monotonic()
     try:
-        return _train(run, writer, controls, begun)
+        return _train_or_stop(run, writer, controls, begun)
     except Exception as problem:  # noqa: BLE001 - the process boundary
         lines = redact(traceback.format_exc())
         print(visible(lines, lines=True), file=sys.stderr, flush=True)
@@ -83,8 +83,26 @@ def _cause(problem: Exception) -> tuple[str, str]:
     return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
 
 
+def _train_or_stop(run: RunFolder, writer: LateWriter | None, controls: Controls | None, begun: float) -> int:
+    """Trains, or says that the run was stopped where a person asked for that before the first step."""
+    try:
+        return _train(run, writer, controls, begun)
+    except Cancelled:
+        if writer is None or controls is None:
+            raise
+    by, code = "", 0
+    for request in controls.pending():
+        if request.do in STOPS:
+            controls.answer(request, "done", "stopped before the first step: there is nothing new to save")
+            by, code = request.by, _SIGNAL_CODES.get(request.id, 0)
+    newest, _ = checkpoint.newest_valid(run)
+    step = (checkpoint.step_of(newest) if newest else 0) or 0
+    writer.write("stopped", step=step, seconds=round(time.monotonic() - begun, 3), by=by)
+    return code
+
+
 def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None, begun: float) -> int:
-    say = _Speaker(writer)
+    say = _Speaker(writer, controls)
     say.phase("Reading the config")
     config = _config(run)
     say.phase("Loading the libraries")
@@ -191,7 +209,7 @@ def _model(
     rows = {"data.train": prepared.dataset, "data.eval": held_out.dataset if held_out else None}
     refuse_tokens_without_weights(config, model, processing_class, rows)
     model = add_adapter(model, config)
-    patches = Patches(config, run.path, why)
+    patches = Patches(config, run.path, why, say.listen)
     patches.on_model(model)
     return model, patches
 
@@ -312,23 +330,30 @@ def _devices() -> list[str]:
 
 
 class _Speaker:
-    """Events before training begins; says nothing on other ranks than the first."""
+    """Events before training begins, and the ear for who wants it to stop; deaf and dumb on other ranks than the first."""
 
-    def __init__(self, writer: LateWriter | None) -> None:
-        self._writer = writer
+    def __init__(self, writer: LateWriter | None, controls: Controls | None) -> None:
+        self._writer, self._controls = writer, controls
         self._next = 0.0
 
     def write(self, kind: str, **payload: Any) -> None:
         if self._writer is not None:
             self._writer.write(kind, **payload)
 
+    def listen(self) -> None:
+        """Raises Cancelled where a person has asked that the run stop."""
+        if self._controls is not None and self._controls.stop_waits():
+            raise Cancelled("stopped before the first step")
+
     def phase(self, name: str) -> None:
+        self.listen()
         self.write("phase", name=name)
 
     def finding(self, path: str, message: str) -> None:
         self.write("finding", path=path, severity="warning", rule="at launch", message=visible(message))
 
     def progress(self, what: str, done: int, total: int) -> None:
+        self.listen()
         now = time.monotonic()
         if now >= self._next or done == total:
             self._next = now + PROGRESS_SECONDS

@@ -35,6 +35,8 @@ WORDS = {
     "checkpoint": "save a checkpoint and go on",
     "end_of_epoch": "stop at the end of this epoch, with a checkpoint",
 }
+STOPS = ("stop", "save_stop")
+"""Those that end the run at the next moment at which it can."""
 _MAX_BYTES = 4096
 # The folder is listed when it changed, and each second whatever its time says; a time may stand still for a tick.
 LIST_SECONDS, TICK_NS = 1.0, 50_000_000
@@ -165,6 +167,13 @@ class Controls:
                 fresh = fresh + self._from_folder()
         self._stop_asked |= any(request.do == "stop" for request in fresh)
         return fresh if self._stop_asked else [*signals, *fresh]
+
+    def stop_waits(self) -> bool:
+        """Whether a request to stop now is among those that the next `pending` gives: for what takes long before any step."""
+        if not self._listening:
+            with self._looking:
+                self._heard += self._from_folder()
+        return bool(self._signals) or any(request.do in STOPS for request in self._heard)
 
     def _from_folder(self) -> list[Request]:
         fresh: list[Request] = []

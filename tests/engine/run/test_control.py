@@ -44,6 +44,17 @@ def test_a_request_is_seen_once_in_order_and_its_answer_reaches_the_view(run, wo
     assert len(list(run.control.iterdir())) == 3
 
 
+@pytest.mark.parametrize(
+    ("do", "waits"), [("stop", True), ("save_stop", True), ("checkpoint", False), ("end_of_epoch", False)]
+)
+def test_whether_a_stop_waits_is_known_without_hearing_it(run, worker, do, waits):
+    assert not worker.stop_waits()
+    id = control.request(run, do)
+    assert worker.stop_waits() is worker.stop_waits() is waits
+    assert [request.id for request in worker.pending()] == [id]
+    assert not worker.stop_waits()
+
+
 BAD = {
     "empty": b"",
     "not JSON": b"{",
