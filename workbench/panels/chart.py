@@ -18,7 +18,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from workbench.panels.curve import SMOOTHINGS, Fetched, Line, fetch
+from workbench.panels.curve import SMOOTHINGS, Fetched, Line, Value, fetch
 from workbench.panels.picture import Cursor, Picture, Window
 
 
@@ -196,7 +196,7 @@ class Chart(Widget, can_focus=True):
                 inside = self._lines[0].series.points(behind, column.steps[place])[0]
                 if len(inside) > 1 and not self.smoothing:
                     first, last = inside[0], column.steps[place]
-            found.append((column.name, column.low[place], column.high[place], column.tone))
+            found.append(Value(column.name, column.low[place], column.high[place], column.tone, column.unit))
         return first, last, found
 
     def _cursor_steps(self) -> Sequence[int]:

@@ -15,7 +15,7 @@ from engine.run.curves import leading, ordered
 from workbench.panels.chart import Chart
 from workbench.panels.curve import Line
 from workbench.panels.glyphs import ascii_only
-from workbench.panels.units import in_unit, titled, worded
+from workbench.panels.units import in_unit, titled, unit_of, worded
 from workbench.panels.watching import Numbers, PinnedPrompts
 
 if TYPE_CHECKING:
@@ -86,7 +86,14 @@ class Charts(Vertical):
 def draw(chart: Chart, view: RunView, names: tuple[str, ...], *, small: bool = False, own: str = "") -> None:
     """These curves of a run on one chart; `own` stands beside the title, `small` says that names have little room."""
     found = [
-        Line(name, in_unit(name, series), (len(series), view.segment), _label(view, name, names, small))
+        Line(
+            titled(name),
+            in_unit(name, series),
+            (len(series), view.segment),
+            _label(view, name, names, small),
+            worded(name, view.latest.get(name)) if len(names) == 1 else "",
+            unit_of(name),
+        )
         for name in names
         if (series := view.series.get(name)) is not None
     ]

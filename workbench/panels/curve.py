@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 SMOOTHINGS: tuple[str, ...] = ("", "mean", "median")
 _SMOOTH_FROM = 40  # fewer points than this are all drawn as they are: smoothing would bend a line of evaluations
@@ -27,7 +27,8 @@ class Points(Protocol):
 @dataclass(frozen=True)
 class Line:
     """One line of a chart; `stamp` changes whenever the series has changed, `label` stands in the legend, `brief` where
-    the labels do not fit. `tone` numbers the colour and the sign of a line that keeps them also where others are not there.
+    labels do not fit, `unit` behind a value under the cursor. `tone` numbers the colour and the sign of a line that keeps
+    them also where others are not there.
     """
 
     name: str
@@ -35,7 +36,18 @@ class Line:
     stamp: object = None
     label: str = ""
     brief: str = ""
+    unit: str = ""
     tone: int | None = None
+
+
+class Value(NamedTuple):
+    """A line at the cursor: the lowest and the highest of what one drawn point stands for."""
+
+    name: str
+    low: float
+    high: float
+    tone: int = 0
+    unit: str = ""
 
 
 @dataclass
@@ -47,13 +59,14 @@ class Fetched:
     low: Sequence[float]
     high: Sequence[float]
     tone: int = 0
+    unit: str = ""
     smooth: list[float] | None = None
 
 
 def fetch(line: Line, start: int | None, stop: int | None, fine: int, smoothing: str, place: int = 0) -> Fetched:
     """The line between two steps in about `fine` points, smoothed in one of the `SMOOTHINGS`; `place` among the others."""
     steps, low, high = line.series.points(start, stop, fine)
-    found = Fetched(line.name, steps, low, high, place if line.tone is None else line.tone)
+    found = Fetched(line.name, steps, low, high, place if line.tone is None else line.tone, line.unit)
     if smoothing and len(steps) > _SMOOTH_FROM:
         found.smooth = smoothed([(a + b) / 2 for a, b in zip(low, high, strict=True)], smoothing)
     return found

@@ -15,7 +15,7 @@ from textual.strip import Strip
 
 from engine.errors import visible
 from workbench.panels import raster
-from workbench.panels.curve import Fetched, Line, bounds_of, by_column, newest_by_column, to_dot
+from workbench.panels.curve import Fetched, Line, Value, bounds_of, by_column, newest_by_column, to_dot
 from workbench.panels.figures import count, number
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import cut
@@ -24,7 +24,6 @@ LEAST_LABEL = 6  # cells; a legend with less room than that says nothing
 
 Place = Callable[[float], int | None]  # a value to its dot row
 Window = tuple[int, int]  # first and last step
-Value = tuple[str, float, float, int]  # name, lowest, highest and tone of a line
 Cursor = tuple[int, int, list[Value]]  # first and last step, each line there
 
 
@@ -171,7 +170,7 @@ class Picture:
         elif len(self.lines) > 1:
             segments = self._legend(width)
         else:
-            segments = [Segment(visible(self.title), self.base + self.style("title"))]
+            segments = [Segment(self._whole_title(width), self.base + self.style("title"))]
         flags = [
             word for word in ("log" if self.log_scale else "", self.smoothing, "zoom" if self.zoomed else "") if word
         ]
@@ -179,21 +178,24 @@ class Picture:
             segments.append(Segment("  " + " ".join(flags), self.base + self.style("axis")))
         return _fit(segments, width, self.base)
 
+    def _whole_title(self, width: int) -> str:
+        """The title; where it does not fit, its name is cut and not its value."""
+        title, value = visible(self.title), visible(self.lines[0].brief) if self.lines else ""
+        if cell_len(title) <= width or not value or not title.endswith(value):
+            return title
+        return f"{cut(title.removesuffix(value).rstrip(), width - cell_len(value) - 1)} {value}"
+
     def _at_cursor(self, first: int, last: int, values: list[Value], width: int) -> list[Segment]:
         """The step and each line's value there, by name; by sign where the names of several do not fit."""
         bold, signs = self.base + self.style("title"), self._signs
         step = f"step {count(first)}" if first == last else f"steps {count(first)}-{count(last)}"
-        told = [f"{number(low)} to {number(high)}" for _, low, high, _ in values]
-        told = [
-            number(value[1]) if number(value[1]) == number(value[2]) else text
-            for value, text in zip(values, told, strict=True)
-        ]
-        names = [visible(name) for name, *_ in values]
+        told = [_between(value) for value in values]
+        names = [visible(value.name) for value in values]
         if len(values) > 1 and sum(map(cell_len, [step, *names, *told])) + 3 * len(values) > width:
-            names = [signs[tone % len(signs)] for *_, tone in values]
+            names = [signs[value.tone % len(signs)] for value in values]
         segments = [Segment(step, bold)]
-        for name, text, (*_, tone) in zip(names, told, values, strict=True):
-            segments.append(Segment(f"  {name} ", self.base + self._line_style(tone)))
+        for name, text, value in zip(names, told, values, strict=True):
+            segments.append(Segment(f"  {name} ", self.base + self._line_style(value.tone)))
             segments.append(Segment(text, bold))
         return segments
 
@@ -231,6 +233,11 @@ class Picture:
         if line < 0:
             return Style.null()
         return self.style("faint") if line >= raster.FAINT else self.style(f"line-{line % 4}")
+
+
+def _between(value: Value) -> str:
+    low, high = number(value.low), number(value.high)
+    return (low if low == high else f"{low} to {high}") + (f" {value.unit}" if value.unit else "")
 
 
 def _labels(values: Sequence[float], log: bool) -> list[str]:

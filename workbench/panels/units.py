@@ -28,6 +28,7 @@ def worded(name: str, value: float | None) -> str:
 
 
 IN_UNIT = {"bytes": 2.0**-30, "share": 100.0}
+SIGNS = {"bytes": "GiB", "share": "%", "seconds": "s"}
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,8 @@ def in_unit(name: str, series: Series) -> Series | Scaled:
     """What a chart draws of a series."""
     factor = IN_UNIT.get(words(name).unit)
     return Scaled(series, factor) if factor else series
+
+
+def unit_of(name: str) -> str:
+    """What a chart counts a metric in; nothing for a plain number."""
+    return SIGNS.get(words(name).unit, "")

@@ -30,7 +30,7 @@ from workbench.panels.drawn import Scrolled
 from workbench.panels.figures import count
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, cut, paragraph, wrap
-from workbench.panels.units import in_unit, titled, worded
+from workbench.panels.units import in_unit, titled, unit_of, worded
 from workbench.panels.watching import answered
 
 LOOK_SECONDS = 1.0
@@ -176,6 +176,7 @@ class CompareScreen(Screen[None]):
                 (name, len(series), view.segment),
                 f"{clean(called)} {worded(name, view.latest.get(name))}",
                 worded(name, view.latest.get(name)),
+                unit_of(name),
                 tone,
             )
             for tone, (called, view) in enumerate(zip(self._names, views, strict=True))

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 2.0
 STALE_SECONDS = 20.0  # a live run's whole curve and disk are read again after this
+EARLY = ("stopped", "failed", "lost")
+"""States from which a run can be gone on with."""
 SORTS = ("newest", "state", "name", "loss", "disk")
 SPARK, SIGNS = "▁▂▃▄▅▆▇█", 6
 STYLE = {"running": "good", "finished": "good", "failed": "bad", "lost": "bad", "stopped": "warn", "stopping": "warn"}
@@ -256,15 +258,18 @@ class RunsScreen(Screen[None]):
         what = f"{len(rows)} of {len(self._all)} runs" if words else f"{len(rows)} runs" if len(rows) != 1 else "1 run"
         place = cut(clean(redact(str(self.runs_dir))), max(12, self.app.size.width - 46))
         table.marked &= {row.run.id for row in self._all}
-        self.query_one(KeyLine).use(key_line("runs", "ended early", "marked" if len(table.marked) > 1 else "unmarked"))
         self.query_one(TitleBar).show("runs", False, place, f"{what}, by {SORTS[self._sort]}")
         self._say()
 
     def _say(self) -> None:
-        """The last answer, else more about the run under the cursor."""
+        """The last answer, else more about the run under the cursor; the keys that do something to it."""
+        table = self.query_one(RunTable)
+        state = table.chosen.view.state if table.chosen else ""
+        holds = ["any", *(["marked"] if len(table.marked) > 1 else []), *(["ended early"] if state in EARLY else [])]
+        self.query_one(KeyLine).use(key_line("runs", *holds))
         words, style = self._told, "$accent"
         if time.monotonic() > self._told_until:
-            row = self.query_one(RunTable).chosen
+            row = table.chosen
             words, style = (about(row), "$wb-dim") if row else ("", "$wb-dim")
         self.query_one(Said).say(Content.styled(" " + cut(clean(words), max(10, self.app.size.width - 2)), style))
 

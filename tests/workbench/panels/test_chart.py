@@ -136,7 +136,7 @@ async def test_the_cursor_names_the_step_and_its_value() -> None:
     async with app.run_test(size=(80, 12)) as pilot:
         chart = app.query_one(Chart)
         await pilot.press("right")
-        assert chart.values_at_cursor() == (59, 59, [("loss", values[59], values[59], 0)])
+        assert chart.values_at_cursor() == (59, 59, [("loss", values[59], values[59], 0, "")])
         await pilot.press("left", "left", "h")
         assert chart.cursor == 56
         await pilot.pause()
@@ -149,7 +149,7 @@ async def test_a_point_that_stands_for_many_steps_says_so() -> None:
     async with app.run_test(size=(60, 12)) as pilot:
         await pilot.press("home")
         first, last, found = app.query_one(Chart).values_at_cursor() or (0, 0, [])
-        name, low, high, _ = found[0]
+        name, low, high, *_ = found[0]
         assert (first, name) == (0, "loss")
         assert last > first
         assert (low, high) == (min(values[first : last + 1]), max(values[first : last + 1]))
@@ -182,9 +182,25 @@ async def test_at_a_step_that_one_of_two_runs_never_reached_the_other_alone_has_
     async with app.run_test(size=(80, 12)) as pilot:
         chart = app.query_one(Chart)
         await pilot.press("end")
-        assert chart.values_at_cursor() == (8, 8, [("long", 4.0, 4.0, 1)])
+        assert chart.values_at_cursor() == (8, 8, [("long", 4.0, 4.0, 1, "")])
         await pilot.press("home", "right")
-        assert chart.values_at_cursor() == (1, 1, [("short", 2.0, 2.0, 0), ("long", 4.0, 4.0, 1)])
+        assert chart.values_at_cursor() == (1, 1, [("short", 2.0, 2.0, 0, ""), ("long", 4.0, 4.0, 1, "")])
+
+
+async def test_a_title_without_room_loses_letters_of_its_name_and_none_of_its_value() -> None:
+    chart = Line("pairs judged right", recorded([60.0, 68.8]), 0, "pairs judged right 68.8 %", "68.8 %", "%")
+    app = ChartApp(chart)
+    async with app.run_test(size=(30, 12)) as pilot:
+        app.query_one(Chart).show([chart], title=chart.label)
+        await pilot.pause()
+        assert text_of(app).splitlines()[0].rstrip() == "pairs judged right 68.8 %"
+        await pilot.resize_terminal(21, 12)
+        await pilot.pause()
+        assert text_of(app).splitlines()[0].rstrip() == "pairs judged… 68.8 %"
+        await pilot.resize_terminal(40, 12)
+        await pilot.press("left")
+        await pilot.pause()
+        assert text_of(app).splitlines()[0].rstrip() == "step 1  pairs judged right 68.8 %"
 
 
 async def test_names_that_do_not_fit_beside_their_values_give_way_to_signs() -> None:

@@ -67,6 +67,21 @@ async def test_the_line_below_tells_more_about_the_run_under_the_cursor(make_run
         assert "\x1b" not in shown(app)
 
 
+async def test_going_on_is_offered_for_a_run_that_ended_early_alone(make_run: Any, shown: Shown) -> None:
+    run = make_run("finished", name="done")
+    make_run("stopped", name="early")
+    make_run("running", name="going")
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(100, 24)) as pilot:
+        table = await listed(pilot, 3)
+        offered = {}
+        for _ in range(3):
+            offered[table.chosen.run.id] = "R resume" in shown(app).splitlines()[-1]
+            await pilot.press("down")
+            await pilot.pause(0.1)
+    assert offered == {"done-0001": False, "early-0001": True, "going-0001": False}
+
+
 async def test_enter_opens_the_run_and_q_comes_back(make_run: Any) -> None:
     run = make_run()
     app = app_of(run.path.parent)
