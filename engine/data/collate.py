@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from engine.config.method import METHODS
+from engine.data import ready
 from engine.data.taught import NOTHING
 
-IGNORED = -100
+IGNORED = ready.IGNORED
 
 Rows = Sequence[dict[str, Any]]
 

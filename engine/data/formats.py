@@ -25,6 +25,7 @@ from engine.data.parts import (
     text_of,
     tools_of,
 )
+from engine.data.ready import ids_of
 from engine.data.taught import read_taught
 from engine.errors import visible
 
@@ -133,13 +134,8 @@ def _read_text(row: Row, columns: Mapping[str, str]) -> Example:
 
 
 def _read_tokens(row: Row, columns: Mapping[str, str]) -> Example:
-    ids, labels = (row.get(columns.get(part, part)) for part in ("input_ids", "labels"))
-    for name, value in (("input_ids", ids), ("labels", labels)):
-        if value is not None and not (isinstance(value, list) and all(type(token) is int for token in value)):
-            raise FormatError(f"column {name} must hold a list of whole numbers; got {kind_of(value)}")
-    if labels is not None and len(labels) != len(ids or ()):
-        raise FormatError(f"labels hold {len(labels)} numbers and input_ids {len(ids or ())}; they must be as many")
-    return Example("tokens", input_ids=list(ids or ()), labels=labels)
+    ids, labels = ids_of(row, columns)
+    return Example("tokens", input_ids=ids, labels=labels)
 
 
 def _read_prompt(row: Row, columns: Mapping[str, str]) -> Example:

@@ -6,6 +6,7 @@ The ids are what the tokenizer gives for a text by itself, so that the model see
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ NEGATIVE = ("negative", "neg")
 """Names of the column of negatives."""
 SCORE = ("score", "similarity_score", "similarity")
 """Names of the column of scores."""
+_SEVERAL = re.compile(r"(hard_)?neg(ative)?s?(_?\d+)?")
+"""Names of columns that hold one negative of several, or a list of them."""
 ONLY_SCORED = ("sentence1", "text1", "sentence_A")
 """Names of a first text that say nothing of its meaning: without a score the other need not be a positive."""
 
@@ -41,12 +44,23 @@ def read_texts(row: Row, columns: Mapping[str, str]) -> Example:
         rejected=text_of(row, columns, "negative", ""),
         score=_score(row.get(columns["score"]), columns["score"]),
     )
+    if columns["negative"] in NEGATIVE and not example.rejected:
+        _refuse_several(row)
     if example.score is not None and example.rejected:
         raise FormatError(
             f"column {visible(columns['score'])} says how alike two texts are, and the row has a third in "
             f"{visible(columns['negative'])}; leave one of them out"
         )
     return example
+
+
+def _refuse_several(row: Row) -> None:
+    """Raises `FormatError` for negatives that nobody named and that would be left out."""
+    if further := [visible(name) for name in row if _SEVERAL.fullmatch(name) and row[name]]:
+        raise FormatError(
+            f"the row holds negatives in {' and '.join(further[:3])}, and one column named negative is read",
+            f"Name one of them under the source's columns, as negative: {further[0]}.",
+        )
 
 
 def _score(value: Any, column: str) -> float | None:

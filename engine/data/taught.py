@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.data.parts import Example, FormatError, Row, kind_of
+from engine.data.ready import IGNORED, ids_of, refuse_strange
 from engine.errors import visible
 
 if TYPE_CHECKING:
@@ -25,10 +26,9 @@ _SUM_ROUNDING = 0.02
 
 def read_taught(row: Row, columns: Mapping[str, str]) -> Example:
     """Tokens, and for each the teacher's tokens and log-probabilities. Raises `FormatError` naming the place."""
-    name = {part: visible(columns.get(part, part)) for part in ("input_ids", "target_token_ids", "target_logprobs")}
-    ids, targets, logprobs = (row.get(columns.get(part, part)) for part in name)
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise FormatError(f"column {name['input_ids']} must hold a list of whole numbers; got {kind_of(ids)}")
+    name = {part: visible(columns.get(part, part)) for part in ("target_token_ids", "target_logprobs")}
+    targets, logprobs = (row.get(columns.get(part, part)) for part in name)
+    ids, labels = ids_of(row, columns)
     for part, given in (("target_token_ids", targets), ("target_logprobs", logprobs)):
         if not isinstance(given, list) or not all(each is None or isinstance(each, list) for each in given):
             raise FormatError(f"column {name[part]} must hold a list of lists, one a token; got {kind_of(given)}")
@@ -39,9 +39,6 @@ def read_taught(row: Row, columns: Mapping[str, str]) -> Example:
     pairs = [(each or [], other or []) for each, other in zip(targets, logprobs, strict=True)]
     for place, (each, other) in enumerate(pairs):
         _check(place, each, other, name)
-    labels = row.get(columns.get("labels", "labels"))
-    if labels is not None and (not isinstance(labels, list) or len(labels) != len(ids)):
-        raise FormatError("labels must hold one number a token, -100 where nothing is learned")
     return Example("taught", input_ids=ids, labels=labels, targets=pairs)
 
 
@@ -73,12 +70,11 @@ def _check(place: int, ids: list[Any], logprobs: list[Any], name: Mapping[str, s
 def taught_row(tokens: Tokens, example: Example) -> dict[str, Any]:
     """The row as training reads it: the teacher's table flat, `top_k` entries a token. Raises `FormatError`."""
     size = len(tokens.tokenizer)
-    largest = max([*example.input_ids, *(token for ids, _ in example.targets for token in ids)], default=0)
+    way_out = "Teacher and model must share their vocabulary: choose the model's own teacher."
+    refuse_strange(example.input_ids, example.labels, size, way_out)
+    largest = max((token for ids, _ in example.targets for token in ids), default=0)
     if largest >= size:
-        raise FormatError(
-            f"token {largest} is not in the vocabulary of {size:,} tokens",
-            "Teacher and model must share their vocabulary: choose the model's own teacher.",
-        )
+        raise FormatError(f"token {largest} is not in the vocabulary of {size:,} tokens", way_out)
     top_k = max((len(ids) for ids, _ in example.targets), default=0)
     row: dict[str, Any] = {"input_ids": example.input_ids, "top_k": top_k, "teacher_tokens": [], "teacher_logps": []}
     for ids, logprobs in example.targets:
@@ -86,5 +82,5 @@ def taught_row(tokens: Tokens, example: Example) -> dict[str, Any]:
         row["teacher_tokens"] += [*ids, *[0] * rest]
         row["teacher_logps"] += [*(max(float(value), NOTHING) for value in logprobs), *[NOTHING] * rest]
     given = example.labels if example.labels is not None else example.input_ids
-    row["labels"] = [label if ids else -100 for label, (ids, _) in zip(given, example.targets, strict=True)]
+    row["labels"] = [label if ids else IGNORED for label, (ids, _) in zip(given, example.targets, strict=True)]
     return row

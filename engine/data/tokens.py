@@ -15,6 +15,7 @@ from engine.data.chat import Chat, MaskError, Message, Span, Turn, token_mask
 from engine.data.collate import IGNORED
 from engine.data.parts import Example, FormatError
 from engine.data.plan import Plan
+from engine.data.ready import refuse_strange
 from engine.data.vision import expand
 from engine.errors import WorkbenchError
 
@@ -96,13 +97,8 @@ class Tokens:
 
     def _given(self, example: Example) -> dict[str, Any]:
         """The row of ids that the data hold themselves; without labels all of them are learned."""
-        size = len(self.tokenizer)
-        strange = next((token for token in example.input_ids if not 0 <= token < size), None)
-        if strange is not None:
-            raise FormatError(
-                f"input_ids: token {strange} is not in the vocabulary of {size:,} tokens",
-                "Tokenize the data with the model's own tokenizer.",
-            )
+        way_out = "Tokenize the data with the model's own tokenizer."
+        refuse_strange(example.input_ids, example.labels, len(self.tokenizer), way_out)
         labels = example.input_ids if example.labels is None else example.labels
         return {"input_ids": list(example.input_ids), "labels": list(labels)}
 
@@ -160,8 +156,13 @@ class Tokens:
         """Ids of a prompt with the steps of an answer, a line each, and the place of each step's last token."""
         ids = self.prompt(example.prompt, example.tools)
         ends: list[int] = []
-        for step in example.steps:
-            ids = ids + list(self.tokenizer(f"{step}\n", add_special_tokens=False)["input_ids"])
+        for number, step in enumerate(example.steps, 1):
+            own = list(self.tokenizer(f"{step}\n", add_special_tokens=False)["input_ids"])
+            if not own:
+                raise FormatError(
+                    f"step {number} of the answer is no token of this tokenizer, so nothing bears its verdict"
+                )
+            ids = ids + own
             ends.append(len(ids) - 1)
         return ids, ends
 

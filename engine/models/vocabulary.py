@@ -51,7 +51,7 @@ def _first(dataset: Any, weights: int) -> tuple[int, int] | None:
     """The first token from `weights` on and the number of its row in the source; None where there is none."""
     import pyarrow.compute as arrow
 
-    columns = [name for name in dataset.column_names if name.endswith(("_ids", "_tokens"))]
+    columns = [name for name in dataset.column_names if name.endswith(("_ids", "_tokens")) or name == "labels"]
     begun = 0
     for part in dataset.with_format("arrow").iter(batch_size=BATCH):
         largest = (arrow.max(arrow.list_flatten(part[name])).as_py() for name in columns)

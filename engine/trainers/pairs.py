@@ -61,28 +61,31 @@ class ReferenceFree(RunTrainer, SFTTrainer):
         outputs = model(**ids, labels=labels, use_cache=False, fused_lm_head=True)
         counts = outputs.label_mask.sum(1)
         sums = outputs.log_probs.sum(1)
-        judged = self.judge(Pair(*sums.chunk(2), *(sums / counts.clamp(min=1)).chunk(2)))
+        pair = Pair(*sums.chunk(2), *(sums / counts.clamp(min=1)).chunk(2))
+        judged = self.judge(pair)
         loss = judged.loss
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
             judged.curves["aux_loss"] = outputs.aux_loss
-        self._note(model, judged, outputs, sums, inputs)
+        self._note(model, judged, outputs, pair, inputs)
         return loss
 
     @torch.no_grad()
-    def _note(self, model: Any, judged: Judged, outputs: Any, sums: torch.Tensor, inputs: dict[str, Any]) -> None:
-        """The curves of the batch, under TRL's names; one copy from the device, one exchange between ranks."""
+    def _note(self, model: Any, judged: Judged, outputs: Any, pair: Pair, inputs: dict[str, Any]) -> None:
+        """The curves of the batch, under TRL's names; one copy from the device, one exchange between ranks.
+
+        As in TRL's trainers for such losses, `logps` are what the losses compare: means over an answer's tokens.
+        """
         margins = judged.chosen - judged.rejected
         tokens = outputs.label_mask.sum().clamp(min=1)
         top_chosen, chosen_mask = outputs.is_top1.chunk(2)[0], outputs.label_mask.chunk(2)[0]
-        chosen_sums, rejected_sums = sums.chunk(2)
         curves = {
             "rewards/chosen": judged.chosen.mean(),
             "rewards/rejected": judged.rejected.mean(),
             "rewards/accuracies": (margins > 0).float().mean(),
             "rewards/margins": margins.mean(),
-            "logps/chosen": chosen_sums.mean(),
-            "logps/rejected": rejected_sums.mean(),
+            "logps/chosen": pair.chosen_mean.mean(),
+            "logps/rejected": pair.rejected_mean.mean(),
             "entropy": outputs.entropy.sum() / tokens,
             "mean_token_accuracy": (top_chosen * chosen_mask).sum() / chosen_mask.sum().clamp(min=1),
             **judged.curves,

@@ -162,6 +162,11 @@ def test_rows_of_tokens_are_taken_as_they_are(write: Write, make_config: Config,
     assert (second["input_ids"], second["labels"]) == (ids, ids)
     with pytest.raises(DataError, match="token 60000 is not in the vocabulary of 50,257 tokens"):
         prepare(make_config(write([{"input_ids": [1, 60000]}], "strange.jsonl"), method=method), gpt2)
+    for label in (-1, 60000):  # torch would learn another token in its place, or nothing that can be told
+        told = f"labels: {label} is not in the vocabulary of 50,257 tokens. Give the token that is learned, or -100"
+        with pytest.raises(DataError) as found:
+            prepare(make_config(write([{"input_ids": [1, 2], "labels": [IGNORED, label]}], f"{label}.jsonl")), gpt2)
+        assert told in found.value.told
 
 
 def test_rows_with_nothing_to_learn_are_never_trained(write: Write, make_config: Config, minimind: Any) -> None:
@@ -442,6 +447,13 @@ def test_a_teachers_table_is_cut_with_its_tokens_and_masks_where_it_is_empty(
     assert [token["trained"] for token in shown] == [False] * 2 + [True] * 10
     with pytest.raises(DataError, match="token 9999 is not in the vocabulary of 6,400 tokens"):
         prepare(make_config(write([{**row, "input_ids": [9999, *range(101, 112)]}]), method="distill"), minimind)
+    for name, part, said in (
+        ("before", {"input_ids": [-5, *range(101, 112)]}, "token -5 is not in the vocabulary"),
+        ("other", {"labels": [-1, *range(101, 112)]}, "labels: -1 is not in the vocabulary"),
+        ("nothing", {"labels": [None, *range(101, 112)]}, "column labels must hold a list of whole numbers"),
+    ):
+        with pytest.raises(DataError, match=said):
+            prepare(make_config(write([{**row, **part}], f"{name}.jsonl"), method="distill"), minimind)
 
 
 def test_texts_that_belong_together_are_whole_and_a_missing_negative_is_no_text(
@@ -494,6 +506,39 @@ def test_texts_with_scores_are_of_one_sort_and_a_score_is_a_number(
     ):
         with pytest.raises(DataError, match=said):
             prepare(make_config(write([{"anchor": "a", "positive": "b", **bad}]), method="embedding"), minimind)
+
+
+@pytest.mark.parametrize(
+    ("several", "named"),
+    [
+        ({"negative_1": "c", "negative_2": "d"}, "negative_1 and negative_2"),
+        ({"hard_negatives": ["c", "d"]}, "hard_negatives"),
+    ],
+)
+def test_negatives_that_would_not_be_read_are_told(
+    write: Write, make_config: Config, minimind: Any, several: dict[str, Any], named: str
+) -> None:
+    from engine.config.data import DataSource
+
+    rows = [{"anchor": word, "positive": "b", **several} for word in "xy"]
+    with pytest.raises(DataError, match=f"the row holds negatives in {named}, and one column named negative is read"):
+        prepare(make_config(write(rows), method="embedding"), minimind)
+    if "negative_2" in several:
+        chosen = DataSource(path=str(write(rows)), columns={"negative": "negative_2"})
+        assert prepare(make_config(source=[chosen], method="embedding"), minimind).dataset[0]["negative_ids"]
+
+
+def test_a_step_without_a_token_does_not_take_the_verdict_of_another(write: Write, make_config: Config) -> None:
+    """Tokenizers of encoders drop line breaks, so that nothing is left of an empty step."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]")
+    rows = [{"prompt": "one", "completions": ["two", "", "one"], "labels": [True, False, True]}]
+    with pytest.raises(DataError, match="step 2 of the answer is no token of this tokenizer"):
+        prepare(make_config(write(rows), method="prm"), tokenizer)
 
 
 def test_a_verdict_stands_at_the_end_of_its_step(write: Write, make_config: Config, minimind: Any) -> None:

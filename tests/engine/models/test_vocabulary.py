@@ -53,11 +53,12 @@ def test_a_model_with_more_weights_than_tokens_is_not_looked_at_further(tokenize
     ("row", "number"),
     [
         ({"input_ids": [1, 512], "labels": [1, 512], "row": 7}, 7),
+        ({"input_ids": [1, 2], "labels": [-100, 512], "row": 6}, 6),
         ({"prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3, 512], "row": 9}, 9),
         ({"input_ids": [1, 2], "labels": [1, 2], "teacher_tokens": [5, 512], "top_k": 1, "row": 3}, 3),
         ({"input_ids": [1, 512], "labels": [1, 512], "seq_lengths": [1, 1], "rows": [4, 2]}, 4),
     ],
-    ids=["language", "pairs", "a teacher's", "packed"],
+    ids=["language", "labels of their own", "pairs", "a teacher's", "packed"],
 )
 def test_a_token_without_weights_is_named_with_its_row(tokenizer: Any, row: dict[str, Any], number: int) -> None:
     # beyond the first part that is looked at, behind rows that are as they should be

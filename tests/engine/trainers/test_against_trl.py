@@ -105,3 +105,28 @@ def test_dpo_losses_and_margins_are_trls_own(train, source, plain, template_file
     assert steps(ours) == pytest.approx(steps(theirs.state.log_history), rel=1e-6)
     margins = [entry["rewards/margins"] for entry in theirs.state.log_history if "rewards/margins" in entry]
     assert [event["rewards/margins"] for event in ours] == pytest.approx(margins, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["simpo", "orpo"])
+def test_curves_of_pairs_without_a_reference_mean_what_trls_mean(train, source, plain, template_file, kind):
+    """Before the first step, since ORPO's own trainer learns the prompt too: rewards, and log-probabilities a token."""
+    from datasets import Dataset
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    model, tokenizer, arguments = plain
+    given = {**arguments, "max_steps": 1, "max_length": 128, "remove_unused_columns": False}
+    if kind == "simpo":
+        config, trainer = CPOConfig(**given, loss_type="simpo", beta=2.0, simpo_gamma=1.0, cpo_alpha=0.0), CPOTrainer
+    else:
+        config, trainer = ORPOConfig(**given), ORPOTrainer
+    theirs = trainer(model=model, args=config, train_dataset=Dataset.from_list(PAIRS), processing_class=tokenizer)
+    theirs.train()
+    settings = {"method.kind": kind, "data.train": [{"path": source(PAIRS)}], "optim.max_steps": 1}
+    ours = lines(train({**settings, "model.chat_template": template_file}), "metrics")[0]
+    told = {
+        name: value for name, value in theirs.state.log_history[0].items() if name.startswith(("rewards/", "logps/"))
+    }
+    assert len(told) == 6
+    assert {name: ours[name] for name in told} == pytest.approx(told, rel=1e-5, abs=1e-6)

@@ -1,0 +1,42 @@
+"""Rows that are tokens already: ids, and labels that repeat what is learned of them. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.data.parts import FormatError, Row, kind_of
+from engine.errors import visible
+
+IGNORED = -100
+"""The label of a token that is read and not learned."""
+
+
+def ids_of(row: Row, columns: Mapping[str, str]) -> tuple[list[int], list[int] | None]:
+    """The row's `input_ids`, and as many `labels` where it has some. Raises `FormatError`."""
+    found: dict[str, Any] = {}
+    for part in ("input_ids", "labels"):
+        column = columns.get(part, part)
+        found[part] = value = row.get(column)
+        if value is not None and not (isinstance(value, list) and all(type(token) is int for token in value)):
+            raise FormatError(f"column {visible(column)} must hold a list of whole numbers; got {kind_of(value)}")
+    ids, labels = found["input_ids"] or [], found["labels"]
+    if labels is not None and len(labels) != len(ids):
+        raise FormatError(f"labels hold {len(labels)} numbers and input_ids {len(ids)}; they must be as many")
+    return ids, labels
+
+
+def refuse_strange(ids: Sequence[int], labels: Sequence[int] | None, size: int, way_out: str) -> None:
+    """Raises `FormatError` for the first id that is no token of a vocabulary of `size`, or label that is none either.
+
+    A label that the loss does not know would teach another token, or the row could not be read on a GPU.
+    """
+    strange = next((token for token in ids if not 0 <= token < size), None)
+    if strange is not None:
+        raise FormatError(f"input_ids: token {strange} is not in the vocabulary of {size:,} tokens", way_out)
+    strange = next((label for label in labels or () if label != IGNORED and not 0 <= label < size), None)
+    if strange is not None:
+        raise FormatError(
+            f"labels: {strange} is not in the vocabulary of {size:,} tokens",
+            f"Give the token that is learned, or {IGNORED} where none is.",
+        )
