@@ -3,9 +3,9 @@
 A block gets a `forward` of its own on its instance (`engine.memory.tiling`), also where it is a mixture of experts, whose
 experts look at each token by itself. Before the first step one block of each class is asked with and without tiles, and the
 run ends if the answers differ. A gated block (SwiGLU, GeGLU) of plain, 4-bit or FP8 linear layers, with LoRA or without,
-has its gradients in closed form (`engine.kernels.lora`), on a card with one kernel for the activation. Refuses blocks that
-return more than hidden states, and models whose loss looks at the router: a loss over all tokens cannot be had from tiles
-that are forgotten.
+has its gradients in closed form (`engine.kernels.lora`), on a card with one kernel for the activation. A loss that looks
+at the routers hears all tokens (`engine.patches.routers`). Refuses blocks that return more than hidden states, and models
+with such a loss whose routers are not known.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 
 from engine.config import counted
 from engine.config.facts import Facts
 from engine.errors import ModelError
 from engine.kernels.lora import GatedBlock
 from engine.memory.tiling import tiled
+from engine.patches import routers
 from engine.patches.compiled import decoder_layers
 from engine.patches.instances import all_of, put
 from engine.patches.plan import Applied
@@ -45,7 +47,7 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
             f"They are known as {', '.join(NAMES)}. {_LEAVE_OUT}",
         )
     text = model.config.get_text_config()
-    if getattr(text, "output_router_logits", False):
+    if getattr(text, "output_router_logits", False) and not all(routers.recorded(model, block) for block in blocks):
         raise ModelError(
             "memory.tiled_mlp: the model's loss looks at the router of all tokens (output_router_logits), which tiles forget.",
             _LEAVE_OUT,
@@ -54,7 +56,7 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
     spared = {
         build: _try(block, _width(block, text.hidden_size), model.dtype) for build, block in _by_build(blocks).items()
     }
-    undos, closed = [], 0
+    undos, closed, heard = [], 0, 0
     for block in blocks:
         last = _last_linear(block) if spared[_build(block)] else None
         activation = gated_form(block)
@@ -63,7 +65,11 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
             plain, closed = _in_tiles(block, tokens, in_float32, last), closed + 1
             undos.append(put(block, "forward", _in_closed_tiles(block, plain, activation, tokens, in_float32)))
         else:
-            undos.append(put(block, "forward", _in_tiles(block, tokens, in_float32, last)))
+            in_tiles = _in_tiles(block, tokens, in_float32, last)
+            if asked := routers.recorded(model, block):
+                two = _drawn(block, _width(block, text.hidden_size), model.dtype)[:1, :2]
+                in_tiles, heard = routers.heard_whole(in_tiles, block, asked, tokens, two), heard + 1
+            undos.append(put(block, "forward", in_tiles))
 
     longest = counted.batch_tokens(config, Facts())
     count = -(-longest // tokens)
@@ -72,6 +78,7 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
         f"{f'; {closed:,} with gradients in closed form' if closed else ''}"
         f"{'; the last product is not computed again' if all(spared.values()) or closed == len(blocks) else ''}"
         f"{'; gradients of tiles are added in float32' if in_float32 else ''}"
+        f"{'; routers are asked once more for all tokens' if heard else ''}"
     )
     return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(blocks), detail, all_of(undos))
 
@@ -135,12 +142,24 @@ def _in_closed_tiles(block: Any, plain: Any, activation: str, tokens: int, in_fl
 
 
 def _width(block: Any, usual: int) -> int:
-    """The width of the block's input, by its first linear layer (`in_features`, or `nx` in GPT-2's kind)."""
-    for module in block.modules():
+    """The width of the block's input, by its first linear layer (`in_features`, or `nx` in GPT-2's kind).
+
+    An adapter of fused experts says one of an expert's sizes, whichever its weight was named for: it is no such layer.
+    """
+    experts = [path for path, module in block.named_modules() if isinstance(module, ParamWrapper)]
+    for path, module in block.named_modules():
+        if any(path == each or path.startswith(f"{each}.lora_") for each in experts):
+            continue
         for name in ("in_features", "nx"):
             if isinstance(width := getattr(module, name, None), int):
                 return width
     return usual
+
+
+def _drawn(block: Any, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Eight tokens in two rows, the same each time, where the block's weights are."""
+    drawn = torch.randn(2, 4, width, generator=torch.Generator().manual_seed(0))
+    return drawn.to(next(block.parameters()).device, dtype)
 
 
 def _try(block: Any, width: int, dtype: torch.dtype) -> bool:
@@ -149,8 +168,7 @@ def _try(block: Any, width: int, dtype: torch.dtype) -> bool:
     `dtype` is the model's; weights may be held in fewer bits. Raises ModelError where it is not a block of tokens by themselves.
     """
     name = type(block).__name__
-    device = next(block.parameters()).device
-    hidden = torch.randn(2, 4, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    hidden = _drawn(block, width, dtype)
     training = [(module, module.training) for module in block.modules()]
     block.eval()
     try:

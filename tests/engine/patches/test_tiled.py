@@ -21,11 +21,13 @@ from transformers import (
 
 from engine.config.schema import read
 from engine.errors import ModelError
+from engine.memory.tiers import use_tier
 from engine.models.four_bits import keep_differentiable
 from engine.models.fp8_base import compute_in_fp8, rounded_rows
 from engine.models.stored_fp8 import Fp8Linear
 from engine.patches.tiled import tiled_mlp
 from tests.engine.patches.conftest import tiny_model
+from tests.engine.patches.families import made
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -143,6 +145,34 @@ def test_adapters_of_experts_by_parameter_and_frozen_bases_learn_the_same():
     done.undo()
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "qwen3_5_moe"])
+@pytest.mark.parametrize("tier", [None, "selective", "full"])
+@pytest.mark.parametrize("named", [[], ["mlp.experts.down_proj"]], ids=["all weights", "an adapter by name"])
+def test_a_loss_that_looks_at_the_routers_hears_all_tokens(family, tier, named):
+    base = made(family, output_router_logits=True, router_aux_loss_coef=10.0)
+    base.set_experts_implementation("eager")
+    model = base.double()
+    if named:
+        settings = LoraConfig(r=2, target_modules=[], target_parameters=named)
+        model = get_peft_model(base, settings, autocast_adapter_dtype=False)
+    ids = torch.arange(48).reshape(2, 24) % 61
+    wanted, plain = gradients(model, ids)
+    if tier:
+        if tier != "full":
+            use_tier(base, tier)
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    done = tiled_mlp(config(), base)
+    loss, found = gradients(model, ids)
+    assert loss == pytest.approx(wanted, rel=1e-12)
+    assert "routers are asked once more" in done.detail
+    assert found.keys() == plain.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-12, msg=name)
+    with torch.no_grad():
+        assert model(ids, labels=ids).loss.item() == pytest.approx(wanted, rel=1e-12)
+    done.undo()
+
+
 def in_four_bits(model):
     bnb = pytest.importorskip("bitsandbytes")
     for layer in model.model.layers:
@@ -187,8 +217,10 @@ def test_blocks_whose_weights_are_held_in_few_bits_learn_the_same(quantize, targ
 def test_what_tiles_cannot_serve_is_named():
     with pytest.raises(ModelError, match="GptOssMLP returns 2 values"):
         tiled_mlp(config(), GptOssForCausalLM(GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)))
+    unknown = experts(output_router_logits=True)
+    unknown._can_record_outputs = unknown.model._can_record_outputs = {}
     with pytest.raises(ModelError, match="output_router_logits"):
-        tiled_mlp(config(), experts(output_router_logits=True))
+        tiled_mlp(config(), unknown)
     opt = OPTConfig(hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=128)
     with pytest.raises(ModelError, match="no feed-forward block was found"):
         tiled_mlp(config(), OPTForCausalLM(opt))
