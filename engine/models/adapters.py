@@ -59,7 +59,7 @@ def add_adapter(model: Any, config: Any) -> Any:
     model = get_peft_model(model, lora_config(config), autocast_adapter_dtype=in_float32)
     _check_biases(model, config.adapter.bias)
     if not in_float32:
-        # Beside quantized weights, which have no format to take, PEFT makes them float32.
+        # Beside weights of int8, which have no format to take, PEFT makes them float32.
         for name, weight in model.named_parameters():
             if "lora_" in name and weight.dtype == torch.float32:
                 weight.data = weight.data.to(torch.bfloat16)

@@ -20,9 +20,9 @@ bnb = pytest.importorskip("bitsandbytes", reason="weights of 4 and 8 bits are bi
 LINEARS = 4 * 7
 
 
-def model(quantization: str) -> Any:
+def model(quantization: str, dtype: str = "float32") -> Any:
     mapping = {
-        "model": {"name": "builtin/tiny", "dtype": "float32", "quantization": quantization},
+        "model": {"name": "builtin/tiny", "dtype": dtype, "quantization": quantization},
         "adapter": {"kind": "lora", "r": 4, "target_modules": "all-linear"},
     }
     config = resolved(read(mapping).config)
@@ -53,6 +53,16 @@ def step(model: Any) -> tuple[float, dict[str, torch.Tensor]]:
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
+def test_adapters_beside_a_bfloat16_model_in_few_bits_are_bfloat16(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    trained = [weight for weight in model(kind, "bfloat16").parameters() if weight.requires_grad]
+    assert len(trained) == 2 * LINEARS
+    assert {weight.dtype for weight in trained} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])

@@ -42,23 +42,28 @@ def error(found, truth):
     return ((found.detach().double() - truth.detach()).norm() / truth.detach().norm().clamp(min=1e-12)).item()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("family", MODELS)
-def test_each_norm_comes_nearer_to_the_truth_and_answers_in_the_format_that_came(family):
-    plain = MODELS[family]().bfloat16()
+def test_each_norm_comes_nearer_to_the_truth_and_answers_in_the_format_that_came(family, dtype):
+    plain = MODELS[family]().to(dtype)
     model = copy.deepcopy(plain)
     raise_norms(ON, model)
     assert len(list(norms(model))) == COUNTS[family]
     for rounded, raised in zip(norms(plain), norms(model), strict=True):
         torch.manual_seed(1)
         width = raised.weight.numel()
-        x, gate, slope = (torch.randn(64, width).bfloat16() for _ in range(3))
+        x, gate, slope = (torch.randn(64, width).to(dtype) for _ in range(3))
         exact = copy.deepcopy(rounded).double()
         truth, slopes = answers(exact, x, gate, slope, torch.float64)
-        ours, found = answers(raised, x, gate, slope, torch.bfloat16)
-        theirs, kept = answers(rounded, x, gate, slope, torch.bfloat16)
-        assert ours.dtype == theirs.dtype == torch.bfloat16
+        ours, found = answers(raised, x, gate, slope, dtype)
+        theirs, kept = answers(rounded, x, gate, slope, dtype)
+        assert ours.dtype == theirs.dtype == dtype
         assert error(ours, truth.double()) <= error(theirs, truth.double())
-        assert error(ours, truth.double()) < 2.0**-8  # one rounding
+        assert error(ours, truth.double()) < torch.finfo(dtype).eps / 2  # one rounding
         assert [each.dtype for each in found[-1:]] == [torch.float32]
         assert error(found[-1], slopes[-1].double()) < error(kept[-1], slopes[-1].double())
         assert error(found[-1], slopes[-1].double()) < 1e-5
