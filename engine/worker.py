@@ -22,7 +22,7 @@ from engine.run import checkpoint
 from engine.run.control import STOPS, Controls
 from engine.run.late import LateWriter
 from engine.run.launch import versions
-from engine.run.lock import RunLock
+from engine.run.lock import RunLock, is_held
 from engine.run.store import RunFolder
 
 PROGRESS_SECONDS = 0.5
@@ -89,7 +89,7 @@ def _train_or_stop(run: RunFolder, writer: LateWriter | None, controls: Controls
         return _train(run, writer, controls, begun)
     except Cancelled:
         if writer is None or controls is None:
-            raise
+            return 0
     by, code = "", 0
     for request in controls.pending():
         if request.do in STOPS:
@@ -102,7 +102,7 @@ def _train_or_stop(run: RunFolder, writer: LateWriter | None, controls: Controls
 
 
 def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None, begun: float) -> int:
-    say = _Speaker(writer, controls)
+    say = _Speaker(run, writer, controls)
     say.phase("Reading the config")
     config = _config(run)
     say.phase("Loading the libraries")
@@ -330,10 +330,10 @@ def _devices() -> list[str]:
 
 
 class _Speaker:
-    """Events before training begins, and the ear for who wants it to stop; deaf and dumb on other ranks than the first."""
+    """Events before training begins, and the ear for who wants it to stop; other ranks say nothing and follow the first."""
 
-    def __init__(self, writer: LateWriter | None, controls: Controls | None) -> None:
-        self._writer, self._controls = writer, controls
+    def __init__(self, run: RunFolder, writer: LateWriter | None, controls: Controls | None) -> None:
+        self._run, self._writer, self._controls = run, writer, controls
         self._next = 0.0
 
     def write(self, kind: str, **payload: Any) -> None:
@@ -341,19 +341,24 @@ class _Speaker:
             self._writer.write(kind, **payload)
 
     def listen(self) -> None:
-        """Raises Cancelled where a person has asked that the run stop."""
-        if self._controls is not None and self._controls.stop_waits():
+        """Raises Cancelled where a person has asked that the run stop; on another rank where the first one has left, which
+        may be asked once all have met."""
+        if not is_held(self._run) if self._controls is None else self._controls.stop_waits():
             raise Cancelled("stopped before the first step")
 
+    def _listen_first(self) -> None:
+        if self._controls is not None:
+            self.listen()
+
     def phase(self, name: str) -> None:
-        self.listen()
+        self._listen_first()
         self.write("phase", name=name)
 
     def finding(self, path: str, message: str) -> None:
         self.write("finding", path=path, severity="warning", rule="at launch", message=visible(message))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        self.listen()
+        self._listen_first()
         now = time.monotonic()
         if now >= self._next or done == total:
             self._next = now + PROGRESS_SECONDS

@@ -133,7 +133,10 @@ class Supervisor:
         if self.family is not None:
             self.family.end()
         self._read_events()
-        if self.final is None or (self.family is not None and self.family.lost_rank is not None):
+        lost = self.family.lost_rank if self.family is not None else None
+        # The first rank may leave before the others once it has said how the run ended.
+        left = lost is not None and lost[0] == 0 and self.final is not None and self.final["kind"] != "failed"
+        if self.final is None or (lost is not None and not left):
             self._write_final_event(code)
         assert self.final is not None
         self._write(

@@ -14,7 +14,8 @@ from engine.config.facts import Facts
 from engine.config.files import absolute, overrides
 from engine.config.recipes import recipe_mapping
 from engine.config.schema import read
-from engine.run import checkpoint, launch, store
+from engine.run import checkpoint, control, launch, store
+from engine.run.events import FINAL
 from engine.run.family import Family
 from engine.run.from_config import launch_config
 from engine.run.lock import is_held
@@ -108,4 +109,17 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named(runs, promptly):
     assert view_of(run).state == "failed"
     assert f"Rank 1 (process {family.ranks[1].pid}) was ended by SIGKILL" in view_of(run).cause
     until(lambda: not family.members() and not run.worker().alive, 5)
+    assert not is_held(run)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_timing_kernels_is_not_waited_for_by_who_wants_the_run_to_stop(runs, promptly, devices):
+    settings = f"run.devices={devices}", "kernels.kernel_auto_compose=true"
+    run = demo(runs, "timed", *settings)
+    until(lambda: view_of(run).phase == "Timing kernels" or over(run))
+    control.request(run, "stop")
+    assert until(lambda: over(run)) < promptly(20)
+    assert (run.state, run.read_json()["exit_code"]) == ("stopped", 0)
+    (ending,) = [event for event in Tail(run.events).read() if event["kind"] in FINAL]
+    assert (ending["kind"], ending["step"]) == ("stopped", 0)
     assert not is_held(run)

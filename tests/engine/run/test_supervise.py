@@ -1,0 +1,36 @@
+"""What the supervisor writes of a run of several ranks of which one is gone before the others."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from engine.run.events import EventWriter
+from engine.run.process import identity
+from engine.run.supervise import Supervisor
+
+
+@pytest.mark.parametrize(
+    ("last_word", "rank", "state"),
+    [
+        ({"kind": "stopped", "step": 0, "by": "me"}, 0, "stopped"),
+        ({"kind": "finished", "step": 4}, 0, "finished"),
+        ({"kind": "finished", "step": 4}, 1, "failed"),
+        ({"kind": "failed", "cause": "exception", "message": "the other end is gone"}, 1, "failed"),
+        (None, 0, "failed"),
+    ],
+)
+def test_the_first_rank_may_leave_first_once_it_has_said_how_the_run_ended(run, last_word, rank, state):
+    watch = Supervisor(run)
+    watch.worker = identity(os.getpid())
+    watch.family = SimpleNamespace(lost_rank=(rank, watch.worker), end=lambda: None)
+    run.log.touch()
+    with EventWriter(run, segment=0) as writer:
+        if last_word is not None:
+            writer.write(**last_word)
+    watch._conclude(1)
+    assert run.state == state
+    if state == "failed":
+        assert f"Rank {rank} (process {os.getpid()})" in run.read_json()["message"]
