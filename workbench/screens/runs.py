@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
@@ -25,42 +23,22 @@ from engine.run.index import peek
 from engine.run.store import RunFolder, runs_in
 from workbench.actions import bindings, key_line
 from workbench.panels.bars import Bar, KeyLine, TitleBar
-from workbench.panels.drawn import Drawn
-from workbench.panels.figures import brief, count, duration, number, size
-from workbench.panels.glyphs import ascii_only, look, sign
-from workbench.panels.paint import Line, clean, cut
+from workbench.panels.figures import count, duration, size
+from workbench.panels.paint import clean, cut
+from workbench.panels.run_table import Row, RunTable
 from workbench.panels.watching import committed
 from workbench.screens.compare import CompareScreen
 from workbench.screens.dialog import Ask, Item, Pick
 from workbench.screens.monitor import MonitorScreen, resumed_words
 
 if TYPE_CHECKING:
-    from engine.run.view import RunView
+    pass
 
 LOOK_SECONDS = 2.0
 STALE_SECONDS = 20.0  # a live run's whole curve and disk are read again after this
 EARLY = ("stopped", "failed", "lost")
 """States from which a run can be gone on with."""
 SORTS = ("newest", "state", "name", "loss", "disk")
-SPARK, SIGNS = "▁▂▃▄▅▆▇█", 6
-STYLE = {"running": "good", "finished": "good", "failed": "bad", "lost": "bad", "stopped": "warn", "stopping": "warn"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One run as the list shows it."""
-
-    run: RunFolder
-    view: RunView
-    bytes: int
-    curve: tuple[float, ...]
-    stamp: tuple[int, ...]
-    read: float
-
-    @property
-    def loss(self) -> float | None:
-        """The newest loss."""
-        return self.view.latest.get("loss")
 
 
 class Listed(Message):
@@ -77,79 +55,6 @@ class Told(Message):
     def __init__(self, words: str) -> None:
         super().__init__()
         self.words = words
-
-
-class RunTable(Drawn, can_focus=True):
-    """The rows, one a line, with a cursor."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,j", "move(1)", show=False),
-        Binding("up,k", "move(-1)", show=False),
-        Binding("home,g", "move(-1000000)", show=False),
-        Binding("end,G", "move(1000000)", show=False),
-    ]
-
-    class Moved(Message):
-        """The cursor stands on another run."""
-
-    rows: Sequence[Row] = ()
-    marked: frozenset[str] = frozenset()
-    at = 0
-    empty = "Reading the runs …"
-
-    def lines(self, width: int) -> list[Line]:
-        """The head, then a line a run."""
-        if not self.rows:
-            return [[], *[[(" " + text, "dim")] for text in self.empty.split("\n")]]
-        # Wider windows give the room to the name and show the model.
-        spare = max(0, width - 79)
-        name, model = 13 + min(12, spare), spare - 12 if spare > 24 else 0
-        head = f" {'state':10} {'run':{name}} {'method':9} {'step':>12} {'loss':>7} {'':{SIGNS}} {'age':>6} {'disk':>8}"
-        made: list[Line] = [[(cut(head + ("  model" if model else ""), width), "faint")]]
-        now = time.time()
-        for row in self.rows:
-            view = row.view
-            step = f"{view.step:,}" + (f"/{view.max_steps:,}" if view.max_steps else "")
-            age = brief(now - view.started) if view.started else "-"
-            made.append(
-                [
-                    (("*" if ascii_only() else "•") if row.run.id in self.marked else " ", "accent"),
-                    (f"{sign(view.state)} {look(view.state).word:8}", STYLE.get(view.state, "dim")),
-                    (f" {cut(clean(view.id or row.run.id), name):{name}}", "given"),
-                    (f" {cut(clean(view.method), 9):9} {cut(step, 12):>12} {number(row.loss):>7} ", "value"),
-                    (f"{spark(row.curve):{SIGNS}}", "accent"),
-                    (f" {age:>6} {size(row.bytes):>8}", "dim"),
-                    (f"  {cut(clean(view.model), model - 2)}" if model else "", "dim"),
-                ]
-            )
-        return made
-
-    def ground(self, y: int) -> str:
-        """The cursor's line stands out."""
-        return "cursor" if self.rows and y == self.at + 1 else ""
-
-    @property
-    def chosen(self) -> Row | None:
-        """The run under the cursor."""
-        return self.rows[self.at] if 0 <= self.at < len(self.rows) else None
-
-    def action_move(self, by: int) -> None:
-        """The cursor up or down."""
-        self.at = max(0, min(self.at + by, len(self.rows) - 1))
-        self.redraw()
-        self.show_lines(self.at + 1 if self.at else 0)
-        self.post_message(self.Moved())
-
-
-def spark(values: Sequence[float]) -> str:
-    """A small curve of at most six signs."""
-    kept = [value for value in values if value == value]
-    if len(kept) < 2 or ascii_only():
-        return ""
-    groups = [kept[len(kept) * i // SIGNS : len(kept) * (i + 1) // SIGNS] for i in range(SIGNS)]
-    means = [sum(group) / len(group) for group in groups if group]
-    low, high = min(means), max(means)
-    return "".join(SPARK[round(7 * (mean - low) / (high - low))] if high > low else SPARK[0] for mean in means)
 
 
 def read_row(run: RunFolder, before: Row | None) -> Row:

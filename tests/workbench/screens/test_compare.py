@@ -8,8 +8,9 @@ from typing import Any
 
 from workbench.app import WorkbenchApp
 from workbench.panels.chart import Chart
+from workbench.panels.run_table import RunTable
 from workbench.screens.compare import CompareScreen, Table
-from workbench.screens.runs import RunsScreen, RunTable
+from workbench.screens.runs import RunsScreen
 
 Shown = Callable[[Any], str]
 CONFIG = "version: 1\nmodel: {{name: builtin/tiny}}\noptim: {{learning_rate: {rate}}}\nrun: {{name: {name}}}\n"

@@ -10,8 +10,9 @@ import pytest
 
 from engine.run import launch
 from workbench.app import WorkbenchApp
+from workbench.panels.run_table import RunTable, spark
 from workbench.screens.monitor import MonitorScreen
-from workbench.screens.runs import RunsScreen, RunTable, read_row, spark
+from workbench.screens.runs import RunsScreen, read_row
 
 Shown = Callable[[Any], str]
 
@@ -50,6 +51,28 @@ async def test_a_line_tells_state_method_step_loss_and_disk(make_run: Any, shown
     other = next(line for line in text.splitlines() if "other-0001" in line)
     assert "✗ failed" in other
     assert " embedding " in other, "whole, in the narrowest window too"
+
+
+@pytest.mark.parametrize(
+    ("width", "facts"),
+    [(60, "method step loss age"), (80, "method step loss age disk"), (120, "disk model")],
+)
+async def test_runs_with_long_names_are_told_apart_in_every_window(
+    make_run: Any, shown: Shown, width: int, facts: str
+) -> None:
+    for _ in range(2):
+        run = make_run("finished", name="a-name-that-is-longer-than-a-narrow-window")
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(width, 24)) as pilot:
+        await listed(pilot, 2)
+        lines = [line for line in shown(app).splitlines() if "a-name-" in line]
+        head = shown(app).splitlines()[2].split()
+        assert {next(word for word in line.split() if word.startswith("a-name"))[-5:] for line in lines} == {
+            "-0001",
+            "-0002",
+        }
+        assert set(facts.split()) <= set(head)
+        assert all("0.222" in line and "60/100" in line for line in lines)
 
 
 async def test_the_line_below_tells_more_about_the_run_under_the_cursor(make_run: Any, shown: Shown) -> None:

@@ -13,9 +13,10 @@ from textual.widgets import Input
 from engine.config.draft import Draft
 from engine.run import checkpoint
 from workbench.app import WorkbenchApp
+from workbench.panels.run_table import RunTable
 from workbench.screens import runs as runs_module
 from workbench.screens.preview import PreviewScreen
-from workbench.screens.runs import RunsScreen, RunTable
+from workbench.screens.runs import RunsScreen
 
 Compare = Callable[..., bool]
 
