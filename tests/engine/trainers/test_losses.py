@@ -134,11 +134,13 @@ def distill(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
 
 
 def embedding(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
-    """arXiv:1705.00652, section 4.4, with negatives of the rows' own, on cosines of means over tokens."""
+    """arXiv:1705.00652, section 4.4, with negatives of the rows' own, on cosines of what tokens come to, text by text."""
+    pool = {"mean": lambda states: states.mean(0), "last": lambda states: states[-1], "first": lambda states: states[0]}
 
     def vector(ids: list[int]) -> torch.Tensor:
-        mean = built.model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0)
-        return mean / mean.norm()
+        states = built.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        found = pool[built.config.method.pooling](states)
+        return found / found.norm()
 
     texts = [vector(row[part]) for part in ("positive_ids", "negative_ids") for row in rows if row[part]]
     losses = []
@@ -192,6 +194,7 @@ CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] 
     ("distill", {"method.kind": "distill"}, TAUGHT, distill),
     ("distill, softened", {"method.kind": "distill", "method.kd_temperature": 2.0}, TAUGHT, distill),
     ("embedding", {"method.kind": "embedding"}, TEXTS, embedding),
+    ("embedding, last token", {"method.kind": "embedding", "method.pooling": "last"}, TEXTS, embedding),
     ("embedding, scored", {"method.kind": "embedding"}, SCORED, scored),
     ("prm", {"method.kind": "prm"}, STEPS, prm),
     ("reward", {"method.kind": "reward", "method.center_rewards_coefficient": 0.1}, PAIRS, reward),

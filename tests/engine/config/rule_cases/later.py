@@ -1,0 +1,12 @@
+"""Where the rules of `engine.config.rules.later` speak."""
+
+from __future__ import annotations
+
+from engine.config.facts import Facts
+from tests.engine.config.rule_cases.shared import Case
+
+CASES: dict[str, list[Case]] = {
+    "streaming-comes-later": [({"data.streaming": True}, Facts(), "data.streaming", "error")],
+    "mlx-is-not-a-backend-here": [({"run.backend": "mlx"}, Facts(), "run.backend", "error")],
+    "unsloth-is-not-a-backend-here": [({"run.backend": "unsloth"}, Facts(), "run.backend", "error")],
+}
