@@ -4,7 +4,8 @@ transformers makes a mask of all pairs of tokens of each batch with padding, wai
 is any, copies the heads that share keys and takes a slower kernel. The model's own instance, and a reference's, get a hook
 that hands its layers no mask, and they compute with the causal kernel of whole rows. What comes out at padding is another
 number, which no loss reads. Left with their mask: rows padded in front (`prompts`), sampling with a cache, models that
-look both ways or see images. Whether padding lies behind is looked up at the first batch on a card, at every one on a CPU.
+look both ways or see images. The collators pad behind in every batch, which their test holds; it is looked up all the same,
+on a CPU at every batch, and on a card, which would be waited for, at the first.
 """
 
 from __future__ import annotations

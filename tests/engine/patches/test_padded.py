@@ -9,7 +9,9 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 
-from engine.data.collate import LanguageCollator
+from engine.config.method import METHODS
+from engine.config.schema import read
+from engine.data.collate import LanguageCollator, collator_for
 from engine.patches import padded
 from tests.engine.patches.conftest import tiny_model
 from tests.engine.patches.families import FAMILIES, SEEING, made
@@ -111,6 +113,40 @@ def test_rows_padded_in_front_and_sampling_keep_their_mask(masks):
     assert len(masks) == 2 * made
     for a, b in zip(plain, again, strict=True):
         assert torch.equal(a, b)
+
+
+def row_of(rows, draw):
+    """A prepared row of a method's shape, of any length."""
+
+    def ids(most=9):
+        return torch.randint(1, 61, (int(torch.randint(1, most, (), generator=draw)),), generator=draw).tolist()
+
+    text = ids()
+    more = {
+        "pairs": {"prompt_ids": ids(), "chosen_ids": ids(), "rejected_ids": ids()},
+        "rated": {"prompt_ids": ids(), "completion_ids": ids(), "label": bool(len(text) % 2)},
+        "texts": {"anchor_ids": ids(), "positive_ids": ids(), "negative_ids": ids()[2:], "score": 0.5},
+        "distill": {"teacher_tokens": text, "teacher_logps": [-1.0] * len(text), "top_k": 1},
+    }
+    return {"input_ids": text, "labels": text, **more.get(rows, {})}
+
+
+@pytest.mark.parametrize("kind", [kind for kind, method in METHODS.items() if method.rows != "prompts"])
+def test_every_batch_of_every_method_that_has_a_mask_is_padded_behind(kind):
+    """So that on a card, which is asked at the first batch alone, no later one is another."""
+    told = read({"method": {"kind": kind}}).config
+    collate = collator_for(told, SimpleNamespace(pad_token_id=0, eos_token_id=0))
+    draw = torch.Generator().manual_seed(0)
+    padded_rows = 0
+    for count in range(1, 40):
+        batch = collate([row_of(METHODS[kind].rows, draw) for _ in range(1 + count % 7)])
+        masks = [value for name, value in batch.items() if name.endswith("attention_mask")]
+        assert masks
+        for mask in masks:
+            assert (mask[:, 1:] <= mask[:, :-1]).all()
+            assert mask[:, 0].all()
+            padded_rows += int((mask == 0).any(1).sum())
+    assert padded_rows > 40
 
 
 def test_what_is_padded_in_front_looks_both_ways_or_sees_is_left_alone():
