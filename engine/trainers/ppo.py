@@ -89,7 +89,7 @@ class Ppo(RolloutTrainer, GRPOTrainer):
             self._read(self.model, {name: output[name][start : start + step] for name in _INPUTS})
             for start in range(0, len(mask), step)
         ]
-        logps, entropy, values = (torch.cat(each) for each in zip(*parts, strict=True))
+        logps, _, values = (torch.cat(each) for each in zip(*parts, strict=True))
         count, start = len(mask), self.accelerator.process_index * len(mask)
         weights = self.reward_weights.to(self._scores.device)
         scores = (self._scores * weights).nansum(1)[start : start + count]
@@ -108,15 +108,16 @@ class Ppo(RolloutTrainer, GRPOTrainer):
                 scores.sum(),
                 applies.sum().to(scores.dtype),
                 away.sum(1).mean(),
-                ((entropy * mask).sum(1) / mask.sum(1)).mean(),
+                (-logps * mask).sum(1).mean(),
             ]
         )
-        total, judged, kl, spread = self.accelerator.reduce(found, "mean").tolist()
+        total, judged, kl, entropy = self.accelerator.reduce(found, "mean").tolist()
         score = total / max(judged, 1e-12)
         metrics["objective/scores"].append(score)
         metrics["objective/kl"].append(kl)
+        metrics["objective/non_score_reward"].append(-self.beta * kl)
         metrics["objective/rlhf_reward"].append(score - self.beta * kl)
-        metrics["objective/entropy"].append(spread)
+        metrics["objective/entropy"].append(entropy)  # of whole answers; a token's is policy/entropy_avg
         return output
 
     def _whitened(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -156,7 +157,7 @@ class Ppo(RolloutTrainer, GRPOTrainer):
         told = {
             "loss/policy_avg": policy, "loss/value_avg": value, "policy/clipfrac_avg": clipped,
             "val/clipfrac_avg": value_clipped, "policy/approxkl_avg": 0.5 * changed.square(),
-            "policy/entropy_avg": entropy,
+            "policy/entropy_avg": entropy, "val/ratio": changed.exp(),
         }  # fmt: skip
         sums = torch.stack([(each.detach() * mask).sum() for each in told.values()] + [mask.sum()])
         *means, count = self.accelerator.reduce(sums, "sum").tolist()

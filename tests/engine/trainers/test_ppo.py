@@ -88,7 +88,7 @@ def plain_loss(built, trainer, batch, tokens):
                 "loss/policy_avg": policy, "loss/value_avg": value, "policy/approxkl_avg": 0.5 * (ours[at] - old) ** 2,
                 "policy/clipfrac_avg": policy > -ratio * advantage,
                 "val/clipfrac_avg": value > 0.5 * (values[at] - target) ** 2,
-                "policy/entropy_avg": -(spread[at].exp() * spread[at]).sum(),
+                "policy/entropy_avg": -(spread[at].exp() * spread[at]).sum(), "val/ratio": ratio,
             }  # fmt: skip
             for name, number in told.items():
                 curves.setdefault(name, []).append(float(number))
@@ -120,7 +120,13 @@ def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head,
     trainer.model.train()
     trainer._prepare_inputs([built.prepared.dataset[place] for place in range(16)])
     trainer.rewards.close()
-    kl = trainer._metrics["train"]["objective/kl"][-1]
+    kl, penalty, entropy = (
+        trainer._metrics["train"][f"objective/{name}"][-1] for name in ("kl", "non_score_reward", "entropy")
+    )
+    # as TRL's PPO had it: of whole answers, by the probabilities of the tokens that were sampled
+    sampled = [ids_of(batch, place) for batch in trainer._buffered_inputs for place in range(4)]
+    assert entropy == pytest.approx(-sum(built.logps(*each).sum().item() for each in sampled) / 16, rel=1e-5)
+    assert penalty == pytest.approx(-trainer.beta * kl)
     batch = {name: part.double() if part.is_floating_point() else part for name, part in
              trainer._buffered_inputs[0].items()}  # fmt: skip
     built.move()
