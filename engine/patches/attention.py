@@ -265,15 +265,17 @@ def _eps(norm: Any) -> float:
 def _try(layer: Any, forward: Callable[..., Any]) -> None:
     """Both forms of one layer on 8 tokens. Raises ModelError where they differ by more than their rounding."""
     dtype, device = _dtype_into(layer), next(layer.parameters()).device
-    hidden = torch.randn(1, 8, layer.config.hidden_size, device=device, dtype=dtype)
+    # Numbers of its own: a run with the kernel draws what it would draw without.
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, 8, layer.config.hidden_size, generator=generator).to(device, dtype)
     rotated = layer.head_dim // (2 if _family(layer).gated else 1) // 2
-    angles = torch.rand(1, 8, rotated, device=device).repeat(1, 1, 2)
+    angles = torch.rand(1, 8, rotated, generator=generator).to(device).repeat(1, 1, 2)
     given: dict[str, Any] = {
         "position_embeddings": (angles.cos().to(dtype), angles.sin().to(dtype)),
         "attention_mask": None,
     }
     given |= {"shared_kv_states": {}} if _family(layer).sharing else {}
-    training = layer.training
+    training = [(module, module.training) for module in layer.modules()]
     layer.eval()
     try:
         theirs = layer(hidden, **given)[0]
@@ -286,7 +288,8 @@ def _try(layer: Any, forward: Callable[..., Any]) -> None:
     else:
         ours = forward(layer, hidden, **given)[0]
     finally:
-        layer.train(training)
+        for module, was in training:
+            module.training = was
     error = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
     if not error <= _TOLERANCE.get(dtype, 1e-4):
         raise ModelError(

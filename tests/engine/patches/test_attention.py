@@ -253,6 +253,17 @@ def test_compiled_layers_rotate_by_themselves_and_the_kernel_serves_what_is_not_
     assert len(asked) == len(model.model.layers)
 
 
+def test_trying_a_layer_leaves_random_numbers_and_what_was_switched_off_as_they_were():
+    """A run with the kernel drops and draws what it would without."""
+    model = llama().train()
+    layers = layers_of(model)
+    layers[0].o_proj.eval()
+    random, modes = torch.get_rng_state(), [module.training for module in model.modules()]
+    attention.fuse(layers)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_a_layer_that_is_called_otherwise_is_named_with_a_way_out_and_left_as_it_was():
     layer = layers_of(tiny_model().train())[0]
     layer.forward = plain = lambda *args, **kwargs: [][1]
