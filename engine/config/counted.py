@@ -126,6 +126,12 @@ def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
             factors += [(adapter.r, wide_in, count), (wide_out, adapter.r, count)]
             if adapter.use_dora:
                 trained += count * wide_out
+    for name, wide_in, wide_out, count in model.expert_weights:
+        if any(target.rpartition(".")[2] == name for target in adapter.target_parameters):
+            # PEFT gives each expert a pair of its own; those of a layer lie side by side.
+            rank = adapter.r * (model.experts or 1)
+            trained += count * rank * (wide_in + wide_out)
+            factors += [(rank, wide_in, count), (wide_out, rank, count)]
     saved = sum(_whole_module(name, model) for name in adapter.modules_to_save)
     return Parameters(model.parameters, 0, trained + saved, tuple(factors))
 

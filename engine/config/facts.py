@@ -31,6 +31,8 @@ class ModelFacts:
     experts: int | None = None
     linears: tuple[tuple[str, int, int, int], ...] = ()
     """Linear layers as `(name, in, out, how many)`, the head left out."""
+    expert_weights: tuple[tuple[str, int, int, int], ...] = ()
+    """Weights that hold all experts of a layer, as `(name, in, out, how many)` for one expert."""
     chat_template: bool | None = None
     """Whether the tokenizer brings one; `None` when its files are not here."""
     folder: str = ""

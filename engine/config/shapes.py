@@ -176,7 +176,13 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None)
     }
     bare = ModelFacts(name, **facts)
     linears = tuple(_linears(bare, shape))
-    return ModelFacts(name, **facts, linears=linears, parameters=_headers(folder) or _formula(bare, shape, linears))
+    return ModelFacts(
+        name,
+        **facts,
+        linears=linears,
+        expert_weights=tuple(_expert_weights(bare, shape)) if linears else (),
+        parameters=_headers(folder) or _formula(bare, shape, linears),
+    )
 
 
 def _stored(config: Shape) -> str:
@@ -210,6 +216,14 @@ def _linears(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, i
         return
     yield from (("gate_proj", hidden, wide, layers), ("up_proj", hidden, wide, layers))
     yield ("down_proj", wide, hidden, layers)
+
+
+def _expert_weights(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, int]]:
+    """What transformers holds the experts of a layer in, as `(name, in, out, how many)` for one expert."""
+    wide = _number(shape, "moe_intermediate_size") or model.intermediate_size
+    if model.experts and model.hidden_size and model.layers and wide:
+        yield ("gate_up_proj", model.hidden_size, 2 * wide, model.layers)
+        yield ("down_proj", wide, model.hidden_size, model.layers)
 
 
 def _formula(model: ModelFacts, shape: Shape, linears: tuple[tuple[str, int, int, int], ...]) -> int | None:

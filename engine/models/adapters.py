@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.config.kinds import Head
 from engine.config.method import METHODS
-from engine.errors import ModelError, nearest
+from engine.errors import ModelError, nearest, visible
 
 TASKS: dict[Head, str] = {
     "vocabulary": "CAUSAL_LM",
@@ -56,7 +56,16 @@ def add_adapter(model: Any, config: Any) -> Any:
     _check_parameters(model, config.adapter.target_parameters)
     _check_saved(model, config.adapter.modules_to_save)
     in_float32 = config.model.dtype != "bfloat16" or config.adapter.autocast_adapter_dtype
-    model = get_peft_model(model, lora_config(config), autocast_adapter_dtype=in_float32)
+    asked = _linear_alone(lora_config(config), model)
+    try:
+        model = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
+    except ValueError as problem:
+        first = visible(str(problem).strip().split("\n")[0])
+        raise ModelError(
+            f"adapter.target_modules: PEFT has no such adapter for this model: {first}",
+            "Name other layers, and experts that are one weight in adapter.target_parameters.",
+        ) from problem
+    _check_head(model, config)
     _check_biases(model, config.adapter.bias)
     if not in_float32:
         # Beside weights of int8, which have no format to take, PEFT makes them float32.
@@ -68,6 +77,19 @@ def add_adapter(model: Any, config: Any) -> Any:
 
         leave_to_each_process(model)
     return model
+
+
+def _linear_alone(asked: Any, model: Any) -> Any:
+    """The same with `all-linear` as names, where experts are one weight.
+
+    PEFT would take their weights and the router's for linear layers too in some families (Qwen3-MoE, Mixtral, OLMoE) and
+    leave them in others (Qwen3.5-MoE, gpt-oss); here they have an adapter where `target_parameters` names them.
+    """
+    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
+
+    if asked.target_modules == "all-linear" and any(weight.ndim == 3 for weight in model.parameters()):
+        return _maybe_include_all_linear_layers(asked, model)
+    return asked
 
 
 def _frozen_but(model: Any, patterns: list[str]) -> Any:
@@ -151,6 +173,20 @@ def _check_saved(model: Any, names: list[str]) -> None:
                 f"adapter.modules_to_save: {path!r} is held in FP8 and cannot be trained whole.",
                 "Give it an adapter through target_modules.",
             )
+
+
+def _check_head(model: Any, config: Any) -> None:
+    """Losses read the head's own weight, so an adapter beside it would never be trained."""
+    from peft.tuners.lora import LoraLayer
+
+    head = model.get_base_model().get_output_embeddings() if METHODS[config.method.kind].head == "vocabulary" else None
+    if isinstance(head, LoraLayer):
+        name = next(path for path, module in model.get_base_model().named_modules() if module is head)
+        raise ModelError(
+            f"adapter.target_modules: {name!r} is the head, whose weight the losses read as it is, so its adapter would never "
+            "be trained.",
+            f"Leave it out, or train it whole with adapter.modules_to_save: [{name}].",
+        )
 
 
 def _check_biases(model: Any, bias: str) -> None:

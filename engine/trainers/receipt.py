@@ -147,6 +147,10 @@ def _adapter(config: Any, model: Any) -> dict[str, Any]:
         detail += f"; {whole} {'module' if whole == 1 else 'modules'} trained whole"
     if numbers:
         detail += f"; in {', '.join(sorted(numbers))}"
+    if isinstance(model.get_input_embeddings(), LoraLayer) and model.config.get_text_config().tie_word_embeddings:
+        detail += (
+            "; embeddings are the head's weights too: this adapter is to be used beside them, merged it changes both"
+        )
     return _entry("adapter", config.adapter.kind, "lora" if layers else "none", len(layers), detail)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
+from engine.config.method import METHODS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 from engine.config.unfrozen import trained_by_name
@@ -81,6 +82,22 @@ def target_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterat
             todo,
             fix=Fix(f"take {close}", {path: close}) if close else None,
         )
+
+
+@rule(reads=(fields.method.kind, fields.adapter.kind, fields.adapter.target_modules))
+def the_head_has_no_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    adapter, spec = config.adapter, fields.adapter.target_modules
+    if adapter.kind != "lora" or METHODS[config.method.kind].head != "vocabulary":
+        return
+    if not isinstance(adapter.target_modules, list):
+        return
+    heads = [target for target in adapter.target_modules if target.rpartition(".")[2] == "lm_head"]
+    if heads:
+        saved = fields.adapter.modules_to_save.path
+        rest = [target for target in adapter.target_modules if target not in heads]
+        todo = "Losses read the head's weight as it is: leave it out, or train it whole with adapter.modules_to_save."
+        whole = {spec.path: rest, saved: [*adapter.modules_to_save, "lm_head"]}
+        yield must(spec.path, "layers other than the head", heads, todo, fix=Fix("train the head whole", whole))
 
 
 @rule(

@@ -8,14 +8,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from engine.config.adapter import Lora, NoAdapter
-from engine.config.facts import model_facts
+from engine.config.counted import parameters
+from engine.config.facts import Facts, model_facts
+from engine.config.schema import read
 from engine.config.unfrozen import trained_by_name
 from engine.errors import ModelError
 from engine.models.adapters import add_adapter
 from tests.engine.patches.conftest import tiny_model
+from tests.engine.patches.families import FAMILIES, SHAPE, made
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401  runs in this process
 
 IDS = torch.arange(2 * 12).reshape(2, 12) % 128
@@ -141,6 +153,50 @@ def test_the_estimate_counts_the_weights_that_are_named():
     assert layer == 2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072 + 2 * 1024
     assert trained_by_name(facts, [r"model\.layers\.2[0-7]\."]) == 8 * layer
     assert trained_by_name(facts, ["lm_head"]) == 0  # tied to the embeddings
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe"])
+def test_all_linear_leaves_experts_and_router_to_target_parameters_in_every_family(kind):
+    base = made(kind) if kind in FAMILIES else other_experts(kind)
+    adapted = {name.rsplit(".lora_", 1)[0] for name, _ in lora(base).named_parameters() if "lora_" in name}
+    assert adapted
+    assert not [name for name in adapted if re.search(r"mlp\.(experts|gate)\b", name)]
+    # what a mixture of experts cannot have beside experts is not in the way
+    assert leaves(lora(other_experts(kind) if kind not in FAMILIES else made(kind), use_dora=True, lora_dropout=0.1))
+
+
+def other_experts(kind):
+    """One of the families that the kernels are not named for."""
+    torch.manual_seed(0)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}
+    if kind == "olmoe":
+        return OlmoeForCausalLM(OlmoeConfig(**{**SHAPE, **experts, "eos_token_id": 1}))
+    return Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**{**SHAPE, **experts, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24})
+    )
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "olmoe", "qwen2_moe"])
+@pytest.mark.parametrize("names", [["mlp.experts.down_proj"], ["mlp.experts.gate_up_proj", "experts.down_proj"]])
+def test_the_estimate_counts_adapters_of_experts(tmp_path, kind, names):
+    base = made(kind) if kind in FAMILIES else other_experts(kind)
+    base.config.save_pretrained(tmp_path)
+    adapter = {"kind": "lora", "r": 4, "target_modules": ["q_proj"], "target_parameters": names}
+    config = read({"model": {"name": str(tmp_path)}, "adapter": adapter}).config
+    counted = parameters(config, Facts(model=model_facts(str(tmp_path))))
+    model = lora(base, target_modules=["q_proj"], target_parameters=names)
+    assert counted.adapter == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    shapes = sorted(tuple(weight.shape) for weight in model.parameters() if weight.requires_grad)
+    assert sorted((rows, columns) for rows, columns, count in counted.matrices for _ in range(count)) == shapes
+
+
+def test_what_peft_cannot_adapt_and_an_adapter_on_the_head_are_one_sentence():
+    with pytest.raises(ModelError, match="PEFT has no such adapter for this model: Cannot convert"):
+        lora(moe(), target_modules=r".*\.(gate_proj|q_proj)")
+    for targets in (["q_proj", "lm_head"], r".*(q_proj|lm_head)"):
+        with pytest.raises(ModelError, match="'lm_head' is the head") as caught:
+            lora(target_modules=targets)
+        assert "modules_to_save: [lm_head]" in caught.value.hint
 
 
 def test_weights_and_modules_that_are_not_there_are_named():

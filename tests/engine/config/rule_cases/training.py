@@ -21,6 +21,15 @@ CASES: dict[str, list[Case]] = {
         )
     ],
     "biases-change-the-base": [({**DPO, **LORA, "adapter.bias": "all"}, Facts(), "adapter.bias", "error")],
+    "the-head-has-no-adapter": [
+        ({**LORA, "adapter.target_modules": ["q_proj", "lm_head"]}, Facts(), "adapter.target_modules", "error"),
+        (
+            {**DPO, **LORA, "adapter.target_modules": ["q_proj", "model.lm_head"]},
+            Facts(),
+            "adapter.target_modules",
+            "error",
+        ),
+    ],
     "saved-modules-are-not-quantized": [
         (
             {**LORA, "model.quantization": "nf4", "adapter.modules_to_save": ["q_proj"]},
