@@ -100,7 +100,7 @@ def consequences(now: Estimate, before: Estimate | None) -> list[dict[str, Any]]
 
 
 def goals(draft: Draft) -> list[dict[str, Any]]:
-    """The wishes in words, those that no recipe answers yet too."""
+    """The wishes in words, then the other ready configs (`ready`), then wishes that no recipe answers yet."""
     wishes = [
         {
             "recipe": goal.recipe,
@@ -108,6 +108,7 @@ def goals(draft: Draft) -> list[dict[str, Any]]:
             "note": goal.note,
             "about": _plain(of_recipe(goal.recipe)) if goal.recipe else [],
             "chosen": bool(goal.recipe) and draft.recipe == goal.recipe,
+            "ready": False,
         }
         for goal in GOALS
     ]
@@ -119,6 +120,7 @@ def goals(draft: Draft) -> list[dict[str, Any]]:
             "note": "",
             "about": _plain(of_recipe(recipe.name)),
             "chosen": draft.recipe == recipe.name,
+            "ready": True,
         }
         for recipe in recipes()
         if recipe.name not in named

@@ -12,7 +12,7 @@ from engine.config.draft import Draft
 from engine.config.kinds import example_row, needs_of
 from engine.config.method import METHODS
 from engine.config.schema import fields, fields_of, resolved
-from engine.config.steps import STEPS, step_fields
+from engine.config.steps import GOALS, STEPS, step_fields
 from engine.run.rehearsal import Rehearsal, keep
 from widgets import ConfigForm
 from widgets.wire import options
@@ -186,7 +186,10 @@ def test_a_recipe_replaces_the_config_and_undo_brings_it_back(ask: Asker, draft:
 
 
 def test_a_goal_and_a_method_say_what_they_are_for_what_rows_they_need_and_show_one(ask: Asker, draft: Draft) -> None:
-    goals = {goal["recipe"]: " ".join(goal["about"]) for goal in ask.edit("step", step="goal")["goals"]}
+    listed = ask.edit("step", step="goal")["goals"]
+    goals = {goal["recipe"]: " ".join(goal["about"]) for goal in listed}
+    assert [goal["recipe"] for goal in listed if not goal["ready"]] == [goal.recipe for goal in GOALS]
+    assert [goal["ready"] for goal in listed] == sorted(goal["ready"] for goal in listed)
     for name, kind in (("dpo", "dpo"), ("ppo", "ppo"), ("prm", "prm")):
         assert needs_of(METHODS[kind]) in goals[name]
         assert example_row(METHODS[kind]) in goals[name]

@@ -19,13 +19,14 @@ export function goalsView(link, consider) {
       before = now;
       fill(
         element,
-        state.goals.map((goal) =>
+        state.goals.map((goal, at) => [
+          goal.ready && !state.goals[at - 1]?.ready ? h("h4", {}, "Other ready configs") : null,
           explained(goal, button(
             [h("b", {}, `${goal.chosen ? "● " : ""}${goal.words}`), goal.note ? h("span", { class: "ftw-quiet" }, goal.note) : null],
             () => link.send("recipe", { name: goal.recipe }),
             { class: "ftw-goal", "aria-pressed": goal.chosen ? "true" : "false", disabled: !goal.recipe, dataset: { recipe: goal.recipe ?? "" } },
           )),
-        ),
+        ]),
       );
     },
   };
