@@ -15,13 +15,14 @@ from pydantic import Field, JsonValue
 from engine.config.draft import Draft
 from engine.config.findings import Finding
 from engine.config.recipes import recipe_mapping
-from engine.config.schema import Effective, FieldSpec, RunConfig, effective, fields, fields_of, read
+from engine.config.schema import Effective, FieldSpec, RunConfig, effective, fields, read
 from engine.config.steps import STEPS, step_fields, step_of_path
 from engine.errors import UsageError, visible
 from engine.memory.estimate import estimate
 from engine.run.from_config import runs_dir_of
 from widgets import pages
 from widgets.asking import Asker
+from widgets.finding import found
 from widgets.learning import Learner
 from widgets.protocol import Face, Part, bundle, shown, style, verb
 from widgets.wire import as_typed, in_words, meant, shown_value, spec_data
@@ -132,15 +133,8 @@ class FormPart(Part):
 
     @verb
     def find(self, *, text: Name) -> dict[str, Any]:
-        """Settings whose name, title or help holds all words."""
-        words = text.lower().split()
-        hits = []
-        for spec in fields_of(self.draft.config):
-            place = f"{spec.path} {spec.title}".lower()
-            if words and all(word in f"{place} {spec.help.lower()}" for word in words):
-                rank = 0 if all(word in place for word in words) else 1
-                hits.append((rank, {"path": spec.path, "title": spec.title, "step": step_of_path(spec.path)}))
-        return {"found": [hit for _, hit in sorted(hits, key=lambda entry: entry[0])][:12]}
+        """Settings and terms whose name or help holds all words."""
+        return {"found": found(self.draft.config, text)}
 
     # Inside
 

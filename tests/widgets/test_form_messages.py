@@ -219,6 +219,21 @@ def test_saving_writes_the_file_that_the_person_named(ask: Asker, draft: Draft, 
 def test_settings_are_found_by_words_of_their_help(ask: Asker) -> None:
     found = ask("find", text="learning rate")["found"]
     assert found[0]["path"] == LEARNING_RATE
+    assert found[0]["about"] == []
+
+
+def test_a_setting_of_another_adapter_and_a_term_are_found_and_say_what_they_are(ask: Asker, draft: Draft) -> None:
+    rank = next(hit for hit in ask("find", text="rank")["found"] if hit["path"] == fields.adapter.r.path)
+    assert rank["whose"].startswith("only with adapter lora")
+    assert fields.adapter.r.help in rank["about"]
+    epoch = next(hit for hit in ask("find", text="epoch")["found"] if hit["whose"] == "a term")
+    assert epoch["about"]
+    ask.edit("set", path=fields.adapter.kind.path, value="lora")
+    found = ask("find", text="rank")["found"]
+    rank = next(hit for hit in found if hit["path"] == fields.adapter.r.path)
+    assert (rank["about"], rank["step"]) == ([], "method")
+    assert len(ask("find", text="e")["found"]) == 12
+    assert ask("find", text="  ")["found"] == []
 
 
 @pytest.mark.parametrize(

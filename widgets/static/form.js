@@ -36,7 +36,7 @@ export function formParts(stage, link, more = null) {
   const working = h("span", { class: "ftw-quiet", role: "status" });
   const undo = button("↶ Undo", () => link.send("undo"), { class: "ftw-plain" });
   const redo = button("↷ Redo", () => link.send("redo"), { class: "ftw-plain" });
-  const head = h("header", { class: "ftw-head" }, title, state, working, h("span", { class: "ftw-space" }), findBox(stage, jump), undo, redo, saveBox(link));
+  const head = h("header", { class: "ftw-head" }, title, state, working, h("span", { class: "ftw-space" }), findBox(stage, (hit) => (hit.about.length ? side.aside(hit.title, hit.about) : jump(hit))), undo, redo, saveBox(link));
   const steps = tabs("steps", (step) => {
     form.flush();
     if (more?.open(step)) return null;
@@ -59,17 +59,17 @@ export function formParts(stage, link, more = null) {
   return { head, steps, main, extra, side, findings, form, draw, jump };
 }
 
-/** Find a setting by words of its name or help. */
-function findBox(stage, jump) {
+/** Find a setting or a term by words of its name or help; `chosen` gets the hit. */
+function findBox(stage, chosen) {
   const input = h("input", { type: "search", class: "ftw-find", placeholder: "find a setting", "aria-label": "find a setting" });
   const list = h("div", { class: "ftw-hits", role: "listbox", hidden: true });
   const look = async () => {
     if (!input.value.trim()) return void (list.hidden = true);
     const answer = await stage.ask("find", { text: input.value });
     list.hidden = !answer;
-    const go = (hit) => () => ((list.hidden = true), (input.value = ""), jump(hit));
-    if (answer) fill(list, answer.data.found.map((hit) => button([h("b", {}, hit.title), " ", h("code", {}, hit.path)], go(hit), { class: "ftw-hit" })));
-    if (answer && !answer.data.found.length) fill(list, h("p", { class: "ftw-quiet" }, "No setting has these words."));
+    const go = (hit) => () => ((list.hidden = true), (input.value = ""), chosen(hit));
+    if (answer) fill(list, answer.data.found.map((hit) => button([h("b", {}, hit.title), " ", h("code", {}, hit.path), hit.whose ? h("small", { class: "ftw-quiet" }, ` ${hit.whose}`) : null], go(hit), { class: "ftw-hit" })));
+    if (answer && !answer.data.found.length) fill(list, h("p", { class: "ftw-quiet" }, "No setting and no term has these words."));
     return null;
   };
   let hold = 0;
@@ -80,6 +80,8 @@ function findBox(stage, jump) {
     if (event.key === "Enter" && event.target === input) list.querySelector("button")?.click();
     if (event.key === "ArrowDown") (document.activeElement === input ? list.firstChild : document.activeElement.nextSibling)?.focus?.();
   });
+  // Later, so that a click on a hit still meets it.
+  box.addEventListener("focusout", () => setTimeout(() => (list.hidden ||= !box.matches(":focus-within")), 250));
   return box;
 }
 

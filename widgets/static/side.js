@@ -6,11 +6,12 @@ export function sideView(link) {
   const words = h("section", { class: "ftw-explain", "aria-live": "polite" });
   const list = h("dl", { class: "ftw-consequences" });
   const element = h("aside", { class: "ftw-side" }, words, h("section", {}, h("h4", {}, "What this costs"), list));
-  let path = null;
-  let considered = null;
+  let [path, at] = [null, ""];
+  let [considered, beside] = [null, null];
   const about = (title, paragraphs) =>
     fill(words, h("h4", {}, title), paragraphs.filter(Boolean).map((text) => h("p", {}, text.startsWith("{") ? h("code", {}, text) : text)));
   const explain = (state) => {
+    if (beside) return about(...beside);
     const spec = link.specs.find((known) => known?.path === path && state.fields.some((field) => link.specs[field.spec] === known));
     const step = state.steps.find((known) => known.id === state.step);
     const goal = state.goals.find((known) => known.recipe === considered) ?? state.goals.find((known) => known.chosen);
@@ -30,15 +31,21 @@ export function sideView(link) {
   return {
     element,
     focus(next) {
-      path = next;
+      [path, beside] = [next, null];
       if (link.state) explain(link.state);
     },
     /** A wish under the pointer or the focus is explained before it is taken. */
     consider(recipe) {
-      considered = recipe;
+      [considered, beside] = [recipe, null];
+      if (link.state) explain(link.state);
+    },
+    /** What was found and has no row here, until another setting or step is looked at. */
+    aside(title, paragraphs) {
+      [beside, at] = [[title, paragraphs], link.state?.step];
       if (link.state) explain(link.state);
     },
     draw(state) {
+      if (state.step !== at) beside = null;
       explain(state);
       fill(
         list,
