@@ -349,6 +349,7 @@ def rollout_arguments(config: Any, run_folder: str | Path, **more: Any) -> GRPOC
 def built(kind: type[Any], args: GRPOConfig, job: Job) -> Any:
     """The trainer of this class with its rewards tried and its reference in place, ready to `attach`."""
     config = job.config
+    _refuse_too_few(args, len(job.train))
     rewards, told = tried(config, job.train, job.processing_class)
     args.reward_weights = rewards.weights
     given = job.given(reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))])
@@ -357,6 +358,21 @@ def built(kind: type[Any], args: GRPOConfig, job: Job) -> Any:
     trainer.take(config, rewards, told)
     trainer.hold_to(frozen_copy(config) if reference_of(config.method) else None, config.method.beta)
     return trainer
+
+
+def _refuse_too_few(args: GRPOConfig, prompts: int) -> None:
+    """TRL leaves out prompts that do not fill a sampling, and a run without one would end at once as if it had finished.
+
+    A rule says so before launch, but rows that are left out while they are prepared are known here alone.
+    """
+    needed = int(args.generation_batch_size or 0) // args.num_generations
+    if prompts < needed:
+        raise WorkbenchError(
+            f"data.train: there must be at least the {needed} prompts that are sampled together; got {prompts} after "
+            "preparation, so there would be no step.",
+            "Take more prompts or a larger data.max_length, or sample fewer together with a smaller "
+            "optim.gradient_accumulation_steps or optim.per_device_train_batch_size.",
+        )
 
 
 def said(message: Any) -> str:

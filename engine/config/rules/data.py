@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
+from engine.config.method import METHODS
 from engine.config.rules.registry import rule
 from engine.config.tree import RunConfig, fields
 
@@ -190,6 +191,7 @@ def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Fi
 
 @rule(
     reads=(
+        fields.method.kind,
         fields.data.train,
         fields.optim.per_device_train_batch_size,
         fields.optim.gradient_accumulation_steps,
@@ -200,7 +202,9 @@ def a_batch_has_enough_rows(config: RunConfig, facts: Facts) -> Iterator[Finding
     from engine.config.counted import effective_batch, train_rows
 
     rows, batch = train_rows(config, facts), effective_batch(config, facts)
-    if rows and rows < batch and not config.data.packing:
+    # Batches of methods with rewards are answers, several a row; `there_are_prompts_for_one_sampling` is theirs.
+    by_row = METHODS[config.method.kind].rows != "prompts" and not config.data.packing
+    if rows and rows < batch and by_row:
         path = fields.optim.gradient_accumulation_steps.path
         todo = "Each epoch is a single step: take a smaller batch or more rows."
         yield must(path, f"small enough for an effective batch of at most {rows} rows", batch, todo, severity="warning")

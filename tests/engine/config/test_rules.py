@@ -17,7 +17,7 @@ from engine.config.rules import RULES
 from engine.config.schema import fields, read
 from engine.config.shapes import TINY
 from engine.hardware import GiB, Gpu, Machine, parse_machine
-from tests.engine.config.rule_cases.shared import GOOD, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
+from tests.engine.config.rule_cases.shared import GOOD, GRPO, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
 
 BY_GROUP = {
     name: import_module(f"tests.engine.config.rule_cases.{name}").CASES
@@ -124,6 +124,13 @@ def test_texts_of_reading(snapshot: Any) -> None:
         for finding in read({**GOOD, **mapping}).findings:
             texts.append(f"{finding.rule}: {finding.message}" + (f" [{finding.fix.label}]" if finding.fix else ""))
     assert "\n".join(texts) == snapshot
+
+
+def test_answers_of_a_batch_are_not_taken_for_rows() -> None:
+    """64 answers to 16 prompts are no epoch of 40 rows."""
+    grouped = {**GRPO, "method.num_generations": 4, "optim.gradient_accumulation_steps": 8}
+    found = [finding.rule for finding in read(mapping_of(grouped), source(rows=40)).findings]
+    assert not {"a-batch-has-enough-rows", "there-are-prompts-for-one-sampling"} & set(found)
 
 
 def test_an_old_card_is_named_in_the_sentence() -> None:

@@ -52,6 +52,24 @@ def test_a_pair_with_identical_sides_is_left_out_and_told_before_training(train,
     assert (rows["effective"], rows["detail"]) == (47, said)
 
 
+@pytest.mark.parametrize(("method", "needed"), [("grpo", 4), ("ppo", 16)])
+def test_prompts_that_fill_no_sampling_once_long_ones_are_left_out_end_the_run(train, source, method, needed):
+    """Which a rule cannot know before the rows are prepared; the run would be called finished, with no step."""
+    short, long = "What comes after 7?", "What comes after 7, and what after that? " * 20
+    rows = source([{"prompt": text} for text in [short, short, short, *[long] * 20]])
+    settings = {"method.kind": method, "method.reward_funcs": ["length:4"], "optim.per_device_train_batch_size": 8}
+    settings |= {"method.num_generations": 4} if method == "grpo" else {}
+    run = train({**settings, "data.train": [{"path": rows}], "data.excess_length": "drop"}, code=1)
+    (failed,) = lines(run, "failed")
+    words = (
+        f"data.train: there must be at least the {needed} prompts that are sampled together; got 3 after preparation"
+    )
+    assert failed["message"].startswith(words)
+    assert "optim.gradient_accumulation_steps" in failed["message"]
+    assert not lines(run, "started")
+    assert not list(run.checkpoints.glob("checkpoint-*"))
+
+
 @pytest.mark.parametrize(
     ("settings", "machine", "place", "way_out"),
     [
