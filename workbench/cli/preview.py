@@ -51,7 +51,7 @@ def command(
         wanted = {"kind": "random"}
     elif worst:
         wanted = {"kind": "worst", "by": worst}
-    elif search:
+    elif search is not None:
         wanted = {"kind": "search", "text": search}
     from engine.config.files import load
     from engine.config.reading import read
@@ -83,10 +83,20 @@ def command(
         click.echo(json.dumps(found))
     else:
         show(found)
+        if not found["rows"]:
+            click.echo(_none(wanted))
     bad = [row["error"] for row in found["rows"] if row.get("error")]
     if bad and not as_json:
         raise DataError(bad[0])
     return 1 if bad else 0
+
+
+def _none(wanted: dict[str, Any]) -> str:
+    """Why no row is shown, though there are rows."""
+    if wanted["kind"] == "search":
+        return f"No row holds {visible(wanted['text'])[:80]!r}."
+    lacking = {"masked": "Every row has something to learn.", "truncated": "No row is cut."}
+    return lacking.get(wanted.get("by", ""), "There are no rows to show.")
 
 
 def _progress(state: dict[str, Any]) -> None:

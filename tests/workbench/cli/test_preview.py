@@ -93,6 +93,19 @@ def test_wrong_calls_say_why(config_file: Write, arguments: list[str], code: int
     assert "Traceback" not in done.stderr
 
 
+def test_a_search_in_vain_and_worst_rows_that_are_not_there_are_said(config_file: Write) -> None:
+    path = config_file([_chat("2 + 2?", "4")])
+    for arguments, words in (
+        (("--search", "zebra"), "No row holds 'zebra'."),
+        (("--worst", "masked"), "Every row has something to learn."),
+        (("--worst", "truncated"), "No row is cut."),
+    ):
+        done = _run(path, *arguments)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, words)
+    done = _run(path, "--search", "")
+    assert (done.returncode, done.stderr.strip()) == (1, "Error: a search needs some text")
+
+
 def test_a_config_that_is_not_there_and_rows_that_are_bad(config_file: Write, tmp_path: Path) -> None:
     done = _run(tmp_path / "no.yaml")
     assert done.returncode == 2
