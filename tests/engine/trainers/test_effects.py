@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from engine.run.control import request
-from engine.run.store import create
-from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, lines
+from engine.trainers.watching import Watching
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 
 
 def entries(run):
@@ -93,18 +93,18 @@ def test_batches_name_the_rows_that_made_them(train, source):
     ("do", "saved", "steps"),
     [("save_stop", {"checkpoint-1"}, 1), ("stop", set(), 1), ("end_of_epoch", {"checkpoint-4", "checkpoint-6"}, 6)],
 )
-def test_a_request_is_answered_and_keeps_what_it_promises(train, source, tmp_path, do, saved, steps):
-    from engine.config.files import as_yaml
+def test_a_request_is_answered_and_keeps_what_it_promises(train, source, monkeypatch, do, saved, steps):
+    asked, begins = [], Watching.on_step_begin
 
-    mapping = {"version": 1}
-    for path, value in {**BASE, "data.train": [{"path": source(CONVERSATIONS)}]}.items():
-        section, name = path.split(".", 1)
-        mapping.setdefault(section, {})[name] = value
-    run = create(tmp_path / "runs", as_yaml(mapping), {})
-    asked = request(run, do, "a test")
-    train(folder=run)
+    def asked_in_the_first_step(self, *args, **kwargs):
+        if not asked:
+            asked.append(request(self.run, do, "a test"))
+        return begins(self, *args, **kwargs)
+
+    monkeypatch.setattr(Watching, "on_step_begin", asked_in_the_first_step)
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}]})
     answers = [(event["id"], event["status"]) for event in lines(run, "control")]
-    assert answers == [(asked, "accepted"), (asked, "done")]
+    assert answers == [(asked[0], "accepted"), (asked[0], "done")]
     assert lines(run, "stopped")[0]["step"] == steps
     assert {path.name for path in run.checkpoints.glob("checkpoint-*")} == saved
 
