@@ -24,16 +24,17 @@ class Measuring(TrainerCallback):
     """Chooses the rows, then reads the clock and the peak of memory while they are trained.
 
     The peak is the card's as torch reserved it, beside what of that was handed out; on a CPU both are this process's
-    resident pages. `rows_per_step` is what one optimizer step takes.
+    resident pages. `rows_per_step` is what one optimizer step takes; `together` are as many prompts as one sampling may
+    take, which is more than a step's where `method.steps_per_generation` says so.
     """
 
-    def __init__(self, dataset: Any, rows_per_step: int) -> None:
+    def __init__(self, dataset: Any, rows_per_step: int, together: int = 0) -> None:
         widths = _widths(dataset)
         order = sorted(range(len(widths)), key=lambda row: (-widths[row], row))
         first = _one_of_each(dataset, order)
         chosen = [*first, *(row for row in order if row not in first)]
         taken = [chosen[place % len(chosen)] for place in range(max(rows_per_step, len(first)))]
-        self.dataset = dataset.select(taken * STEPS)
+        self.dataset = dataset.select(taken * max(STEPS, -(-together // len(taken))))
         self._measured = {
             "rows": rows_per_step,
             "tokens": sum(widths[row] for row in taken[:rows_per_step]),

@@ -122,7 +122,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
     prepared, held_out = _rows(config, processing_class, say)
-    measuring = Measuring(prepared.dataset, _rows_per_step(config)) if run.read_json().get("rehearse") else None
+    measuring = Measuring(prepared.dataset, *_rows_per_step(config)) if run.read_json().get("rehearse") else None
     model, patches = _model(config, run, processing_class, prepared, held_out, why, say)
     say.phase("Building the trainer")
     newest = _newest(run, say)
@@ -294,9 +294,12 @@ def _config(run: RunFolder) -> Any:
     return resolved(config, look_at(config, run.path)) if asked else resolved(config)
 
 
-def _rows_per_step(config: Any) -> int:
-    """Rows that one optimizer step takes on one device."""
-    return int(config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps)
+def _rows_per_step(config: Any) -> tuple[int, int]:
+    """Rows that one optimizer step takes on one device, and those that answers are sampled for at once."""
+    from engine.config.counted import sampled_together
+
+    batch = int(config.optim.per_device_train_batch_size)
+    return batch * config.optim.gradient_accumulation_steps, batch * sampled_together(config)
 
 
 def _enable_checkpointing(trainer: Any) -> None:

@@ -365,7 +365,7 @@ def _refuse_too_few(args: GRPOConfig, prompts: int) -> None:
 
     A rule says so before launch, but rows that are left out while they are prepared are known here alone.
     """
-    needed = int(args.generation_batch_size or 0) // args.num_generations
+    needed = (args.generation_batch_size or 0) // (args.num_generations or 1)
     if prompts < needed:
         raise WorkbenchError(
             f"data.train: there must be at least the {needed} prompts that are sampled together; got {prompts} after "

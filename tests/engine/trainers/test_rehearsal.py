@@ -35,6 +35,7 @@ CASES: list[Any] = [
     ("distill", TAUGHT, {}),
     ("grpo", CONVERSATIONS, GRPO),
     ("ppo", CONVERSATIONS, PPO),
+    ("ppo", CONVERSATIONS, {**PPO, "method.steps_per_generation": 10}),
 ]
 
 
