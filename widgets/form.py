@@ -17,6 +17,7 @@ from engine.config.findings import Finding
 from engine.config.recipes import recipe_mapping
 from engine.config.schema import Effective, FieldSpec, RunConfig, effective, fields, read
 from engine.config.steps import STEPS, step_fields, step_of_path
+from engine.config.typed import as_typed
 from engine.errors import UsageError, visible
 from engine.memory.estimate import estimate
 from engine.run.from_config import runs_dir_of
@@ -25,7 +26,7 @@ from widgets.asking import Asker
 from widgets.finding import found
 from widgets.learning import Learner
 from widgets.protocol import Face, Part, bundle, shown, style, verb
-from widgets.wire import as_typed, in_words, meant, shown_value, spec_data
+from widgets.wire import in_words, meant, shown_value, spec_data
 
 Name = Annotated[str, Field(max_length=400)]
 Known = Annotated[int, Field(ge=0, le=10_000)]

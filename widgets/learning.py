@@ -74,7 +74,7 @@ class Learner:
             if ticket.error is None:
                 answer = ticket.result(0)
                 self.trouble = tuple(answer.get("warnings") or ())
-                self._learn(data=counts(answer))
+                self._learn(data=DataFacts.counted(answer))
             elif not isinstance(ticket.error, Cancelled):
                 self.trouble = (str(ticket.error),)
 
@@ -157,11 +157,3 @@ class Learner:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
         self._looks.clear()
-
-
-def counts(answer: dict[str, Any]) -> DataFacts:
-    """The inspector's counts as facts."""
-    known = {name: answer[name] for name in DataFacts.__dataclass_fields__ if answer.get(name) is not None}
-    if "lengths" in known:
-        known["lengths"] = tuple(known["lengths"])
-    return DataFacts(**known)

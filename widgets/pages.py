@@ -16,11 +16,11 @@ from engine.config.explain import of_kind, of_recipe
 from engine.config.recipes import recipes
 from engine.config.schema import Effective, fields
 from engine.config.steps import GOALS, step_fields
+from engine.config.typed import as_typed
 from engine.errors import visible
 from engine.hardware import Machine
 from engine.memory.estimate import Estimate
 from widgets.numbers import count, duration, large, percent, size
-from widgets.wire import as_typed
 
 Block = dict[str, Any]
 

@@ -5,7 +5,6 @@ A loop over `FieldSpec` serves every setting; nothing here knows a particular on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 
 from engine.config.meaning import Unmeant, expectation, meaning
 from engine.config.schema import FieldSpec
+from engine.config.typed import as_typed
 from engine.errors import UsageError, visible
 
 CHOICE = "choice"
@@ -78,21 +78,6 @@ def shown_value(spec: FieldSpec, value: Any) -> Any:
     if control in ("bool", CHOICE) and (value is None or isinstance(value, (bool, int, float, str))):
         return value
     return as_typed(value)
-
-
-def as_typed(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(as_typed(item) for item in value)
-    if isinstance(value, Mapping):
-        simple = all(isinstance(item, (str, int, float, bool)) for item in value.values())
-        return ", ".join(f"{key}: {as_typed(item)}" for key, item in value.items()) if simple else json.dumps(value)
-    return str(value)
 
 
 def _entry(spec: FieldSpec, entry: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from engine.hardware import Machine
 
@@ -66,6 +67,12 @@ class DataFacts:
     def source_rows(self) -> int | None:
         """What `truncated` and `masked` are shares of."""
         return self.read or self.rows
+
+    @classmethod
+    def counted(cls, answer: Mapping[str, Any]) -> DataFacts:
+        """From what the inspector answers to `data`, which says more than the facts."""
+        known = {name: answer[name] for name in cls.__dataclass_fields__ if answer.get(name) is not None}
+        return cls(**{**known, "lengths": tuple(known["lengths"])} if "lengths" in known else known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.config.findings import shown
 from engine.config.tree import FieldSpec
+from engine.config.typed import entries
 
 _NO = {"no", "off", "false", "none", "null", "~", ""}
 _NOTHING = {"", "null", "none", "~"}
@@ -190,7 +191,8 @@ def _of_text(spec: FieldSpec, text: str) -> Any:
     if spec.control == "list":
         return _list(spec, word)
     if spec.control == "mapping":
-        return _mapping(word)
+        found = entries(word, of_text=spec.of_text)
+        return Unmeant(text) if found is None else found
     if spec.control == "sources":
         return [{"path": word}] if word else []
     return text
@@ -235,20 +237,6 @@ def _list(spec: FieldSpec, word: str) -> Any:
     if isinstance(spec.default, list):
         return [word] if word else []
     return word
-
-
-def _mapping(word: str) -> Any:
-    inner = word[1:-1].strip() if word.startswith("{") and word.endswith("}") else word
-    pairs = [part.partition(":") for part in inner.split(",") if part.strip()]
-    if any(not colon or not key.strip() for key, colon, _ in pairs):
-        return Unmeant(word)
-    return {key.strip().strip("'\""): _scalar(value.strip()) for key, _, value in pairs}
-
-
-def _scalar(word: str) -> Any:
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    return word.strip("'\"")
 
 
 def expectation(spec: FieldSpec) -> str:

@@ -92,7 +92,4 @@ def _counts(mapping: dict[str, Any], base: Path, *, quiet: bool) -> tuple[Any, s
             raise click.Abort from None
         except WorkbenchError as problem:
             return None, problem.told
-    known = {name: found[name] for name in DataFacts.__dataclass_fields__ if found.get(name) is not None}
-    if isinstance(known.get("lengths"), list):
-        known["lengths"] = tuple(known["lengths"])
-    return DataFacts(**known), ""
+    return DataFacts.counted(found), ""

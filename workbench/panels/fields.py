@@ -151,19 +151,6 @@ def short_path(path: str) -> str:
     return path if len(path) <= 24 else "…/" + "/".join(path.rstrip("/").split("/")[-2:])
 
 
-def as_typed(spec: FieldSpec, value: Any) -> str:
-    """The text with which editing begins."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(str(item) for item in value)
-    return str(value)
-
-
 def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:
     """The choices with their words, `auto` and nothing among them where they are allowed."""
     options: list[tuple[Any, str]] = [("auto", "auto")] if spec.auto else []

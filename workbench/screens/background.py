@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.timer import Timer
 
+from engine.config.facts import DataFacts
 from engine.config.files import absolute, place_of, placed
 from engine.config.schema import RunConfig, fields
 from engine.errors import Cancelled, WorkbenchError
@@ -211,9 +212,7 @@ class Background:
             self.tokenizer = None if isinstance(found, Exception) else found
         elif what == "counts":
             self._settled(what, found)
-            from workbench.screens.learn import counts
-
-            self._learn(data=None if isinstance(found, Exception) else counts(found))
+            self._learn(data=None if isinstance(found, Exception) else DataFacts.counted(found))
             if not isinstance(found, Exception):
                 self.trouble = tuple(found.get("warnings") or ())
 

@@ -23,10 +23,11 @@ from engine.config.findings import Finding
 from engine.config.meaning import Unmeant, meaning
 from engine.config.recipes import recipe_text
 from engine.config.schema import FieldSpec, fields, read
+from engine.config.typed import as_typed
 from engine.errors import WorkbenchError, redact, visible
 from workbench.messages import EditWanted
 from workbench.panels.bars import FindingLine, KeyLine
-from workbench.panels.fields import as_typed, options_of, plain
+from workbench.panels.fields import options_of, plain
 from workbench.panels.form import FormPane, Row
 from workbench.screens.pages import LAUNCH
 
@@ -136,7 +137,7 @@ class EditingScreen(Screen[None]):
 
                 suggester = PathSuggester(self.base)
             self.keys.use(EDIT_KEYS["text"])
-            self.pane.edit_text(row, as_typed(spec, value), suggester)
+            self.pane.edit_text(row, as_typed(value), suggester)
 
     def _edit_list(self, spec: FieldSpec, path: str) -> None:
         from workbench.screens.listing import ListScreen, PathSuggester
@@ -196,7 +197,7 @@ class EditingScreen(Screen[None]):
         key, value = event.answer
         unset = isinstance(value, str) and not value.strip()
         spec = fields.of(self.draft.config, key)
-        if spec is not None and value == as_typed(spec, self.draft.value(key)) and not unset:
+        if spec is not None and value == as_typed(self.draft.value(key)) and not unset:
             self.draw()
         else:
             self.change(key, value, unset=unset)

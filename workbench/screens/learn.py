@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config.facts import DataFacts
 from engine.config.files import place_of
 from engine.errors import WorkbenchError, visible
 
@@ -110,14 +109,6 @@ def _look_at_dates(source: Mapping[str, Any], seed: int) -> Look:
     texts = tuple(condensed(row) for row in made)
     total = TRAIN_ROWS if split == "train" else HELD_OUT_DAYS
     return Look("builtin/dates", "messages", "generated questions and answers", (), ("messages",), (), texts, total)
-
-
-def counts(answer: Mapping[str, Any]) -> DataFacts:
-    """The inspector's counts as facts."""
-    known = {name: answer[name] for name in DataFacts.__dataclass_fields__ if answer.get(name) is not None}
-    if "lengths" in known:
-        known["lengths"] = tuple(known["lengths"])
-    return DataFacts(**known)
 
 
 def kills_at_logout(

@@ -56,6 +56,14 @@ from engine.config.tree import SECTIONS, FieldSpec, fields
         ("run.prompts", "hello, you", ["hello, you"]),
         ("run.prompts", [2021], ["2021"]),
         ("model.chat_template_kwargs", "enable_thinking: false", {"enable_thinking": False}),
+        (
+            "model.chat_template_kwargs",
+            "{days: 3, language: no, ends: null}",
+            {"days": 3, "language": "no", "ends": None},
+        ),
+        ("model.chat_template_kwargs", 'tools: ["a, b"], name: "2"', {"tools": ["a, b"], "name": "2"}),
+        ("optim.lr_scheduler_kwargs", "power:3", {"power": 3}),
+        ("optim.optim_args", "momentum: 9.5e-1", {"momentum": 0.95}),
         ("model.chat_template", "null", None),
     ],
 )
@@ -87,6 +95,7 @@ def test_what_a_person_means(path: str, written: Any, meant: Any) -> None:
         ("adapter.target_modules", [1]),
         ("run.save_total_limit", 1),
         ("model.chat_template_kwargs", "no colon"),
+        ("model.chat_template_kwargs", "open: [1"),
         ("memory.gradient_checkpointing", 2),
     ],
 )
