@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from array import array
 
 import pytest
@@ -99,6 +100,7 @@ def test_a_request_is_answered_and_keeps_what_it_promises(train, source, monkeyp
     def asked_in_the_first_step(self, *args, **kwargs):
         if not asked:
             asked.append(request(self.run, do, "a test"))
+            time.sleep(0.5)  # requests are heard beside the steps, a tenth of a second late
         return begins(self, *args, **kwargs)
 
     monkeypatch.setattr(Watching, "on_step_begin", asked_in_the_first_step)
