@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.config import counted
 from engine.config.facts import Facts
-from engine.config.findings import Finding, Fix, must
+from engine.config.findings import Finding, Fix, Severity, must
 from engine.config.method import METHODS
 from engine.config.reward_specs import BadReward, files_of, reward_spec
 from engine.config.rules.registry import rule
@@ -185,6 +185,33 @@ def ratios_of_whole_answers_need_equal_answers(config: RunConfig, facts: Facts) 
         yield must(
             path, "grpo or sapo while the ratio is that of whole answers", loss, todo, severity="warning", fix=fix
         )
+
+
+@rule(reads=(fields.method.kind, fields.model.name, fields.data.max_length, fields.method.max_completion_length))
+def answers_stay_within_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """A prompt with its longest answer has a place in the model; `max_length_is_within_the_model` sees to prompts alone."""
+    method, model = _method(config), counted.known_model(config, facts)
+    if method is None or model is None or not model.max_length:
+        return
+    limit, answer = model.max_length, method.max_completion_length
+    longest = facts.data.longest if facts.data is not None else None
+    prompt = min(longest or config.data.max_length, config.data.max_length, limit)
+    if prompt + answer <= limit:
+        return
+    # Until they are counted prompts may be shorter than they are allowed to be.
+    severity: Severity = "error" if longest or answer >= limit else "hint"
+    takes = (
+        f"a prompt takes up to {prompt:,} of them"
+        if longest
+        else f"data.max_length gives {prompt:,} of them to a prompt"
+    )
+    todo = f"{model.name} knows {limit:,} positions, and {takes}."
+    spec, most, got = fields.method.max_completion_length, limit - prompt, answer
+    if not most:
+        spec, most, got = fields.data.max_length, max(limit - answer, limit // 2), config.data.max_length
+        todo = f"{model.name} knows {limit:,} positions, and an answer comes behind the prompt."
+    fix = Fix(f"set it to {most}", {spec.path: most})
+    yield must(spec.path, f"at most {most}", got, todo, severity=severity, fix=fix)
 
 
 @rule(reads=(fields.method.kind, fields.method.reference, fields.method.beta))

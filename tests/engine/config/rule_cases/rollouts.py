@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.config.facts import Facts
-from tests.engine.config.rule_cases.shared import GRPO, LORA, Case, source
+from tests.engine.config.rule_cases.shared import GRPO, LORA, TINY_FACTS, Case, rows, source
 
 CASES: dict[str, list[Case]] = {
     "rewards-are-named": [({"method.kind": "grpo"}, Facts(), "method.reward_funcs", "error")],
@@ -56,6 +58,32 @@ CASES: dict[str, list[Case]] = {
     ],
     "there-are-prompts-for-one-sampling": [
         ({**GRPO, "optim.gradient_accumulation_steps": 16}, source(rows=9), "data.train", "error")
+    ],
+    "answers-stay-within-the-model": [
+        (
+            {**GRPO, "data.max_length": 4096, "method.max_completion_length": 500},
+            replace(rows(longest=3800), model=TINY_FACTS),
+            "method.max_completion_length",
+            "error",
+        ),
+        (
+            {**GRPO, "data.max_length": 4096, "method.max_completion_length": 500},
+            replace(rows(longest=5000), model=TINY_FACTS),
+            "data.max_length",
+            "error",
+        ),
+        (
+            {**GRPO, "data.max_length": 4000},
+            Facts(model=TINY_FACTS),
+            "method.max_completion_length",
+            "hint",
+        ),
+        (
+            {**GRPO, "method.max_completion_length": 5000},
+            Facts(model=TINY_FACTS),
+            "method.max_completion_length",
+            "error",
+        ),
     ],
     "clipping-needs-a-loss-that-clips": [
         ({**GRPO, "method.loss_type": "sapo", "method.epsilon": 0.3}, Facts(), "method.epsilon", "error"),
