@@ -39,10 +39,10 @@ def heard_whole(
     def heard(hidden_states: torch.Tensor) -> torch.Tensor:
         if hidden_states.shape[:-1].numel() <= tokens:
             return forward(hidden_states)
-        with _unheard():
+        with _unheard(), _with_what(routers) as beside:
             out = forward(hidden_states)
         for router in routers:
-            router(hidden_states.reshape(-1, hidden_states.shape[-1]) if flat else hidden_states)
+            router(hidden_states.reshape(-1, hidden_states.shape[-1]) if flat else hidden_states, *beside[router])
         return out
 
     return heard
@@ -62,6 +62,21 @@ def _in_one_row(block: Any, routers: list[torch.nn.Module], two: torch.Tensor) -
         for module, was in training:
             module.training = was
     return set(shapes) == {2}
+
+
+@contextmanager
+def _with_what(routers: list[torch.nn.Module]) -> Iterator[dict[torch.nn.Module, tuple[Any, ...]]]:
+    """What each router is given beside tokens, a bias of the experts in some families, as it was last called."""
+    beside: dict[torch.nn.Module, tuple[Any, ...]] = {}
+    hooks = [
+        router.register_forward_pre_hook(lambda module, args: beside.__setitem__(module, args[1:]))
+        for router in routers
+    ]
+    try:
+        yield beside
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

@@ -47,7 +47,8 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
             f"They are known as {', '.join(NAMES)}. {_LEAVE_OUT}",
         )
     text = model.config.get_text_config()
-    if getattr(text, "output_router_logits", False) and not all(routers.recorded(model, block) for block in blocks):
+    looked_at = getattr(text, "output_router_logits", False)
+    if looked_at and not all(routers.recorded(model, block) for block in blocks):
         raise ModelError(
             "memory.tiled_mlp: the model's loss looks at the router of all tokens (output_router_logits), which tiles forget.",
             _LEAVE_OUT,
@@ -66,7 +67,7 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
             undos.append(put(block, "forward", _in_closed_tiles(block, plain, activation, tokens, in_float32)))
         else:
             in_tiles = _in_tiles(block, tokens, in_float32, last)
-            if asked := routers.recorded(model, block):
+            if looked_at and (asked := routers.recorded(model, block)):
                 two = _drawn(block, _width(block, text.hidden_size), model.dtype)[:1, :2]
                 in_tiles, heard = routers.heard_whole(in_tiles, block, asked, tokens, two), heard + 1
             undos.append(put(block, "forward", in_tiles))
@@ -186,7 +187,7 @@ def _try(block: Any, width: int, dtype: torch.dtype) -> bool:
             )
         # The same products in the same order: what is left out may not show.
         return _spares_last(block, hidden, allowed / 30)
-    except (TypeError, RuntimeError) as problem:
+    except (TypeError, RuntimeError, AttributeError, LookupError, ValueError) as problem:
         sentence = f"memory.tiled_mlp: {name} cannot be asked for some tokens alone: {problem}"
         raise ModelError(sentence, _LEAVE_OUT) from problem
     finally:
