@@ -53,7 +53,12 @@ class ComparePart(Part):
         return {"mark": now} if now == mark else {"mark": now, **found}
 
     def data(self) -> dict[str, Any]:
-        """All that differs between the given runs as plain values, every curve and answer of theirs among it."""
+        """All that differs between the given runs as plain values, every curve and answer of theirs among it.
+
+        Raises WorkbenchError where a config cannot be read. Of long runs all is read first, which may take seconds.
+        """
+        for run in self._given:
+            self._monitor.read_whole(run)
         found, problem = self._found(self._given)
         if problem:
             raise WorkbenchError(problem)

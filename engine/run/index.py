@@ -28,6 +28,7 @@ from engine.run.view import RunView, fold_many
 HEAD_BYTES = 1 << 16
 POLL_SECONDS = 0.012
 FOLDER_SECONDS = 0.5
+LOADING_SECONDS = 0.02
 # Below this a snapshot saves less than it costs.
 WORTH_KEEPING = 1 << 20
 _BATCH = 100
@@ -69,6 +70,12 @@ class Watch:
         changed |= self._look_at_folder()
         self._keep()
         return changed
+
+    def read_whole(self) -> None:
+        """Wait until the curve between a long run's beginning and its end is read too, which may take seconds."""
+        while self.loading < 1:
+            self.poll()
+            time.sleep(LOADING_SECONDS)
 
     def log(self, lines: int = 200) -> list[str]:
         """The last lines of the worker's log, redacted and safe to show; a progress bar counts as its last state."""

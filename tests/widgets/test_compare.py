@@ -74,6 +74,16 @@ def test_it_travels_anew_only_when_a_run_has_gone_on_or_a_config_has_changed(bes
     assert ask(beside, "compare", runs=names, mark=more["mark"])["settings"] == []
 
 
+def test_the_middle_of_a_long_run_counts_too(beside: Compare, runs: list[Any]) -> None:
+    line = '{{"v":1,"rank":0,"segment":0,"seq":{0},"t":1.0,"kind":"metrics","step":{0},"loss":{1}}}\n'
+    with open(runs[0].folder.events, "a") as file:
+        file.writelines(line.format(step, 9.5 if step == 15_000 else 1.0) for step in range(100, 30_000))
+    later = Compare(*(run.folder for run in runs))
+    beside.close()
+    assert later.found["curves"]["loss"][0]["highest"] == 9.5
+    later.close()
+
+
 def test_a_config_that_cannot_be_read_is_told_and_the_curves_stand(beside: Compare, runs: list[Any]) -> None:
     runs[0].folder.config.write_text("a: [\n")
     told = ask(beside, "compare", runs=ask(beside, "compared")["runs"])

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -37,7 +38,7 @@ def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     root = store.runs_dir(runs)
     folders = [store.find(name, root) for name in names]
     called = each_once(folders)
-    views = [_whole(folder) for folder in folders]
+    views = _whole(folders)
     from engine.config.files import load
 
     found = told(called, views, [load(folder.config).mapping for folder in folders])
@@ -46,15 +47,13 @@ def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     return 0
 
 
-def _whole(folder: RunFolder) -> RunView:
-    """The run with its whole curves."""
-    watch = open_view(folder)
-    try:
-        while watch.loading < 1 and watch.poll():
-            pass
-        return watch.view.copy()
-    finally:
-        watch.close()
+def _whole(folders: Sequence[RunFolder]) -> list[RunView]:
+    """The runs with their whole curves, which are read side by side."""
+    with ExitStack() as stack:
+        watches = [stack.enter_context(open_view(folder)) for folder in folders]
+        for watch in watches:
+            watch.read_whole()
+        return [watch.view.copy() for watch in watches]
 
 
 def lines(found: dict[str, Any], width: int) -> list[str]:

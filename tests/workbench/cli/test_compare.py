@@ -111,6 +111,15 @@ def test_bytes_shares_and_times_have_their_units(root: Path) -> None:
     assert "one step 200 ms (200 ms to 200 ms) 400 ms" in told
 
 
+def test_the_middle_of_a_long_run_counts_too(root: Path) -> None:
+    for name in ("long", "longer"):
+        losses = [1.0] * 30_000
+        losses[15_000] = 9.5
+        run_of(root, name, 1e-4, losses, "4")
+    found = json.loads(said("long-0001", "longer-0001", "--runs", str(root), "--json"))
+    assert [each["highest"] for each in found["curves"]["loss"]] == [9.5, 9.5]
+
+
 FOUR = ["dates-0001", "a-rather-long-name-0001", "pairs-0001", "short-0001"]
 
 
