@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config.facts import DataFacts, Facts, ModelFacts, SourceFacts, model_facts
-from engine.config.schema import read
+from engine.config.schema import read, resolved
 from engine.hardware import Machine, parse_machine
 from engine.memory.estimate import Estimate, estimate
 
@@ -90,6 +91,21 @@ def test_lora_trains_little_and_saves_little() -> None:
     assert lora.memory_total < full.memory_total
     assert lora.checkpoint_bytes is not None
     assert lora.checkpoint_bytes < 50 * 1024**2
+
+
+@pytest.mark.parametrize("settings", [{"r": 8}, {"r": 4, "use_dora": True}, {"r": 8, "target_modules": ["q_proj"]}])
+def test_trained_parameters_are_those_of_the_adapter_that_is_built(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.models.adapters import add_adapter
+    from engine.models.load import load_model
+
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    mapping = {"model": {"name": "builtin/tiny", "dtype": "float32"}, "adapter": {"kind": "lora", **settings}}
+    config = resolved(read(mapping).config)
+    built = add_adapter(load_model(config), config)
+    counted = sum(weight.numel() for weight in built.parameters() if weight.requires_grad)
+    assert estimate(config, Facts(model=model_facts("builtin/tiny"))).trainable_parameters == counted
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from engine.config.defaults import resolved
 from engine.config.facts import Facts, ModelFacts
@@ -60,8 +61,19 @@ def test_what_a_layer_keeps_is_what_the_estimate_counts(tier):
     assert grown / 2 == pytest.approx(per_layer, rel=0.1)
 
 
-def kept_by_layers(tier, layers):
+@pytest.mark.parametrize("tier", ["selective", "medium"])
+def test_of_an_adapter_the_narrow_results_alone_are_kept(tier):
+    with_adapter = kept_by_layers(tier, 4, adapter=True) - kept_by_layers(tier, 2, adapter=True)
+    plain = kept_by_layers(tier, 4) - kept_by_layers(tier, 2)
+    narrow = 2 * 7 * 4 * 4 * 2 * 96  # 2 layers of 7 projections of rank 4, in float32, for each token
+    assert with_adapter - plain == pytest.approx(narrow, rel=0.1)
+
+
+def kept_by_layers(tier, layers, adapter=False):
     model = tiny_model(**{**SHAPE, "layers": layers})
+    if adapter:
+        get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+        model.enable_input_require_grads()
     if tier != "full":
         use_tier(model, tier)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.config.counted import batches_per_epoch
+from engine.config.facts import DataFacts, Facts
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from tests.engine.trainers.building import Built, apart
@@ -140,6 +142,15 @@ def sampled(built, tmp_path):
     )
     built.move()
     return trainer._buffered_inputs
+
+
+@pytest.mark.parametrize("sampled", [{}, {"method.num_iterations": 2}, {"method.steps_per_generation": 4}])
+def test_an_epoch_has_as_many_batches_as_the_estimate_counts(tmp_path, monkeypatch, sampled):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    built = Built({**GRPO, **sampled}, ROWS * 5, tmp_path)
+    built.trainer.rewards.close()
+    facts = Facts(data=DataFacts(rows=len(ROWS) * 5))
+    assert len(built.trainer.get_train_dataloader()) == batches_per_epoch(built.config, facts)
 
 
 def ids_of(batch, place):
