@@ -99,7 +99,7 @@ function standing(run) {
   const [glyph, kind] = STATE[held.state] ?? ["?", "waiting"];
   const [step] = held.parts.now ?? [0];
   const of = held.parts.head?.max_steps ? ` of ${number(held.parts.head.max_steps)}` : "";
-  const facts = held.state ? h("span", { class: "ftw-quiet" }, `${held.parts.head.method}  ·  step ${number(step)}${of}`) : null;
+  const facts = held.state ? h("span", { class: "ftw-quiet" }, `${held.parts.head.method}  ·  step ${number(step)}${of}${held.loading < 1 ? `  ·  reading the whole curve, ${Math.round(held.loading * 100)} %` : ""}`) : null;
   return h("div", {}, h("b", {}, called(run)), held.state ? h("span", { class: "ftw-state", dataset: { kind } }, `${glyph} ${held.state}`) : null, facts);
 }
 

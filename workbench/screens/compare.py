@@ -187,6 +187,8 @@ class CompareScreen(Screen[None]):
         table.curve = name
         table.redraw()
         words = f" {len(views)} runs   curve {self._at % len(names) + 1} of {len(names)}" if names else " no curves yet"
+        read = min((watch.loading for watch in self._watches), default=1.0)
+        words += f"   reading the whole curves, {100 * read:.0f} %" if read < 1 else ""
         self.query_one("#head", Bar).say(Content.styled(words, "bold"))
 
     def action_next_curve(self, by: int = 1) -> None:

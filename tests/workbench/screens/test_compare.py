@@ -117,6 +117,25 @@ async def test_four_runs_in_sixty_columns_break_no_word_and_keep_their_signs(mak
         assert signs[1] not in legend
 
 
+async def test_numbers_of_a_long_run_are_said_to_be_unfinished_until_all_of_it_is_read(
+    make_run: Any, shown: Shown, monkeypatch: Any
+) -> None:
+    from engine.run.index import Watch
+
+    root = two(make_run)
+    app = WorkbenchApp(runs_dir=root)
+    async with app.run_test(size=(80, 40)) as pilot:
+        screen = CompareScreen(_folders(root))
+        app.push_screen(screen)
+        await until(pilot, lambda: screen.is_mounted and "optim.learning_rate" in shown(app))
+        assert "reading" not in shown(app)
+        monkeypatch.setattr(Watch, "poll", lambda self: True)
+        screen._watches[0].loading = 0.4
+        await until(pilot, lambda: "reading the whole curves, 40 %" in shown(app))
+        screen._watches[0].loading = 1.0
+        await until(pilot, lambda: "reading" not in shown(app))
+
+
 async def test_a_config_that_cannot_be_read_is_told_and_the_curves_stand(make_run: Any, shown: Shown) -> None:
     root = two(make_run)
     next(run for run in _folders(root) if run.id == "slow-0001").config.write_text("a: [\n")
