@@ -7,20 +7,23 @@
 
 `layers`: four decoder layers of Qwen3-8B's shape (hidden 4096, MLP 12,288, 32 heads, 8 for keys and values) with random
 weights under a head of 2,048 words, 4 rows of 2,048 tokens; a step is forward, backward, clip and fused AdamW, whole
-weights or LoRA (r 16, all linear layers, bf16), once on weights stored in FP8 that are scaled in each product. A whole model has nine times the layers and a larger head, so its ratio
-lies nearer to 1. Every arm is compiled layer by layer as a run does it, but the two named eager. All arms of a kind start
-from the same weights; a round gives each in turn one step, and the order turns. A row is the median and percentiles in
-ms, the peak above what the arms hold, and the median ratio to bf16 of the same round with its 95% interval.
+weights or LoRA (r 16, all linear layers, bf16), once on weights stored in FP8 that are scaled in each product. A whole
+model has nine times the layers and a larger head, so its ratio lies nearer to 1. Every arm is compiled layer by layer
+as a run does it, but the two named eager. All arms of a kind start from the same weights; a round gives each in turn
+one step, and the order turns. A row is the median and percentiles in ms, the peak above what the arms hold, and the
+median ratio to bf16 of the same round with its 95% interval.
 
 `learn`: a model of 4 layers, hidden 512, on the bytes of this project's own Python files, 16 rows of 512, bf16 and both
 FP8 recipes on the same batches: first whole weights on the engine, then LoRA (r 16) on the tests, from what bf16 learned;
 what is compared is the mean loss of every 20 steps.
 
-`base`: as the second part of `learn`, with frozen layers rounded once (`model.quantization: fp8`), by as many seeds, each of
-its own adapter and batches, as bf16: the furthest that FP8 comes from bf16 of its seed, beside how far bf16's seeds lie apart.
+`base`: as the second part of `learn`, with frozen layers rounded once (`model.quantization: fp8`), by as many seeds,
+each of its own adapter and batches, as bf16: the furthest that FP8 comes from bf16 of its seed, beside how far bf16's
+seeds lie apart.
 
-`sizes`: from which size on a layer gains: a norm and a frozen linear layer, compiled together, forward and input gradient of
-8,192 tokens, in bf16 and computed in FP8, in turn; and the relative error of both results against bf16's; of the large ones also what is done beside the product.
+`sizes`: from which size on a layer gains: a norm and a frozen linear layer, compiled together, forward and input
+gradient of 8,192 tokens, in bf16 and computed in FP8, in turn; and the relative error of both results against bf16's;
+of the large ones also what is done beside the product.
 """
 
 from __future__ import annotations

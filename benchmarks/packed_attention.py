@@ -3,11 +3,12 @@
     python benchmarks/packed_attention.py [--documents 8] [--tokens 8192] [--rounds 30] [--results FILE --commit HASH]
     python benchmarks/packed_attention.py --shape tiny
 
-32 query and 8 key heads of 128 numbers, bf16, forward and backward, through the functions that transformers' layers call.
-Implementations take turns round after round, on a card several passes at a turn behind a wait that lets the host run ahead, as
-within a model; masks are made before, since a model makes one for all its layers. Nothing is reported of an implementation whose output or gradients differ from each document's
-alone by more than bf16 rounds. The floor is the arithmetic of causal attention inside documents at 790 TFLOP/s. `--shape
-tiny` runs on a CPU and shows that script and implementations agree, not how fast they are.
+32 query and 8 key heads of 128 numbers, bf16, forward and backward, through the functions that transformers' layers
+call. Implementations take turns round after round, on a card several passes at a turn behind a wait that lets the host
+run ahead, as within a model; masks are made before, since a model makes one for all its layers. Nothing is reported of
+an implementation whose output or gradients differ from each document's alone by more than bf16 rounds. The floor is the
+arithmetic of causal attention inside documents at 790 TFLOP/s. `--shape tiny` runs on a CPU and shows that script and
+implementations agree, not how fast they are.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
 
 Supervised fine-tuning with all weights and with LoRA on the questions of gsm8k and on Alpaca's rows, going on with
 pretraining of a small story teller on Shakespeare, and preferences between right and wrong solutions, each through the
-product's own supervisor and worker. LoRA starts from the story teller, DPO from a model that another job has trained, in
-this call or in an earlier one with the same `--runs`. A job has learned where the worst of its seeds lies a tenth under the frozen control
-on rows that were never trained on, and further under it than its seeds lie apart. The killed run must give the losses
-and weights of the unbroken one, bit for bit (on a CPU).
+product's own supervisor and worker. LoRA starts from the story teller, DPO from a model that another job has trained,
+in this call or in an earlier one with the same `--runs`. A job has learned where the worst of its seeds lies a tenth
+under the frozen control on rows that were never trained on, and further under it than its seeds lie apart. The killed
+run must give the losses and weights of the unbroken one, bit for bit (on a CPU).
 
 DPO on solutions alone is measured on the pairs that it learns from: right and wrong ones differ by their arithmetic and
 by nothing else (a bag of words trained on four fifths of the pairs is right on 52 to 55 % of the rest), which a model of

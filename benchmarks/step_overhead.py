@@ -4,10 +4,10 @@
                                        [--results FILE --commit HASH]
 
 Both train the same prepared rows with the same settings and no saving, in one process, in turn (A B B A A B ...), until
-the pairs are made or the seconds are over. A run's time is from the end of its third step to the end of its last. Printed: the median ratio ours / plain with the 95% interval of
-the median (bootstrap over pairs), the same by CPU time (all threads; what a busy machine still measures), and our own
-Python a step, timed around our hooks, by the clock and by the CPU time of the training's thread. What the writer's thread
-does beside the step counts in the CPU ratio.
+the pairs are made or the seconds are over. A run's time is from the end of its third step to the end of its last.
+Printed: the median ratio ours / plain with the 95% interval of the median (bootstrap over pairs), the same by CPU time
+(all threads; what a busy machine still measures), and our own Python a step, timed around our hooks, by the clock and
+by the CPU time of the training's thread. What the writer's thread does beside the step counts in the CPU ratio.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python benchmarks/tiled_mlp.py [--tokens 65536] [--rounds 12] [--seconds 120] [--results FILE --commit HASH]
 
-Width 4,096 to 12,288, bf16, forward and backward; once with frozen weights and once with all trained. Implementations take
-turns round after round. The peak is what one pass allocates beyond weights, input, output gradient and trained weights'
-gradients. Nothing is reported while the kernel's accuracy cases fail, nor of an implementation whose gradients differ from the plain block's by more than bf16 rounds.
-The floor is nine products forward and backward at 790 TFLOP/s with one recomputation (eleven where weights train).
+Width 4,096 to 12,288, bf16, forward and backward; once with frozen weights and once with all trained. Implementations
+take turns round after round. The peak is what one pass allocates beyond weights, input, output gradient and trained
+weights' gradients. Nothing is reported while the kernel's accuracy cases fail, nor of an implementation whose gradients
+differ from the plain block's by more than bf16 rounds. The floor is nine products forward and backward at 790 TFLOP/s
+with one recomputation (eleven where weights train).
 """
 
 from __future__ import annotations

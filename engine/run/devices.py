@@ -1,8 +1,8 @@
 """Which GPUs a run gets: the launcher always chooses, and the worker sees only those.
 
 `auto` is the first GPU with free memory that no other live run uses, or the CPU. A list picks by number, a number takes
-that many, which on a machine without GPU are processes on its cores, at most one each. NVML is asked; a CUDA_VISIBLE_DEVICES set by a scheduler is kept
-to: numbers count inside it.
+that many, which on a machine without GPU are processes on its cores, at most one each. NVML is asked; a
+CUDA_VISIBLE_DEVICES set by a scheduler is kept to: numbers count inside it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """An event writer that keeps the numbers of a step off the step: a thread makes and writes them, a tenth of a second late.
 
-`later` costs its caller an append, no wake-up; what is expensive (encoding, files, counters of the machine, and work given
-to `beside`) runs ten times a second while the step waits for its matrices. Order holds: `write` first writes all that came before it, so a checkpoint is never told before the
-steps it holds, and whoever dies by SIGKILL loses the numbers of a tenth of a second, not an event that promised something.
+`later` costs its caller an append, no wake-up; what is expensive (encoding, files, counters of the machine, and work
+given to `beside`) runs ten times a second while the step waits for its matrices. Order holds: `write` first writes all
+that came before it, so a checkpoint is never told before the steps it holds, and whoever dies by SIGKILL loses the
+numbers of a tenth of a second, not an event that promised something.
 """
 
 from __future__ import annotations

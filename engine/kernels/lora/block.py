@@ -1,8 +1,9 @@
 """A gated feed-forward block in closed form: `down(act(gate(x)) * up(x))`, each projection with an adapter or without.
 
-Gate and up are two projections, or the halves of one (Phi, GLM). Kept are x and the results of gate and up; the product is computed again in the backward pass, where it, and the two
-gradients, take the memory of what was kept and of its own gradient. So the wide tensors held at once are three, where
-autograd holds up to seven. A second backward pass through the same node is refused.
+Gate and up are two projections, or the halves of one (Phi, GLM). Kept are x and the results of gate and up; the product
+is computed again in the backward pass, where it, and the two gradients, take the memory of what was kept and of its own
+gradient. So the wide tensors held at once are three, where autograd holds up to seven. A second backward pass through
+the same node is refused.
 
 Two nodes make one call. The first opens (gate and up) and keeps all that is kept; the second closes (product and down) and
 keeps nothing: a checkpoint around the layer stops computing again once the last kept tensor is there, so it leaves out down.

@@ -1,8 +1,9 @@
 """Compiles every kernel, with every tile it may take, for a card that is not there, and tells what each asks of it.
 
-A script: `compile_for_a_card.py CAPABILITY` (90, say) prints one JSON line a kernel and tile: registers a thread, bytes of
-stack (spilled registers) and shared memory; with `by hand` behind it the tiles picked by hand alone. The launchers run on tiny CPU tensors as they would on a card; each
-launch is compiled where it would be started, and nothing is computed.
+A script: `compile_for_a_card.py CAPABILITY` (90, say) prints one JSON line a kernel and tile: registers a thread, bytes
+of stack (spilled registers) and shared memory; with `by hand` behind it the tiles picked by hand alone. The launchers
+run on tiny CPU tensors as they would on a card; each launch is compiled where it would be started, and nothing is
+computed.
 """
 
 from __future__ import annotations
