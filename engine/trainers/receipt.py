@@ -16,6 +16,7 @@ from engine.config.method import METHODS
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
 from engine.memory.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN
+from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear
 from engine.trainers.optimizers.building import told
 
@@ -109,7 +110,7 @@ def _determinism() -> dict[str, Any]:
 def _precision(config: Any, model: Any) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     for parameter in model.parameters():
-        kinds[_name(parameter.dtype)] += parameter.numel()
+        kinds[format_of(parameter)] += weights_in(parameter)
     trained = Counter(_name(p.dtype) for p in model.parameters() if p.requires_grad)
     detail = ", ".join(f"{count:,} in {kind}" for kind, count in kinds.most_common())
     if trained:
@@ -121,7 +122,7 @@ def _precision(config: Any, model: Any) -> dict[str, Any]:
 
 def _parameters(config: Any, model: Any) -> dict[str, Any]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
+    total = sum(weights_in(p) for p in model.parameters())
     detail = f"of {total:,} ({trained / max(total, 1):.2%})"
     named = getattr(config.adapter, "unfrozen_parameters", None) or None
     if named:

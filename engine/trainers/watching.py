@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
+from engine.models.sizes import weights_in
 from engine.run.control import Controls, Request
 from engine.run.events import Thinning
 from engine.run.late import LateWriter
@@ -71,7 +72,7 @@ class Watching(TrainerCallback):
         self._began = self._step_ended = self._logged = time.monotonic()
         self._tokens_logged = self.trainer.token_counts()[0]
         parameters = list(self.trainer.model.parameters())
-        total = sum(p.numel() for p in parameters)
+        total = sum(weights_in(p) for p in parameters)
         # 2 forward and 2 for the input's gradient a parameter; 2 more only for weights that are trained.
         self._flop_per_token = 4.0 * total + 2.0 * sum(p.numel() for p in parameters if p.requires_grad)
         self.thinning = Thinning(self.logging_steps, state.max_steps)

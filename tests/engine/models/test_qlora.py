@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.config.schema import read, resolved
 from engine.models.adapters import add_adapter
 from engine.models.load import load_model
 from tests.engine.trainers.building import apart
-from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, TEXTS, lines, source, train  # noqa: F401
 
 bnb = pytest.importorskip("bitsandbytes", reason="weights of 4 and 8 bits are bitsandbytes'")
 LINEARS = 4 * 7
@@ -83,6 +84,22 @@ def test_gradients_are_those_of_the_weights_taken_out_of_four_bits(
     assert rounded != pytest.approx(theirs, rel=1e-4)  # four bits are not the weights themselves
 
 
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
+def test_the_receipt_counts_weights_and_not_the_bytes_they_are_packed_into(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.trainers.receipt import _parameters, _precision
+
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    config = SimpleNamespace(adapter=None, model=SimpleNamespace(dtype="float32"))
+    plain, quantized = model("none"), model(kind)
+    assert _parameters(config, quantized)["detail"] == _parameters(config, plain)["detail"]
+    told = _precision(config, quantized)
+    assert told["count"] == sum(weight.numel() for weight in plain.parameters())
+    packed = sum(weight.numel() for name, weight in plain.named_parameters() if "proj.base_layer" in name)
+    assert f"{packed:,} in {kind}" in told["detail"]
+
+
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_looking_at_held_out_rows_changes_no_gradient(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,3 +128,30 @@ def test_a_run_learns_and_its_receipt_says_what_holds_the_weights(
     said = SimpleNamespace(**{e["feature"]: e for e in lines(run, "receipt")[0]["entries"]}).quantization
     assert (said["requested"], said["count"]) == (kind, LINEARS)
     assert said["effective"] == {"nf4": "Linear4bit", "int8": "Linear8bitLt"}[kind]
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "reward", "embedding"])
+def test_adapters_beside_quantized_weights_have_the_format_that_was_asked_for(
+    method: str,
+    train: Any,  # noqa: F811
+    source: Any,  # noqa: F811
+) -> None:
+    rows = {"sft": CONVERSATIONS, "embedding": TEXTS}.get(method, PAIRS)
+    base = {"method.kind": method, "model.quantization": "nf4", "model.dtype": "bfloat16", "adapter.kind": "lora"}
+    base |= {"data.train": [{"path": source(rows)}], "optim.max_steps": 1}
+    for wide, kind in ((False, torch.bfloat16), (True, torch.float32)):
+        run = train({**base, "adapter.autocast_adapter_dtype": wide})
+        saved = load_file(run.checkpoints / "checkpoint-1/adapter_model.safetensors")
+        assert {weight.dtype for name, weight in saved.items() if "lora_" in name} == {kind}
+
+
+def test_a_head_trained_whole_beside_int8_answers_in_the_models_format(
+    train: Any,  # noqa: F811
+    source: Any,  # noqa: F811
+) -> None:
+    settings = {"model.quantization": "int8", "adapter.kind": "lora", "adapter.modules_to_save": ["lm_head"]}
+    settings |= {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1, "run.prompts": ["What is 3?"]}
+    run = train(settings)
+    assert [event["step"] for event in lines(run, "sample")] == [0, 1]
+    saved = load_file(run.checkpoints / "checkpoint-1/adapter_model.safetensors")
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}

@@ -1,0 +1,18 @@
+"""How many weights a parameter holds and in which format: two weights of four bits share each stored byte."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def weights_in(parameter: Any) -> int:
+    """Weights of the model, whatever they are packed into."""
+    state = getattr(parameter, "quant_state", None)
+    return int(parameter.numel()) if state is None else math.prod(state.shape)
+
+
+def format_of(parameter: Any) -> str:
+    """The name of the numbers' format: `nf4` and the like where they are packed, else the tensor's own."""
+    state = getattr(parameter, "quant_state", None)
+    return str(parameter.dtype).removeprefix("torch.") if state is None else str(state.quant_type)
