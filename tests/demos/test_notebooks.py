@@ -105,3 +105,17 @@ def test_monitor_follows_and_stops_a_run_of_the_terminal(tmp_path: Path, monkeyp
     (stopped,) = events(run, "stopped")
     assert stopped["step"] < 5000
     assert f"({stopped['step']}, 'committed')" in text(outputs)
+
+
+def test_compare_names_the_one_setting_that_differs_and_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = play("compare.ipynb", tmp_path, monkeypatch)
+    assert faces(outputs) == 1
+    told = text(outputs[2:3]).splitlines()
+    assert told[0] == "optim.learning_rate [0.004, 0.0004]"
+    assert [line.split()[0] for line in told] == ["optim.learning_rate", "loss", "eval_loss"]
+    quick, slow = json.loads(told[1].removeprefix("loss "))
+    assert quick < slow
+    run = tmp_path / "runs" / "quick-0001"
+    assert round([e["loss"] for e in events(run, "metrics") if "loss" in e][-1], 3) == quick
