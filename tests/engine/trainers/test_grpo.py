@@ -10,6 +10,7 @@ from engine.config.counted import batches_per_epoch
 from engine.config.facts import DataFacts, Facts
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
+from engine.trainers.rollouts import EpochSampler
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 
@@ -151,6 +152,19 @@ def test_an_epoch_has_as_many_batches_as_the_estimate_counts(tmp_path, monkeypat
     built.trainer.rewards.close()
     facts = Facts(data=DataFacts(rows=len(ROWS) * 5))
     assert len(built.trainer.get_train_dataloader()) == batches_per_epoch(built.config, facts)
+
+
+def test_each_epoch_has_an_order_of_its_own_however_often_it_is_begun():
+    sampler = EpochSampler(range(12), mini_repeat_count=2, batch_size=4, repeat_count=1, shuffle=True, seed=7)
+
+    def order(epoch):
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    first, second = order(0), order(1)
+    assert first != second
+    assert sorted(first) == sorted(second) == sorted([*range(12), *range(12)])
+    assert [order(1), order(0)] == [second, first]
 
 
 def ids_of(batch, place):
