@@ -172,7 +172,7 @@ class SavedOnDisk(saved_tensors_hooks):
         stride = tensor.stride()
         dense = tensor.is_contiguous() or _in_one_piece(tensor)
         flat = tensor.detach().as_strided((tensor.numel(),), (1,)) if dense else tensor.detach().reshape(-1)
-        content = flat.cpu().view(torch.uint8).numpy().data
+        content = flat.cpu().contiguous().view(torch.uint8).numpy().data
         place = self.scratch.write(content)
         self.written += len(content)
         parked = _Parked(self.scratch, place, tensor, stride if dense else _rows(tensor.shape))

@@ -1,7 +1,8 @@
 """What is trained: LoRA adapters (PEFT's own) on targets that are checked to exist, or weights picked by name.
 
 Adapters take the number format of a bfloat16 model (float32 adapters under autocast cost an eighth of an 8B step on an
-H100) unless `adapter.autocast_adapter_dtype` asks for float32; beside any other they are float32.
+H100) unless `adapter.autocast_adapter_dtype` asks for float32; beside any other they are float32, as DoRA's lengths are
+beside all.
 """
 
 from __future__ import annotations
@@ -67,11 +68,13 @@ def add_adapter(model: Any, config: Any) -> Any:
         ) from problem
     _check_head(model, config)
     _check_biases(model, config.adapter.bias)
-    if not in_float32:
-        # Beside weights of int8, which have no format to take, PEFT makes them float32.
-        for name, weight in model.named_parameters():
-            if "lora_" in name and weight.dtype == torch.float32:
-                weight.data = weight.data.to(torch.bfloat16)
+    for name, weight in model.named_parameters():
+        if "lora_magnitude_vector" in name:
+            # About 1 each: in bfloat16 a usual step is rounded away, and DoRA's lengths would stay as they are.
+            weight.data = weight.data.float()
+        elif not in_float32 and "lora_" in name and weight.dtype == torch.float32:
+            # Beside weights of int8, which have no format to take, PEFT makes them float32.
+            weight.data = weight.data.to(torch.bfloat16)
     if _has_fp8(model):
         from engine.models.stored_fp8 import leave_to_each_process
 

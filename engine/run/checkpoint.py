@@ -20,12 +20,16 @@ from typing import Any
 
 from engine.errors import WorkbenchError, visible
 from engine.run.events import disk_full
+from engine.run.sizes import size_text
 from engine.run.store import RunFolder, open_inside, sync_folder
 
 COMMIT = "COMMIT.json"
 KEEP_AT_LEAST = 2
 # What TRL and transformers write beside a checkpoint and must not stay: this one pickles the hub token in clear.
 UNWANTED = frozenset({"training_args.bin"})
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SCANT = 64 << 10
+"""Free bytes below which a write that failed is taken to have found no room."""
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 
 
@@ -72,10 +76,28 @@ def commit(tmp: Path, info: Mapping[str, Any]) -> Path:
         os.rename(tmp, final)
         sync_folder(final.parent)
     except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if problem.errno in _NO_ROOM:
             raise disk_full(RunFolder(tmp.parent.parent), size_of(tmp), problem) from problem
         raise
     return final
+
+
+def without_room(tmp: Path, problem: Exception) -> WorkbenchError | None:
+    """The one sentence for writing into `checkpoint-N.tmp` on a full disk, its half removed; None for any other failure.
+
+    Libraries that write the files say it in words of their own, or only that a file ended early.
+    """
+    space = os.statvfs(tmp)
+    told = getattr(problem, "errno", None) in _NO_ROOM or os.strerror(errno.ENOSPC) in str(problem)
+    if not told and space.f_bavail * space.f_frsize >= _SCANT:
+        return None
+    _discard(tmp)
+    space = os.statvfs(tmp.parent)
+    free = size_text(space.f_bavail * space.f_frsize)
+    return WorkbenchError(
+        f"{RunFolder(tmp.parent.parent).id}: the disk is full: {tmp.stem} found no room; {free} are free without it.",
+        "Free some space, then resume the run.",
+    )
 
 
 def _files(tmp: Path) -> Iterator[Path]:

@@ -47,10 +47,4 @@ def build(job: Job) -> Reward:
     """The trainer, ready to `attach`."""
     tokenizer = getattr(job.processing_class, "tokenizer", job.processing_class)
     args = arguments(job.config, job.run_folder)
-    trainer = Reward(args=args, **job.given(processing_class=tokenizer))
-    # TRL turns what is trained beside quantized weights into bfloat16; the new head reads hidden states as the model gives
-    # them.
-    for name, parameter in job.model.named_parameters():
-        if ".score." in name:
-            parameter.data = parameter.data.to(getattr(torch, job.config.model.dtype))
-    return trainer
+    return Reward(args=args, **job.given(processing_class=tokenizer))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from safetensors import SafetensorError
 
 from engine.models.taken_up import take_up
 from engine.run import checkpoint
@@ -68,9 +69,17 @@ class RunTrainer:
     commit_info: dict[str, Any]
 
     def __init__(self, *args: Any, optim: Any = None, **kwargs: Any) -> None:
-        """`optim` is the section of that name; without it the optimizer is the one of the arguments."""
+        """`optim` is the section of that name; without it the optimizer is the one of the arguments.
+
+        What is trained keeps its format: beside quantized weights TRL turns all of it into bfloat16.
+        """
         self._optim = optim
+        model = kwargs.get("model")
+        trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
         super().__init__(*args, **kwargs)
+        for weight, data in trained:
+            if weight.dtype != data.dtype:
+                weight.data = data.to(weight.device)
 
     def attach(self, run: RunFolder, writer: Any, keep: int, commit_info: dict[str, Any]) -> None:
         """`writer` is the run's EventWriter on rank 0 and None elsewhere; `commit_info` goes into COMMIT.json."""
@@ -167,7 +176,12 @@ class RunTrainer:
         if first:
             checkpoint.begin(self.run, step)
         self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
-        self._write_parts(tmp)
+        try:
+            self._write_parts(tmp)
+        except (OSError, RuntimeError, SafetensorError) as problem:
+            if first and (told := checkpoint.without_room(tmp, problem)) is not None:
+                raise told from problem
+            raise
         self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
         if not first:
             return

@@ -49,7 +49,8 @@ def test_every_layout_comes_back_as_it_was(tmp_path, dtype):
     scratch = Scratch(tmp_path)
     context = SavedOnDisk(scratch, [])
     whole = (torch.randn(64, 48, 32) * 9).to(dtype)
-    for tensor in (whole, whole.transpose(0, 2), whole[:, ::2], whole[3:40].mT, whole[:1].expand(20, 48, 32)):
+    parts = whole[:, ::2], whole[..., ::2], whole[..., 1::2], whole[3:40].mT, whole[:1].expand(20, 48, 32)
+    for tensor in (whole, whole.transpose(0, 2), *parts):
         back = context._unpack(context._pack(tensor))
         assert back is not tensor
         assert torch.equal(back, tensor)

@@ -108,6 +108,22 @@ def test_dora_starts_as_the_model_and_trains_lengths():
     assert lengths <= moved(model)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_usual_rate_moves_the_lengths_of_dora_in_every_format(dtype):
+    model = lora(tiny_model().to(getattr(torch, dtype)), dtype=dtype, use_dora=True)
+    lengths = [weight for name, weight in model.named_parameters() if "lora_magnitude_vector" in name]
+    before = [weight.clone() for weight in lengths]
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+    assert len(lengths) == 14
+    for weight, start in zip(lengths, before, strict=True):
+        assert (weight != start).float().mean() > 0.9
+    assert model(IDS).logits.dtype == getattr(torch, dtype)
+
+
 @pytest.mark.parametrize("stabilised", [False, True])
 def test_rslora_scales_by_the_square_root_of_the_rank(stabilised):
     base = tiny_model()

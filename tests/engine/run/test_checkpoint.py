@@ -151,6 +151,32 @@ def test_no_room_is_said_before_anything_is_written(run, monkeypatch):
     assert not (run.checkpoints / "checkpoint-2.tmp").exists()
 
 
+@pytest.mark.parametrize(
+    ("problem", "free", "full"),
+    [
+        (OSError(28, "No space left on device"), 1 << 40, True),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 1 << 40, True),
+        (RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 142080 vs 141968"), 4096, True),
+        (RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 142080 vs 141968"), 1 << 30, False),
+        (OSError(13, "Permission denied"), 1 << 30, False),
+    ],
+)
+def test_a_file_that_found_no_room_is_told_so_and_its_half_removed(run, monkeypatch, problem, free, full):
+    tmp = checkpoint.begin(run, 3)
+    (tmp / "model.safetensors").write_bytes(b"half")
+
+    class Space:
+        f_bavail, f_frsize = free, 1
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Space)
+    told = checkpoint.without_room(tmp, problem)
+    assert (told is not None) is full
+    assert tmp.exists() is not full
+    if told is not None:
+        assert "the disk is full: checkpoint-3 found no room" in str(told)
+        assert "resume" in told.hint
+
+
 def test_deleting_follows_no_link(run, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
