@@ -81,8 +81,13 @@ def fused_heads(trainer: Any) -> Iterator[torch.nn.Module]:
 
 def with_our_op(forward: types.MethodType) -> types.MethodType:
     """TRL's forward with our op in its namespace, and rows without a label left out on every device."""
+    return with_op(forward, _Op)
+
+
+def with_op(forward: types.MethodType, op: Any) -> types.MethodType:
+    """The same with any op that has TRL's arguments."""
     theirs: Any = forward.__func__
-    namespace = {**theirs.__globals__, OP: _Op, COMPACT: lambda device: True}
+    namespace = {**theirs.__globals__, OP: op, COMPACT: lambda device: True}
     function = types.FunctionType(theirs.__code__, namespace, theirs.__name__, theirs.__defaults__, theirs.__closure__)
     function.__kwdefaults__ = theirs.__kwdefaults__
     # `generate` checks its arguments against the signature, which TRL takes from the model's class.

@@ -82,12 +82,14 @@ class Patches:
             offload,
             padded,
             rounding,
+            scores,
             tuning,
         )
         from engine.patches.fp8_base import fp8_base
         from engine.patches.lora import fused_lora
         from engine.patches.walks import walk_once
 
+        scores.refuse_other_scores(trainer)
         self._add(padded.padding_behind(self.config, trainer))
         self._add(norms.fp32_norms(self.config, trainer))
         self._add(rounding.quantization_aware(self.config, trainer))
