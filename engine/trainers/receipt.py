@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.config.method import METHODS
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
@@ -178,7 +179,9 @@ def _attention(config: Any, model: Any) -> dict[str, Any]:
 
 
 def _checkpointing(config: Any, model: Any, auto: str | None) -> dict[str, Any]:
-    tiers = Counter(tier for module in model.modules() if (tier := tier_of(module)) is not None)
+    # transformers' models hold the switch themselves beside each of their layers, and are none
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    tiers = Counter(tier for module in layers or model.modules() if (tier := tier_of(module)) is not None)
     asked = config.memory.gradient_checkpointing if auto is None else "auto"
     words = [TIERS[next(iter(tiers))]] if tiers else []
     words += [auto] if auto else []

@@ -77,7 +77,7 @@ def test_checkpointing_is_counted_and_changes_no_gradient(train, source):
     plain = train({"data.train": rows})
     again = train({"data.train": rows, "memory.gradient_checkpointing": True})
     assert entries(plain)["gradient checkpointing"]["count"] == 0
-    assert entries(again)["gradient checkpointing"]["count"] > 0
+    assert entries(again)["gradient checkpointing"]["count"] == 4  # the built-in model's layers
     losses = [[event["loss"] for event in lines(run, "metrics")] for run in (plain, again)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
