@@ -204,7 +204,8 @@ def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
     seen = {id(token): token for tokens in row["parts"].values() for token in tokens}.values()
     trained = sum(token["trained"] for token in seen)
     share = f" ({100 * trained / len(seen):.0f} %)" if seen else ""
-    words = f"{len(seen):,} tokens, {trained:,} trained{share}"
+    side = row.get("length") or len(seen)
+    words = f"{len(seen):,} tokens{f' (longest side {side:,})' if side < len(seen) else ''}, {trained:,} trained{share}"
     if row.get("documents"):
         words += f", a pack of {len(row['documents'])} rows, {'kept apart' if row.get('separate') else 'one stream'}"
     trouble = row.get("error") or (f"Training leaves this row out: {row['left_out']}" if row.get("left_out") else "")

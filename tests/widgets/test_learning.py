@@ -50,3 +50,12 @@ def test_what_was_counted_of_other_rows_is_forgotten_with_them(tmp_path: Path, m
         assert silent.cancelled == 2
     finally:
         learner.close()
+
+
+def test_a_pair_in_the_preview_says_how_long_its_longest_side_is() -> None:
+    from widgets.preview import _row
+
+    parts = {name: [{"id": 1, "text": name, "trained": False}] for name in ("prompt", "chosen", "rejected")}
+    told = _row({"index": 0, "parts": parts, "length": 2}, 1)
+    assert told["words"].startswith("3 tokens (longest side 2), 0 trained")
+    assert _row({"index": 0, "parts": {"input": parts["prompt"]}, "length": 1}, 1)["words"].startswith("1 tokens, ")

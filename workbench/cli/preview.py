@@ -134,8 +134,12 @@ def _show_row(console: Any, row: dict[str, Any], total: int | None) -> None:
     tokens = {id(token): token for part in row["parts"].values() for token in part}.values()
     learned = sum(token["trained"] for token in tokens)
     of = f" of {total:,}" if total is not None else ""
+    side = row.get("length") or len(tokens)
+    longest = f" (longest side {side:,})" if side < len(tokens) else ""
     cut = "; cut to data.max_length" if row["truncated"] else ""
-    console.print(Text(f"row {row['index']}{of}: {len(tokens):,} tokens, {learned:,} learned{cut}", style="bold"))
+    console.print(
+        Text(f"row {row['index']}{of}: {len(tokens):,} tokens{longest}, {learned:,} learned{cut}", style="bold")
+    )
     if row.get("left_out"):
         console.print(Text(f"training leaves this row out: {visible(row['left_out'])}", style="yellow"))
     if row.get("error"):

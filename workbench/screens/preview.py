@@ -246,7 +246,7 @@ class PreviewScreen(Screen[None]):
             parts.append(
                 f"{count(len(tokens))} tokens of prompt, the model answers itself"
                 if self._prompts
-                else f"{count(len(tokens))} tokens, {count(trained)} trained{share}"
+                else f"{count(len(tokens))} tokens{_side(row, len(tokens))}, {count(trained)} trained{share}"
             )
             if row.get("truncated"):
                 parts.append(f"cut at {count(self.draft.config.data.max_length)}")
@@ -385,3 +385,9 @@ def histogram(lengths: tuple[int, ...], limit: int) -> tuple[str, int]:
         place = min(BINS, BINS * limit // (end + 1) + 1)
         text = text[:place] + "|" + text[place:]
     return text, end
+
+
+def _side(row: dict[str, Any], tokens: int) -> str:
+    """How long the longest side of a pair is: what is held against the limit, and what the bars count."""
+    longest = row.get("length") or tokens
+    return f" (longest side {count(longest)})" if longest < tokens else ""

@@ -93,6 +93,16 @@ def test_wrong_calls_say_why(config_file: Write, arguments: list[str], code: int
     assert "Traceback" not in done.stderr
 
 
+def test_a_pair_says_how_long_its_longest_side_is(config_file: Write) -> None:
+    pair = {"prompt": "2 + 2?", "chosen": "4, of course, as anyone can see", "rejected": "5"}
+    path = config_file([pair], method="dpo")
+    found = json.loads(_run(path, "--json").stdout)["rows"][0]
+    sides = [len(found["parts"]["prompt"]) + len(found["parts"][side]) for side in ("chosen", "rejected")]
+    both = sum(len(part) for part in found["parts"].values())
+    assert max(sides) < both
+    assert f"{both} tokens (longest side {max(sides)})" in _run(path).stdout
+
+
 def test_a_search_in_vain_and_worst_rows_that_are_not_there_are_said(config_file: Write) -> None:
     path = config_file([_chat("2 + 2?", "4")])
     for arguments, words in (

@@ -131,6 +131,18 @@ async def test_a_held_key_asks_now_and_then_and_last_for_the_row_in_sight(tmp_pa
         assert "cancelled" in shown(app)
 
 
+async def test_a_pair_says_how_long_its_longest_side_is(tmp_path: Path, shown: Shown) -> None:
+    """The two answers are held against the limit each for itself, so the sum alone would mislead."""
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(40)), slow)
+    async with app.run_test(size=(100, 24)) as pilot:
+        await until(pilot, lambda: "raw row 0" in shown(app))
+        prompt, *answers = ([{"id": 5, "text": text, "trained": text != "q"}] for text in ("q", "yes", "no"))
+        pair = batch(0, parts=dict(zip(("prompt", "chosen", "rejected"), (prompt, *answers), strict=True)), length=2)
+        slow.asked[-1].finish(pair)
+        await until(pilot, lambda: "3 tokens (longest side 2), 2 trained (67 %)" in shown(app))
+
+
 async def test_tokens_take_the_place_of_the_raw_row_and_v_brings_it_back(tmp_path: Path, shown: Shown) -> None:
     slow = Slow()
     app = app_of(draft_of(tmp_path, rows_of(40)), slow)
