@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -387,7 +388,7 @@ def histogram(lengths: tuple[int, ...], limit: int) -> tuple[str, int]:
     return text, end
 
 
-def _side(row: dict[str, Any], tokens: int) -> str:
+def _side(row: Mapping[str, Any], tokens: int) -> str:
     """How long the longest side of a pair is: what is held against the limit, and what the bars count."""
     longest = row.get("length") or tokens
     return f" (longest side {count(longest)})" if longest < tokens else ""
