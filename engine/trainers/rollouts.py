@@ -122,9 +122,9 @@ class RolloutTrainer(RunTrainer):
             batch = side_by_side(batch)
         if self.mode == "train":
             self.batch_rows.extend(batch["row"].tolist())
-            mask = batch["completion_mask"]
-            trained = mask.sum()
-            self._count(batch["prompt_mask"].sum() + trained, trained)
+            prompts, trained = batch["prompt_mask"].sum(), batch["completion_mask"].sum()
+            # answers that were cut off are read, also where their mask leaves them out of the loss
+            self._count(prompts + batch["length"].sum().to(prompts.device), trained)
         return batch
 
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
@@ -152,6 +152,7 @@ class RolloutTrainer(RunTrainer):
         output: dict[str, Any] = super()._generate_and_score_completions(rows)  # type: ignore[misc]
         output = self._judged(output)
         output["row"] = torch.tensor([row["row"] for row in rows])
+        output["length"] = torch.tensor([len(ids) for ids in self._answers[0]])
         if self.writer is not None and self.mode == "train":
             self._show(output)
         return output
@@ -268,7 +269,7 @@ class EpochSampler(RepeatSampler):
 
 
 class Buffer:
-    """What was sampled and is not used up: batches, the place in them, and numbers not logged yet."""
+    """What was sampled and is not used up: batches, and the place in them. Each checkpoint's numbers are logged before it."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -280,7 +281,6 @@ class Buffer:
         return {
             "step": trainer._step,
             "batches": [] if used_up else trainer._buffered_inputs or [],
-            "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -288,8 +288,6 @@ class Buffer:
         trainer = self._trainer
         trainer._step = state["step"]
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
-        for name, values in state["metrics"].items():
-            trainer._metrics["train"][name].extend(values)
 
 
 class RewardFunction:

@@ -1,10 +1,8 @@
-"""What training gets: everything counted, nothing cut in silence, cached exactly as long as nothing changed."""
+"""What training gets: everything counted, nothing cut in silence, sources mixed and packed as asked."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ import pytest
 from engine.data.collate import IGNORED
 from engine.data.plan import plan_of
 from engine.data.prepare import prepare
-from engine.errors import Cancelled, DataError, WorkbenchError
+from engine.errors import DataError, WorkbenchError
 
 Write = Callable[..., Path]
 Config = Callable[..., Any]
@@ -180,12 +178,6 @@ def test_rows_with_nothing_to_learn_are_never_trained(write: Write, make_config:
         prepare(make_config(write([nothing], "none.jsonl")), minimind)
 
 
-def test_same_chosen_and_rejected_are_counted_and_left_out(write: Write, make_config: Config, minimind: Any) -> None:
-    rows = [{"prompt": "a", "chosen": "b", "rejected": "b"}, {"prompt": "a", "chosen": "b", "rejected": "c"}]
-    prepared = prepare(make_config(write(rows), method="dpo"), minimind)
-    assert (len(prepared.dataset), prepared.counts["identical"]) == (1, 1)
-
-
 def test_a_bad_row_stops_or_is_skipped_as_asked(write: Write, make_config: Config, minimind: Any) -> None:
     rows = [_chat("one?", "first")] * 300 + [{"messages": 7}] + [_chat("two?", "second")]
     path = write(rows)
@@ -239,82 +231,6 @@ def test_the_wrong_kind_of_data_for_the_method(write: Write, make_config: Config
         prepare(make_config(chats, method="dpo"), minimind)
 
 
-def test_judged_rows_are_those_of_the_library(shared_data: Path, make_config: Config, minimind: Any) -> None:
-    from datasets import Dataset
-    from trl import KTOConfig, KTOTrainer
-
-    rows = [json.loads(line) for line in (shared_data / "gsm8k/kto_rows.jsonl").open()][:24]
-    messages = [
-        {
-            "prompt": [{"role": "user", "content": row["prompt"]}],
-            "completion": [{"role": "assistant", "content": row["completion"]}],
-            "label": row["label"],
-        }
-        for row in rows
-    ]
-    arguments = KTOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False)
-    bare = object.__new__(KTOTrainer)
-    bare._tokenizer, bare.calculate_KL = minimind, False
-    bare.desirable_weight = bare.undesirable_weight = 1.0
-    theirs = bare._prepare_dataset(Dataset.from_list(messages), minimind, arguments, "eval")
-    ours = prepare(make_config(shared_data / "gsm8k/kto_rows.jsonl", method="kto"), minimind).dataset
-    for index in range(24):
-        for part in ("prompt_ids", "completion_ids", "label"):
-            assert ours[index][part] == theirs[index][part]
-
-
-@pytest.mark.parametrize("label", [True, False])
-def test_judged_rows_of_one_sort_are_refused(write: Write, make_config: Config, minimind: Any, label: bool) -> None:
-    rows = [{"prompt": "a", "completion": "b", "label": label}] * 3
-    with pytest.raises(DataError, match=f"data.train: every row is labelled {str(label).lower()}"):
-        prepare(make_config(write(rows), method="kto"), minimind)
-
-
-# -- cache -------------------------------------------------------------------------------------------------------------
-def test_nothing_changed_hits_and_any_change_misses(
-    write: Write, make_config: Config, minimind: Any, phi: Any, tmp_path: Path
-) -> None:
-    from engine.config.data import DataSource
-
-    rows = [_chat(f"question {n}?", f"answer {n}") for n in range(8)]
-    path = write(rows)
-    first = prepare(make_config(path), minimind)
-    assert not first.cached
-    again = prepare(make_config(path), minimind)
-    assert again.cached
-    assert list(again.dataset) == list(first.dataset)
-    os.utime(path, (1, 1))
-    moved = tmp_path / "elsewhere" / "rows.jsonl"
-    moved.parent.mkdir()
-    shutil.copy(path, moved)
-    assert prepare(make_config(path), minimind).cached
-    assert prepare(make_config(moved), minimind).cached
-
-    other = write([*rows[:-1], _chat("question 7?", "answer 8")], "other.jsonl")
-    sources = [DataSource(path=str(path)), DataSource(path=str(other))]
-    changed = [
-        make_config(other),
-        make_config(source=sources),
-        make_config(source=sources[::-1]),
-        make_config(source=[DataSource(path=str(path), weight=2)]),
-        make_config(source=[DataSource(path=str(path), rows=4)]),
-        make_config(path, max_length=1024),
-        make_config(path, trained_turns="all"),
-        make_config(path, packing=True),
-        make_config(path, packing=True, packing_cross_doc_attn_mask=True),
-        make_config(path, excess_length="drop"),
-        make_config(path, model={"chat_template_kwargs": {"open_thinking": True}}),
-    ]
-    assert [prepare(config, minimind).cached for config in changed] == [False] * len(changed)
-    assert [prepare(config, minimind).cached for config in changed] == [True] * len(changed)
-    assert not prepare(make_config(path), phi).cached
-    import copy
-
-    own = copy.deepcopy(minimind)
-    own.chat_template = own.chat_template.replace("im_end|>\\n", "im_end|>\\n\\n")
-    assert not prepare(make_config(path), own).cached
-
-
 def test_a_value_that_the_chat_template_never_names_is_refused_with_the_nearest(
     write: Write, make_config: Config
 ) -> None:
@@ -327,53 +243,6 @@ def test_a_value_that_the_chat_template_never_names_is_refused_with_the_nearest(
     assert caught.value.hint == "Did you mean enable_thinking?"
 
 
-def test_a_cancelled_build_leaves_nothing_and_the_next_one_works(
-    write: Write, make_config: Config, minimind: Any, tmp_path: Path
-) -> None:
-    path = write([_chat(f"q {n}", f"a {n}") for n in range(600)])
-
-    def stop(what: str, done: int, total: int) -> None:
-        if what == "tokenizing":
-            raise Cancelled("cancelled")
-
-    with pytest.raises(Cancelled):
-        prepare(make_config(path, dataset_prepared_path=str(tmp_path / "p")), minimind, on_progress=stop)
-    assert [each.name for each in (tmp_path / "p").iterdir() if each.suffix != ".lock"] == []
-    assert len(prepare(make_config(path, dataset_prepared_path=str(tmp_path / "p")), minimind).dataset) == 600
-
-
-def test_progress_reaches_the_end(write: Write, make_config: Config, minimind: Any) -> None:
-    seen: list[tuple[str, int, int]] = []
-    prepare(make_config(write([_chat("q", "a")] * 700)), minimind, on_progress=lambda *state: seen.append(state))
-    assert seen[-1] == ("tokenizing", 700, 700)
-    assert ("tokenizing", 256, 700) in seen
-
-
-def test_a_folder_that_cannot_be_written_is_named(
-    write: Write, make_config: Config, minimind: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WorkbenchError, match=r"data\.dataset_prepared_path: prepared data cannot be written to"):
-        prepare(make_config(write([_chat("q", "a")]), dataset_prepared_path=str(tmp_path / "file" / "x")), minimind)
-
-
-def test_a_full_disk_leaves_nothing_half_written(
-    write: Write, make_config: Config, minimind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import errno
-
-    from engine.data.prepare import ArrowFile
-
-    def full(self: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(ArrowFile, "_flush", full)
-    with pytest.raises(WorkbenchError, match="No space left on device"):
-        prepare(make_config(write([_chat("q", "a")]), dataset_prepared_path=str(tmp_path / "p")), minimind)
-    assert [each.name for each in (tmp_path / "p").iterdir() if each.suffix != ".lock"] == []
-
-
-# -- mixing and packing ------------------------------------------------------------------------------------------------
 def test_weights_repeat_or_thin_a_source_the_same_way_each_time(
     write: Write, make_config: Config, minimind: Any
 ) -> None:
@@ -405,13 +274,6 @@ def test_packs_hold_every_row_once_and_know_their_documents(
     assert packed.fingerprint == apart.fingerprint
 
 
-def test_the_fingerprint_changes_with_the_mask_alone(write: Write, make_config: Config, minimind: Any) -> None:
-    path = write([_chat("one?", "first")])
-    one = prepare(make_config(path), minimind).fingerprint
-    assert prepare(make_config(path, max_length=512), minimind).fingerprint == one
-    assert prepare(make_config(path, trained_turns="all"), minimind).fingerprint != one
-
-
 def test_the_built_in_rows_prepare(make_config: Config, minimind: Any) -> None:
     dates = pytest.importorskip("engine.builtin.dates")
     from engine.config.data import DataSource
@@ -419,145 +281,6 @@ def test_the_built_in_rows_prepare(make_config: Config, minimind: Any) -> None:
     prepared = prepare(make_config(source=[DataSource(path="builtin/dates", rows=50)]), minimind)
     expected = dates.rows("train", seed=1)[0]["messages"][-1]["content"]
     assert _trained(minimind, prepared.dataset[0]) == expected + "<|im_end|>"
-
-
-def test_a_teachers_table_is_cut_with_its_tokens_and_masks_where_it_is_empty(
-    write: Write, make_config: Config, minimind: Any
-) -> None:
-    from engine.data.collate import collator_for
-    from engine.data.preview import preview
-
-    row = {
-        "input_ids": list(range(100, 112)),
-        "target_token_ids": [[], [], *([100 + place, 7] for place in range(2, 11)), [111]],
-        "target_logprobs": [[], [], *([-0.1, -3.0] for _ in range(2, 11)), [-0.4]],
-    }
-    settings = {"method": "distill", "max_length": 8, "excess_length": "truncate", "truncation_side": "left"}
-    config = make_config(write([row]), **settings)
-    kept = prepare(config, minimind).dataset[0]
-    assert kept["input_ids"] == list(range(104, 112))
-    assert kept["teacher_tokens"][:2] == [104, 7]
-    assert kept["teacher_tokens"][-2:] == [111, 0]
-    whole = make_config(write([row]), method="distill")
-    assert prepare(whole, minimind).facts.trained_tokens == 10
-    batch = collator_for(whole, minimind)([prepare(whole, minimind).dataset[0]])
-    assert batch["labels"][0].tolist() == [IGNORED, IGNORED, *range(102, 112)]
-    assert batch["teacher_logps"][0, 11].tolist() == pytest.approx([-0.4, -1e9])
-    shown = preview(whole, minimind)["rows"][0]["parts"]["input"]
-    assert [token["trained"] for token in shown] == [False] * 2 + [True] * 10
-    with pytest.raises(DataError, match="token 9999 is not in the vocabulary of 6,400 tokens"):
-        prepare(make_config(write([{**row, "input_ids": [9999, *range(101, 112)]}]), method="distill"), minimind)
-    for name, part, said in (
-        ("before", {"input_ids": [-5, *range(101, 112)]}, "token -5 is not in the vocabulary"),
-        ("other", {"labels": [-1, *range(101, 112)]}, "labels: -1 is not in the vocabulary"),
-        ("nothing", {"labels": [None, *range(101, 112)]}, "column labels must hold a list of whole numbers"),
-    ):
-        with pytest.raises(DataError, match=said):
-            prepare(make_config(write([{**row, **part}], f"{name}.jsonl"), method="distill"), minimind)
-
-
-def test_texts_that_belong_together_are_whole_and_a_missing_negative_is_no_text(
-    write: Write, make_config: Config, minimind: Any
-) -> None:
-    from engine.data.collate import collator_for
-    from engine.data.preview import preview
-
-    rows = [{"query": "2+2?", "pos": "four"}, {"query": "3+3?", "pos": "six", "neg": "a tree"}]
-    config = make_config(write(rows), method="embedding")
-    prepared = prepare(config, minimind)
-    assert [len(row["negative_ids"]) > 0 for row in prepared.dataset] == [False, True]
-    batch = collator_for(config, minimind)(list(prepared.dataset))
-    texts = [
-        minimind.decode(ids[mask == 1]) for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    ]
-    assert texts == ["2+2?", "3+3?", "four", "six", "a tree"]
-    assert batch["own_text"].tolist() == [0, 1]
-    assert prepared.facts.trained_tokens == int(batch["completion_mask"].sum())
-    parts = preview(config, minimind, {"kind": "index", "index": 1})["rows"][0]["parts"]
-    assert list(parts) == ["anchor", "positive", "negative"]
-    assert "".join(token["text"] for token in parts["negative"]) == "a tree"
-
-
-def test_one_text_alone_without_a_negative_teaches_nothing(write: Write, make_config: Config, minimind: Any) -> None:
-    row = {"anchor": "a", "positive": "b"}
-    with pytest.raises(DataError, match="there is one row alone, and a text is only told from those of other rows"):
-        prepare(make_config(write([row]), method="embedding"), minimind)
-    prepare(make_config(write([{**row, "negative": "c"}]), method="embedding"), minimind)
-
-
-def test_texts_with_scores_are_of_one_sort_and_a_score_is_a_number(
-    write: Write, make_config: Config, minimind: Any
-) -> None:
-    from engine.data.collate import collator_for
-    from engine.data.preview import preview
-
-    pair = {"sentence1": "a dog runs", "sentence2": "a dog is running"}
-    config = make_config(write([{**pair, "score": 4.5}, {**pair, "score": "0"}]), method="embedding")
-    batch = collator_for(config, minimind)(list(prepare(config, minimind).dataset))
-    assert batch["score"].tolist() == [4.5, 0.0]
-    assert list(preview(config, minimind, {"kind": "index", "index": 0})["rows"][0]["parts"]) == ["text", "score 4.5"]
-    mixed = [{"anchor": "a", "positive": "b", "score": 1}, {"anchor": "a", "positive": "b"}]
-    with pytest.raises(DataError, match="1 rows with a score and 1 rows without a score, which are learned") as told:
-        prepare(make_config(write(mixed), method="embedding"), minimind)
-    assert told.value.hint == "Keep the rows of one sort."
-    for bad, said in (
-        ({"score": True}, "must hold a number"),
-        ({"score": 1, "negative": "c"}, "has a third in negative"),
-    ):
-        with pytest.raises(DataError, match=said):
-            prepare(make_config(write([{"anchor": "a", "positive": "b", **bad}]), method="embedding"), minimind)
-
-
-@pytest.mark.parametrize(
-    ("several", "named"),
-    [
-        ({"negative_1": "c", "negative_2": "d"}, "negative_1 and negative_2"),
-        ({"hard_negatives": ["c", "d"]}, "hard_negatives"),
-    ],
-)
-def test_negatives_that_would_not_be_read_are_told(
-    write: Write, make_config: Config, minimind: Any, several: dict[str, Any], named: str
-) -> None:
-    from engine.config.data import DataSource
-
-    rows = [{"anchor": word, "positive": "b", **several} for word in "xy"]
-    with pytest.raises(DataError, match=f"the row holds negatives in {named}, and one column named negative is read"):
-        prepare(make_config(write(rows), method="embedding"), minimind)
-    if "negative_2" in several:
-        chosen = DataSource(path=str(write(rows)), columns={"negative": "negative_2"})
-        assert prepare(make_config(source=[chosen], method="embedding"), minimind).dataset[0]["negative_ids"]
-
-
-def test_a_step_without_a_token_does_not_take_the_verdict_of_another(write: Write, make_config: Config) -> None:
-    """Tokenizers of encoders drop line breaks, so that nothing is left of an empty step."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]")
-    rows = [{"prompt": "one", "completions": ["two", "", "one"], "labels": [True, False, True]}]
-    with pytest.raises(DataError, match="step 2 of the answer is no token of this tokenizer"):
-        prepare(make_config(write(rows), method="prm"), tokenizer)
-
-
-def test_a_verdict_stands_at_the_end_of_its_step(write: Write, make_config: Config, minimind: Any) -> None:
-    from engine.data.collate import StepsCollator
-
-    row = {"question": "2+2+2?", "steps": ["2+2 is 4.", "4+2 is 7."], "labels": [1, 0]}
-    config = make_config(write([row]), method="prm")
-    kept = prepare(config, minimind).dataset[0]
-    ends = [place for place, label in enumerate(kept["labels"]) if label != IGNORED]
-    assert [kept["labels"][place] for place in ends] == [1, 0]
-    assert minimind.decode(kept["input_ids"][: ends[0] + 1]).endswith("\n2+2 is 4.\n")
-    assert minimind.decode(kept["input_ids"][ends[0] + 1 : ends[1] + 1]) == "4+2 is 7.\n"
-    assert ends[1] == len(kept["input_ids"]) - 1
-    labels = StepsCollator(0, last_only=True)([kept])["labels"][0]
-    assert [place for place, label in enumerate(labels.tolist()) if label != IGNORED] == ends[1:]
-    with pytest.raises(DataError, match="every step is labelled true"):
-        prepare(make_config(write([{**row, "labels": [1, 1]}]), method="prm"), minimind)
-    with pytest.raises(DataError, match="there are 2 steps and 1 labels"):
-        prepare(make_config(write([{**row, "labels": [1]}]), method="prm"), minimind)
 
 
 @pytest.mark.parametrize(
