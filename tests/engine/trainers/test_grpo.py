@@ -300,6 +300,14 @@ def test_the_receipt_names_rewards_and_reference(train, source):
     assert "reference: adapter off" in told["detail"]
 
 
+def test_answers_that_were_cut_off_are_read_also_where_nothing_is_learned_from_them(train, source):
+    settings = {**GRPO, "method.mask_truncated_completions": True, "method.max_completion_length": 3}
+    run = train({**settings, "optim.max_steps": 3, "data.train": [{"path": source(CONVERSATIONS)}]})
+    assert max(curve(run, "completions/clipped_ratio")) > 0.5
+    assert curve(run, "tokens") == curve(run, "num_tokens")
+    assert curve(run, "trained_tokens")[-1] < 3 * 16
+
+
 def test_real_questions_are_asked_and_their_own_answers_score(train, shared_data):
     data = {"data.train": [{"path": str(shared_data / "gsm8k/train_1000.jsonl"), "rows": 60}], "data.max_length": 200}
     settings = {**GRPO, **data, "data.excess_length": "drop", "method.reward_funcs": ["gsm8k", "length:4"]}
