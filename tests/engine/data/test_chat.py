@@ -274,6 +274,17 @@ def test_a_template_without_an_exact_mask_is_an_error_with_its_name(
     assert caught.value.message.startswith("the chat template odd ")
 
 
+def test_an_answer_that_begins_as_the_generation_prompt_goes_on_is_trained_whole(minimind: Any) -> None:
+    template = (
+        "{% for message in messages %}{{ message.role + ': ' + message.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: Well, ' }}{% endif %}"
+    )
+    rendered = Chat(minimind, template).spans(
+        [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "We hope so"}]
+    )
+    assert [rendered.text[start:end] for start, end in rendered.spans] == ["We hope so<|im_end|>"]
+
+
 def test_a_template_that_loops_is_stopped_within_three_seconds(minimind: Any) -> None:
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     before = time.monotonic()

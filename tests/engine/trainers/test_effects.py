@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from array import array
+from itertools import pairwise
 
 import pytest
 from safetensors.torch import load_file
@@ -46,6 +47,15 @@ def test_the_loss_falls_and_eval_rows_are_measured(train, source):
     measured = [event["eval_loss"] for event in lines(run, "metrics") if "eval_loss" in event]
     assert len(measured) == 4
     assert measured[-1] < measured[0]
+
+
+def test_the_rate_of_a_line_is_of_the_tokens_and_the_time_since_the_one_before(train, source):
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "run.logging_steps": 2})
+    found = [entry for entry in lines(run, "metrics") if "tokens_per_second" in entry]
+    assert len(found) > 4
+    for before, line in pairwise(found):
+        took = line["t"] - before["t"]
+        assert line["tokens_per_second"] * took == pytest.approx(line["tokens"] - before["tokens"], rel=0.2)
 
 
 def test_the_end_of_a_run_is_a_point_of_its_curves_also_between_logged_steps(train, source):
