@@ -33,7 +33,8 @@ class Prm(Plain):
             said = ((right > 0.5) == (verdicts == 1)).float()
             margin = right[verdicts == 1].mean() - right[verdicts == 0].mean()
         self.note(model, {"accuracy": said.mean(), "margin": margin})
-        return F.cross_entropy(logits, verdicts)
+        # in float32 at least, also where the model is in 16 bits
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), verdicts)
 
     def told(self) -> str:
         """What the receipt tells of the loss."""

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.engine.trainers.conftest import PAIRS, RATED, lines
+from tests.engine.trainers.building import Built
+from tests.engine.trainers.conftest import PAIRS, RATED, STEPS, TEXTS, lines
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 
@@ -167,6 +168,28 @@ def test_an_embedding_model_finds_more_held_out_captions_and_its_loss_falls(
     assert sum(curve(run, "loss")[-3:]) < 0.9 * sum(curve(run, "loss")[:3])
     assert "no vocabulary head" in told(run, "loss")["detail"]
     assert lines(run, "metrics")[0]["trained_tokens"] == lines(run, "metrics")[0]["tokens"]
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("embedding", TEXTS), ("prm", STEPS)])
+def test_a_model_in_16_bits_is_judged_in_32(tmp_path, monkeypatch, kind, rows):
+    import torch
+
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    built = Built({"method.kind": kind}, rows, tmp_path)
+    built.model.bfloat16()
+    loss = built.trainer.compute_loss(built.model, dict(built.collate(built.rows)))
+    assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("how", ["mean", "last", "first"])
+def test_a_vector_of_16_bits_loses_nothing_more(how):
+    import torch
+
+    from engine.trainers.embedding import pooled
+
+    torch.manual_seed(0)
+    hidden, mask = torch.randn(3, 5, 64).bfloat16(), torch.tensor([[1] * 5, [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
+    assert torch.allclose(pooled(hidden, mask, how).double(), pooled(hidden.double(), mask, how), rtol=1e-6, atol=1e-7)
 
 
 def test_recall_counts_how_many_lie_nearer():
