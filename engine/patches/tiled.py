@@ -47,8 +47,10 @@ def tiled_mlp(config: Any, model: Any) -> Applied | None:
             f"They are known as {', '.join(NAMES)}. {_LEAVE_OUT}",
         )
     text = model.config.get_text_config()
-    looked_at = getattr(text, "output_router_logits", False)
-    if looked_at and not all(routers.recorded(model, block) for block in blocks):
+    asked_for = getattr(text, "output_router_logits", False)
+    # TRL's trainers ask for it by themselves, later, where the model has a weight for that loss.
+    looked_at = asked_for or (asked_for is False and getattr(text, "router_aux_loss_coef", 0.0))
+    if asked_for and not all(routers.recorded(model, block) for block in blocks):
         raise ModelError(
             "memory.tiled_mlp: the model's loss looks at the router of all tokens (output_router_logits), which tiles forget.",
             _LEAVE_OUT,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from transformers import AutoTokenizer
 
+from engine.builtin import tiny
 from engine.errors import ModelError
 from engine.patches.tiled import tiled_mlp
-from tests.engine.patches.families import EXPERTS, SHAPE
+from tests.engine.patches.families import EXPERTS, SHAPE, made
 from tests.engine.patches.test_tiled import config, gradients
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines, source, train  # noqa: F401
 
 BIASED = {
     "minimax_m2": ("MiniMaxM2ForCausalLM", "MiniMaxM2Config", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -31,7 +34,7 @@ def built(family, **more):
 @pytest.mark.parametrize("family", BIASED)
 @pytest.mark.parametrize("looked_at", [False, True])
 def test_routers_that_are_given_a_bias_of_the_experts_are_given_it_again(family, looked_at):
-    model = built(family, **({"output_router_logits": True, "router_aux_loss_coef": 10.0} if looked_at else {}))
+    model = built(family, output_router_logits=looked_at, router_aux_loss_coef=10.0 * looked_at)
     ids = torch.arange(48).reshape(2, 24) % 61
     wanted, plain = gradients(model, ids)
     done = tiled_mlp(config(), model)
@@ -50,3 +53,26 @@ def test_a_block_that_needs_more_than_hidden_states_is_refused_in_words():
         layer.mlp.forward = lambda hidden_states, ids=None: hidden_states * ids.reshape(-1, 1)
     with pytest.raises(ModelError, match="cannot be asked for some tokens alone: 'NoneType' object has no attribute"):
         tiled_mlp(config(), model)
+
+
+@pytest.mark.parametrize(("method", "rows"), [("sft", CONVERSATIONS), ("dpo", PAIRS)])
+def test_runs_whose_trainer_asks_for_the_loss_of_the_routers_by_itself_learn_the_same(
+    train,  # noqa: F811
+    source,  # noqa: F811
+    tmp_path,
+    method,
+    rows,
+):
+    folder, tokenizer = tmp_path / "experts", AutoTokenizer.from_pretrained(tiny.folder())
+    made("qwen3_moe", vocab_size=len(tokenizer), max_position_embeddings=512).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    settings = {"model.name": str(folder), "method.kind": method, "optim.max_steps": 2}
+    settings["data.train"] = [{"path": source(rows)}]
+    tiles = {"memory.tiled_mlp": True, "memory.tiled_mlp_tokens": 16}
+    found = [
+        [(event["loss"], event["aux_loss"]) for event in lines(run, "metrics")]
+        for run in (train(settings), train({**settings, **tiles}))
+    ]
+    assert len(found[0]) == 2
+    for tiled, plain in zip(found[1], found[0], strict=True):
+        assert tiled == pytest.approx(plain, rel=1e-5)
