@@ -14,7 +14,7 @@ from workbench.panels.paint import wrap
 from workbench.panels.watching import committed
 from workbench.screens.dialog import Item, Pick
 
-LATER = "It can be resumed and chatted with."
+LATER = "It can be resumed."
 
 
 class StopMenu(Pick):

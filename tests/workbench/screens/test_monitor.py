@@ -159,10 +159,10 @@ async def test_the_stop_menu_says_what_is_kept_how_long_it_takes_and_what_can_be
         assert "Keeps all 67 steps (about 1.2 s, 40.0 MiB)." in shown(app)
         text = "\n".join(" ".join(item.text.plain.split()) for item in ways(app.screen_stack[-2].view))
         assert text.splitlines() == [
-            "Keeps all 67 steps (about 1.2 s, 40.0 MiB). It can be resumed and chatted with.",
+            "Keeps all 67 steps (about 1.2 s, 40.0 MiB). It can be resumed.",
             "Keeps all steps so far (about 1.2 s, 40.0 MiB). The run continues.",
-            "Trains on, saves and stops about 6.6 s from now. It can be resumed and chatted with.",
-            "Keeps checkpoint-60; the 7 steps since then (1.4 s) are lost. It can be resumed and chatted with.",
+            "Trains on, saves and stops about 6.6 s from now. It can be resumed.",
+            "Keeps checkpoint-60; the 7 steps since then (1.4 s) are lost. It can be resumed.",
         ]
         await pilot.press("escape")
         await pilot.pause(0.1)
