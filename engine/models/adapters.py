@@ -206,7 +206,7 @@ def _check_targets(model: Any, targets: str | list[str]) -> None:
     if targets == "all-linear":
         return
     names = [name for name, _ in model.named_modules() if name]
-    leaves = sorted({name.rsplit(".", 1)[-1] for name in names})
+    leaves = sorted({leaf for name in names if not (leaf := name.rsplit(".", 1)[-1]).isdigit()})
     if isinstance(targets, str):
         if not any(re.fullmatch(targets, name) for name in names):
             raise ModelError(

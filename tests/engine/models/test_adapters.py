@@ -206,6 +206,14 @@ def test_the_estimate_counts_adapters_of_experts(tmp_path, kind, names):
     assert sorted((rows, columns) for rows, columns, count in counted.matrices for _ in range(count)) == shapes
 
 
+def test_a_target_that_is_not_there_is_told_beside_names_alone():
+    with pytest.raises(ModelError, match="no module 'lm_haed'") as caught:
+        lora(moe(), target_modules=["q_proj", "lm_haed"])
+    with pytest.raises(ModelError, match="matches no module") as other:
+        lora(moe(), target_modules=r".*\.nothing")
+    assert not re.search(r"\b\d+\b", caught.value.hint + other.value.hint.partition(";")[0])
+
+
 def test_what_peft_cannot_adapt_and_an_adapter_on_the_head_are_one_sentence():
     with pytest.raises(ModelError, match="PEFT has no such adapter for this model: Cannot convert"):
         lora(moe(), target_modules=r".*\.(gate_proj|q_proj)")
