@@ -78,12 +78,13 @@ def _compute(block: Block, x: torch.Tensor, size: int) -> torch.Tensor:
         for begin in range(0, flat.shape[1], size):
             part = block(flat[:, begin : begin + size])
             if out is None:
-                out = part.new_empty(1, flat.shape[1], part.shape[-1])
-            out[:, begin : begin + size] = part
+                # In its last shape: autograd lets no view be added to in place, as some layers add to their block's result.
+                out = part.new_empty(*x.shape[:-1], part.shape[-1])
+            out.view(1, -1, part.shape[-1])[:, begin : begin + size] = part
     finally:
         _COMPUTING.reset(computing)
     assert out is not None
-    return out.view(*x.shape[:-1], out.shape[-1])
+    return out
 
 
 class _Call:

@@ -245,3 +245,17 @@ def test_two_processes_share_one_gradient_per_weight(tmp_path):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for ours, weight in zip(found, block.parameters(), strict=True):
             torch.testing.assert_close(ours, weight.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 9, HIDDEN), (18, HIDDEN)])
+def test_a_layer_may_add_to_the_result_in_place(shape):
+    """As Falcon's layers add what attention found."""
+    torch.manual_seed(0)
+    block, x = Mlp(), torch.randn(shape, requires_grad=True)
+    found = []
+    for run in (block, lambda x: tiled(block, x, list(block.parameters()), 4)):
+        out = run(x)
+        out += x
+        found.append(torch.autograd.grad(out.square().sum(), (x, *block.parameters())))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
