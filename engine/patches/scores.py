@@ -8,6 +8,7 @@ do not run. A model that cannot be asked so, in whose forward the backbone is no
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -54,6 +55,8 @@ def apart(model: Any) -> float | None:
     ids = torch.zeros(1, _TOKENS + 1, dtype=torch.long, device=weight.device)
     try:
         reached = _fused(model, ids, hidden).square().mean().sqrt()
+        if not 0 < reached < math.inf:  # a head that is nothing yet, or broken, tells nothing
+            return None
         hidden = hidden * (_REACH / reached).to(hidden.dtype)
         ours = _fused(model, ids, hidden, capped=True)
         own = _own(model, ids, hidden)

@@ -78,3 +78,10 @@ def test_a_model_without_a_backbone_of_its_own_is_refused_and_one_that_calls_par
     )  # fmt: skip
     scores.refuse_other_scores(fused(opt))
     assert scores.apart(opt) is None
+
+
+@pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf")])
+def test_a_head_that_is_nothing_yet_or_broken_tells_nothing(weight):
+    model = tiny_model()
+    torch.nn.init.constant_(model.get_output_embeddings().weight, weight)
+    assert scores.apart(fused(model).model) is None
