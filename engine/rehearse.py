@@ -1,8 +1,9 @@
 """One step, measured: the longest rows of the data go through the real trainer, and what that took is told.
 
 Two steps are made, because optimizer states and the reused blocks of the allocator exist only after the first; peaks are
-those of both, the time is the second's. Gradients are kept over two batches where the run keeps them over more. Nothing
-of it is saved. The worker hangs `Measuring` into its own trainer; this module knows no method.
+those of both, the time is the second's. Where several steps are trained on the answers of one sampling, so many follow the
+first, and the time is their mean: one of them samples. Gradients are kept over two batches where the run keeps them over
+more. Nothing of it is saved. The worker hangs `Measuring` into its own trainer; this module knows no method.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
-STEPS = 2
-
 
 class Measuring(TrainerCallback):
     """Chooses the rows, then reads the clock and the peak of memory while they are trained.
 
     The peak is the card's as torch reserved it, beside what of that was handed out; on a CPU both are this process's
     resident pages. `rows_per_step` is what one optimizer step takes; `together` are as many prompts as one sampling may
-    take, which is more than a step's where `method.steps_per_generation` says so.
+    take, which is more than a step's where `method.steps_per_generation` says so. `steps` are made at least, and a sampling
+    serves `cycle` of them.
     """
 
-    def __init__(self, dataset: Any, rows_per_step: int, together: int = 0) -> None:
+    def __init__(self, dataset: Any, rows_per_step: int, together: int = 0, steps: int = 2, cycle: int = 1) -> None:
         widths = _widths(dataset)
         order = sorted(range(len(widths)), key=lambda row: (-widths[row], row))
         first = _one_of_each(dataset, order)
         chosen = [*first, *(row for row in order if row not in first)]
         taken = [chosen[place % len(chosen)] for place in range(max(rows_per_step, len(first)))]
-        self.dataset = dataset.select(taken * max(STEPS, -(-together // len(taken))))
+        self.dataset = dataset.select(taken * max(steps, -(-together // len(taken))))
         self._measured = {
             "rows": rows_per_step,
             "tokens": sum(widths[row] for row in taken[:rows_per_step]),
             "longest": max(widths[row] for row in taken),
         }
         self._begun = 0.0
-        self._seconds = 0.0
+        self._cycle = cycle
+        self._seconds: list[float] = []
         self._memory_before = self._memory_peak = self._memory_allocated = 0
 
     def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
@@ -53,7 +54,7 @@ class Measuring(TrainerCallback):
         self._begun = _now()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._seconds = _now() - self._begun
+        self._seconds.append(_now() - self._begun)
         self._memory_peak = _peak()
         self._memory_allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else self._memory_peak
 
@@ -63,9 +64,16 @@ class Measuring(TrainerCallback):
             "memory_peak": self._memory_peak,
             "memory_before": self._memory_before,
             "memory_allocated": self._memory_allocated,
-            "seconds": round(self._seconds, 4),
+            "seconds": round(self._of_a_step(), 4),
             **self._measured,
         }
+
+    def _of_a_step(self) -> float:
+        """Mean seconds of the steps after the first. Where a sampling serves more of them than were made, the first, which
+        samples and is slower for being the first, stands for the one that would."""
+        first, *others = self._seconds or [0.0]
+        mean = sum(others) / len(others) if others else first
+        return mean if len(others) >= self._cycle else mean + max(0.0, first - mean) / self._cycle
 
 
 def _one_of_each(dataset: Any, order: list[int]) -> list[int]:

@@ -122,7 +122,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
     prepared, held_out = _rows(config, processing_class, say)
-    measuring = Measuring(prepared.dataset, *_rows_per_step(config)) if run.read_json().get("rehearse") else None
+    measuring = Measuring(prepared.dataset, *_rehearsed(config)) if run.read_json().get("rehearse") else None
     model, patches = _model(config, run, processing_class, prepared, held_out, why, say)
     say.phase("Building the trainer")
     newest = _newest(run, say)
@@ -294,12 +294,14 @@ def _config(run: RunFolder) -> Any:
     return resolved(config, look_at(config, run.path)) if asked else resolved(config)
 
 
-def _rows_per_step(config: Any) -> tuple[int, int]:
-    """Rows that one optimizer step takes on one device, and those that answers are sampled for at once."""
-    from engine.config.counted import sampled_together
+def _rehearsed(config: Any) -> tuple[int, int, int, int]:
+    """Rows that one optimizer step takes on one device, those that answers are sampled for at once, the steps of a rehearsal
+    and those that one sampling serves."""
+    from engine.config.counted import rehearsed_steps, sampled_together, steps_a_sampling
 
     batch = int(config.optim.per_device_train_batch_size)
-    return batch * config.optim.gradient_accumulation_steps, batch * sampled_together(config)
+    rows = batch * config.optim.gradient_accumulation_steps
+    return rows, batch * sampled_together(config), rehearsed_steps(config), steps_a_sampling(config)
 
 
 def _enable_checkpointing(trainer: Any) -> None:

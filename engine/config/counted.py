@@ -73,6 +73,19 @@ def sampled_together(config: RunConfig) -> int:
     return getattr(config.method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
 
 
+def steps_a_sampling(config: RunConfig) -> int:
+    """Optimizer steps that are trained on the answers of one sampling; 1 where a method samples none."""
+    if METHODS[config.method.kind].rows != "prompts":
+        return 1
+    uses = sampled_together(config) * getattr(config.method, "num_iterations", 1)
+    return max(1, math.ceil(uses / config.optim.gradient_accumulation_steps))
+
+
+def rehearsed_steps(config: RunConfig) -> int:
+    """The first step and those that one sampling serves, of which at most eight."""
+    return 1 + min(8, steps_a_sampling(config))
+
+
 def total_steps(config: RunConfig, facts: Facts) -> int | None:
     """Optimizer steps of the whole run."""
     if config.optim.max_steps is not None:

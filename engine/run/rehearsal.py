@@ -25,6 +25,7 @@ from typing import Any
 import platformdirs
 
 from engine.config import footprint
+from engine.config.counted import rehearsed_steps
 from engine.config.defaults import choices
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import absolute, as_mapping, dump
@@ -139,7 +140,7 @@ def kept() -> Path:
 
 
 def _shortened(config: RunConfig) -> RunConfig:
-    """Two steps on one device, with nothing between them: no held-out loss, no samples, no checkpoint."""
+    """A few steps on one device, with nothing between them: no held-out loss, no samples, no checkpoint."""
     run, optim, data = config.run, config.optim, config.data
     accumulation = optim.gradient_accumulation_steps
     if METHODS[config.method.kind].rows != "prompts":
@@ -148,7 +149,9 @@ def _shortened(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={
             "run": run.model_copy(update={"prompts": [], "devices": one, "save_steps": 1_000_000, "logging_steps": 1}),
-            "optim": optim.model_copy(update={"max_steps": 2, "gradient_accumulation_steps": accumulation}),
+            "optim": optim.model_copy(
+                update={"max_steps": rehearsed_steps(config), "gradient_accumulation_steps": accumulation}
+            ),
             "data": data.model_copy(update={"eval": [], "shuffle": False}),
         }
     )

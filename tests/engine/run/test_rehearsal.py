@@ -115,3 +115,19 @@ def test_an_interrupt_ends_the_child_and_leaves_nothing(worker: Any, tmp_path: P
         signal.signal(signal.SIGINT, before)
     assert nothing_left(tmp_path, mark)
     assert rehearsal.kept().exists() is False
+
+
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [
+        ({"kind": "sft"}, 2),
+        ({"kind": "grpo", "reward_funcs": ["length:4"]}, 2),
+        ({"kind": "ppo", "reward_funcs": ["length:4"]}, 5),
+        ({"kind": "ppo", "reward_funcs": ["length:4"], "num_iterations": 4, "steps_per_generation": 6}, 9),
+    ],
+)
+def test_the_child_makes_the_first_step_and_those_that_a_sampling_serves_but_not_many(
+    method: dict[str, Any], steps: int
+) -> None:
+    config = read({"method": method, "data": {"train": [{"path": "builtin/dates"}]}}).config
+    assert rehearsal._shortened(config).optim.max_steps == steps

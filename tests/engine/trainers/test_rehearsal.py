@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from engine.config.counted import rehearsed_steps, steps_a_sampling
 from engine.config.files import as_yaml
+from engine.config.schema import read
 from engine.rehearse import Measuring
 from engine.run.store import RunFolder, create
 from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
@@ -79,6 +81,40 @@ def test_the_longest_rows_come_first_and_once_for_each_step() -> None:
 
 def test_few_rows_come_round_again() -> None:
     assert Measuring(dataset(input_ids=[[1], [1, 2]], row=[0, 1]), 3).dataset["row"][:] == [1, 0, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cycle", "told"),
+    [((9.0, 2.0), 1, 2.0), ((9.0, 1.0, 1.0, 1.0, 5.0), 4, 2.0), ((9.0, 1.0, 1.0), 8, 2.0), ((0.5, 1.0), 8, 1.0)],
+    ids=["every step samples", "the last of a cycle samples", "the first stands for it", "a first that was quick"],
+)
+def test_sampling_has_its_share_in_the_time_of_a_step(monkeypatch, seconds, cycle, told) -> None:
+    clock = iter([moment for took in seconds for moment in (10.0, 10.0 + took)])
+    monkeypatch.setattr("engine.rehearse._now", lambda: next(clock))
+    measuring = Measuring(dataset(input_ids=[[1]]), 1, cycle=cycle)
+    for _ in seconds:
+        measuring.on_step_begin()
+        measuring.on_step_end()
+    assert measuring.result()["seconds"] == told
+
+
+def test_a_rehearsal_of_ppo_makes_as_many_steps_as_a_sampling_serves_and_tells_their_mean(
+    tmp_path, source, train
+) -> None:
+    mapping: dict[str, Any] = {"version": 1}
+    settings = {**BASE, **PPO, "data.train": [{"path": source(CONVERSATIONS)}], "method.num_iterations": 3}
+    for path, value in settings.items():
+        section, name = path.split(".", 1)
+        mapping.setdefault(section, {})[name] = value
+    config = read(mapping).config
+    assert (steps_a_sampling(config), rehearsed_steps(config)) == (3, 4)
+    mapping["optim"]["max_steps"] = rehearsed_steps(config)
+    run = train(folder=create(tmp_path / "runs", as_yaml(mapping), {"rehearse": True}))
+    steps = [event["step_seconds"] for event in lines(run, "metrics")]
+    (told,) = lines(run, "rehearsed")
+    assert len(steps) == 4
+    assert told["seconds"] == pytest.approx(sum(steps[1:]) / 3, rel=0.2)
+    assert told["seconds"] > 1.2 * min(steps)
 
 
 def test_a_pair_is_as_long_as_its_prompt_with_the_longer_answer() -> None:
