@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 # Two busy torch processes slow each other many times over unless idle threads sleep.
 export OMP_WAIT_POLICY := PASSIVE
 export PYTHONSAFEPATH := 1
+# Tests go side by side, one thread a process; each file stays whole in one of them.
+SIDE_BY_SIDE ?= -n logical --maxprocesses 4
 
 .PHONY: help workbench demo test test-all check lint types contracts format docs pictures clean
 help:                ## this list
@@ -25,10 +27,10 @@ demo: $(STAMP)       ## the same training without a terminal
 	$(BIN)/workbench demo
 
 test: $(STAMP)       ## make the environment and pass the tests
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not slow and not gpu'
 
 test-all: $(STAMP)   ## also the slow ones
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not gpu'
 
 check: lint types contracts test  ## the whole loop before a commit
 
@@ -46,8 +48,10 @@ format: $(STAMP)     ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)       ## regenerate the settings reference and the JSON schema
-	$(BIN)/python -m engine.config.reference
+docs: $(STAMP)       ## regenerate the settings reference, the JSON schema and the tables of features and of ledgers
+	$(BIN)/python -m engine.session.reference
+	$(BIN)/python tests/docs/test_architecture.py
+	test -z "$$WORKBENCH_TEST_DATA" || $(BIN)/python tests/docs/test_bridge_page.py
 
 pictures: $(STAMP)   ## render the README's pictures from the real app and widget
 	$(BIN)/python docs/pictures.py

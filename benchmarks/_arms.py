@@ -23,16 +23,18 @@ from peft import get_peft_model
 from transformers import Qwen3Config
 
 from engine.config.files import as_yaml
+from engine.config.kinds import LOADERS
 from engine.config.method import METHODS
-from engine.config.schema import read, resolved
 from engine.data.collate import collator_for
-from engine.data.look import look_at
+from engine.data.gather_facts import look_at
+from engine.features.built import Built, Notes
+from engine.features.fp8_base.layers import compute_in_fp8
+from engine.features.sequence import Features
 from engine.models.adapters import add_adapter, lora_config
-from engine.models.fp8_base import compute_in_fp8
-from engine.models.load import LOADERS
-from engine.patches.plan import Patches
+from engine.planning.auto import resolved
+from engine.rules import read
+from engine.run.async_writer import LateWriter
 from engine.run.control import Controls
-from engine.run.late import LateWriter
 from engine.run.store import create
 from engine.trainers.job import Job
 from engine.trainers.receipt import receipt
@@ -174,12 +176,12 @@ class Builder:
         if in_fp8(name):
             compute_in_fp8(model, least=0 if self.options.shape == "tiny" else None)
         model = add_adapter(model, config)
-        patches = Patches(config, place)
-        patches.on_model(model)
+        features = Features(config)
+        features.prepare(Built(model, notes=Notes(place)))
         run = create(place, as_yaml({"version": 1}), {})
         stack = contextlib.ExitStack()
         writer = stack.enter_context(LateWriter(run))
-        stack.callback(patches.undo)
+        stack.callback(features.undo)
         opening = {"method": self.method, "model": "bench", "devices": []}
         watching = Watching(run, writer, Controls(run, writer), opening, 1, [], 1, list)
         collator = collator_for(config, self.tokenizer)
@@ -188,10 +190,10 @@ class Builder:
         trainer.args.save_strategy = "no"
         watching.trainer = trainer
         trainer.attach(run, writer, 2, {})
-        patches.on_trainer(trainer)
+        features.apply(trainer.built(Notes(place)))
         prepared = argparse.Namespace(counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="")
         prepared.dataset = self.rows
-        writer.write("receipt", entries=receipt(config, trainer, prepared) + patches.entries())
+        writer.write("receipt", entries=receipt(config, trainer, prepared) + features.entries())
         told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {config.kernels.torch_compile},"
         return Arm(name, trainer, stack.close, told, self.options.window)
 

@@ -27,8 +27,8 @@ from _figures import Results, result_options
 from engine.config.facts import Facts
 from engine.config.files import overrides
 from engine.config.recipes import recipe_mapping
-from engine.config.schema import read
 from engine.hardware import this_machine
+from engine.rules import read
 from engine.run import checkpoint
 from engine.run.from_config import launch_config
 from engine.run.store import RunFolder

@@ -28,10 +28,11 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from engine.builtin import tiny
-from engine.config import footprint
-from engine.config.schema import read, resolved
-from engine.data.look import look_at
+from engine.data.gather_facts import look_at
 from engine.errors import WorkbenchError
+from engine.planning import memory_model
+from engine.planning.auto import resolved
+from engine.rules import read
 from engine.run.rehearsal import Rehearsal, rehearse
 
 GiB = 1024**3
@@ -118,7 +119,7 @@ def measure(name: str, folder: Path, length: int) -> tuple[Rehearsal, dict[str, 
         return problem.message
     whole = resolved(reading.config.model_copy(update={"data": reading.config.data.model_copy(
         update={"max_length": found.longest})}), facts)  # fmt: skip
-    classes = footprint.memory(whole, facts, whole.memory.gradient_checkpointing) or {}
+    classes = memory_model.memory(whole, facts, whole.memory.gradient_checkpointing) or {}
     return found, classes
 
 

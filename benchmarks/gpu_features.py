@@ -28,10 +28,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 from trl.models.activation_offloading import get_act_offloading_ctx_manager
 from trl.trainer.utils import add_fused_lm_head
 
-from engine.memory.tiers import use_tier
-from engine.patches.attention import fused_attention
-from engine.patches.compiled import compile_layers, decoder_layers
-from engine.patches.head import cut_cross_entropy
+from engine.features.built import Built
+from engine.features.compile.apply import compile_layers
+from engine.features.cut_cross_entropy import apply as cut_cross_entropy
+from engine.features.fused_norm_rope import apply as fused_norm_rope
+from engine.features.gradient_checkpointing.tiers import use_tier
 
 ROWS, TOKENS, VOCABULARY = 4, 2048, 151_936
 SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -95,19 +96,19 @@ class Arm:
         self.peak, self.first_loss, self.failed = 0, float("nan"), ""
 
     def apply(self, base: Any, features: dict[str, Any]) -> None:
-        trainer = SimpleNamespace(model=self.model)
-        on = SimpleNamespace(kernels=SimpleNamespace(use_cut_ce=True, fused_attn_kernel=True))
+        built = Built(self.model)
+        on = SimpleNamespace(method=None, kernels=SimpleNamespace(use_cut_ce=True, fused_attn_kernel=True))
         tier = features.get("tier")
         if tier in ("selective", "medium"):
             use_tier(base, tier)
         if tier:
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if features.get("cut"):
-            cut_cross_entropy(on, trainer)
+            cut_cross_entropy.apply(on, built)
         if features.get("fused"):
-            fused_attention(on, trainer)
+            fused_norm_rope.apply(on, built)
         if features.get("compile"):
-            compile_layers(list(decoder_layers(trainer)), {})
+            compile_layers(built.decoder_layers(), {})
         self.context: Callable[[], Any] | None = None
         if features.get("offload"):
             moving = get_act_offloading_ctx_manager(self.model, warn_if_no_head=False)

@@ -44,11 +44,12 @@ from _figures import Results, ratio, result_options
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from engine.features.built import Built, decoder_layers
+from engine.features.compile.apply import compile_layers
+from engine.features.fp8_base.layers import Fp8BaseLinear, compute_in_fp8
+from engine.features.quantization_aware.apply import apply as quantization_aware
 from engine.kernels.fp8_rows import rounded_rows, rounded_rows_reference, transposed, transposed_reference
-from engine.models.fp8_base import Fp8BaseLinear, compute_in_fp8
 from engine.models.stored_fp8 import Fp8Linear
-from engine.patches.compiled import compile_layers, decoder_layers
-from engine.patches.rounding import quantization_aware
 
 LAYERS, ROWS, TOKENS, VOCABULARY = 4, 4, 2048, 2048
 SHAPE = {
@@ -108,19 +109,18 @@ def model_of(
     if recipe == STORED:
         store_in_fp8(model)
     if recipe == BASE:
-        compute_in_fp8(model, least=0)
-        model.fp8_base.plain.clear()
+        compute_in_fp8(model, least=0).plain.clear()
     if lora:
         adapter = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
         torch.manual_seed(seed)
         model = get_peft_model(model, adapter, autocast_adapter_dtype=False)
-    trainer = SimpleNamespace(model=model.train())
+    model.train()
     if recipe not in (None, STORED, BASE):
         kernels = SimpleNamespace(quantization_aware="fp8", fp8_recipe_name=recipe)
-        applied = quantization_aware(SimpleNamespace(kernels=kernels), trainer)
+        applied = quantization_aware(SimpleNamespace(kernels=kernels), Built(model))
         say(f"  {applied.count} {applied.detail}" if applied else "  nothing converted")
     if compiled:
-        compile_layers(list(decoder_layers(trainer)), {})
+        compile_layers(list(decoder_layers(model)), {})
     return model
 
 

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.builtin import tiny
 from engine.config.files import dump
-from engine.config.schema import read
+from engine.rules import read
 from engine.run.index import open_view
 from engine.run.launch import launch
 

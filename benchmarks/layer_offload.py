@@ -26,8 +26,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from engine.patches.compiled import torch_compile
-from engine.patches.layer_offload import LayerOffloading
+from engine.features.built import Built
+from engine.features.compile.apply import apply as compile_layers_of
+from engine.features.layer_offloading.apply import LayerOffloading
 
 VOCABULARY, ROW = 151_936, 2048
 SHAPE = {
@@ -86,16 +87,16 @@ class Arm:
         trainer = SimpleNamespace(model=self.model, training_step=lambda: None)
         if compiled:
             kernels = SimpleNamespace(torch_compile=True, torch_compile_options={})
-            torch_compile(
+            compile_layers_of(
                 SimpleNamespace(
                     kernels=kernels,
                     memory=SimpleNamespace(gradient_checkpointing="full"),
                     data=SimpleNamespace(packing=True),
                 ),
-                trainer,
+                Built(self.model, trainer),
             )
         if self.offloading is not None:
-            print(self.offloading.on_trainer(trainer).detail, flush=True)
+            print(self.offloading.on_trainer(Built(self.model, trainer)).detail, flush=True)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-4, fused=True)
         torch.cuda.synchronize()

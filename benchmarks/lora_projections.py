@@ -29,8 +29,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
+from engine.features.fused_lora.apply import fuse
 from engine.kernels.gated import gated
-from engine.patches.lora import fuse
 
 FLOP_PER_MS, BYTES_PER_MS = 790e9, 3.0e9
 CARD = torch.cuda.is_available()

@@ -25,10 +25,9 @@ from _figures import Results, result_options, side_by_side
 from transformers import Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.config.attention import CUDNN, FLASH
+from engine.features.attention_backend import CUDNN, FLASH, cudnn_documents, varlen
+from engine.features.attention_backend.apply import beginnings
 from engine.hardware import installed
-from engine.models import cudnn_documents, varlen
-from engine.patches.documents import beginnings
 
 FLOP_PER_MS = 790e9
 PASSES, AHEAD = 8, 60_000_000

@@ -15,11 +15,13 @@ import time
 from _device import processor
 from _figures import Results, result_options
 
-from engine.config.draft import Draft
-from engine.config.facts import DataFacts, Facts, SourceFacts, model_facts
-from engine.config.schema import FieldSpec, effective, fields_of
+from engine.config.facts import DataFacts, Facts, SourceFacts
+from engine.config.tree import FieldSpec, fields_of
+from engine.facts.model_shape import model_facts
 from engine.hardware import parse_machine
-from engine.memory.estimate import estimate
+from engine.planning.auto import effective
+from engine.planning.estimate import estimate
+from engine.session.draft import Draft
 
 FACTS = Facts(
     machine=parse_machine("1xRTX4090-24GB"),

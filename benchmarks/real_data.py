@@ -37,8 +37,8 @@ from _figures import Results, result_options
 
 from engine.builtin import dates
 from engine.config.files import overrides
-from engine.config.schema import read
-from engine.data.look import look_at
+from engine.data.gather_facts import look_at
+from engine.rules import read
 from engine.run import checkpoint, launch
 from engine.run.from_config import launch_config
 from engine.run.store import ENDED, RunFolder

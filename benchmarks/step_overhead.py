@@ -33,11 +33,12 @@ from transformers.utils import logging
 from trl import SFTTrainer
 
 from engine.config.files import as_yaml
-from engine.config.schema import read, resolved
 from engine.data.collate import LanguageCollator
 from engine.models.adapters import add_adapter
+from engine.planning.auto import resolved
+from engine.rules import read
+from engine.run.async_writer import LateWriter
 from engine.run.control import Controls
-from engine.run.late import LateWriter
 from engine.run.store import create
 from engine.trainers import saving, sft
 from engine.trainers.job import Job

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from engine.patches.tiled import _in_closed_tiles, _in_tiles
+from engine.features.tiled_mlp.apply import _in_closed_tiles, _in_tiles
 
 HIDDEN, WIDE, FLOP_PER_MS = 4096, 12_288, 790e9
 Pass = Callable[[torch.Tensor], torch.Tensor]

@@ -20,8 +20,8 @@ os.environ.setdefault("COLORTERM", "truecolor")
 os.environ["TERM"] = "xterm-256color"
 os.environ["WORKBENCH_THEME"] = "dark"
 
-from engine.config.draft import Draft
 from engine.run.store import ENDED, find
+from engine.session.draft import Draft
 from workbench.app import WorkbenchApp
 from workbench.screens.monitor import MonitorScreen
 from workbench.screens.preview import PreviewScreen

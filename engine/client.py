@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from engine.errors import Cancelled, WorkbenchError, redact, visible
+from engine.run.spawn import HUB_TOKENS, without_tokens
 
 Progress = Callable[[dict[str, Any]], None]
 COMMAND = (sys.executable, "-P", "-m", "engine.inspector")
@@ -39,7 +40,7 @@ class Ticket:
         self._client, self._number, self._on_progress = client, number, on_progress
         self._ready = threading.Event()
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[Ticket], None]] = []
+        self._callbacks: list[Callable[[Ticket], object]] = []
         self._value: Any = None
         self._problem: WorkbenchError | None = None
 
@@ -70,7 +71,7 @@ class Ticket:
             self._client._forget(self._number)
             self._finish(None, Cancelled("cancelled"))
 
-    def add_done_callback(self, function: Callable[[Ticket], None]) -> None:
+    def add_done_callback(self, function: Callable[[Ticket], object]) -> None:
         """Call `function(ticket)` once answered, at once when it already is."""
         with self._lock:
             if not self.done:
@@ -166,7 +167,7 @@ class Inspector:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, **ENVIRONMENT},
+            env={**without_tokens(os.environ, HUB_TOKENS), **ENVIRONMENT},
             start_new_session=True,  # Ctrl-C in the terminal is for the face alone
         )
         self._process, self._log = process, log

@@ -1,7 +1,7 @@
 """The few exceptions that users see, and the words and safety that every message shares.
 
 A message is one sentence that names the place, the value and the way out. `redact` hides the home directory and
-secrets; `visible` makes control, bidi and invisible characters harmless and visible. Standard library only.
+secrets (`without_secrets` the secrets alone); `visible` makes control, bidi and invisible characters harmless and visible. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import os
 import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
+from typing import Any, TextIO
 
 
 class WorkbenchError(Exception):
     """One sentence for the person, an optional hint below it, and the exit code of the command."""
 
     exit_code = 1
+    cause = "error"
+    """The word for machines where it ends a run."""
 
     def __init__(self, message: str, hint: str = "", *, exit_code: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = without_secrets(message), without_secrets(hint)
+        super().__init__(self.message)
         if exit_code is not None:
             self.exit_code = exit_code
 
@@ -58,6 +60,15 @@ class ModelError(WorkbenchError):
     """A model or tokenizer cannot be used."""
 
 
+class Diverged(WorkbenchError):
+    """Training ended because numbers of `step` were not finite: its loss, its gradient norm or the weights."""
+
+    def __init__(self, step: int, what: str, hint: str = "") -> None:
+        were = "were" if what.endswith("s") and not what.endswith("ss") else "was"
+        super().__init__(f"Training diverged at step {step}: {what} {were} not finite (NaN or infinite).", hint)
+        self.step = step
+
+
 class RunNotFound(WorkbenchError):
     """No run has this name: the call names something that is not there."""
 
@@ -75,18 +86,47 @@ class Cancelled(WorkbenchError):
 
 
 _SECRET = re.compile(
-    r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|ghp_[A-Za-z0-9]{20,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
-    r"|(?i:(?<=token=)|(?<=api_key=)|(?<=password=))[^\s&'\"]{4,}"
+    # by their own beginnings: Hugging Face, OpenAI and others, GitHub, GitLab, Slack, AWS, Google, PyPI, W&B, JWT
+    r"hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[opusr]_[A-Za-z0-9]{20,}"
+    r"|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}|xox[a-z]-[A-Za-z0-9-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|AIza[A-Za-z0-9_-]{30,}|pypi-[A-Za-z0-9_-]{16,}|wandb_v1_[A-Za-z0-9_-]{16,}|local-[0-9a-f]{40}"
+    r"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+"
+    # by their place: in addresses, headers and after a name
+    r"|(?<=://)(?:[^/\s'\"]*:[^/\s'\"]+|[^/\s:@'\"]{16,})(?=@)|(?i:(?<=bearer )|(?<=basic ))[A-Za-z0-9._~+/=-]{8,}"
+    r"|(?i:(?<=token=)|(?<=api_key=)|(?<=password=)|(?<=secret=))[^\s&'\"]{4,}"
 )
+_NAMED = re.compile(
+    r"(?i)((?:api_?key|secret(?:_access)?_?key|secret|password|passwd|(?:hub|hf|auth|access|session)_token)"
+    r"['\"]?\s*[=:]\s*['\"]?)(?!nothing\b|none\b|null\b|\[hidden)[^\s&'\",}]{8,}"
+)
+
+
+def without_secrets(text: str) -> str:
+    """The text with `[hidden]` in the place of tokens, keys, passwords and credentials in addresses."""
+    return _NAMED.sub(r"\1[hidden]", _SECRET.sub("[hidden]", text))
 
 
 def redact(text: str) -> str:
     """The text without secrets, and with the home directory written as `~`."""
-    text = _SECRET.sub("[hidden]", text)
+    text = without_secrets(text)
     home = os.path.expanduser("~")
     if len(home) > 1:
         text = re.sub(re.escape(home) + r"(?=$|[/\s:'\",)])", "~", text)
     return text
+
+
+class Redacting:
+    """A text stream that writes everything without secrets: the log of a process in which libraries print too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(without_secrets(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -123,15 +163,15 @@ def visible(text: str, *, lines: bool = False) -> str:
     return _hidden().sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that `word` was probably meant to be, or nothing."""
-    return _nearest(word[:100], tuple(known))
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that `word` was probably meant to be, or nothing; `cutoff` is how alike they must be, up to 1."""
+    return _nearest(word[:100], tuple(known), cutoff)
 
 
 @lru_cache(maxsize=1024)
-def _nearest(word: str, known: tuple[str, ...]) -> str | None:
+def _nearest(word: str, known: tuple[str, ...], cutoff: float) -> str | None:
     """Kept, because a form asks the same about every bad value again with each key press."""
     import difflib  # only a wrong name needs it
 
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return found[0] if found else None

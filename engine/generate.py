@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from engine.data.chat import Chat
+from engine.data.plan import own_template
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
@@ -20,27 +24,46 @@ Prompt = str | Sequence[Message]
 _SENTINEL = "answer"
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as token ids, and the ids that end a turn of the template they were rendered by."""
+
+    ids: Sequence[list[int]]
+    ends: Sequence[int]
+
+
+def prompts_of(processing_class: Any, prompts: Sequence[Prompt], chat: Chat | None) -> Prompts:
+    """The prompts as they are asked. Raises MaskError where the template does not render one of them.
+
+    A prompt is a text or the messages so far. With a chat template a text is the user's turn and the generation prompt is
+    added; without one it is continued as it is.
+    """
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return Prompts([_prompt_ids(tokenizer, prompt, chat) for prompt in prompts], end_of_turn(tokenizer, chat))
+
+
 def generate(
-    model: Any,
+    model: torch.nn.Module,
     processing_class: Any,
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int = 64,
     batch_size: int = 64,
-    chat_template: str | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """The greedy completion of each prompt, in order, without special tokens, by the tokenizer's own chat template."""
+    asked = prompts_of(processing_class, prompts, _own_chat(processing_class))
+    return complete(model, processing_class, asked, max_new_tokens=max_new_tokens, batch_size=batch_size)
+
+
+def complete(
+    model: torch.nn.Module, processing_class: Any, prompts: Prompts, *, max_new_tokens: int = 64, batch_size: int = 64
 ) -> list[str]:
     """The greedy completion of each prompt, in order, without special tokens.
 
-    A prompt is a text or the messages so far. With a chat template (given, or the tokenizer's) a text is the user's
-    turn and the generation prompt is added; without one it is continued as it is. `model` may be a PEFT model or have
-    gradient checkpointing on; it must not be wrapped for distributed training.
+    `model` may be a PEFT model or have gradient checkpointing on; it must not be wrapped for distributed training.
     """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    template = chat_template or getattr(processing_class, "chat_template", None) or tokenizer.chat_template
-    extra = dict(chat_template_kwargs or {})
-    ids = [_prompt_ids(processing_class, tokenizer, prompt, template, extra) for prompt in prompts]
-    stops = stop_ids(model, tokenizer, template)
+    ids, stops = prompts.ids, stop_ids(model, tokenizer, prompts.ends)
     # Batches of like length need little padding.
     order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
     answers = [""] * len(ids)
@@ -53,7 +76,9 @@ def generate(
     return answers
 
 
-def exact_match(model: Any, processing_class: Any, rows: Sequence[Mapping[str, Any]], batch_size: int = 128) -> float:
+def exact_match(
+    model: torch.nn.Module, processing_class: Any, rows: Sequence[Mapping[str, Any]], batch_size: int = 128
+) -> float:
     """The share of chat rows whose last message the model gives word for word (surrounding space aside)."""
     return sum(given == wanted for _, given, wanted in answers_to(model, processing_class, rows, batch_size)) / len(
         rows
@@ -61,7 +86,7 @@ def exact_match(model: Any, processing_class: Any, rows: Sequence[Mapping[str, A
 
 
 def answers_to(
-    model: Any, processing_class: Any, rows: Sequence[Mapping[str, Any]], batch_size: int = 128
+    model: torch.nn.Module, processing_class: Any, rows: Sequence[Mapping[str, Any]], batch_size: int = 128
 ) -> list[tuple[str, str, str]]:
     """For each chat row: its last question, the model's answer and the row's own answer."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
@@ -75,19 +100,23 @@ def answers_to(
     ]
 
 
-def stop_ids(model: Any, tokenizer: Any, chat_template: str | None) -> list[int]:
+def stop_ids(model: torch.nn.Module, tokenizer: Any, ends: Sequence[int] = ()) -> list[int]:
     """Ids that end an answer: those of the model's generation config, the tokenizer's, and the template's end of turn."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found = set([named] if isinstance(named, int) else named or [])
+    found = {*ends, *([named] if isinstance(named, int) else named or [])}
     if tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
-    if chat_template:
-        turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _SENTINEL}]
-        shown = tokenizer.apply_chat_template(turn, tokenize=False, chat_template=chat_template)
-        after = shown.rpartition(_SENTINEL)[2]
-        first = tokenizer(after, add_special_tokens=False)["input_ids"][:1]
-        found.update(first if set(first) <= _special_ids(tokenizer) else [])
     return sorted(found)
+
+
+def end_of_turn(tokenizer: Any, chat: Chat | None) -> list[int]:
+    """The special token with which the template closes a turn of the assistant, if it does by one."""
+    if chat is None:
+        return []
+    shown = chat.render([{"role": "user", "content": "question"}, {"role": "assistant", "content": _SENTINEL}])
+    after = shown.rpartition(_SENTINEL)[2]
+    first = tokenizer(after, add_special_tokens=False)["input_ids"][:1]
+    return list(first) if set(first) <= _special_ids(tokenizer) else []
 
 
 @contextlib.contextmanager
@@ -107,30 +136,30 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_router_loss(model: Any) -> Iterator[None]:
+def without_router_loss(model: torch.nn.Module) -> Iterator[None]:
     """No loss of the routers of a mixture of experts inside: transformers computes it while it samples too, where nobody
     reads it, and fails over prompts that are padded."""
-    config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if not getattr(config, "output_router_logits", False):
+    held: Any = getattr(model, "config", None)
+    text = held.get_text_config() if hasattr(held, "get_text_config") else held
+    if not getattr(text, "output_router_logits", False):
         yield
         return
-    config.output_router_logits = False
+    text.output_router_logits = False
     try:
         yield
     finally:
-        config.output_router_logits = True
+        text.output_router_logits = True
 
 
-def _prompt_ids(
-    processing_class: Any, tokenizer: Any, prompt: Prompt, template: str | None, extra: dict[str, Any]
-) -> list[int]:
-    if template:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        text = processing_class.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, chat_template=template, **extra
-        )
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+def _own_chat(processing_class: Any) -> Chat | None:
+    template, name = own_template(processing_class)
+    return Chat(processing_class, template, name) if template else None
+
+
+def _prompt_ids(tokenizer: Any, prompt: Prompt, chat: Chat | None) -> list[int]:
+    if chat is not None:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
+        ids = tokenizer(chat.render(messages, prompt=True), add_special_tokens=False)["input_ids"]
     else:
         text = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
         ids = tokenizer(text)["input_ids"]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import ModuleType
 
 from engine.errors import UsageError, nearest, visible
 
@@ -37,6 +39,8 @@ class Machine:
     slow_bfloat16: bool = False
     """Whether its processor has no instructions for bfloat16: torch then multiplies it forty times slower than float32
     (2.5e9 for 1.0e11 operations a second and core, torch 2.13 held to AVX2)."""
+    cpu_share: float = 1.0
+    """What a run that wants all of the cores would get of them beside what ran in the last minute."""
 
     @property
     def device(self) -> str:
@@ -132,6 +136,7 @@ def this_machine(folder: str | Path = ".") -> Machine:
         disk_free_bytes=disk_free(folder),
         name=_machine_name(gpus),
         slow_bfloat16=_slow_bfloat16(),
+        cpu_share=_cpu_share(int(time.monotonic() // 60)),
     )
 
 
@@ -168,10 +173,10 @@ def _gpus() -> tuple[Gpu, ...]:
         pynvml.nvmlShutdown()
 
 
-def _gpu(pynvml: object, handle: object) -> Gpu:
-    name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)  # type: ignore[attr-defined]
-    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)  # type: ignore[attr-defined]
+def _gpu(pynvml: ModuleType, handle: object) -> Gpu:
+    name = pynvml.nvmlDeviceGetName(handle)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(visible(name if isinstance(name, str) else name.decode()), total, (int(major), int(minor)))
 
 
@@ -180,6 +185,18 @@ def _cpu_count() -> int | None:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return os.cpu_count()
+
+
+@lru_cache(maxsize=1)
+def _cpu_share(minute: int) -> float:
+    """Each of so many threads gets an equal share. In tenths and once a minute: the load is a mean that never stands still,
+    and two looks at one config must not differ by it."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 1.0
+    # The load is that of the whole machine, also where this process may use a part of its cores alone.
+    return max(round(min(1.0, (os.cpu_count() or 1) / ((_cpu_count() or 1) + load)), 1), 0.1)
 
 
 @cache

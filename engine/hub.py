@@ -8,11 +8,17 @@ to try within the block, as in its offline mode: libraries then look at what is 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.errors import ModelError
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 PATIENCE = 3.0
 """Seconds that the hub has for an answer, each of two times."""
 
@@ -20,7 +26,7 @@ PATIENCE = 3.0
 @contextlib.contextmanager
 def reaching_hub(name: str) -> Iterator[None]:
     """Load the model, tokenizer or data set `name` inside; a local path is not asked for. Raises what the libraries do."""
-    if name.startswith((".", "/", "~")) or Path(name).exists():
+    if is_local(name):
         yield
         return
     from huggingface_hub import get_session
@@ -53,6 +59,72 @@ def answers(session: Any) -> bool:
             return False
         return True
     return False
+
+
+class Commits:
+    """Which commit each hub name means in this process: asked once, kept in a run's `commits.json`, and taken from there when
+    the run goes on, whatever the name has come to mean since."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self._write: Callable[[str], None] | None = None
+
+    def keep(self, content: bytes | None, write: Callable[[str], None]) -> None:
+        """Takes up what a run's file holds, None where it has none; what is asked from now on goes through `write`."""
+        self._write, self.known = write, {}
+        if content is not None:
+            try:
+                self.known = {name: commit for name, commit in json.loads(content).items()}
+            except (ValueError, AttributeError, RecursionError):
+                self.known = {"": ""}
+            if not all(isinstance(each, str) and COMMIT.fullmatch(each) for each in self.known.values()):
+                raise ModelError("commits.json: is damaged: it must name a commit for each model.", "Start a new run.")
+
+    def of(self, name: str, revision: str | None) -> str | None:
+        """The commit of a branch or tag; the revision itself where it is a commit, or where nothing here or there knows."""
+        if is_local(name) or (revision is not None and COMMIT.fullmatch(revision)):
+            return revision
+        key = f"{name}@{revision or 'main'}"
+        if key not in self.known and (commit := _asked(name, revision)) is not None:
+            self.known[key] = commit
+            if self._write is not None and int(os.environ.get("RANK", "0")) == 0:
+                self._write(json.dumps(self.known, indent=1))
+        return self.known.get(key, revision)
+
+
+COMMITS = Commits()
+"""Of this process: a model, its tokenizer and its frozen copy are one commit."""
+
+
+def commit_of(name: str, revision: str | None = None) -> str | None:
+    """What to load `name` at: a commit for a name of the hub, else the revision as it is. Within `reaching_hub`."""
+    return COMMITS.of(name, revision)
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is a path and no name of the hub."""
+    return name.startswith((".", "/", "~", "builtin/")) or Path(name).exists()
+
+
+def snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """The folder in the hub's cache with the files of these patterns, fetched where they are not here. Raises as its client does."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+
+
+def _asked(name: str, revision: str | None) -> str | None:
+    """The commit by the hub, or by its cache where the hub does not answer."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    with contextlib.suppress(OSError, OfflineModeIsEnabled, HfHubHTTPError):
+        if found := HfApi().model_info(name, revision=revision, timeout=PATIENCE * 3).sha:
+            return str(found)
+    with contextlib.suppress(OSError, LocalEntryNotFoundError):
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=["config.json"]))
+        return folder.name if COMMIT.fullmatch(folder.name) else None
+    return None
 
 
 def _refuse(request: Any) -> None:

@@ -7,6 +7,8 @@ file runs on every rank. Exit codes: 0 finished or stopped on request, 1 failed,
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 import sys
@@ -15,23 +17,38 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from engine.errors import Cancelled, WorkbenchError, redact, visible
-from engine.run import checkpoint
+from engine.errors import Cancelled, Diverged, Redacting, WorkbenchError, redact, visible
+from engine.run import checkpoint, inside, proposals, stack
+from engine.run.async_writer import LateWriter
 from engine.run.control import STOPS, Controls
-from engine.run.late import LateWriter
 from engine.run.launch import versions
 from engine.run.lock import RunLock, is_held
+from engine.run.spawn import forget_tokens
 from engine.run.store import RunFolder
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    from engine.config.tree import RunConfig
+    from engine.data.prepare import Prepared
+    from engine.features.built import Notes
+    from engine.features.sequence import Features
+    from engine.models.load import Loaded
+    from engine.trainers.saving import RunTrainer
+    from engine.trainers.watching import Watching
+
 PROGRESS_SECONDS = 0.5
+COMMITS_FILE = "commits.json"
 _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 
 
 def main(folder: str) -> int:
     """Trains the run in `folder` and returns the exit code. The lock, the events and the requests are rank 0's."""
     run = RunFolder(folder)
+    stack.listen(run)
     if int(os.environ.get("RANK", "0")) > 0:
         return _guarded(run, None, None)
     with RunLock(run), LateWriter(run) as writer:
@@ -51,30 +68,31 @@ def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | Non
         lines = redact(traceback.format_exc())
         print(visible(lines, lines=True), file=sys.stderr, flush=True)
         if writer is not None:
-            cause, message = _cause(problem)
+            cause, message = _cause(problem, run)
             # An error that is worded for people needs no lines of our code beside it; the log keeps them.
             told = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
-            writer.write("failed", cause=cause, message=message, lines=told)
+            step = {"step": problem.step} if isinstance(problem, Diverged) else {}
+            writer.write("failed", cause=cause, message=message, lines=told, **step)
         return 1
 
 
-def _cause(problem: Exception) -> tuple[str, str]:
+def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:
     import torch
 
+    settings = proposals.settings_of(run) if run is not None else {}
+    if isinstance(problem, Diverged):
+        newest = checkpoint.newest_valid(run, hashes=False)[0] if run is not None else None
+        way = proposals.after_divergence(settings, newest.name if newest else None)
+        return "diverged", visible(redact(f"{problem.told} {way}"))
     if isinstance(problem, WorkbenchError):
-        return "error", visible(redact(problem.told))
+        return problem.cause, visible(redact(problem.told))
     if isinstance(problem, torch.cuda.OutOfMemoryError):
-        return (
-            "cuda_oom",
-            "The GPU ran out of memory. Lower optim.per_device_train_batch_size or data.max_length, or turn on "
-            "memory.gradient_checkpointing.",
-        )
+        return "cuda_oom", f"The GPU ran out of memory. {proposals.after_out_of_memory(settings)}"
     # torch has no type of its own for the host's memory.
     if isinstance(problem, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(problem):
         return (
             "host_oom",
-            "This machine ran out of memory. Lower optim.per_device_train_batch_size or data.max_length, or take a "
-            "smaller model.",
+            f"This machine ran out of memory. {proposals.after_out_of_memory(settings)}",
         )
     first = str(problem).strip().split("\n")[0]
     if "does not have a deterministic implementation" in first:
@@ -106,24 +124,35 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     say.phase("Reading the config")
     config = _config(run)
     say.phase("Loading the libraries")
-    from engine.models import complaints
+    from engine.compat import import_warnings
 
-    with complaints.dropped():
+    with import_warnings.dropped():
         from transformers import PrinterCallback
 
     from engine.data.collate import collator_for
+    from engine.features.built import Notes
+    from engine.hub import COMMITS
     from engine.models.load import load_processing_class
+    from engine.models.vocabulary import check_of_rows
     from engine.rehearse import Measuring
+    from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
+    from engine.trainers.finite import FiniteSteps
     from engine.trainers.job import Job
-    from engine.trainers.planned import by_free_memory, launched_for, reasons
+    from engine.trainers.watching import AllStepsMade
 
     config, why = by_free_memory(config, reasons(run, config), run.path, planned=launched_for(run))
     module = _method(config, run)
+    kept = inside.read(run, COMMITS_FILE) if inside.exists(run, COMMITS_FILE) else None
+    COMMITS.keep(kept, functools.partial(inside.replace, run, COMMITS_FILE))
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
-    prepared, held_out = _rows(config, processing_class, say)
-    measuring = Measuring(prepared.dataset, *_rehearsed(config)) if run.read_json().get("rehearse") else None
-    model, patches = _model(config, run, processing_class, prepared, held_out, why, say)
+    rehearsing = bool(run.read_json().get("rehearse"))
+    config, prepared, held_out = _rows(run, config, processing_class, say, rehearsing)
+    _same_rows(run, prepared, held_out, processing_class, say)
+    measuring = Measuring(prepared.dataset, *_rehearsed(config)) if rehearsing else None
+    say.phase("Loading the model")
+    notes = Notes(run.path, why, say.listen)
+    loaded, model, features = _model(config, processing_class, prepared, held_out, notes)
     say.phase("Building the trainer")
     newest = _newest(run, say)
     watching = _watching(run, writer, controls, config, newest, processing_class)
@@ -140,24 +169,37 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         )
     )
     watching.trainer = trainer
+    stream = prepared.stream if measuring is None else None
     trainer.remove_callback(PrinterCallback)
-    trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint))
+    finite = FiniteSteps(config.run.on_nan, config.run.max_skipped_steps)
+    trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint), finite)
+    if stream is not None:
+        stream.check = check_of_rows(config, model, processing_class)
+        trainer.read_from(stream)
     if newest is not None:
         trainer.restore(newest)
-    patches.on_trainer(trainer)
-    _tell_receipt(config, trainer, prepared, patches, say)
+    if stream is not None and config.data.ignore_data_skip:
+        stream.begin_epoch()
+    features.apply(trainer.built(notes))
+    _write_receipt(config, trainer, prepared, loaded, why, features.entries(), say)
+    forget_tokens()
     say.phase("Training")
     try:
-        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+        with contextlib.suppress(AllStepsMade):
+            trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     finally:
-        patches.undo()
+        features.undo()
+        if prepared.stream is not None:
+            prepared.stream.close()
+    for sentence in stream.left.sentences() if stream is not None else ():
+        say.finding("data", sentence)
     if measuring is not None:
         say.write("rehearsed", **measuring.result())
         return 0
     return _end(trainer, watching, say, begun)
 
 
-def _method(config: Any, run: RunFolder) -> Any:
+def _method(config: RunConfig, run: RunFolder) -> Any:
     """The method's module, once the libraries are quiet and seeded; under torchrun the process group exists after it,
     without which ranks could not wait for each other."""
     import transformers
@@ -175,43 +217,65 @@ def _method(config: Any, run: RunFolder) -> Any:
     return module
 
 
-def _rows(config: Any, processing_class: Any, say: _Speaker) -> tuple[Any, Any | None]:
-    """The prepared rows to train on and those held out, None where there are none."""
-    from engine.data.prepare import prepare
+def _rows(
+    run: RunFolder, config: RunConfig, processing_class: Any, say: _Speaker, rehearsing: bool
+) -> tuple[RunConfig, Prepared, Prepared | None]:
+    """The prepared rows to train on and those held out, None where there are none; and the config, with the steps of a
+    stream whose epochs are counted in it."""
+    from engine.data.prepare import SAMPLE, keep_counts, prepare
+    from engine.data.streaming.stream import open_stream, with_steps
 
     say.phase("Preparing the data")
-    prepared = _first_rank_first(lambda: prepare(config, processing_class, "train", say.progress))
+    if config.data.streaming:
+        first = os.environ.get("LOCAL_RANK", "0") == "0" and not rehearsing
+        together = max(_rehearsed(config)[:2]) * int(os.environ.get("WORLD_SIZE", "1"))
+        prepared = open_stream(config, processing_class, first=first, look=SAMPLE if rehearsing else together)
+        config = config if rehearsing else with_steps(config, prepared.facts)
+    else:
+        prepared = _first_rank_first(lambda: prepare(config, processing_class, "train", say.progress))
     held_out = None
     if config.data.eval:
         held_out = _first_rank_first(lambda: prepare(config, processing_class, "eval", say.progress))
+    if int(os.environ.get("RANK", "0")) == 0 and not config.data.streaming:
+        keep_counts(config, run.path, prepared, held_out)
     for warning in (*prepared.warnings, *(held_out.warnings if held_out else ())):
         say.finding("data", warning)
-    return prepared, held_out
+    return config, prepared, held_out
+
+
+def _same_rows(
+    run: RunFolder, prepared: Prepared, held_out: Prepared | None, processing_class: Any, say: _Speaker
+) -> None:
+    """A resumed run learns from the rows it was trained on, or from others that a person has accepted."""
+    from engine.data.compare import hold
+
+    if int(os.environ.get("RANK", "0")) > 0:
+        return
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    accepted = run.read_json().get("accept_data") is True
+    for sentence in hold(run, {"train": prepared, "eval": held_out}, tokenizer, accepted=accepted):
+        say.finding("data", f"Goes on with other rows, as accepted: {sentence}.")
 
 
 def _model(
-    config: Any,
-    run: RunFolder,
-    processing_class: Any,
-    prepared: Any,
-    held_out: Any | None,
-    why: dict[str, str],
-    say: _Speaker,
-) -> tuple[Any, Any]:
-    """The model with its adapter and all that acts on it before there is a trainer, and what acted."""
+    config: RunConfig, processing_class: Any, prepared: Prepared, held_out: Prepared | None, notes: Notes
+) -> tuple[Loaded, PreTrainedModel | PeftModel, Features]:
+    """The model as it was loaded, then with its adapter and all that acts on it before there is a trainer, and what acted."""
+    from engine.features.built import Built
+    from engine.features.load import load
+    from engine.features.sequence import Features
     from engine.models.adapters import add_adapter
-    from engine.models.load import load_model
     from engine.models.vocabulary import refuse_tokens_without_weights
-    from engine.patches.plan import Patches
+    from engine.trainers.finite import refuse_non_finite
 
-    say.phase("Loading the model")
-    model = load_model(config)
+    loaded = load(config)
+    refuse_non_finite(loaded.model, config.model.name)
     rows = {"data.train": prepared.dataset, "data.eval": held_out.dataset if held_out else None}
-    refuse_tokens_without_weights(config, model, processing_class, rows)
-    model = add_adapter(model, config)
-    patches = Patches(config, run.path, why, say.listen)
-    patches.on_model(model)
-    return model, patches
+    refuse_tokens_without_weights(config, loaded.model, processing_class, rows)
+    model = add_adapter(loaded.model, config)
+    features = Features(config)
+    features.prepare(Built(model, notes=notes))
+    return loaded, model, features
 
 
 def _newest(run: RunFolder, say: _Speaker) -> Path | None:
@@ -222,12 +286,20 @@ def _newest(run: RunFolder, say: _Speaker) -> Path | None:
     return newest
 
 
-def _tell_receipt(config: Any, trainer: Any, prepared: Any, patches: Any, say: _Speaker) -> None:
+def _write_receipt(
+    config: RunConfig,
+    trainer: RunTrainer,
+    prepared: Prepared,
+    loaded: Loaded,
+    why: dict[str, str],
+    features: list[dict[str, Any]],
+    say: _Speaker,
+) -> None:
     """Writes the receipt. Raises WorkbenchError for a requested feature that touched nothing."""
     from engine.trainers.receipt import receipt, unmet
 
     _enable_checkpointing(trainer)
-    entries = receipt(config, trainer, prepared, patches.why) + patches.entries()
+    entries = receipt(config, trainer, prepared, loaded, why) + features
     say.write("receipt", entries=entries)
     if (sentence := unmet(config, entries)) is not None:
         raise WorkbenchError(sentence)
@@ -237,37 +309,44 @@ def _watching(
     run: RunFolder,
     writer: LateWriter | None,
     controls: Controls | None,
-    config: Any,
+    config: RunConfig,
     newest: Path | None,
     processing_class: Any,
-) -> Any:
+) -> Watching:
     """What writes the run's events while it trains, the model's answers to the pinned prompts among them."""
-    from engine.generate import generate
+    from engine.data.tokens import chat_of
+    from engine.generate import complete, prompts_of
     from engine.trainers.watching import Watching
 
+    chat = chat_of(config, processing_class) if config.run.prompts else None
+    prompts = prompts_of(processing_class, config.run.prompts, chat)
+
     def answers() -> list[str]:
-        return generate(
-            watching.trainer.accelerator.unwrap_model(watching.trainer.model),
-            processing_class,
-            config.run.prompts,
-            max_new_tokens=config.run.max_new_tokens,
-            chat_template_kwargs=config.model.chat_template_kwargs,
-        )
+        model = watching.trainer.accelerator.unwrap_model(watching.trainer.model)
+        return complete(model, processing_class, prompts, max_new_tokens=config.run.max_new_tokens)
 
     opening = {
         "method": config.method.kind,
         "model": config.model.name,
         "resumed_from_step": checkpoint.step_of(newest) if newest else None,
         "devices": _devices(),
+        # At these steps more than a step happens: whoever waits for the next event has to know.
+        "pauses": [
+            config.run.save_steps,
+            *([config.run.eval_steps] if config.data.eval else []),
+            *([config.run.prompts_steps] if config.run.prompts else []),
+        ],
     }
-    shown = config.run.logging_steps, config.run.prompts, config.run.prompts_steps
+    shown = config.run.logging_steps, config.run.prompts, cast(int, config.run.prompts_steps)
     watching = Watching(run, writer, controls, opening, *shown, answers)
     return watching
 
 
-def _end(trainer: Any, watching: Any, say: _Speaker, begun: float) -> int:
+def _end(trainer: RunTrainer, watching: Watching, say: _Speaker, begun: float) -> int:
     step, seconds = trainer.state.global_step, round(time.monotonic() - begun, 3)
     stopped = watching.stopped
+    if trainer.finite.diverged is not None:
+        raise trainer.finite.diverged
     if stopped is None:
         trainer._save_checkpoint(trainer.model, None)
         say.write("finished", step=step, seconds=seconds)
@@ -276,16 +355,17 @@ def _end(trainer: Any, watching: Any, say: _Speaker, begun: float) -> int:
     return _SIGNAL_CODES.get(stopped.id, 0)
 
 
-def _config(run: RunFolder) -> Any:
+def _config(run: RunFolder) -> RunConfig:
     """The run's config, no `auto` left: what the launch stored, and what was written into it by hand by the same facts.
 
     Raises WorkbenchError with the first error in it.
     """
-    from engine.config.files import load
-    from engine.config.schema import effective, read, resolved
-    from engine.data.look import look_at
+    from engine.config.files import parse
+    from engine.data.gather_facts import look_at
+    from engine.planning.auto import effective, resolved
+    from engine.rules import read
 
-    reading = read(load(run.config).mapping)
+    reading = read(parse(run.read_config(), path=run.config).mapping)
     for finding in reading.findings:
         if finding.severity == "error":
             raise WorkbenchError(finding.message)
@@ -294,17 +374,17 @@ def _config(run: RunFolder) -> Any:
     return resolved(config, look_at(config, run.path)) if asked else resolved(config)
 
 
-def _rehearsed(config: Any) -> tuple[int, int, int, int]:
+def _rehearsed(config: RunConfig) -> tuple[int, int, int, int]:
     """Rows that one optimizer step takes on one device, those that answers are sampled for at once, the steps of a rehearsal
     and those that one sampling serves."""
-    from engine.config.counted import rehearsed_steps, sampled_together, steps_a_sampling
+    from engine.facts.counts import rehearsed_steps, sampled_together, steps_a_sampling
 
     batch = int(config.optim.per_device_train_batch_size)
     rows = batch * config.optim.gradient_accumulation_steps
     return rows, batch * sampled_together(config), rehearsed_steps(config), steps_a_sampling(config)
 
 
-def _enable_checkpointing(trainer: Any) -> None:
+def _enable_checkpointing(trainer: RunTrainer) -> None:
     """Gradient checkpointing as `train` would enable it, so that the receipt before the first step can count it."""
     if trainer.args.gradient_checkpointing:
         trainer.model.gradient_checkpointing_enable(
@@ -313,7 +393,7 @@ def _enable_checkpointing(trainer: Any) -> None:
 
 
 def _commit_info(run: RunFolder, fingerprint: str) -> dict[str, Any]:
-    digest = hashlib.sha256(Path(run.config).read_bytes()).hexdigest()
+    digest = hashlib.sha256(run.read_config().encode()).hexdigest()
     return {"config_hash": digest, "fingerprint": fingerprint, "versions": versions()}
 
 
@@ -373,4 +453,5 @@ class _Speaker:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -P -m engine.worker RUN_FOLDER")
+    sys.stdout, sys.stderr = Redacting(sys.stdout), Redacting(sys.stderr)
     sys.exit(main(sys.argv[1]))

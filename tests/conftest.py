@@ -1,21 +1,36 @@
-"""Shared test helpers: where the real public data lies, an environment that keeps tests apart, and no run left behind."""
+"""Shared test helpers: where the real public data lies, an environment that keeps tests apart, no run left behind, and
+how tests go side by side: a file stays whole in one process, and a test marked `alone` has the machine to itself."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import gc
 import os
+import re
+import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 NOBODY = 65534
 MARK = f"WORKBENCH_TESTS_{uuid.uuid4().hex[:8]}"
-"""Stands in the environment of every process that these tests start, also of those that outlive their parent."""
+"""Stands in the environment of every process that these tests start, also of those that outlive their parent. Each
+process of tests side by side has one of its own."""
+ROOM = "WORKBENCH_TESTS_ROOM"
+"""Names the folder of the two locks by which one test has the machine to itself."""
+COMPLETE = bool(os.environ.get("WORKBENCH_TESTS_COMPLETE"))
+"""Set where everything a test needs is to be installed: then a test that skips for want of it fails."""
+MAY_LACK = re.compile(
+    r"(?i)\b(cuda|card|device|compiler|compiles|kernel's log|tmpfs|control groups?|needs root|makes no)\b"
+)
+"""What a machine may lack all the same: a device, a compiler, a right, a call of another kernel."""
 
 os.environ[MARK] = "1"
 # The tests start hundreds of processes, and each would compile the whole source anew.
@@ -26,6 +41,75 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file whole in one process, since its tests share what is built once; all of a browser, since they share a server."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "tests/browser" if file.startswith("tests/browser/") else file
+
+    return ByFile(config, log)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays: no collection of garbage looks through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _beside_others(config):
+        os.environ[ROOM] = tempfile.mkdtemp(prefix="workbench-tests-room-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not _beside_others(config):
+        shutil.rmtree(os.environ.pop(ROOM))
+
+
+def _beside_others(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Beside others a test waits for one that needs the machine alone, and that one for all others."""
+    if not _beside_others(item.config):
+        return (yield)
+    folder = Path(os.environ[ROOM])
+    with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            # Said aloud, since a child that the test forked may still hold the file.
+            fcntl.flock(room, fcntl.LOCK_UN)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _complete((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _complete((yield))
+
+
+def _complete(report: Any) -> Any:
+    """The report, failed where it was skipped for want of something that is to be there."""
+    if COMPLETE and report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        place, line, reason = report.longrepr
+        if not MAY_LACK.search(reason):
+            report.outcome, report.longrepr = "failed", f"{place}:{line}: may not be skipped here. {reason}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ def entries(view: RunView) -> list[dict[str, Any]]:
 
 def devices(view: RunView) -> list[list[str]]:
     """The newest word of each GPU as label and value."""
-    from widgets.numbers import size
+    from engine.figures import size
 
     found = []
     for device in view.gpu[:16]:

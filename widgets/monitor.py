@@ -23,7 +23,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from engine.errors import RunNotFound, WorkbenchError, visible
-from engine.run import control, launch, store
+from engine.figures import progress
+from engine.resume import resume
+from engine.run import control, silence, stack, stopping, store
+from engine.run.data_record import DataChanged
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder, is_run
 from engine.run.view import RunView
@@ -39,6 +42,7 @@ DELTA_BYTES = 1_600
 """New points that one answer may carry, so that a fast run at 4 Hz stays far below 20 KiB/s."""
 POINT_BYTES = 16
 LOG_LINES, LOG_CHARACTERS = 80, 5_000
+STACK_CHARACTERS = 20_000
 PAUSE_SECONDS, GROUPS_SECONDS = 0.25, 2.0
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
@@ -153,14 +157,19 @@ class MonitorPart(Part):
         return {}
 
     @verb
-    def resume(self, *, run: Run) -> dict[str, Any]:
-        """Go on from the newest whole checkpoint; starting takes a moment and is done beside."""
+    def resume(self, *, run: Run, accept_data: bool = False) -> dict[str, Any]:
+        """Go on from the newest whole checkpoint; comparing the rows and starting take a moment and are done beside."""
         folder = self.folder(run)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-resume")
         self._said.pop(run, None)
-        self._resuming[run] = self._pool.submit(launch.resume, folder)
+        self._resuming[run] = self._pool.submit(resume, folder, accept_data=accept_data)
         return {}
+
+    @verb
+    def stack(self, *, run: Run) -> dict[str, Any]:
+        """Where the run's worker is at this moment."""
+        return {"stack": shown(stack.ask(self.folder(run)), STACK_CHARACTERS)}
 
     # Inside
 
@@ -207,13 +216,26 @@ class MonitorPart(Part):
         return groups
 
     def _now(self, run: str, view: RunView) -> list[Any]:
-        """`[step, seconds left, phase, what was asked]`: what changes with every look."""
-        progress = view.progress or {}
-        done = f" {progress['done']:,.0f}" if progress.get("done") is not None else ""
-        of = f" of {progress['total']:,.0f}" if progress.get("total") else ""
-        phase = f"{progress.get('what') or view.phase}{done}{of}" if progress else view.phase
+        """`[step, seconds left, phase, what was asked, whether the rows must be accepted, whether the run is silent]`: what
+        changes with every look."""
+        state = view.progress
+        phase = f"{state.get('what') or view.phase} {progress(state)}" if state else view.phase
         eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
-        return [view.step, eta, shown(phase, 200), self._asked(run, view)]
+        if view.silent_seconds is not None:
+            phase, eta = silence.words(view.silent_seconds), None
+        return [
+            view.step,
+            eta,
+            shown(phase, 200),
+            self._asked(run, view),
+            self._rows_changed(run),
+            view.silent_seconds is not None,
+        ]
+
+    def _rows_changed(self, run: str) -> bool:
+        """Whether the last resume made here waits for a person's word on rows that are other than before."""
+        job = self._resuming.get(run)
+        return job is not None and job.done() and isinstance(job.exception(), DataChanged)
 
     def _asked(self, run: str, view: RunView) -> str:
         """What became of the last request made here."""
@@ -222,6 +244,8 @@ class MonitorPart(Part):
             if not job.done():
                 return "resuming"
             problem = job.exception()
+            if isinstance(problem, DataChanged):
+                return shown(problem.message)
             if isinstance(problem, WorkbenchError):
                 return shown(problem.told)
             if problem is not None:
@@ -233,7 +257,7 @@ class MonitorPart(Part):
         answer = control.answer(view, name)
         if answer is None:
             return "" if view.over else "asked; the run answers after its step"
-        return shown(f"{answer['do'].replace('_', ' ')}: {answer['status']} {answer['message']}".strip(), 300)
+        return shown(stopping.answered(answer), 300)
 
     def summary(self) -> str:
         return "\n".join(self.seen(run, telling.summary_of) for run in self._given)

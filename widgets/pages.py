@@ -1,56 +1,26 @@
 """What each step says beside its settings, as plain blocks: titles, sentences, tables and code.
 
-Pure functions of a draft and what has been found out. A block is `{"kind", ...}`; the browser draws kinds and knows no
+Pure functions of a session. A block is `{"kind", ...}`; the browser draws kinds and knows no
 step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from engine.config.draft import Draft
-from engine.config.explain import of_kind, of_recipe
 from engine.config.recipes import recipes
-from engine.config.schema import Effective, fields
 from engine.config.steps import GOALS, step_fields
-from engine.config.typed import as_typed
+from engine.config.text_values import as_typed
+from engine.config.tree import fields
 from engine.errors import visible
-from engine.hardware import Machine
-from engine.memory.estimate import Estimate
-from widgets.numbers import count, duration, large, percent, size
+from engine.figures import size
+from engine.session import pages
+from engine.session.build import BuildSession
+from engine.session.draft import Draft
+from engine.session.explain import of_kind, of_recipe
 
 Block = dict[str, Any]
-
-# (label, attribute of the estimate, how it is written, whether more of it is worse)
-CONSEQUENCES: tuple[tuple[str, str, Callable[[Any], str], bool], ...] = (
-    ("effective batch", "effective_batch", count, False),
-    ("steps", "steps", count, False),
-    ("tokens per epoch", "tokens_per_epoch", large, False),
-    ("rows too long", "truncated_share", percent, True),
-    ("rows with nothing to learn", "masked_rows", count, True),
-    ("trainable parameters", "trainable_parameters", large, False),
-    ("memory", "memory_total", size, True),
-    ("one checkpoint", "checkpoint_bytes", size, True),
-    ("disk for checkpoints", "checkpoints_bytes", size, True),
-    ("time, roughly", "seconds_left", duration, True),
-)
-
-
-@dataclass(frozen=True)
-class View:
-    """All that a page may show."""
-
-    draft: Draft
-    estimate: Estimate
-    effective: tuple[Effective, ...]
-    working: str
-    trouble: tuple[str, ...]
-    runs_dir: Path
-    rehearsed: str = ""
-    """What a measured step of this very config took."""
 
 
 def title(text: str) -> Block:
@@ -61,42 +31,27 @@ def say(text: str, kind: str = "text") -> Block:
     return {"kind": kind, "text": visible(text)}
 
 
-def table(rows: Iterable[tuple[str, str | None]]) -> Block:
-    return {"kind": "table", "rows": [[label, visible(value)] for label, value in rows if value]}
-
-
-def blocks(step: str, view: View) -> list[Block]:
+def blocks(session: BuildSession, step: str) -> list[Block]:
     """The blocks below the settings of a step."""
     page = _PAGES.get(step)
-    return list(page(view)) if page else []
+    return list(page(session)) if page else []
 
 
-def consequences(now: Estimate, before: Estimate | None) -> list[dict[str, Any]]:
-    """The numbers of an estimate, with the change that the last edit made."""
-    changed = now.changes(before) if before is not None else {}
-    found = []
-    for label, name, write, costly in CONSEQUENCES:
-        value = getattr(now, name)
-        if value is None:
-            continue
-        text = write(value)
-        over = name == "memory_total" and now.device_bytes is not None and value > now.device_bytes
-        if name == "memory_total" and now.device_bytes:
-            text = f"{text} of {size(now.device_bytes)}"
-        delta = changed.get(name)
-        written = f"{'+' if delta > 0 else '−'}{write(abs(delta))}" if delta else ""
-        if written[1:] in ("0", "0 B", "0.0 %", "0:00"):
-            written = ""
-        found.append(
-            {
-                "label": label,
-                "text": text,
-                "delta": written,
-                "worse": bool(delta and delta > 0 and costly),
-                "over": over,
-            }
-        )
-    return found
+def _drawn(said: Iterable[pages.Block]) -> Iterator[Block]:
+    """What the session says; a table travels as rows, a gap not at all."""
+    for block in said:
+        if block.kind == "table":
+            yield {"kind": "table", "rows": [list(row) for row in block.rows]}
+        elif block.kind != "gap":
+            yield {"kind": block.kind, "text": block.text}
+
+
+def consequences(session: BuildSession) -> list[dict[str, Any]]:
+    """The numbers of the estimate, with the change that the last edit made."""
+    return [
+        {"label": each.label, "text": each.text, "delta": each.change, "worse": each.worse, "over": each.over}
+        for each in session.consequences
+    ]
 
 
 def goals(draft: Draft) -> list[dict[str, Any]]:
@@ -144,97 +99,31 @@ def _plain(paragraphs: Iterable[str]) -> list[str]:
     return [text.replace("`", "") for text in paragraphs]
 
 
-def machine_words(machine: Machine | None) -> str:
-    if machine is None:
-        return "this machine"
-    if machine.gpus:
-        gpu = machine.gpus[0]
-        many = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
-        return f"{many}{gpu.name}, {size(gpu.memory_bytes)}"
-    return f"the CPU of this machine, {machine.cpu_count or '?'} cores, {size(machine.memory_bytes)}"
-
-
-def _model(view: View) -> Iterator[Block]:
-    facts = view.draft.facts.model
-    if facts is None:
-        yield say(view.working or "Nothing is known of this model yet.", "dim")
-    elif facts.missing:
-        yield say(facts.missing, "bad")
-    elif facts.remote:
-        yield say("Its files are not on this machine; they are downloaded at launch if the hub can be reached.", "warn")
-    else:
-        yield title("What is known of this model")
-        yield table(
-            (
-                ("kind", facts.model_type or None),
-                ("parameters", count(facts.parameters) if facts.parameters else None),
-                ("layers", f"{facts.layers} of width {facts.hidden_size}" if facts.layers else None),
-                ("context", f"{count(facts.max_length)} tokens" if facts.max_length else None),
-                ("vocabulary", count(facts.vocab_size) if facts.vocab_size else None),
-                ("chat template", {True: "yes", False: "none in its files", None: None}[facts.chat_template]),
-            )
-        )
-    yield from _trouble(view)
-
-
-def _data(view: View) -> Iterator[Block]:
-    for source in (view.draft.facts.sources or {}).values():
-        rows = f", {source.rows:,} rows" if source.rows is not None else ""
-        yield title(visible(source.path) + rows)
-        if source.problem:
-            yield say(source.problem, "bad")
-        elif source.exists is False:
-            yield say("There is no such file.", "bad")
-        elif source.format:
-            yield say(f"Read as {source.format}; columns {', '.join(source.columns)}.", "dim")
-    facts = view.draft.facts.data
-    if facts is not None and facts.rows is not None:
-        yield title("Counted over all rows" if facts.exact else "Counted so far")
-        yield table(
-            (
-                ("rows to learn from", count(facts.rows)),
-                ("held-out rows", count(facts.eval_rows) if facts.eval_rows else None),
-                ("tokens", count(facts.tokens) if facts.tokens else None),
-                ("of them learned", count(facts.trained_tokens) if facts.trained_tokens else None),
-                ("longest row", f"{count(facts.longest)} tokens" if facts.longest else None),
-                ("rows too long", count(facts.truncated) if facts.truncated else None),
-                ("nothing to learn in", f"{count(facts.masked)} rows" if facts.masked else None),
-            )
-        )
-    elif view.working:
-        yield say(view.working, "dim")
-    yield from _trouble(view)
-
-
-def _trouble(view: View) -> Iterator[Block]:
-    for words in view.trouble:
-        yield say(words, "warn")
-
-
-def _review(view: View) -> Iterator[Block]:
-    draft = view.draft
-    yield title(f"Changed from {'the recipe ' + draft.recipe if draft.recipe else 'the defaults'}")
+def _review(session: BuildSession) -> Iterator[Block]:
+    draft = session.draft
+    yield from _drawn(pages.uncounted(session))
+    yield title(pages.changed_from(session))
     difference = draft.diff()
     if difference:
         rows = [[path, _short(was), "→", _short(now)] for path, was, now in difference]
         yield {"kind": "table", "rows": rows}
     else:
-        yield say("Nothing.", "dim")
-    changed = [each for each in view.effective if each.requested != each.effective]
+        yield say("nothing", "dim")
+    changed = [each for each in session.becomes.values() if each.requested != each.effective]
     if changed:
         yield title("Asked → what it becomes")
         rows = [
             [each.path, _short(each.requested), "→", _short(each.effective), visible(each.reason)] for each in changed
         ]
         yield {"kind": "table", "rows": rows}
-    machine = draft.facts.machine
+    machine, need = draft.facts.machine, session.estimate.checkpoints_bytes
     if machine is not None and machine.disk_free_bytes is not None:
         yield title("Disk")
-        need = size(view.estimate.checkpoints_bytes) if view.estimate.checkpoints_bytes is not None else "not known yet"
-        yield table((("checkpoints will take", need), ("free", size(machine.disk_free_bytes))))
-    if view.rehearsed:
+        will = size(need) if need is not None else "not known yet"
+        yield {"kind": "table", "rows": [["checkpoints will take", will], ["free", size(machine.disk_free_bytes)]]}
+    if rehearsed := session.rehearsed:
         yield title("Measured")
-        yield say(view.rehearsed)
+        yield say(rehearsed)
 
 
 def _short(value: Any) -> str:
@@ -244,12 +133,14 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-def _launch(view: View) -> Iterator[Block]:
-    errors = sum(finding.severity == "error" for finding in view.draft.findings)
-    if errors:
-        yield say(f"{errors} to mend before the run can start; the list is below.", "bad")
+def _launch(session: BuildSession) -> Iterator[Block]:
+    if session.errors:
+        yield say(f"{session.errors} to mend before the run can start; the list is below.", "bad")
+    else:
+        yield from _drawn(pages.uncounted(session))
     yield title("Where")
-    yield say(f"On {machine_words(view.draft.facts.machine)}, in a folder of its own in {view.runs_dir}.")
+    yield say(f"On {pages.machine_words(session.draft.facts.machine)}.")
+    yield say(f"Its folder is made in {session.runs_dir}.")
     yield title("When this notebook closes")
     yield say(
         "The run goes on: it is a process of its own. Closing the page, restarting the kernel or stopping Jupyter does not "
@@ -257,9 +148,9 @@ def _launch(view: View) -> Iterator[Block]:
     )
 
 
-_PAGES: dict[str, Callable[[View], Iterator[Block]]] = {
-    "model": _model,
-    "data": _data,
+_PAGES: dict[str, Callable[[BuildSession], Iterator[Block]]] = {
+    "model": lambda session: _drawn(pages.about_model(session)),
+    "data": lambda session: _drawn(pages.about_data(session)),
     "review": _review,
     "launch": _launch,
 }

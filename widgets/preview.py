@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from engine.client import Ticket
-from engine.config.draft import Draft
-from engine.config.files import absolute, place_of
-from engine.config.schema import fields
+from engine.config.files import place_of
+from engine.config.tree import fields
+from engine.data.gather_facts import outcome
 from engine.errors import WorkbenchError, visible
+from engine.session.draft import Draft
+from engine.session.rows import RowQuestion, pack_words, trained_words, why_none
 from widgets.asking import Asker
 from widgets.protocol import Face, Part, bundle, shown, style, verb
 
@@ -34,12 +35,11 @@ class PreviewPart(Part):
 
     def __init__(self, draft: Draft, asker: Asker) -> None:
         self.draft = draft
-        self._asker = asker
+        self._question = RowQuestion(draft, asker.ask)
         self._number = 0
-        self._ticket: Ticket | None = None
         self._raw: Future[list[dict[str, Any]]] | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._progress = ""
+        self._answer: dict[str, Any] | WorkbenchError | None = None
 
     @verb
     def rows_ready(self) -> dict[str, Any]:
@@ -63,34 +63,23 @@ class PreviewPart(Part):
         if not sources or not sources[0].path:
             spec = fields.data.train if split == "train" else fields.data.eval
             raise WorkbenchError(f"{spec.title}: there is none yet.", "Name a source in the step Data.")
-        base = self.draft.path.parent if self.draft.path is not None else Path.cwd()
-        mapping = absolute(self.draft.mapping, base)
+        base = self.draft.base
         more: dict[str, dict[str, Any]] = {
             "index": {"index": row},
             "random": {"seed": random.randrange(1 << 30)},
             "worst": {"by": by},
             "search": {"text": text, "start": row},
         }
-        wanted = {"kind": kind, **more[kind]}
         self._number += 1
-        self._progress = "tokenizing"
         if kind == "index":
             self._look_raw(sources[0], split, base, row, count)
-        number = self._number
-
-        def progress(state: dict[str, Any]) -> None:
-            total = state.get("total")
-            if number == self._number:
-                self._progress = f"{state.get('what')}: {state.get('done', 0):,}" + (f" of {total:,}" if total else "")
-
-        self._ticket = self._asker.ask(
-            "preview", on_progress=progress, config=mapping, rows=wanted, count=count, split=split
-        )
+        self._question.put({"kind": kind, **more[kind]}, "tokenizing")
+        self._question.send(count=count, split=split)
         return self._news()
 
     @verb
     def rows_news(self, *, ticket: int) -> dict[str, Any]:
-        if ticket != self._number or self._ticket is None:
+        if ticket != self._number or (self._answer is None and not self._question.put_forward):
             return {"ticket": ticket, "done": True, "words": "", "rows": []}
         return self._news()
 
@@ -107,26 +96,23 @@ class PreviewPart(Part):
         self._raw = self._pool.submit(raw_rows, place_of(source.path, base), source.split or split, seed, row, count)
 
     def _give_up(self) -> None:
-        if self._ticket is not None:
-            self._ticket.cancel()
+        self._question.cancel()
         if self._raw is not None:
             self._raw.cancel()
-        self._ticket = self._raw = None
+        self._answer = self._raw = None
 
     def _news(self) -> dict[str, Any]:
-        assert self._ticket is not None
-        told: dict[str, Any] = {"ticket": self._number, "done": self._ticket.done, "words": self._progress}
-        if self._raw is not None and self._raw.done() and not self._ticket.done:
+        self._answer = found = self._answer or self._question.take()
+        told: dict[str, Any] = {"ticket": self._number, "done": found is not None, "words": self._question.progress}
+        if self._raw is not None and self._raw.done() and found is None:
             told["raw"] = [] if self._raw.exception() is not None else self._raw.result()
             self._raw = None
-        if not self._ticket.done:
+        if found is None:
             return told
-        problem = self._ticket.error
-        if problem is not None:
-            return {**told, "words": "", "rows": [], "error": shown(problem.told)}
-        found = self._ticket.result(0)
+        if isinstance(found, WorkbenchError):
+            return {**told, "words": "", "rows": [], "error": shown(found.told)}
         if not found["rows"]:
-            return {**told, "words": "", "rows": [], "error": "No row fits."}
+            return {**told, "words": "", "rows": [], "error": why_none(self._question.wanted)}
         return {
             **told,
             "words": _about(found),
@@ -201,14 +187,8 @@ def _raw(index: int, text: str) -> dict[str, Any]:
 
 def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
     parts = [_part(name, tokens) for name, tokens in row["parts"].items()]
-    seen = {id(token): token for tokens in row["parts"].values() for token in tokens}.values()
-    trained = sum(token["trained"] for token in seen)
-    share = f" ({100 * trained / len(seen):.0f} %)" if seen else ""
-    side = row.get("length") or len(seen)
-    words = f"{len(seen):,} tokens{f' (longest side {side:,})' if side < len(seen) else ''}, {trained:,} trained{share}"
-    if row.get("documents"):
-        words += f", a pack of {len(row['documents'])} rows, {'kept apart' if row.get('separate') else 'one stream'}"
-    trouble = row.get("error") or (f"Training leaves this row out: {row['left_out']}" if row.get("left_out") else "")
+    words = ", ".join(filter(None, (trained_words(row), pack_words(row))))
+    trouble = row.get("error") or outcome(row)
     return {
         "index": row["index"],
         "words": words if row["parts"] else "",

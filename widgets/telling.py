@@ -10,33 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import redact, visible
-from engine.run import control
+from engine.run import proposals, silence
 from engine.run.curves import concern, watch_for
+from engine.run.stopping import ways
 from engine.run.store import RunFolder
 from engine.run.view import RunView
-from widgets.numbers import size
 from widgets.protocol import shown
 
 SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
 GROUPS, GROUP_COMPLETIONS = 40, 16
 COMPLETION_CHARACTERS = 1200
-TITLES = {
-    "save_stop": "Save, then stop",
-    "stop": "Stop now",
-    "checkpoint": "Checkpoint and go on",
-    "end_of_epoch": "Stop at the end of the epoch",
-}
 
 
 def head(view: RunView) -> dict[str, Any]:
-    took = view.ended - view.started if view.ended and view.started else None
-    controls = []
-    if view.state in ("starting", "running"):
-        keeps = _last_checkpoint(view)
-        controls = [
-            {"verb": do, "title": TITLES[do], "keeps": control.WORDS[do] + (keeps if do == "stop" else "")}
-            for do in TITLES
-        ]
+    took = view.seconds if view.over else None
+    asked = ways(view) if view.state in ("starting", "running") else []
     bad = view.state in ("failed", "lost")
     return {
         "state": view.state,
@@ -47,12 +35,13 @@ def head(view: RunView) -> dict[str, Any]:
         "took": took,
         "by": shown(view.cause, 300) if view.state == "stopped" else "",
         "cause": shown(view.cause or "it ended without a word", 600) if bad else "",
+        "way_on": shown(_way_on(view), 300) if bad else "",
         "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
         "warnings": [
             *(shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]),
             *(shown(str(each["message"]), 200) for each in view.findings[-2:]),
         ],
-        "controls": controls,
+        "controls": [{"verb": way.do, "title": way.title.capitalize(), "keeps": way.means} for way in asked],
         "resumable": view.state in ("stopped", "failed", "lost"),
         "rollouts": bool(view.rollouts),
         "watch_for": (concern(view.method, view.series) or watch_for(view.method))
@@ -67,6 +56,8 @@ def summary_of(view: RunView) -> str:
     lines = [f"Run {visible(view.id)}: {view.state}, {visible(view.method)}, {steps}"]
     if "loss" in view.latest:
         lines.append(f"  loss {view.latest['loss']:.4g}")
+    if view.silent_seconds is not None:
+        lines.append("  " + silence.advice(visible(view.id), view.silent_seconds))
     if view.cause:
         lines.append(f"  {visible(view.cause)}")
     lines.append(f"  In a terminal: workbench watch {visible(view.id)}")
@@ -149,12 +140,8 @@ def _cell(value: Any) -> str:
     return shown(value if isinstance(value, str) else json.dumps(value), 120)
 
 
-def _last_checkpoint(view: RunView) -> str:
-    made = [each for each in view.checkpoints if each["state"] == "committed"]
-    if not made:
-        return "; there is none yet"
-    last = made[-1]
-    return f"; the last is of step {last['step']:,}" + (f", {size(last['bytes'])}" if last["bytes"] else "")
+def _way_on(view: RunView) -> str:
+    return proposals.way_on(view.cause_kind, f"checkpoint-{view.committed[-1]}" if view.committed else None)
 
 
 def config(folder: RunFolder) -> str:

@@ -5,15 +5,22 @@ A loop over `FieldSpec` serves every setting; nothing here knows a particular on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from engine.config.meaning import Unmeant, expectation, meaning
-from engine.config.schema import FieldSpec
-from engine.config.typed import as_typed
+from engine.config.coercion import Unmeant, expectation, meaning
+from engine.config.findings import Finding
+from engine.config.recipes import recipe_mapping
+from engine.config.steps import step_of_path
+from engine.config.text_values import as_typed
+from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import UsageError, visible
+from engine.planning.auto import Effective
+from engine.rules import read
+from engine.session.draft import Draft
+from widgets.protocol import shown
 
 CHOICE = "choice"
 
@@ -126,3 +133,79 @@ def _meant_entry(spec: FieldSpec, entry: Any, written: Any) -> dict[str, Any]:
             value = meaning(item, meant(item, raw, before.get(key)))
             found[key] = raw if isinstance(value, Unmeant) else value
     return found
+
+
+class Settings:
+    """The settings of a draft as a view draws them: what never changes of each travels once, under a number."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._specs: dict[FieldSpec, int] = {}
+        self._origins: dict[str | None, RunConfig] = {}
+
+    def shown(self, specs: Iterable[FieldSpec], becomes: Mapping[str, Effective]) -> list[dict[str, Any]]:
+        """How each of these stands now."""
+        draft, reading = self._draft, self._draft.reading
+        troubled = {finding.path for finding in reading.findings}
+        found = []
+        for spec in specs:
+            inside = spec.path + "."
+            broken = any(path == spec.path or path.startswith(inside) for path in reading.invalid)
+            value = draft.value(spec.path) if broken else spec.value(reading.config)
+            auto = becomes.get(spec.path) if value == "auto" else None
+            found.append(
+                {
+                    "spec": self._specs.setdefault(spec, len(self._specs)),
+                    "value": shown_value(spec, value),
+                    "given": spec.path in reading.given,
+                    "back": self._way_back(spec, value),
+                    "auto": visible(as_typed(auto.effective)) if auto is not None else "",
+                    "why": visible(auto.reason) if auto is not None else "",
+                    "finding": any(path == spec.path or path.startswith(inside) for path in troubled),
+                }
+            )
+        return found
+
+    def since(self, known: int) -> list[list[Any]]:
+        """Number and data of the settings that a view which has `known` of them lacks."""
+        return [[number, spec_data(spec)] for spec, number in self._specs.items() if number >= known]
+
+    def back(self, spec: FieldSpec) -> None:
+        """The recipe's value where it gives one, else the default."""
+        draft = self._draft
+        original = Draft.new(draft.recipe).value(spec.path) if draft.recipe else None
+        if original is not None and original != draft.value(spec.path):
+            draft.set(spec.path, original)
+        else:
+            draft.unset(spec.path)
+
+    def _way_back(self, spec: FieldSpec, value: Any) -> str:
+        """Where the button beside a setting leads; nothing where the setting is as it was."""
+        recipe = self._draft.recipe
+        if recipe not in self._origins:
+            self._origins[recipe] = read(recipe_mapping(recipe) if recipe else {}).config
+        was = spec.value(self._origins[recipe])
+        if was == value and isinstance(was, bool) == isinstance(value, bool):
+            return ""
+        return f"back to the {'recipe' if recipe else 'default'}: {in_words(spec, was)}"
+
+
+def finding_data(finding: Finding) -> dict[str, Any]:
+    """A finding with the setting that it stands at."""
+    owner = fields.get(".".join(finding.path.split(".")[:2]))
+    part = fields.get(finding.path)
+    inside = f", {part.title.lower()}" if part is not None and owner is not None and part is not owner else ""
+    return {
+        "key": key_of(finding),
+        "path": owner.path if owner is not None else finding.path,
+        "step": step_of_path(finding.path),
+        "title": owner.title + inside if owner is not None else visible(finding.path or "the file"),
+        "severity": finding.severity,
+        "message": shown(finding.text),
+        "fix": visible(finding.fix.label) if finding.fix else "",
+    }
+
+
+def key_of(finding: Finding) -> str:
+    """By which a view names a finding."""
+    return f"{finding.path}|{finding.rule}|{finding.severity}"[:400]

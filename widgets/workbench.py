@@ -12,18 +12,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-from engine.config.draft import Draft
-from engine.config.files import absolute, placed
-from engine.config.schema import read
-from engine.data.look import completed
+from engine.bridge.ledger import Ledger
+from engine.bridge.tools import take_over, tool_of
+from engine.config.files import load
 from engine.errors import WorkbenchError, visible
-from engine.memory.estimate import estimate
-from engine.run.from_config import launch_config, runs_dir_of
+from engine.run import silence
 from engine.run.index import peek
 from engine.run.store import ENDED, RunFolder, runs_in
+from engine.run.view import RunView
+from engine.session.build import BuildSession
+from engine.session.draft import Draft
 from widgets.asking import Asker
 from widgets.compare import ComparePart
 from widgets.form import FormPart
+from widgets.ledger import LedgerPart
 from widgets.monitor import MonitorPart
 from widgets.preview import PreviewPart
 from widgets.protocol import Face, Part, bundle, shown, style, verb
@@ -35,8 +37,8 @@ MOVED = "This workbench goes on in the cell that was run last."
 class LaunchPart(Part):
     """Starts the run of a draft beside the kernel's own thread, so that the view stays alive meanwhile."""
 
-    def __init__(self, form: FormPart) -> None:
-        self._form = form
+    def __init__(self, session: BuildSession) -> None:
+        self._session = session
         self._pool: ThreadPoolExecutor | None = None
         self._job: Future[RunFolder] | None = None
 
@@ -46,7 +48,7 @@ class LaunchPart(Part):
         if self._job is None:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-launch")
-            self._job = self._pool.submit(prepared(self._form))
+            self._job = self._pool.submit(self._session.launch())
         return {"done": False}
 
     @verb
@@ -60,32 +62,13 @@ class LaunchPart(Part):
         problem = job.exception()
         if problem is None:
             return {"done": True, "run": job.result().id}
-        if isinstance(problem, WorkbenchError):
-            return {"done": True, "run": "", "error": shown(problem.told)}
-        return {"done": True, "run": "", "error": shown(f"The run could not be started: {problem}")}
+        told = problem.told if isinstance(problem, WorkbenchError) else f"{type(problem).__name__}: {problem}"
+        return {"done": True, "run": "", "error": shown(told)}
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
             self._pool = None
-
-
-def prepared(form: FormPart) -> Callable[[], RunFolder]:
-    """The start of the draft as it stands now; read once more with all that is known."""
-    draft, base, explicit = form.draft, form.learner.base, form.explicit_runs
-    facts, source = placed(completed(draft.facts, draft.config, base), base), draft.path
-    reading = read(absolute(draft.mapping, base), facts)
-    if not reading.ok:
-        first = next(finding for finding in reading.findings if finding.severity == "error")
-        raise WorkbenchError(f"The config has an error, so no run was started. {first.message}")
-    return lambda: launch_config(
-        reading.config,
-        facts,
-        runs_dir=runs_dir_of(reading.config, reading.given, explicit),
-        name=source.stem if source is not None else None,
-        forecast_bytes=estimate(reading.config, facts).checkpoints_bytes,
-        source=source,
-    )
 
 
 class RunsPart(Part):
@@ -106,7 +89,8 @@ class RunsPart(Part):
     def _summary(self, run: RunFolder) -> dict[str, Any]:
         stamp = _stamp(run)
         known = self._known.get(run.path)
-        if known is None or known[0] != stamp:
+        # A run that goes on may fall silent, which no file of it tells.
+        if known is None or known[0] != stamp or known[1]["state"] not in ENDED:
             known = self._known[run.path] = (stamp, _summary(run))
         return known[1]
 
@@ -131,6 +115,8 @@ def _summary(run: RunFolder) -> dict[str, Any]:
     return {
         "id": run.id,
         "state": view.state,
+        "silent": silence.words(view.silent_seconds),
+        "why": shown(_why(view), 300),
         "method": visible(view.method),
         "model": shown(view.model, 60),
         "step": view.step,
@@ -140,8 +126,28 @@ def _summary(run: RunFolder) -> dict[str, Any]:
     }
 
 
+def _opened(config: str | Path | None) -> tuple[Draft, Ledger | None]:
+    """The draft of a file, or the demo's; for a config of another tool an empty one, and its ledger."""
+    if not config:
+        return Draft.new("demo"), None
+    document = load(config)
+    tool = tool_of(document.mapping)
+    if tool is None:
+        return Draft.open(config), None
+    return Draft(), take_over(document, tool, out=Path.cwd())
+
+
+def _why(view: RunView) -> str:
+    """What a person should know about a run in the list: why it ended badly, or what its silence means."""
+    if view.silent_seconds is not None:
+        return silence.advice(view.id, view.silent_seconds)
+    return "" if view.state in ("finished", "stopped") else view.cause
+
+
 class Workbench(Face):
     """Everything in one cell. `Workbench()` begins anew, `Workbench("file.yaml")` opens a file, `Workbench(draft)` a draft.
+
+    A config of Axolotl, LLaMA-Factory or TRL opens with the ledger of its keys, and a button takes it over.
 
     `runs` names the folder for runs; else the config's, $WORKBENCH_RUNS or ./runs. With `fresh` the cell does not take
     over what an earlier one was building.
@@ -161,24 +167,30 @@ class Workbench(Face):
     ) -> None:
         key = f"{id(config) if isinstance(config, Draft) else Path(config).absolute() if config else ''}|{runs}"
         self.draft: Draft
+        self.ledger: Ledger | None = None
+        """What becomes of the file's keys, where it is another tool's."""
         before = self._latest.get(key)
         taken = before is not None and not fresh and not before.dispatcher.retired
         if before is not None and taken:
-            self.draft = before.draft
+            self.draft, self.ledger = before.draft, before.ledger
         elif isinstance(config, Draft):
             self.draft = config
         else:
-            self.draft = Draft.open(config) if config else Draft.new("demo")
+            self.draft, self.ledger = _opened(config)
         asker = Asker()
         self.form = FormPart(self.draft, asker, runs)
-        monitor = MonitorPart(lambda: self.form.runs_dir)
+        self.ledger_part: LedgerPart = (
+            before.ledger_part if before is not None and taken else LedgerPart(self.draft, self.ledger)
+        )
+        monitor = MonitorPart(lambda: self.form.session.runs_dir)
         super().__init__(
             self.form,
             PreviewPart(self.draft, asker),
-            LaunchPart(self.form),
-            RunsPart(lambda: self.form.runs_dir),
+            LaunchPart(self.form.session),
+            RunsPart(lambda: self.form.session.runs_dir),
             monitor,
             ComparePart(monitor),
+            self.ledger_part,
             height=height,
             ends=(asker.close,),
         )
@@ -192,12 +204,15 @@ class Workbench(Face):
 
         Raises WorkbenchError where the config has an error or the run cannot be started.
         """
-        return prepared(self.form)()
+        return self.form.session.launch()()
 
     def __repr__(self) -> str:
-        runs = [run for run in runs_in(self.form.runs_dir) if run.state not in ENDED]
+        runs = [run for run in runs_in(self.form.session.runs_dir) if run.state not in ENDED]
         going = [f"Going on: {visible(run.id)} ({run.state})" for run in runs]
-        return "\n".join(["Workbench for fine-tuning", self.form.summary(), *going, "In a terminal: workbench"])
+        ledger = [self.ledger_part.summary()] if self.ledger is not None else []
+        return "\n".join(
+            ["Workbench for fine-tuning", *ledger, self.form.summary(), *going, "In a terminal: workbench"]
+        )
 
     def close(self) -> None:
         super().close()

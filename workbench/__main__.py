@@ -5,18 +5,25 @@ Each command lives in `workbench/cli/<name>.py` as a click command called `comma
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import os
 import sys
 from importlib import import_module
 
 import click
 
-from engine.errors import WorkbenchError
+from engine.errors import WorkbenchError, nearest
+from workbench.cli.ending import ended_by, ends_are_interrupts
+from workbench.cli.output import document, refuse
+from workbench.crash import crashed
 
 # name -> (module, what it does); the help text stands here so that `--help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("new", "Write a config from a recipe."),
+    "import": ("take_over", "Take over a config of another tool."),
+    "export-config": ("export_config", "Write a config for another tool."),
     "check": ("check", "Find everything wrong with a config."),
     "preview": ("preview", "Show the batch that training will see."),
     "estimate": ("estimate", "Memory, steps, disk and time before launch."),
@@ -25,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "watch": ("watch", "Watch a run."),
     "stop": ("stop", "Ask a run to stop."),
     "checkpoint": ("checkpoint", "Ask a run for a checkpoint."),
+    "stack": ("stack", "Show where a run's worker is."),
     "resume": ("resume", "Go on from the newest whole checkpoint."),
     "receipt": ("receipt", "What was really done in a run."),
     "compare": ("compare", "What differs between runs."),
@@ -85,27 +93,57 @@ def cli(ctx: click.Context, runs: str | None) -> object:
 
 
 def main() -> None:
-    """Entry point: every error a user can cause is one sentence on stderr and the right exit code."""
+    """Entry point: every error is one sentence on stderr, with `--json` also a document on stdout, and its exit code."""
     # Nothing that is imported becomes garbage, and looking for it is a tenth of a short command; what runs for long
     # (the app, following a run) turns it on again.
     gc.disable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no ✓ gets its escape, not a traceback
+            stream.reconfigure(errors="backslashreplace")
+    as_json = "--json" in sys.argv[1:]
     try:
-        result = cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except click.ClickException as problem:
-        problem.show()
-        sys.exit(problem.exit_code)
-    except WorkbenchError as problem:
-        click.echo(f"Error: {problem.message}", err=True)
-        if problem.hint:
-            click.echo(f"  {problem.hint}", err=True)
-        sys.exit(problem.exit_code)
+        # A document is owed whatever happens; without one a signal ends a short command as the system would.
+        with ends_are_interrupts() if as_json else contextlib.nullcontext():
+            code = _run(as_json=as_json)
     except BrokenPipeError:
         # The reader of our output left (`workbench runs | head`): no traceback, and none at interpreter exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    sys.exit(result if isinstance(result, int) else 0)
+        code = 0
+    sys.exit(code)
+
+
+def _run(*, as_json: bool) -> int:
+    """Run the command that was called; the exit code. Asked for by the words alone, JSON answers a wrong call too."""
+    usage = ""
+    try:
+        result = cli.main(prog_name="workbench", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        sentence, code = ended_by()
+        if as_json:
+            document(WorkbenchError(sentence, exit_code=code))
+        return code
+    except click.ClickException as wrong:
+        context = wrong.ctx if isinstance(wrong, click.UsageError) else None
+        close = nearest(context.info_name or "", COMMANDS) if context else None
+        hint = f"Try `{context.command_path} --help`." if context else ""
+        if close and context and context.info_name not in COMMANDS:
+            hint = f"Did you mean the command `workbench {close}`?"
+        elif context:
+            usage = context.get_usage()
+        problem = WorkbenchError(wrong.format_message(), hint, exit_code=wrong.exit_code)
+    except WorkbenchError as found:
+        problem = found
+        if problem.exit_code == 130:
+            problem.exit_code = ended_by()[1]
+    except BrokenPipeError:
+        raise
+    except Exception as crash:  # noqa: BLE001  the commands' boundary
+        problem = crashed(crash)
+    refuse(problem, usage)
+    if as_json:
+        document(problem)
+    return problem.exit_code
 
 
 if __name__ == "__main__":

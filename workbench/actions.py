@@ -78,6 +78,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("step('memory')", "5", "go to Memory and speed", "", ("build",)),
     Action("step('review')", "6", "go to Review", "", ("build",)),
     Action("step('launch')", "7", "go to Launch", "", ("build",)),
+    # A config of another tool
+    Action("take_over", "t", "take over", "Take it over as a new config", ("ledger",), line="t take-over"),
     # Monitor: what is wanted most comes first, since a narrow key line drops what comes last
     Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop", when="running"),
     Action(
@@ -125,6 +127,7 @@ ACTIONS: tuple[Action, ...] = (
         line="c checkpoint",
         when="running",
     ),
+    Action("stack", "K", "stack", "Show where the worker is at this moment, also when it hangs", ("monitor",), "K"),
     Action("next_curve", "v", "next curve", "Show the next curve in the large chart", ("monitor",), line="v curve"),
     Action("next_curve(-1)", "V", "previous curve", "Show the previous curve", ("monitor",)),
     Action("chart('back')", "left", "cursor back", "A cursor on the curve, a point back", ("monitor",), "left"),

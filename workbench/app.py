@@ -12,8 +12,6 @@ import gc
 import os
 import signal
 import threading
-import time
-import traceback
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,14 +26,16 @@ from textual.widgets import Static
 
 from engine.errors import redact, visible
 from workbench.actions import bindings, keymap
+from workbench.crash import keep_details, state_folder
 from workbench.gate import StripControls, TolerantDriver
 from workbench.palette import ActionProvider
 from workbench.terminal import few_colours, settle_colour, wants_light
 
 if TYPE_CHECKING:
+    from engine.bridge.ledger import Ledger
     from engine.client import Inspector
-    from engine.config.draft import Draft
     from engine.run.store import RunFolder
+    from engine.session.draft import Draft
     from workbench.unsaved import Unsaved
 
 # Greys of little saturation: where a terminal has 256 colours they become its greys, not its navy, teal or lavender.
@@ -76,7 +76,14 @@ THEMES = (
         success="ansi_green", warning="ansi_magenta", error="ansi_red", dark=False, ansi=True, variables=ANSI_LIGHT,
     ),
 )  # fmt: skip
+
+
 LEAVE_SECONDS = 3.0  # a terminal that is gone takes no more writes; after this the process ends regardless
+
+
+def theme_name(ansi: bool, dark: bool) -> str:
+    """The theme of ours for such a terminal."""
+    return f"workbench-{'ansi-' if ansi else ''}{'dark' if dark else 'light'}"
 
 
 LEAST = (60, 16)
@@ -90,6 +97,115 @@ class TooSmall(Screen[None]):
         yield Static(
             f"The workbench needs {LEAST[0]} columns and {LEAST[1]} rows. Make the window larger.", markup=False
         )
+
+
+class Ending:
+    """How the app ends: by a person's word, a signal, or an error of ours, all by the same door.
+
+    The terminal is given back, a draft that no file holds is kept, and what goes on without the window is named with the
+    command that shows it again.
+    """
+
+    def __init__(self, app: WorkbenchApp) -> None:
+        self._app = app
+
+    @property
+    def draft(self) -> Draft | None:
+        """The config being built, where one was looked at."""
+        return self._app.__dict__.get("draft")
+
+    def listen(self) -> None:
+        """Signals end the app through its own door, so that the terminal is given back."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._by_signal, number)
+
+    def _by_signal(self, number: signal.Signals) -> None:
+        code = 128 + number
+        self._app.left = True
+        self.keep_draft()
+        end = threading.Timer(LEAVE_SECONDS, os._exit, (code,))
+        end.daemon = True
+        end.start()
+        self._app.exit(return_code=code)
+
+    def by_error(self, problem: BaseException | None) -> str:
+        """An error of ours: details without local variables into a file, one sentence to the person."""
+        where = keep_details(problem)
+        kept = self.keep_draft()
+        name = type(problem).__name__ if problem else "an error"
+        words = f"The app stopped on {name}: {str(problem)[:300]}. {where} {kept}".rstrip()
+        return visible(redact(words))
+
+    def by_word(self) -> None:
+        """Quit, and say what goes on without this window; asks where a config would be lost."""
+        from workbench.screens.leave import LeaveScreen
+
+        app = self._app
+        if self.draft is not None and self.draft.dirty and not isinstance(app.screen, LeaveScreen):
+            app.push_screen(LeaveScreen(self.draft), lambda answer: self._leave() if answer == "leave" else None)
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        from workbench.screens.leave import what_goes_on
+
+        app = self._app
+        app.left = True
+        app.unsaved.give_up()
+        app.goodbye += what_goes_on(app.runs_dir)
+        app.exit()
+
+    def keep_draft(self) -> str:
+        """Write an unsaved draft beside the app's log, to be offered at the next start; the sentence says where."""
+        app, draft = self._app, self.draft
+        if draft is None or not draft.dirty:
+            return ""
+        try:
+            entry = app.unsaved.entry(draft)
+            place = app.unsaved.as_file(draft.text())
+            app.unsaved.write(entry, file=place)
+        except OSError as problem:
+            return f"The unsaved config could not be kept: {problem.strerror}."
+        sentence = f"The unsaved config is in {place}; `workbench {place}` opens it."
+        app.goodbye.append(sentence)
+        return sentence
+
+    def words(self) -> list[str]:
+        """What is said when the window is closed: at least the way back."""
+        from workbench.screens.leave import way_back
+
+        app = self._app
+        if any("`workbench" in line for line in app.goodbye):
+            return app.goodbye
+        return [*app.goodbye, way_back(app.watched, self.draft)]
+
+
+class EarlyKeys:
+    """Keys typed before the first frame: nothing has the focus yet that could take them."""
+
+    def __init__(self, app: WorkbenchApp) -> None:
+        self._app = app
+        self._keys: list[events.Key] | None = []
+        """None once they are handed on."""
+
+    def hold(self, event: events.Event) -> bool:
+        """Keep a key that comes too early; False for all else."""
+        if self._keys is None or not isinstance(event, events.Key):
+            return False
+        self._keys.append(event)
+        return True
+
+    async def hand_on(self, tries: int = 50) -> None:
+        """One by one; those typed meanwhile stand behind them."""
+        if self._app.screen.focused is None and tries:  # a screen without anything to focus has them after a second
+            self._app.set_timer(0.02, lambda: self.hand_on(tries - 1))
+            return
+        while self._keys:
+            await App.on_event(self._app, self._keys.pop(0))
+        self._keys = None
 
 
 class WorkbenchApp(App[None]):
@@ -108,32 +224,45 @@ class WorkbenchApp(App[None]):
         runs_dir: str | os.PathLike[str] | None = None,
         *,
         runs_first: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         no_colour = settle_colour()
         super().__init__(driver_class=TolerantDriver, ansi_color=True if no_colour else None)
         self._draft = draft
         self._run = run
         self._runs_first = runs_first
-        self._early: list[events.Key] | None = []
-        """Keys from before the first frame; None from then on."""
+        self._ledger = ledger
+        """What became of a config of another tool that was opened."""
+        self._early = EarlyKeys(self)
         self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
         self._runs_dir = self.explicit_runs_dir
         self._inspector: Inspector | None = None
         self.goodbye: list[str] = []
+        self.watched: RunFolder | None = None
+        """The run that was looked at last."""
         self.left = False
+        self.ending = Ending(self)
         for theme in THEMES:
             self.register_theme(theme)
         self._ansi = no_colour or few_colours()
-        self.theme = self._theme_name(not wants_light())
+        self.theme = theme_name(self._ansi, not wants_light())
 
     # What the screens share
 
     @cached_property
     def draft(self) -> Draft:
         """The config being built; the demo's until the person opens another."""
-        from engine.config.draft import Draft
+        from engine.session.draft import Draft
 
         return self._draft if self._draft is not None else Draft.new("demo")
+
+    def take(self, text: str) -> None:
+        """Make this text the config of the window, as a change that no file holds yet. Raises ConfigUnreadable."""
+        from engine.session.draft import Draft
+
+        draft = Draft()
+        draft.replace_text(text)
+        self.draft = draft
 
     @cached_property
     def unsaved(self) -> Unsaved:
@@ -142,7 +271,7 @@ class WorkbenchApp(App[None]):
 
         from workbench.unsaved import Unsaved
 
-        return Unsaved(user_cache_path("workbench"), _state_folder())
+        return Unsaved(user_cache_path("workbench"), state_folder())
 
     @property
     def inspector(self) -> Inspector:
@@ -170,6 +299,10 @@ class WorkbenchApp(App[None]):
             from workbench.screens.monitor import MonitorScreen
 
             return MonitorScreen(self._run)
+        if self._ledger is not None:
+            from workbench.screens.ledger import LedgerScreen
+
+            return LedgerScreen(self._ledger)
         from workbench.screens.build import BuildScreen
 
         return BuildScreen()
@@ -182,44 +315,26 @@ class WorkbenchApp(App[None]):
         """The gate stands last, after whatever drew the line."""
         return [*super().get_line_filters(), StripControls()]
 
-    def _theme_name(self, dark: bool) -> str:
-        return f"workbench-{'ansi-' if self._ansi else ''}{'dark' if dark else 'light'}"
-
     async def on_event(self, event: events.Event) -> None:
         """Keys typed before the first frame wait for it: nothing has the focus yet that could take them."""
-        if self._early is not None and isinstance(event, events.Key):
-            self._early.append(event)
-        else:
+        if not self._early.hold(event):
             await super().on_event(event)
 
     def on_ready(self) -> None:
         """The first frame is painted: collect garbage again, but not in what was imported."""
         gc.freeze()
         gc.enable()
-        self._use_keys()
-        # Behind what the screen has yet to do: on a busy machine it may not have given the focus to its form by now.
-        self.screen.call_later(self._take_early)
-        if self._runs_first:
-            self.action_runs()
-
-    async def _take_early(self, tries: int = 50) -> None:
-        """Hand on the keys that waited, one by one; those typed meanwhile stand behind them."""
-        if self.screen.focused is None and tries:  # a screen without anything to focus has them after a second
-            self.set_timer(0.02, lambda: self._take_early(tries - 1))
-            return
-        while self._early:
-            await super().on_event(self._early.pop(0))
-        self._early = None
-
-    def _use_keys(self) -> None:
-        """The person's own keys, from keys.json in the config folder."""
         from platformdirs import user_config_path
 
-        mine, problem = keymap(user_config_path("workbench") / "keys.json")
+        mine, problem = keymap(user_config_path("workbench") / "keys.json")  # the person's own
         if mine:
             self.set_keymap(dict(mine))
         if problem:
             self.notify(visible(redact(problem)), severity="warning", markup=False)
+        # Behind what the screen has yet to do: on a busy machine it may not have given the focus to its form by now.
+        self.screen.call_later(self._early.hand_on)
+        if self._runs_first:
+            self.action_runs()
 
     def on_resize(self, event: events.Resize) -> None:
         """Too little room: a sentence stands over whatever is open, and goes when there is room."""
@@ -231,59 +346,18 @@ class WorkbenchApp(App[None]):
                 self.pop_screen()
 
     def on_mount(self) -> None:
-        """Signals end the app through its own door, so that the terminal is given back."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal, number)
+        """Signals end the app through its own door."""
+        self.ending.listen()
 
     def on_unmount(self) -> None:
         """Nothing that was started here stays behind."""
         if self._inspector is not None:
             self._inspector.close()
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        code = 128 + number
-        self.left = True
-        self._keep_draft()
-        end = threading.Timer(LEAVE_SECONDS, os._exit, (code,))
-        end.daemon = True
-        end.start()
-        self.exit(return_code=code)
-
     def _fatal_error(self) -> None:
-        """An error of ours: details without local variables into a file, one sentence to the person."""
-        problem = self._exception
-        place = _state_folder() / "app.log"
-        text = "".join(traceback.format_exception(problem)) if problem else "unknown error\n"
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with place.open("a", encoding="utf-8") as log:
-                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{visible(redact(text), lines=True)}\n")
-            where = f" The details are in {place}."
-        except OSError:
-            where = ""
-        kept = self._keep_draft()
-        name = type(problem).__name__ if problem else "an error"
-        words = f"The app stopped on {name}: {str(problem)[:300]}.{where}{' ' + kept if kept else ''}"
-        self._exit_renderables.append(Segments([Segment(visible(redact(words))), Segment.line()]))
+        """An error of ours: one sentence to the person."""
+        self._exit_renderables.append(Segments([Segment(self.ending.by_error(self._exception)), Segment.line()]))
         self._close_messages_no_wait()
-
-    def _keep_draft(self) -> str:
-        """Write an unsaved draft beside the app's log, to be offered at the next start; the sentence says where."""
-        draft = self.__dict__.get("draft")
-        if draft is None or not draft.dirty:
-            return ""
-        try:
-            entry = self.unsaved.entry(draft)
-            place = self.unsaved.as_file(draft.text())
-            self.unsaved.write(entry, file=place)
-        except OSError as problem:
-            return f"The unsaved config could not be kept: {problem.strerror}."
-        sentence = f"The unsaved config is in {place}; `workbench {place}` opens it."
-        self.goodbye.append(sentence)
-        return sentence
 
     # Actions that work everywhere
 
@@ -296,7 +370,7 @@ class WorkbenchApp(App[None]):
 
     def action_shade(self) -> None:
         """Light or dark."""
-        self.theme = self._theme_name(not self.current_theme.dark)
+        self.theme = theme_name(self._ansi, not self.current_theme.dark)
 
     def action_runs(self) -> None:
         """The list of runs."""
@@ -315,10 +389,6 @@ class WorkbenchApp(App[None]):
         else:
             self.push_screen(BuildScreen())
 
-    def action_interrupt(self) -> None:
-        """Ctrl+C asks to quit; twice is not needed."""
-        self.action_leave_all()
-
     def action_leave(self) -> None:
         """Back; on the last screen, quit."""
         if len(self.screen_stack) > 1:
@@ -328,30 +398,6 @@ class WorkbenchApp(App[None]):
 
     def action_leave_all(self) -> None:
         """Quit; asks only when something would be lost."""
-        from workbench.screens.leave import LeaveScreen
+        self.ending.by_word()
 
-        if isinstance(self.screen, LeaveScreen):
-            self.leave_now()
-        elif "draft" in self.__dict__ and self.draft.dirty:
-            self.push_screen(LeaveScreen(self.draft), self._answered)
-        else:
-            self.leave_now()
-
-    def _answered(self, answer: str | None) -> None:
-        if answer == "leave":
-            self.leave_now()
-
-    def leave_now(self) -> None:
-        """Quit, and say what goes on without this window."""
-        from workbench.screens.leave import what_goes_on
-
-        self.left = True
-        self.unsaved.give_up()
-        self.goodbye += what_goes_on(self.runs_dir)
-        self.exit()
-
-
-def _state_folder() -> Path:
-    from platformdirs import user_state_path
-
-    return user_state_path("workbench")
+    action_interrupt = action_leave_all  # Ctrl+C asks to quit; twice is not needed

@@ -7,10 +7,6 @@ from typing import Any
 from textual.message import Message
 
 
-class DraftChanged(Message):
-    """The draft has a new version: whoever shows it draws again."""
-
-
 class FieldChosen(Message):
     """Another row of the form is in focus; `path` is the setting's, or nothing."""
 

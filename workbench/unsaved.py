@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from engine.run.process import host, identity, identity_from
 
 if TYPE_CHECKING:
-    from engine.config.draft import Draft
+    from engine.session.draft import Draft
 
 LARGEST = 1 << 20  # bytes; a config of more is refused by the reader anyway
 

@@ -9,6 +9,7 @@ need no lock and never see half a model. With another tokenizer the same shape g
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -21,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
+from engine import model_files
 from engine.builtin import dates
 from engine.errors import ModelError, redact, visible
-from engine.hub import reaching_hub
+from engine.hub import commit_of, reaching_hub
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -167,8 +169,10 @@ def _other_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
     try:
         with reaching_hub(name):
-            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            revision = commit_of(name)
+            model_files.refuse_without_tokens(model_files.checked(name, revision))
+            return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (ModelError, *model_files.UNREADABLE) as problem:
         first = visible(redact(str(problem).strip().partition("\n")[0]))
         raise ModelError(
             f"model.tokenizer: no tokenizer can be read from {visible(name)}: {first}",
@@ -178,9 +182,19 @@ def _other_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def _recipe() -> dict[str, Any]:
     """All that decides what the folder holds; transformers, since its version decides how it is written."""
-    texts = hashlib.sha256("\0".join(_texts()).encode()).hexdigest()
     written_by = importlib.metadata.version("transformers")
-    return {"shape": shape(), "seed": SEED, "template": CHAT_TEMPLATE, "texts": texts, "transformers": written_by}
+    return {
+        "shape": shape(),
+        "seed": SEED,
+        "template": CHAT_TEMPLATE,
+        "texts": _texts_digest(),
+        "transformers": written_by,
+    }
+
+
+@functools.cache
+def _texts_digest() -> str:
+    return hashlib.sha256("\0".join(_texts()).encode()).hexdigest()
 
 
 def _digest(recipe: dict[str, Any]) -> str:

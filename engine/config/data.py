@@ -2,13 +2,34 @@
 
 from typing import Annotated, Literal
 
-from engine.config.section import Advanced, Control, Expert, Ge, Gt, Later, Le, Required, Section, Title, Unit, Words
+from engine.config.section import Advanced, Control, Expert, Ge, Gt, Le, Required, Section, Title, Unit, Words
 
 Format = Literal[
-    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "unpaired_preference", "stepwise_supervision",
+    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "ranking", "unpaired_preference", "stepwise_supervision",
     "distill", "embedding",
     "prompts",     "tokens",
 ]  # fmt: skip
+_TURNS = ("tools", "system", "images")
+PARTS: dict[str, tuple[str, ...]] = {
+    "messages": ("messages", *_TURNS),
+    "sharegpt": ("conversations", *_TURNS),
+    "alpaca": ("instruction", "output", "input", "history", *_TURNS),
+    "prompt_completion": ("prompt", "completion", *_TURNS),
+    "text": ("text", "images"),
+    "preference": ("chosen", "rejected", "prompt", "input", *_TURNS),
+    "ranking": ("prompt", "output", "input", "tools"),
+    "unpaired_preference": ("label", "prompt", "completion", "messages", "input", "tools"),
+    "stepwise_supervision": ("prompt", "completions", "labels", "tools"),
+    "distill": ("input_ids", "target_token_ids", "target_logprobs", "labels"),
+    "embedding": ("anchor", "positive", "negative", "score"),
+    "prompts": ("prompt", "answer", "input", "tools"),
+    "tokens": ("input_ids", "labels"),
+}
+"""What a row of each format is made of: the keys of `columns`."""
+IN_MESSAGES = ("role", "content", "tool_calls", "thinking")
+"""What a message is made of: the keys of `properties`."""
+WITHOUT_MESSAGES = ("alpaca", "text", "stepwise_supervision", "distill", "embedding", "tokens")
+"""Formats in whose rows no message stands."""
 FORMATS_LATER = (
     "multimodal_pretrain", "synthetic",
 )  # fmt: skip
@@ -29,6 +50,9 @@ class DataSource(Section):
 
     properties: Annotated[dict[str, str], Expert] = {}
     """Which keys inside a message hold its parts, as `part: key`, such as `role: speaker` and `content: words`."""
+
+    roles: Annotated[dict[str, str], Expert] = {}
+    """What the rows' own names for roles mean, as `name: role`, such as `Customer: user` and `Agent: assistant`."""
 
     weight: Annotated[float, Gt(0), Le(1000), Advanced] = 1.0
     """How often the rows of this source are used in one epoch: 2 means twice, 0.5 a random half."""
@@ -81,8 +105,15 @@ class Data(Section):
     packing_cross_doc_attn_mask: Annotated[bool, Title("Keep packed rows apart"), Expert] = False
     """Make sure that no token attends to another row of its pack. Without it packed rows can see the ones before."""
 
-    streaming: Annotated[bool, Later(True), Expert] = False
-    """Read rows while training instead of preparing them first, for data larger than the disk."""
+    streaming: Annotated[bool, Advanced] = False
+    """Prepare the training rows while training, a little ahead of it, instead of all of them first: for data that take too
+    long to prepare or too much disk. Only a sample of them is counted before."""
+
+    streaming_disk: Annotated[float, Gt(0), Le(100_000), Title("Disk for a stream"), Unit("GiB"), Expert] = 20.0
+    """The most disk that the prepared rows of a stream take. Those that training has left behind make room for new ones."""
+
+    ignore_data_skip: Annotated[bool, Title("Begin the epoch anew"), Expert] = False
+    """Whether a resumed run begins the rows of its epoch anew, instead of going on behind the last one it was trained on."""
 
     dataset_prepared_path: Annotated[str | None, Title("Prepared data"), Control("path"), Expert] = None
     """Folder where tokenized rows are kept, so that the next run starts at once. Empty means the user's cache."""

@@ -116,7 +116,7 @@ def _splice(text: str, path: Path, value: Any) -> str:
 
 
 def _has_text(node: Node) -> bool:
-    return node.end_mark.index > node.start_mark.index
+    return bool(node.end_mark.index > node.start_mark.index)
 
 
 def _pair(parent: Node, part: str | int) -> tuple[Any, Any]:

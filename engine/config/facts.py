@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.hardware import Machine
+
+if TYPE_CHECKING:
+    from engine.config.tree import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class ModelFacts:
     """Weights that hold all experts of a layer, as `(name, in, out, how many)` for one expert."""
     chat_template: bool | None = None
     """Whether the tokenizer brings one; `None` when its files are not here."""
+    processor: bool | None = None
+    """Whether it brings a processor for images; `None` when its files are not here."""
     folder: str = ""
     """Where the files are; empty when they are not on this machine."""
     missing: str = ""
@@ -44,6 +50,29 @@ class ModelFacts:
     """A hub name whose files are not on this machine."""
     stored: str = ""
     """How its files hold quantized weights (`quant_method` of its config.json, such as fp8); empty for plain numbers."""
+    flaw: str = ""
+    """Why its files would not be loaded, as a sentence with the way out: what they name, what is cut or lacking."""
+    headless: bool = False
+    """Its files hold no head that writes, and none is tied to the embeddings."""
+    modules: frozenset[str] | None = None
+    """Paths of the modules that hold weights by its files; `None` where the model has them under other names."""
+    biases: bool | None = None
+    """Whether its files hold bias vectors."""
+    loaders: frozenset[str] | None = None
+    """The transformers classes that serve its architecture; empty where the installed version does not know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """The tokenizer's files, where they are on this machine."""
+
+    name: str
+    flaw: str = ""
+    """Why they would not be loaded, as a sentence with the way out."""
+    tokens: int | None = None
+    """One more than its largest token, those that were added included."""
+    base: int | None = None
+    """The same without those that were added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +90,69 @@ class DataFacts:
     lengths: tuple[int, ...] | None = None
     exact: bool = False
     read: int | None = None
-    """Rows of the sources, those that are left out too."""
+    """Rows of the sources that were looked at, those that are left out too."""
+    total: int | None = None
+    """Rows of the sources in all, where only some were looked at."""
+    too_long_at: str = ""
+    """File and line of the first row that is too long, where training would refuse it."""
+    dropped: int | None = None
+    """Rows left out because they are too long."""
+    identical: int | None = None
+    """Pairs left out because both answers are the same."""
+    bad: int | None = None
+    """Rows that cannot be read."""
+    bad_row: str = ""
+    """The first of them and what is wrong with it."""
+    packing_efficiency: float | None = None
+    """Share of the packs that is tokens of rows."""
+    problem: str = ""
+    """Why training would refuse these rows, beside what the counts say; empty when it would not."""
+    limits: tuple[str, ...] = ()
+    """The settings that these counts hold for, as `counting_limits` gives them; empty for any."""
+    held_out: DataFacts | None = None
+    """The same of the held-out rows."""
 
     @property
     def source_rows(self) -> int | None:
-        """What `truncated` and `masked` are shares of."""
+        """What `truncated`, `masked`, `dropped`, `identical` and `bad` are shares of."""
         return self.read or self.rows
 
+    @property
+    def counted(self) -> Literal["all", "sample"] | None:
+        """Whether every row was counted, or some of them; None for none."""
+        return None if not self.source_rows else "all" if self.exact or not self.limits else "sample"
+
+    def holds_for(self, config: RunConfig) -> bool:
+        """Whether the counts were made under the limits of this config: other limits cut and leave out other rows."""
+        return not self.limits or self.limits == counting_limits(config)
+
+    def longer_than(self, length: int) -> int | None:
+        """Rows of more tokens than this: told by the lengths where the counts were made for another limit."""
+        if not self.lengths or not self.source_rows:
+            return None
+        if self.longest is not None and self.longest <= length:
+            return 0
+        return round(self.source_rows * sum(each > length for each in self.lengths) / len(self.lengths))
+
     @classmethod
-    def counted(cls, answer: Mapping[str, Any]) -> DataFacts:
+    def counted_from(cls, answer: Mapping[str, Any]) -> DataFacts:
         """From what the inspector answers to `data`, which says more than the facts."""
         known = {name: answer[name] for name in cls.__dataclass_fields__ if answer.get(name) is not None}
-        return cls(**{**known, "lengths": tuple(known["lengths"])} if "lengths" in known else known)
+        known |= {name: tuple(known[name]) for name in ("lengths", "limits") if name in known}
+        if "held_out" in known:
+            known["held_out"] = cls.counted_from(known["held_out"])
+        return cls(**known)
+
+
+def counting_limits(config: RunConfig) -> tuple[str, ...]:
+    """The settings that decide what becomes of a row once it is tokenized, as texts that can be compared."""
+    model, data = config.model, config.data
+    # A template is named by its file wherever that lies.
+    template = Path(str(model.chat_template)).name
+    length = (data.max_length, data.excess_length, data.truncation_side)
+    packs = (data.packing, data.packing_cross_doc_attn_mask)
+    decide = (template, dict(model.chat_template_kwargs), *length, data.trained_turns, *packs, data.on_bad_row)
+    return tuple(map(str, decide))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +167,15 @@ class SourceFacts:
     format: str | None = None
     problem: str = ""
     """Why its rows cannot be used, as a sentence."""
+    bad: int = 0
+    """Rows that cannot be read, of those looked at."""
+    looked: int = 0
+    bad_row: str = ""
+    """The first of them and what is wrong with it, as a sentence."""
+    turns: bool | None = None
+    """Whether its first row is written in turns of a conversation; `False` for texts alone."""
+    images: bool = False
+    """Whether its first row names images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +188,8 @@ class Facts:
     packages: Mapping[str, str | None] | None = None
     sources: Mapping[str, SourceFacts] | None = None
     files: Mapping[str, bool] | None = None
-    """Of the files that rewards name, by the path as it is written: whether one is there."""
+    """Of the files that rewards name, and of the chat template, by the path as it is written: whether one is there."""
+    tokenizer: TokenizerFacts | None = None
+    scratch: str = ""
+    """Why the folder of $WORKBENCH_SCRATCH cannot be used; empty where it is not named or of use."""
     given: frozenset[str] = frozenset()
-
-
-def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
-    """What the files on this machine say about a model: its shape, or that it is missing or remote."""
-    from engine.config.shapes import look
-
-    return look(name, revision)

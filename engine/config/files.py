@@ -26,6 +26,7 @@ from engine.config.tree import FieldSpec, RunConfig, fields, fields_of
 from engine.errors import ConfigUnreadable, UsageError, visible
 
 MOST_BYTES = 1024 * 1024
+COMPRESSIONS = (".gz", ".bz2", ".zst", ".xz")
 DATA_SUFFIXES = (
     ".json",
     ".jsonl",
@@ -214,6 +215,9 @@ def placed(facts: Facts, base: str | os.PathLike[str]) -> Facts:
     model, sources = facts.model, facts.sources
     if model is not None:
         model = replace(model, name=place_of(model.name, folder))
+    tokenizer = facts.tokenizer
+    if tokenizer is not None:
+        tokenizer = replace(tokenizer, name=place_of(tokenizer.name, folder))
     if sources is not None:
         sources = {
             place_of(path, folder): replace(found, path=place_of(path, folder)) for path, found in sources.items()
@@ -221,7 +225,7 @@ def placed(facts: Facts, base: str | os.PathLike[str]) -> Facts:
     files = facts.files
     if files is not None:
         files = {**files, **{place_of(path, folder): there for path, there in files.items()}}
-    return replace(facts, model=model, sources=sources, files=files)
+    return replace(facts, model=model, tokenizer=tokenizer, sources=sources, files=files)
 
 
 def _absolute_sources(value: Any, folder: Path) -> Any:
@@ -253,6 +257,16 @@ def _absolute(spec: FieldSpec, value: Any, folder: Path) -> Any:
     if spec.section in ("run", "data"):
         return os.path.normpath(folder / os.path.expanduser(value))
     return place_of(value, folder)
+
+
+def short_path(path: str) -> str:
+    """A path by its last two parts when it is long; relative to the working directory when inside it."""
+    if not os.path.isabs(path):
+        return path
+    near = os.path.relpath(path)
+    if not near.startswith(".."):
+        return near
+    return path if len(path) <= 24 else "…/" + "/".join(path.rstrip("/").split("/")[-2:])
 
 
 def place_of(name: str, folder: Path) -> str:

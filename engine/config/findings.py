@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.errors import visible
+from engine.errors import visible, without_secrets
 
 Severity = Literal["error", "warning", "hint"]
 RANK: dict[str, int] = {"error": 0, "warning": 1, "hint": 2}
@@ -27,7 +27,8 @@ class Fix:
 
     def as_json(self) -> dict[str, Any]:
         """The fix as plain data."""
-        return {"label": self.label, "set": dict(self.set), "unset": list(self.unset)}
+        kept = {path: without_secrets(value) if isinstance(value, str) else value for path, value in self.set.items()}
+        return {"label": without_secrets(self.label), "set": kept, "unset": list(self.unset)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Finding:
     rule: str
     message: str
     fix: Fix | None = None
+    todo: str = ""
+    """Its last sentence, where it has one of its own: why, or what to do."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", without_secrets(self.message))
 
     @property
     def text(self) -> str:
@@ -77,7 +83,8 @@ def shown(value: Any) -> str:
         )
     else:
         text = str(value)
-    text = visible(text[: 4 * _LONGEST])
+    # before the cut: half a secret is not known for one
+    text = visible(without_secrets(text[: 100 * _LONGEST])[: 4 * _LONGEST])
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
@@ -93,7 +100,7 @@ def must(
 ) -> Finding:
     """The finding `<path>: must be <rule>; got <got>. <todo>.`; the rule's name is filled in by whoever runs it."""
     where = visible(path) if path else "the file"
-    return Finding(path, severity, name, f"{where}: must be {rule}; got {shown(got)}. {todo}", fix)
+    return Finding(path, severity, name, f"{where}: must be {rule}; got {shown(got)}. {todo}", fix, todo)
 
 
 def say(path: str, sentence: str, *, severity: Severity = "warning", fix: Fix | None = None) -> Finding:

@@ -10,8 +10,6 @@ COMPILE_OPTIONS = (
     "triton.cudagraphs",
 )  # fmt: skip
 """The keys of torch._inductor.config that `torch_compile_options` may carry."""
-KERNEL_CAPABILITY = (8, 0)
-"""The compute capability of the oldest card that our kernels are compiled for (A100)."""
 NORM_ROPE_MODELS = (
     "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text",
     "gemma4_text", "gemma4_unified_text",
@@ -46,9 +44,16 @@ class Kernels(Section):
     the receipt counts. Not with compiled layers, which take adapters together themselves. `auto` leaves it off unless
     `kernel_auto_compose` finds it faster."""
 
+    fused_experts: Annotated[
+        bool | Auto, Title("Fused experts"), Expert, Source("arXiv:2403.08245, arXiv:2106.09685")
+    ] = "auto"
+    """In a mixture of experts, sort tokens by expert, project, gate, weight and add up in one block of kernels on a GPU, with
+    the adapters of `adapter.target_parameters` inside the products: PEFT adds them to the weights of all experts at every
+    pass. Same numbers, less memory and time. `auto` leaves it off unless `kernel_auto_compose` finds it faster."""
+
     kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Expert] = False
-    """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel`, `fused_lora` and
-    `torch_compile` that are `auto`, on this model and machine, and take the fastest. Passes with and without gradients over
+    """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel`, `fused_lora`,
+    `fused_experts` and `torch_compile` that are `auto`, on this model and machine, and take the fastest. Passes with and without gradients over
     at most 32 rows of 512 tokens, at most 50 a combination; nothing is trained by them. Takes seconds, and beside that what
     compiling takes: a minute or more on a CPU. The receipt holds the table, and a resumed run keeps the choice. On a GPU the
     kernels taken have their tile sizes timed too, once for each card."""

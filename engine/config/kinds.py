@@ -28,6 +28,7 @@ EXAMPLES: dict[str, str] = {
     "messages": '{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}',
     "text": '{"text": "A page of what it shall read."}',
     "preference": '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}',
+    "ranking": '{"prompt": "2 + 2?", "output": ["4", "5"]}',
     "unpaired_preference": '{"prompt": "2 + 2?", "completion": "4", "label": true}',
     "prompts": '{"prompt": "2 + 2?", "answer": "4"}',
     "stepwise_supervision": '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}',
@@ -38,6 +39,14 @@ EXAMPLES: dict[str, str] = {
 
 Head = Literal["vocabulary", "score", "steps", "none"]
 """What stands on top of the model: its vocabulary; one number; a verdict for each token; nothing."""
+
+LOADERS: dict[Head, str] = {
+    "vocabulary": "AutoModelForCausalLM",
+    "score": "AutoModelForSequenceClassification",
+    "steps": "AutoModelForTokenClassification",
+    "none": "AutoModel",
+}
+"""The transformers class for what a method puts on top of the model."""
 
 LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens")
 Kind = Title("Method")

@@ -14,9 +14,22 @@ from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
 from engine.config.process_reward import Prm
 from engine.config.reward_model import Reward
 from engine.config.rollouts import Gdpo, Grpo, Ppo
+from engine.config.section import Advanced, Ge, Le, Lt, Source, Title
 
 
-class Sft(MethodSection):
+class CrossEntropy(MethodSection):
+    """The base of methods that learn tokens by their cross-entropy and nothing else."""
+
+    label_smoothing: Annotated[float, Ge(0), Lt(1), Advanced, Source("arXiv:1512.00567")] = 0.0
+    """A share of each token's weight that goes to all tokens of the vocabulary alike, so that the model grows less sure. 0.1
+    is usual, 0 is the plain loss. Losses of held-out rows have it too. It is computed by `kernels.use_cut_ce`."""
+
+    z_loss: Annotated[float, Ge(0), Le(1), Title("Z-loss"), Advanced, Source("arXiv:2204.02311")] = 0.0
+    """Weight of the squared logarithm of the sum that a token's scores are normalised by, added to its loss. It keeps scores
+    from drifting far from 0 in long training; PaLM takes 1e-4. It is computed by `kernels.use_cut_ce`."""
+
+
+class Sft(CrossEntropy):
     """Supervised fine-tuning: the model learns to give the answers in the examples. Needs conversations, or prompts
     with their answers. Which turns are learned is `data.trained_turns`."""
 
@@ -29,7 +42,7 @@ class Sft(MethodSection):
     full_rate: ClassVar[float] = 2e-5
 
 
-class Pretrain(MethodSection):
+class Pretrain(CrossEntropy):
     """(Continued) pretraining: the model learns every token of plain text. Needs rows of text, with no answers in
     them."""
 
@@ -74,4 +87,13 @@ METHODS: dict[str, type[MethodSection]] = {
     "grpo": Grpo,
     "gdpo": Gdpo,
     "ppo": Ppo,
+}
+
+# (method, adapter) -> learning rate, from each kind's own class. LoRA takes about ten times the rate of full weights
+# (arXiv:2106.09685 and the PEFT examples); preference losses move a trained model and want far less (arXiv:2305.18290
+# uses 1e-6).
+LEARNING_RATES: dict[tuple[str, str], float] = {
+    (kind, adapter): rate
+    for kind, section in METHODS.items()
+    for adapter, rate in (("lora", section.lora_rate), ("none", section.full_rate))
 }

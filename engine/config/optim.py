@@ -6,8 +6,8 @@ from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, L
 
 Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop", "adamw_8bit", "paged_adamw_8bit",
-    "lion_32bit", "lion_8bit", "ademamix", "ademamix_8bit", "muon", "adopt", "came", "schedule_free_adamw",
-    "dion", "galore_adamw", "q_galore_adamw_8bit",
+    "lion_32bit", "lion_8bit", "ademamix", "ademamix_8bit", "muon", "adopt", "came", "flash_adamw",
+    "schedule_free_adamw", "dion", "galore_adamw", "q_galore_adamw_8bit",
 ]  # fmt: skip
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt", "constant", "constant_with_warmup"
@@ -51,6 +51,7 @@ class Optim(Section):
             muon="muon, orthogonal steps for the matrices of the layers, AdamW for the rest; one state a matrix",
             adopt="adopt, AdamW that converges with any beta 2",
             came="came, about half of AdamW's states; holds back updates that are not sure",
+            flash_adamw="flash_adamw, AdamW with states of 8 bits, and weights of 16 bits that move as if they had 24",
             schedule_free_adamw="schedule_free_adamw, AdamW that averages its weights in place of a falling rate",
             dion="dion, orthogonal steps of low rank for the matrices of the layers, AdamW for the rest",
             galore_adamw="galore_adamw, every weight is trained with states of a low rank",
@@ -60,10 +61,11 @@ class Optim(Section):
         Source("transformers: optim"),
     ] = "adamw_torch_fused"
     """Which optimizer moves the weights. AdamW is the usual one; Adafactor needs less memory. Those of 8 bits and 32 bits,
-    Lion (arXiv:2302.06675) and AdEMAMix (arXiv:2409.03137) come from the package bitsandbytes, ADOPT (arXiv:2411.02853)
-    and CAME (arXiv:2307.02047) from pytorch-optimizer, schedule-free AdamW (arXiv:2405.15682) from schedulefree. Muon
-    (arXiv:2502.16982) is torch's; with LoRA it takes each of the two factors as a matrix. Dion (arXiv:2504.05295) and
-    Q-GaLore (arXiv:2407.08296, on bitsandbytes) are our own, GaLore (arXiv:2403.03507) is pytorch-optimizer's."""
+    Lion (arXiv:2302.06675) and AdEMAMix (arXiv:2409.03137) come from the package bitsandbytes, ADOPT (arXiv:2411.02853),
+    CAME (arXiv:2307.02047) and FlashAdamW (arXiv:2602.23349, in plain torch) from pytorch-optimizer, schedule-free AdamW
+    (arXiv:2405.15682) from schedulefree. Muon (arXiv:2502.16982) is torch's; with LoRA it takes each of the two factors as
+    a matrix. Dion (arXiv:2504.05295) and Q-GaLore (arXiv:2407.08296, on bitsandbytes) are our own, GaLore
+    (arXiv:2403.03507) is pytorch-optimizer's."""
 
     optim_args: Annotated[dict[str, Any], Title("Optimizer's own"), Control("mapping"), Expert] = {}
     """Settings that only the chosen optimizer has, each with its bounds. What is left out has its default."""

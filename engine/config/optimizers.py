@@ -2,7 +2,7 @@
 
 One table, from which follow the keys of `optim.optim_args` with their bounds, the rules about packages and settings that
 do nothing, the reference page, the JSON schema and the arguments that an optimizer is built with. How many bytes its
-states take is arithmetic over shapes and stands in `engine.config.footprint`.
+states take is arithmetic over shapes and stands in `engine.planning.memory_model`.
 """
 
 from __future__ import annotations
@@ -139,6 +139,7 @@ KINDS: dict[str, Kind] = {
             "clip_threshold": Own(1.0, 0.01, 100.0, "root mean square that no update exceeds"),
         },
     ),
+    "flash_adamw": Kind("pytorch-optimizer", _ADAM),
     "schedule_free_adamw": Kind(
         "schedulefree",
         _ADAM,
@@ -156,7 +157,7 @@ PROJECTED = frozenset({"galore_adamw", "q_galore_adamw_8bit"})
 """Those that project the gradients of the layers that `optim.optim_target_modules` names."""
 MATRICES_ONLY = frozenset({"muon", "dion"})
 """Those that move the matrices inside the layers, and leave every other weight to AdamW."""
-BUILT_HERE = frozenset({"adopt", "came", "schedule_free_adamw"}) | MATRICES_ONLY | PROJECTED
+BUILT_HERE = frozenset({"adopt", "came", "flash_adamw", "schedule_free_adamw"}) | MATRICES_ONLY | PROJECTED
 """Those that `engine.trainers.optimizers` builds; the others are transformers' own."""
 
 

@@ -25,7 +25,7 @@ class Dpo(MethodSection):
     kind: Annotated[Literal["dpo"], Kind] = "dpo"
     called: ClassVar[str] = "DPO"
     words: ClassVar[str] = "DPO: prefer one answer over another"
-    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
     lora_rate: ClassVar[float] = 1e-5
@@ -46,6 +46,10 @@ class Dpo(MethodSection):
     )
     """Weight of the negative log-likelihood of a chosen token, added to the preference loss. Above 0 the model keeps
     learning to write the chosen answers, which the preference alone can make less likely together with the rejected."""
+
+    dpo_norm_loss: Annotated[bool, Title("Means over tokens"), Advanced, Source("Axolotl: dpo_norm_loss")] = False
+    """Compare answers by their mean log-probability a token, of model and reference alike, and not by its sum, which takes
+    out the pull to long answers. Margins come out smaller by an answer's length: `beta` wants to be larger, about 2."""
 
     reference: Annotated[Literal["adapter_off", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords] = "auto"
     """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
@@ -104,7 +108,7 @@ class Ipo(MethodSection):
     kind: Annotated[Literal["ipo"], Kind] = "ipo"
     called: ClassVar[str] = "IPO"
     words: ClassVar[str] = "IPO: prefer one answer over another, by a fixed margin"
-    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
     lora_rate: ClassVar[float] = 1e-5
@@ -126,7 +130,7 @@ class Simpo(MethodSection):
     kind: Annotated[Literal["simpo"], Kind] = "simpo"
     called: ClassVar[str] = "SimPO"
     words: ClassVar[str] = "SimPO: prefer one answer over another, without a reference"
-    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
     lora_rate: ClassVar[float] = 1e-5
@@ -155,7 +159,7 @@ class Orpo(MethodSection):
     kind: Annotated[Literal["orpo"], Kind] = "orpo"
     called: ClassVar[str] = "ORPO"
     words: ClassVar[str] = "ORPO: learn answers and preferences in one go"
-    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
     lora_rate: ClassVar[float] = 5e-5

@@ -1,28 +1,36 @@
 """`read`: a mapping in, a whole config and every finding out. It never raises for what a person wrote.
 
 A bad value is replaced by its default and its path is marked invalid; rules that read an invalid setting are skipped.
-Unknown keys are answered with the nearest setting, the right section, or our name for another tool's key.
+Unknown keys are answered with the nearest setting, the right section, or our name for another tool's key. A fix is offered
+where the meaning is known alone: the key is one of ours or of another tool's, the value fits where it goes, and nothing
+stands there yet. Likeness gives a name in the sentence. While keys are unknown, rules offer no fixes: what they miss may
+be what such a key says.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from engine.config.absent import METHODS as METHODS_ABSENT
+from engine.config.absent import absent, other_file
 from engine.config.adapter import NoAdapter
+from engine.config.coercion import Unmeant, expectation, fit, meaning
 from engine.config.data import FORMATS_LATER, DataSource
 from engine.config.facts import Facts
 from engine.config.findings import RANK, Finding, Fix, must, shown
-from engine.config.meaning import Unmeant, expectation, fit, meaning
 from engine.config.method import Sft
 from engine.config.migrate import migrate
-from engine.config.renames import CHANGES, INSTEAD, NAMES, translate
+from engine.config.renames import CHANGES, ENTRY_TYPES, NAMES, SAME_HERE, is_needless, is_off, sentence_for, translate
 from engine.config.section import Section
 from engine.config.tree import SECTIONS, VERSION, FieldSpec, RunConfig, fields
 from engine.errors import nearest, visible
+
+Rules = Callable[[RunConfig, Facts, Collection[str]], Iterable[Finding]]
+"""The findings for a config and facts; what reads one of the invalid paths is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +48,8 @@ class Reading:
         return not any(finding.severity == "error" for finding in self.findings)
 
 
-def read(mapping: Mapping[str, Any] | None, facts: Facts | None = None) -> Reading:
-    """The config that `mapping` describes, and all that is wrong with it at once."""
+def read(mapping: Mapping[str, Any] | None, facts: Facts | None, rules: Rules) -> Reading:
+    """The config that `mapping` describes, and all that is wrong with it at once, by the rules too."""
     reader = _Reader()
     config = reader.config(mapping if isinstance(mapping, Mapping) else {})
     if mapping is not None and not isinstance(mapping, Mapping):
@@ -56,11 +64,23 @@ def read(mapping: Mapping[str, Any] | None, facts: Facts | None = None) -> Readi
         )
     given = frozenset(reader.given)
     facts = dataclasses.replace(facts or Facts(), given=given)
-    from engine.config.rules import run_rules  # here, because every rule imports the tree that `read` fills
-
-    findings = [*reader.findings, *run_rules(config, facts, reader.invalid)]
+    ruled: Iterable[Finding] = () if reader.is_other_file else rules(config, facts, reader.invalid)
+    if reader.unread:
+        ruled = (dataclasses.replace(finding, fix=None) for finding in ruled)
+    findings = [*reader.findings, *ruled]
     findings.sort(key=lambda finding: RANK[finding.severity])
     return Reading(config, tuple(findings), frozenset(reader.invalid), given)
+
+
+_SAID_OTHERWISE = ("name-of-another-tool", "wrong-section", "unknown-key", "section-needs-keys", "not-here-yet")
+_KNOWN_VALUES = ("bad-value", "unknown-method")
+
+
+def keeps_meaning(finding: Finding) -> bool:
+    """Whether its fix makes the file say what it says already: a key under its name here, a value that is known."""
+    if finding.fix is None or finding.severity != "error":
+        return False
+    return finding.rule in _SAID_OTHERWISE or (finding.rule in _KNOWN_VALUES and bool(finding.fix.set))
 
 
 class _Reader:
@@ -70,12 +90,33 @@ class _Reader:
         self.findings: list[Finding] = []
         self.invalid: set[str] = set()
         self.given: set[str] = set()
+        self.unread = False
+        """Whether there are keys whose meaning is not in the config."""
+        self.is_other_file = False
+        self._mapping: Mapping[str, Any] = {}
+        self._claims: dict[str, list[tuple[str, Any]]] = {}
+        """What keys outside their place say for each setting, as (key, value)."""
 
     def config(self, mapping: Mapping[str, Any]) -> RunConfig:
         version = mapping.get("version", VERSION)
+        if other := other_file(mapping):
+            what, shown_by = other
+            todo = "Write a training config with `workbench new -o my.yaml`."
+            self.findings.append(
+                must(
+                    "",
+                    "the config of a training",
+                    shown_by,
+                    f"Such a file describes {what}. {todo}",
+                    name="no-training",
+                )
+            )
+            self.is_other_file = True
+            mapping = {}
         mapping, problem = migrate(mapping)
         if problem:
             self._refuse("version", str(VERSION), version, problem, "version")
+        self._mapping, self._claims = mapping, _claims(mapping)
         sections: dict[str, Any] = {}
         for name in SECTIONS:
             sections[name] = self._section(name, mapping.get(name))
@@ -124,15 +165,11 @@ class _Reader:
         return model.model_construct(**values)
 
     def _bad_value(self, spec: FieldSpec, got: Any) -> None:
-        close = nearest(str(got), [str(choice) for choice in spec.choices]) if isinstance(got, str) else None
-        if close:
-            choice = next(choice for choice in spec.choices if str(choice) == close)
-            fix = Fix(f"set {spec.name} to {shown(choice)}", {spec.path: choice})
-            self._refuse(spec.path, expectation(spec), got, f"Did you mean {shown(choice)}?", "bad-value", fix)
-            return
+        choices = [str(choice) for choice in spec.choices if choice not in spec.later]
+        close = nearest(str(got), choices) if isinstance(got, str) else None
         default = "leave it out" if spec.required else f"leave it out for {shown(spec.default)}"
-        fix_default = None if spec.required else Fix(f"back to {shown(spec.default)}", unset=(spec.path,))
-        self._refuse(spec.path, expectation(spec), got, f"Change it, or {default}.", "bad-value", fix_default)
+        todo = f"Did you mean {close}?" if close else f"Change it, or {default}."
+        self._refuse(spec.path, expectation(spec), got, todo, "bad-value")
 
     # Kinds
 
@@ -160,10 +197,13 @@ class _Reader:
             fix = Fix("use LoRA on 4-bit weights", {spec.path: "lora", "model.quantization": "nf4"})
             self._refuse(spec.path, expectation(spec), got, todo, "bad-value", fix)
         else:
-            meant = {"full": "none", "pt": "pretrain", "cpt": "pretrain", "finetune": "sft", "rm": "reward"}.get(word)
+            other_words = {"adapter": {"full": "none"}, "method": {"pt": "pretrain", "cpt": "pretrain", "rm": "reward"}}
+            meant = other_words[spec.section].get(word)
+            fix_kind = Fix(f"set kind to {meant}", {spec.path: meant}) if meant else None
             close_kind = meant or nearest(word, spec.choices)
             known = f"Did you mean {close_kind}?" if close_kind else "Choose one of them."
-            fix_kind = Fix(f"set kind to {close_kind}", {spec.path: close_kind}) if close_kind else None
+            if spec.section == "method" and word.replace("-", "_") in METHODS_ABSENT:
+                known = f"{visible(word)} is not here yet. Choose one of them."
             name = "unknown-method" if spec.section == "method" else "bad-value"
             self._refuse(spec.path, expectation(spec), got, known, name, fix_kind)
 
@@ -172,74 +212,99 @@ class _Reader:
         others = " or ".join(spec.kinds)
         rule = f"left out while {spec.section}.kind is {kind}, which has no such setting"
         todo = f"Set {spec.section}.kind to {others}, or remove it."
-        self._refuse(
-            spec.path, rule, got, todo, "setting-of-another-kind", Fix(f"remove {spec.name}", unset=(spec.path,))
-        )
+        # A kind that nobody wrote may be the mistake.
+        written = f"{spec.section}.kind" in self.given and not self._claims.get(f"{spec.section}.kind")
+        fix = Fix(f"remove {spec.name}", unset=(spec.path,)) if written else None
+        self._refuse(spec.path, rule, got, todo, "setting-of-another-kind", fix)
 
     def _whole_section(self, name: str, raw: Any) -> None:
         """The section holds one value, as in `method: dpo`: say which setting was probably meant."""
         rule = f"settings of the form `key: value`, such as `{next(iter(fields_in(name)))}`"
-        first = {"model": "name", "method": "kind", "adapter": "kind"}.get(name)
-        changes: dict[str, Any] | None = None
-        if first and isinstance(raw, str):
-            changes = {f"{name}.{first}": raw}
-            if name == "adapter" and raw.lower() == "qlora":
-                changes = {"adapter.kind": "lora", "model.quantization": "nf4"}
-        elif name == "data" and isinstance(raw, (str, list)):
-            changes = translate("datasets", raw)
-        if changes:
-            where = " and ".join(changes)
-            self._refuse(
-                name,
-                rule,
-                raw,
-                f"Write it as {where}.",
-                "section-needs-keys",
-                Fix(f"write it as {where}", changes, (name,)),
-            )
-        else:
+        changes = _of_one_value(name, raw)
+        if not changes:
             self._refuse(name, rule, raw, "Put the settings below it, indented.", "section-needs-keys")
+            return
+        where = " and ".join(changes)
+        reason = self._hindrance(name, changes)
+        fix = None if reason else Fix(f"write it as {where}", changes, (name,))
+        self._refuse(name, rule, raw, f"Write it as {where}.{reason}", "section-needs-keys", fix)
 
     # Keys
 
     def _unknown(self, section: str, key: Any, value: Any) -> None:
+        """A key that is no setting here: what it is known for, or what it looks like."""
         path = f"{section}.{key}" if section else str(key)
         rule = f"a setting of {section}" if section else "a section of the config"
-        if not isinstance(key, str):
-            self._refuse(path, "a name", key, "Remove it.", "unknown-key", Fix("remove it", unset=(path,)), marks=False)
-            return
-        changes = translate(key, value) if f"{section}.{key}" not in fields else None
-        if changes is not None:
-            self._foreign(path, rule, key, changes)
-            return
-        known = _similar(section, key) if key not in INSTEAD else None
-        if known and known in fields and fields[known].section != section and fields[known].name != key:
-            # A name of another place that is only alike is meant if it can hold the value.
-            known = known if not isinstance(fit(fields[known], value), Unmeant) else None
-        if known is None:
-            todo = f"No setting has such a name. Remove it; `workbench explain` lists the settings of {section or 'each section'}."
-            todo = INSTEAD.get(key, todo)
-            self._refuse(
-                path, rule, key, todo, "unknown-key", Fix(f"remove {visible(key)}", unset=(path,)), marks=False
-            )
-        elif known in SECTIONS:
-            fix = Fix(f"rename to {known}", {known: value}, (path,))
-            self._refuse(path, rule, key, f"Did you mean {known}?", "unknown-key", fix, marks=False)
-        else:
-            spec = fields[known]
-            moved = spec.name == key
-            todo = f"It belongs in {spec.section}." if moved else f"Did you mean {known}?"
-            fix = Fix(f"move to {known}" if moved else f"rename to {known}", {known: _carried(spec, value)}, (path,))
-            self._refuse(path, rule, key, todo, "wrong-section" if moved else "unknown-key", fix, marks=False)
+        self.unread = True
 
-    def _foreign(self, path: str, rule: str, key: str, changes: Mapping[str, Any]) -> None:
-        if changes:
-            ours = " and ".join(changes)
-            todo, label = f"Here it is {ours}.", f"write it as {ours}"
-            changes = {there: _carried(fields[there], value) for there, value in changes.items()}
+        def answer(todo: str, name: str = "unknown-key", fix: Fix | None = None) -> None:
+            self._refuse(path, rule, key, todo, name, fix, marks=False)
+
+        if not isinstance(key, str):
+            answer("Remove it.")
+            return
+        remove = Fix(f"remove {visible(key)}", unset=(path,))
+        changes = translate(key, value, self._mapping)
+        exact = _exact(section, key)
+        missing = absent(key) if exact is None or (fields[exact].later and not is_off(value)) else None
+        if changes is not None and not changes:
+            answer("It is off, which needs no setting here; remove it.", "name-of-another-tool", remove)
+        elif changes:
+            self._foreign(path, key, changes, answer)
+        elif missing is not None:
+            answer(missing.sentence, "not-here-yet", remove if is_off(value) else None)
+        elif sentence := sentence_for(key):
+            answer(sentence, "name-of-another-tool", remove if is_needless(key, value) else None)
+        elif key in NAMES:
+            answer(f"Here it is {NAMES[key]}.", "name-of-another-tool")
+        elif exact is not None:
+            changes = {exact: _carried(fields[exact], value)}
+            reason = self._hindrance(path, changes)
+            fix = None if reason else Fix(f"move to {exact}", changes, (path,))
+            answer(f"It belongs in {fields[exact].section}.{reason}", "wrong-section", fix)
+        elif slip := _slip(section, key):
+            changes = {slip: _carried(fields[slip], value)}
+            reason = self._hindrance(path, changes)
+            fix = None if reason else Fix(f"rename to {slip}", changes, (path,))
+            answer(f"Did you mean {slip}?{reason}", fix=fix)
         else:
-            todo, label = "It is off, which needs no setting here; remove it.", f"remove {key}"
-        self._refuse(path, rule, key, todo, "name-of-another-tool", Fix(label, changes, (path,)), marks=False)
+            close = _similar(section, key)
+            if close is not None:
+                answer(f"Did you mean {close}?")
+            else:
+                lists = f"`workbench explain` lists the settings of {section or 'each section'}."
+                answer(f"No setting has such a name; {lists}", fix=remove if value is None else None)
+
+    def _foreign(self, path: str, key: str, changes: Mapping[str, Any], answer: Callable[..., None]) -> None:
+        ours = " and ".join(changes)
+        carried = {there: _carried(fields[there], value) for there, value in changes.items()}
+        reason = self._hindrance(path, carried)
+        standing = all(_written(self._mapping, there) == value for there, value in carried.items())
+        fix = Fix(f"remove {key}" if standing else f"write it as {ours}", {} if standing else carried, (path,))
+        answer(f"Here it is {ours}.{reason}", "name-of-another-tool", None if reason else fix)
+
+    def _hindrance(self, path: str, changes: Mapping[str, Any]) -> str:
+        """Why what is known to be meant cannot simply be written, as a sentence; empty where it can."""
+        for there, carried in changes.items():
+            spec, section = fields[there], there.partition(".")[0]
+            kind = changes.get(f"{section}.kind") or (_written(self._mapping, f"{section}.kind"))
+            standing = self._mapping.get(section)
+            others = [other for other, said in self._claims.get(there, ()) if other != path and said != carried]
+            if section in self._mapping and section != path and not isinstance(standing, (Mapping, type(None))):
+                return f" Write the section {section} as settings first."
+            if _written(self._mapping, there) not in (None, carried):
+                return f" This file says {there} too: keep one of the two."
+            if others:
+                return f" {visible(others[0])} says it otherwise: keep one of the two."
+            if spec.kinds and spec.name != "kind" and (kind or _DEFAULT_KIND[section]) not in spec.kinds:
+                return f" It goes with {section}.kind {' or '.join(spec.kinds)}."
+            declared = spec.for_kind(kind) if isinstance(kind, str) else spec
+            same, todo = SAME_HERE.get(there, (None, ""))
+            if same is not None and not same(carried):
+                return f" {todo}"
+            if spec.control != "sources" and (carried in spec.later or isinstance(fit(declared, carried), Unmeant)):
+                return f" There it must be {expectation(declared)}."
+        return ""
 
     # Sources
 
@@ -265,7 +330,7 @@ class _Reader:
         values: dict[str, Any] = {}
         for key, value in entry.items():
             if key not in specs:
-                self._unknown_in_entry(path, key, value, specs)
+                self._unknown_in_entry(path, key, value, specs, entry)
                 continue
             self.given.add(f"{path}.{key}")
             fitting = fit(specs[key], value)
@@ -280,8 +345,7 @@ class _Reader:
         return source
 
     def _bad_in_entry(self, spec: FieldSpec, path: str, got: Any) -> None:
-        close = nearest(str(got), [str(choice) for choice in spec.choices])
-        fix = Fix(f"set {spec.name} to {close}", {path: close}) if close else None
+        close, fix = nearest(str(got), [str(choice) for choice in spec.choices]), None
         todo = f"Did you mean {close}?" if close else "Change it or leave it out."
         if spec.name == "format" and str(got) in FORMATS_LATER:
             todo, fix = (
@@ -290,17 +354,43 @@ class _Reader:
             )
         self._refuse(path, expectation(spec), got, todo, "bad-value", fix)
 
-    def _unknown_in_entry(self, path: str, key: Any, value: Any, specs: Mapping[str, FieldSpec]) -> None:
-        aliases = {"type": "format", "data_files": "path", "file": "path", "name": "path", "field": "columns"}
-        close = aliases.get(str(key)) or nearest(str(key), specs)
-        where = f"{path}.{visible(str(key))}"
-        if close and f"{path}.{close}" not in self.given:
-            fix = Fix(f"rename to {close}", {f"{path}.{close}": value}, (f"{path}.{key}",))
+    def _unknown_in_entry(
+        self, path: str, key: Any, value: Any, specs: Mapping[str, FieldSpec], entry: Mapping[str, Any]
+    ) -> None:
+        """A key that no source has."""
+        where, fix = f"{path}.{visible(str(key))}", None
+        self.unread = True
+        meant: tuple[str, Any] | None = None
+        if key == "type" and isinstance(value, str) and value in ENTRY_TYPES:
+            meant = ("format", ENTRY_TYPES[value])
+        elif key == "file" and isinstance(value, str):
+            meant = ("path", value)
+        if meant is not None and meant[0] not in entry:
+            todo = f"Here it is {meant[0]}."
+            fix = Fix(f"write it as {meant[0]}", {f"{path}.{meant[0]}": meant[1]}, (f"{path}.{key}",))
+        elif value is None:
+            todo, fix = "It says nothing; remove it.", Fix(f"remove {visible(str(key))}", unset=(f"{path}.{key}",))
+        elif str(key) not in _OF_ENTRIES and (close := nearest(str(key), specs, cutoff=0.7)) and close not in entry:
             todo = f"Did you mean {close}?"
+            slip = _is_slip(str(key), close) and not isinstance(fit(specs[close], value), Unmeant)
+            fix = Fix(f"rename to {close}", {f"{path}.{close}": value}, (f"{path}.{key}",)) if slip else None
         else:
-            fix = Fix(f"remove {visible(str(key))}", unset=(f"{path}.{key}",))
-            todo = f"A source has {', '.join(specs)}."
+            todo = _OF_ENTRIES.get(str(key), f"A source has {', '.join(specs)}.")
         self._refuse(where, "a setting of a source", key, todo, "unknown-key", fix, marks=False)
+
+
+_OF_ENTRIES = {
+    "name": "A data set's parts have no setting here: bring the rows of this one as a file.",
+    "type": "Its format is detected; format and columns say it otherwise.",
+    "data_files": "Each file is a source with a path of its own.",
+    "message_property_mappings": "properties names the keys inside a message, as `role: speaker`.",
+    "text_column": "columns names the columns of a source, as `text: body`.",
+    "field_messages": "columns names the columns of a source, as `messages: conversation`.",
+    "field_chosen": "columns names the columns of a source, as `chosen: answer`.",
+    "field_rejected": "columns names the columns of a source, as `rejected: answer`.",
+    "shards": "rows takes the first so many.",
+}
+_DEFAULT_KIND = {"method": "sft", "adapter": "none"}
 
 
 def fields_in(section: str) -> tuple[str, ...]:
@@ -315,26 +405,86 @@ def _carried(spec: FieldSpec, value: Any) -> Any:
     return carried if isinstance(carried, (str, int, float, bool, list, dict, type(None))) else value
 
 
+def _written(mapping: Mapping[str, Any], path: str) -> Any:
+    """What the file says at a setting, as its type wants it; nothing where it says nothing."""
+    section, _, name = path.partition(".")
+    settings = mapping.get(section)
+    value = settings.get(name) if isinstance(settings, Mapping) else None
+    return None if value is None or path not in fields else _carried(fields[path], value)
+
+
+def _of_one_value(section: str, raw: Any) -> dict[str, Any]:
+    """The settings that a section written as one value stands for, as `method: dpo`; none where that is not known."""
+    if section == "adapter" and isinstance(raw, str) and raw.strip().lower() == "qlora":
+        return {"adapter.kind": "lora", "model.quantization": "nf4"}
+    if section == "data" and isinstance(raw, (str, list)):
+        return translate("datasets", raw) or {}
+    first = {"model": "name", "method": "kind", "adapter": "kind", "optim": "optim"}.get(section)
+    if first is None or not isinstance(raw, str):
+        return {}
+    spec = fields[f"{section}.{first}"]
+    return {} if isinstance(fit(spec, raw), Unmeant) else {spec.path: meaning(spec, raw)}
+
+
+def _claims(mapping: Mapping[str, Any]) -> dict[str, list[tuple[str, Any]]]:
+    """What keys outside their place say for each setting, so that two that disagree are seen."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for key, value in mapping.items():
+        if not isinstance(key, str):
+            continue
+        if key in SECTIONS:
+            changes = {} if isinstance(value, Mapping) else _of_one_value(key, value)
+        else:
+            exact = _exact("", key)
+            changes = translate(key, value, mapping) or ({exact: value} if exact else {})
+        for there, said in changes.items():
+            found.setdefault(there, []).append((key, _carried(fields[there], said)))
+    return found
+
+
+@lru_cache(maxsize=512)
+def _exact(section: str, key: str) -> str | None:
+    """The one setting of this very name, where it stands in another section."""
+    low = key.strip().lower().replace("-", "_")
+    if section and f"{section}.{low}" in fields:
+        return f"{section}.{low}"
+    paths = [spec.path for spec in fields if spec.name == low]
+    return paths[0] if len(paths) == 1 else None
+
+
+def _slip(section: str, key: str) -> str | None:
+    """The setting of this section that the key is a slip of the finger away from."""
+    low = key.strip().lower().replace("-", "_")
+    found = [name for name in fields_in(section) if _is_slip(low, name)] if section else []
+    return f"{section}.{found[0]}" if len(found) == 1 else None
+
+
+def _is_slip(word: str, name: str) -> bool:
+    """Whether two neighbouring letters changed places, or one letter is missing or too many; digits say something."""
+    if min(len(word), len(name)) < 4 or [*filter(str.isdigit, word)] != [*filter(str.isdigit, name)]:
+        return False
+    short, long = sorted((word, name), key=len)
+    if len(short) == len(long):
+        differ = [place for place in range(len(word)) if word[place] != name[place]]
+        return len(differ) == 2 and differ[1] == differ[0] + 1 and sorted(word) == sorted(name)
+    return len(long) == len(short) + 1 and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
+
+
 @lru_cache(maxsize=512)
 def _similar(section: str, key: str) -> str | None:
-    """The section or setting that an unknown key was probably meant to be."""
+    """The section or setting whose name an unknown key is most like: a word for the sentence, never a fix."""
+    low = key.strip().lower().replace("-", "_")
+    if not section and (close := nearest(low, SECTIONS)) and _is_slip(low, close):
+        return close
     leaves: dict[str, list[str]] = {}
     for spec in fields:
         leaves.setdefault(spec.name, []).append(spec.path)
-    low = key.strip().lower().replace("-", "_")
-    if not section and low in SECTIONS:
-        return low
-    if len(leaves.get(low, ())) == 1:
-        return leaves[low][0]
-    if not section and (close := nearest(low, SECTIONS)):
-        return close
     foreign = {name: path for name, path in NAMES.items() if name not in CHANGES}
-    own = {name: paths[0] for name, paths in leaves.items() if len(paths) == 1}
     if section:
         here = {name: f"{section}.{name}" for name in fields_in(section)}
         here |= {name: path for name, path in foreign.items() if path.startswith(f"{section}.")}
         if found := nearest(low, here):
             return here[found]
-    everywhere = {**foreign, **own}
-    found = nearest(low, everywhere)
+    everywhere = {**foreign, **{name: paths[0] for name, paths in leaves.items() if len(paths) == 1}}
+    found = nearest(low, everywhere, cutoff=0.8)
     return everywhere[found] if found else None

@@ -43,6 +43,15 @@ class Run(Section):
     """How many checkpoints are kept; older ones are deleted once a newer one is whole. At least 2, so that there is
     always a whole one."""
 
+    on_nan: Annotated[Literal["stop", "skip", "go_on"], Title("When numbers break"), Advanced] = "stop"
+    """What to do when the loss or the gradient norm of a step is not finite (NaN or infinite). `stop` ends the run as failed
+    and names the step; `skip` leaves the optimizer's step out and goes on with the next batch, and waits for the device at
+    each step to know; `go_on` trains on. A checkpoint whose weights are not finite is never saved, and none is deleted for
+    it. A step that the gradient scaler of float16 leaves out is none of these."""
+
+    max_skipped_steps: Annotated[int, Ge(1), Le(1_000_000), Title("Skipped in a row"), Unit("steps"), Expert] = 10
+    """How many steps in a row `run.on_nan: skip` leaves out; one more ends the run as failed."""
+
     eval_steps: Annotated[
         Annotated[int, Ge(1), Le(1_000_000_000)] | Auto, Title("Evaluate every"), Unit("steps"), Advanced
     ] = "auto"

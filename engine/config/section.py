@@ -2,7 +2,7 @@
 
 A section owns its settings: annotation with bounds and unit, docstring under the field as its help. Nothing else in
 the program repeats a name, a default or a bound. Validation here is by type and bounds alone; what depends on other
-settings, the machine, the model or the data is a rule (`engine.config.rules`). Modules of sections do not postpone their
+settings, the machine, the model or the data is a rule (`engine.rules`). Modules of sections do not postpone their
 annotations: to evaluate each from its text took a twenty-fifth of `workbench check`.
 """
 
@@ -41,7 +41,7 @@ class Section(BaseModel):
     """A group of settings: unknown keys are refused, the docstring under a field is its help, values never change.
 
     Help is read from the source when somebody asks, and pydantic's own validator is built when the JSON schema is: `read`
-    checks values by the same annotations (`engine.config.meaning.fit`, held equal by a test), so that a command need
+    checks values by the same annotations (`engine.config.coercion.fit`, held equal by a test), so that a command need
     build neither. Together they would be most of what importing the schema costs.
     """
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import get_annotations
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -59,6 +59,15 @@ class RunConfig(BaseModel):
     memory: Memory = Memory.model_construct()
     kernels: Kernels = Kernels.model_construct()
     run: Run = Run.model_construct()
+
+
+AnyMethod = TypeVar("AnyMethod", bound=MethodSection)
+
+
+def method_of(config: RunConfig, kind: type[AnyMethod]) -> AnyMethod:
+    """The method's section, for code that serves this kind alone."""
+    assert isinstance(config.method, kind)
+    return config.method
 
 
 # section -> its models by kind; sections without kinds have one under "".

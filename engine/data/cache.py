@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from filelock import FileLock
 from engine.data.plan import Plan, Source
 from engine.errors import WorkbenchError, redact, visible
 
-FORMAT = 2  # grows when the prepared rows of an unchanged config would differ
+FORMAT = 4  # grows when the prepared rows of an unchanged config, or what lies beside them, would differ
 WHOLE = 256 << 20
 STRIDE = 1 << 20
 
@@ -40,7 +40,7 @@ class Store:
             with tempfile.TemporaryFile(dir=self.folder):
                 pass
         except OSError as problem:
-            raise self._error(problem) from None
+            raise self.error(problem) from None
 
     def path(self, key: str) -> Path:
         return self.folder / key
@@ -61,7 +61,7 @@ class Store:
             yield folder
             os.rename(folder, self.path(key))
         except OSError as problem:
-            raise self._error(problem) from None
+            raise self.error(problem) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -73,7 +73,8 @@ class Store:
             with contextlib.suppress(TimeoutError), lock:
                 shutil.rmtree(left, ignore_errors=True)
 
-    def _error(self, problem: OSError) -> WorkbenchError:
+    def error(self, problem: OSError) -> WorkbenchError:
+        """What is told where nothing can be written here."""
         place = visible(redact(str(self.folder)))
         return WorkbenchError(
             f"data.dataset_prepared_path: prepared data cannot be written to {place} ({problem.strerror or problem})",
@@ -83,11 +84,21 @@ class Store:
 
 def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int], None]) -> str:
     """The key of a plan's prepared rows."""
-    parts = {
+    sources = [_source(source, plan.seed, progress) for source in plan.sources]
+    return digest_of({**tokens_parts(plan, processing_class), "sources": sources})
+
+
+def digest_of(parts: Mapping[str, Any]) -> str:
+    """The key of what these parts decide."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def tokens_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
+    """All beside the sources that decides which tokens a row becomes and what is kept of it."""
+    return {
         "format": FORMAT,
         "method": plan.method,
         "split": plan.split,
-        "sources": [_source(source, plan.seed, progress) for source in plan.sources],
         "tokenizer": tokenizer_fingerprint(processing_class),
         "template": plan.template,
         "template_kwargs": dict(plan.template_kwargs),
@@ -98,7 +109,6 @@ def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int]
         "on_bad_row": plan.on_bad_row,
         "versions": {name: version(name) for name in ("transformers", "tokenizers", "jinja2")},
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def tokenizer_fingerprint(processing_class: Any) -> str:

@@ -13,12 +13,9 @@ believed, provided that each mark lies inside a turn of the assistant. Nothing h
 from __future__ import annotations
 
 import re
-import signal
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -26,12 +23,12 @@ from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.data.markers import Region, marked_template, render_marked
+from engine.data.rendering import SECONDS, Child, RenderingEnded, limited
 from engine.errors import WorkbenchError, visible
 
 Message = dict[str, Any]
 Span = tuple[int, int]
 
-SECONDS = 2.0
 FLAGS = ("train", "trained", "weight", "loss_weight")
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
 _SENTINEL = "\ufdd2\ufdd3\ufdd2"  # noncharacters: absent from text, untouched by strip() and split()
@@ -46,7 +43,6 @@ _REFUSALS = (
     ArithmeticError,
     RecursionError,
     MemoryError,
-    TimeoutError,
 )
 
 
@@ -72,34 +68,115 @@ class Rendered:
     spans: tuple[Span, ...]
 
 
-@dataclass
 class Chat:
-    """A chat template bound to a processing class: renders conversations and says what is trained in them."""
+    """A chat template bound to a processing class: renders conversations and says what is trained in them.
+
+    The template itself runs in a child process (`engine.data.rendering`); all of one conversation is one question to it.
+    `way_out` is what a person can do about a template that needs too much time or memory.
+    """
+
+    def __init__(
+        self,
+        processing_class: Any,
+        template: str,
+        name: str = "the chat template",
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        way_out: str = "It may loop; choose another with model.chat_template.",
+    ) -> None:
+        self.name, self.notes, self.way_out = name, set[str](), way_out
+        given = dict(kwargs or {})
+        self._child = Child(lambda: Masking(processing_class, template, name, given, way_out))
+        self._ask("compile")
+
+    def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
+        """What `apply_chat_template` writes; `prompt` adds the generation prompt. Raises `MaskError`."""
+        return str(self._ask("render", list(messages), tools, prompt))
+
+    def spans(self, messages: Sequence[Message], tools: Any = None, trained: str = "assistant") -> Rendered:
+        """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
+        text, turns, spans = self._ask("spans", list(messages), tools, trained)
+        return Rendered(text, _turns(turns), tuple((start, end) for start, end in spans))
+
+    def turns(self, messages: Sequence[Message], tools: Any, text: str) -> tuple[Turn, ...]:
+        """Where each message stands in the rendered text. Raises `MaskError`."""
+        return _turns(self._ask("turns", list(messages), tools, text))
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        try:
+            found = self._child.ask(name, *arguments)
+        except RenderingEnded as ended:
+            what = f"runs longer than {SECONDS:g} seconds" if ended.slow else "needs too much memory"
+            raise MaskError(f"{self.name} {what}", self.way_out) from None
+        self.notes.update(found["notes"])
+        if "refused" in found:
+            raise MaskError(*found["refused"])
+        return found["answer"]
+
+
+def _turns(found: Sequence[Sequence[Any]]) -> tuple[Turn, ...]:
+    return tuple(
+        Turn(index, role, start, end, tuple((first, last) for first, last in trained))
+        for index, role, start, end, trained in found
+    )
+
+
+@dataclass
+class Masking:
+    """What `Chat` asks for, in the process where the template runs."""
 
     processing_class: Any
     template: str
     name: str = "the chat template"
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    way_out: str = ""
 
     def __post_init__(self) -> None:
         self.tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
         self.notes: set[str] = set()
         self.has_marks = GENERATION.search(self.template) is not None
-        try:
-            marked_template(self.template)
-        except jinja2.TemplateError as problem:
-            raise MaskError(f"{self.name} is not a valid template: {visible(str(problem))}") from None
         tokens = sorted(map(str, self.tokenizer.added_tokens_encoder), key=len, reverse=True)
         self._ends = tuple(token for token in tokens if token.strip())
         self._added = re.compile("|".join(map(re.escape, self._ends)) or "(?!)")
+
+    def answer(self, name: str, *arguments: Any) -> dict[str, Any]:
+        """Plain JSON: the answer or the refusal, and what is to be noted."""
+        questions: dict[str, Callable[..., Any]] = {
+            "compile": self.compile,
+            "render": self._text,
+            "spans": self.spans,
+            "turns": self.turns,
+        }
+        try:
+            found: Any = questions[name](*arguments)
+        except MaskError as problem:
+            return {"refused": [problem.message, problem.hint], "notes": sorted(self.notes)}
+        if isinstance(found, Rendered):
+            found = [found.text, *([list(map(astuple, found.turns)), found.spans])]
+        elif isinstance(found, tuple):
+            found = list(map(astuple, found))
+        return {"answer": found, "notes": sorted(self.notes)}
+
+    def compile(self) -> None:
+        """Raises `MaskError` where the template is none."""
+        try:
+            with limited():
+                marked_template(self.template)
+        except jinja2.TemplateError as problem:
+            raise MaskError(f"{self.name} is not a valid template: {visible(str(problem))}") from None
+        except _REFUSALS as problem:
+            raise self._refused(problem) from None
+
+    def _text(self, messages: Sequence[Message], tools: Any, prompt: bool) -> str:
+        return self.render(messages, tools, prompt=prompt)
 
     # -- rendering -----------------------------------------------------------------------------------------------------
     def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
         """What `apply_chat_template` writes; `prompt` adds the generation prompt."""
         try:
-            with _limited():
+            with limited():
                 return self.tokenizer.apply_chat_template(
-                    plain(messages),
+                    self._read(messages),
                     tools=tools or None,
                     chat_template=self.template,
                     tokenize=False,
@@ -113,7 +190,9 @@ class Chat:
         """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
         text = self.render(messages, tools)
         if trained == "all":
-            return Rendered(text, self.turns(messages, tools, text, tolerant=True), ((0, len(text)),))
+            without = [index for index, message in enumerate(messages) if flag_of(message) in (False, 0)]
+            turns = self.turns(messages, tools, text, tolerant=not without)
+            return Rendered(text, turns, _outside(len(text), [turn for turn in turns if turn.index in without]))
         wanted = _wanted(messages, trained)
         marks = self._marks(messages, tools, text) if self.has_marks else None
         assigned = _assign(marks, self.turns(messages, tools, text, tolerant=True)) if marks is not None else None
@@ -128,6 +207,15 @@ class Chat:
                 self._check_rendered(turn, messages, tools, text)
         spans = tuple(span for turn in turns if turn.index in wanted for span in turn.trained if span[0] < span[1])
         return Rendered(text, turns, tuple(sorted(spans)))
+
+    def _read(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages in the form that this template reads: text, or a list of typed parts where it takes no text."""
+        return [in_parts(message) for message in plain(messages)] if self.takes_parts else plain(messages)
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template writes content as a list of typed parts alone."""
+        return takes_parts(self.tokenizer, self.template, self.kwargs)
 
     # -- borders of turns ----------------------------------------------------------------------------------------------
     def turns(self, messages: Sequence[Message], tools: Any, text: str, *, tolerant: bool = False) -> tuple[Turn, ...]:
@@ -156,12 +244,11 @@ class Chat:
         self, messages: Sequence[Message], tools: Any, *, prompt: bool = False
     ) -> tuple[tuple[str, list[Region]] | None, str]:
         """The text with (message, start, end) of each turn, and what follows the last turn."""
-        chat = _aliased(plain(messages))
         variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
         variables |= {"tools": tools or None, "documents": None, "add_generation_prompt": prompt}
         try:
-            with _limited():
-                return render_marked(self.template, chat, variables)
+            with limited():
+                return render_marked(self.template, _aliased(self._read(messages)), variables)
         except _REFUSALS:
             return None, ""
 
@@ -271,50 +358,27 @@ class Chat:
     # -- the template's own marks --------------------------------------------------------------------------------------
     def _marks(self, messages: Sequence[Message], tools: Any, text: str) -> list[Span] | None:
         variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
-        result: Any = render_jinja_template(
-            conversations=[plain(messages)],
-            tools=tools or None,
-            chat_template=self.template,
-            return_assistant_tokens_mask=True,
-            **variables,
-        )
+        try:
+            with limited():
+                result: Any = render_jinja_template(
+                    conversations=[self._read(messages)],
+                    tools=tools or None,
+                    chat_template=self.template,
+                    return_assistant_tokens_mask=True,
+                    **variables,
+                )
+        except _REFUSALS as problem:
+            raise self._refused(problem) from None
         rendered, marks = result
         return [(int(start), int(end)) for start, end in marks[0]] if rendered[0] == text else None
 
     def _refused(self, problem: Exception) -> MaskError:
         reason = visible(str(problem)).rstrip(".") or type(problem).__name__
-        if isinstance(problem, (TimeoutError, MemoryError)):
-            what = (
-                f"runs longer than {SECONDS:g} seconds"
-                if isinstance(problem, TimeoutError)
-                else "needs too much memory"
-            )
-            return MaskError(f"{self.name} {what}", "It may loop; choose another with model.chat_template.")
+        if isinstance(problem, MemoryError):
+            return MaskError(f"{self.name} needs too much memory", self.way_out)
         if isinstance(problem, jinja2.exceptions.SecurityError):
             return MaskError(f"{self.name} does something that a template may not do ({reason})")
         return MaskError(f"{self.name} does not accept this conversation ({reason})")
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    """At most `SECONDS` for one rendering: templates come from strangers. Only the main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise TimeoutError
-
-    began = time.monotonic()
-    before = signal.signal(signal.SIGALRM, stop)
-    rest, interval = signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try:
-        yield
-    finally:
-        # Someone else's timer goes on as if we had not been here.
-        left = max(rest - (time.monotonic() - began), 0.001) if rest else 0
-        signal.setitimer(signal.ITIMER_REAL, left, interval)
-        signal.signal(signal.SIGALRM, before)
 
 
 def plain(messages: Sequence[Message]) -> list[Message]:
@@ -322,6 +386,29 @@ def plain(messages: Sequence[Message]) -> list[Message]:
     return [
         {key: value for key, value in message.items() if value is not None and key not in FLAGS} for message in messages
     ]
+
+
+def takes_parts(tokenizer: Any, template: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a template leaves out a message that is text and writes one of typed parts, as those of some vision
+    models do."""
+
+    def writes(turn: Message) -> bool:
+        try:
+            text = tokenizer.apply_chat_template([turn], chat_template=template, tokenize=False, **kwargs)
+        except (TimeoutError, MemoryError):
+            raise  # one that loops would be waited for once more
+        except _REFUSALS:
+            return False
+        return _SENTINEL in text
+
+    turn: Message = {"role": "user", "content": _SENTINEL}
+    return not writes(turn) and writes(in_parts(turn))
+
+
+def in_parts(message: Message) -> Message:
+    """The message with its text as a list of one typed part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
@@ -335,19 +422,29 @@ def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
 
 
 def _wanted(messages: Sequence[Message], trained: str) -> set[int]:
-    assistant = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    if trained == "assistant":
-        return set(assistant)
-    if trained == "last":
-        return set(assistant[-1:])
-    wanted = set()
-    for index, message in enumerate(messages):
-        flag = next((message[name] for name in FLAGS if message.get(name) is not None), None)
-        if flag and message["role"] == "assistant":
-            wanted.add(index)
-        elif flag and "train" in message:
+    """The turns that are learned. A turn flagged as not trained never is, nor one in which the assistant says nothing:
+    its end mark alone would teach to be silent, so only a flag of its own asks for that."""
+    assistant = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
+    flags = {index: flag for index, message in enumerate(messages) if (flag := flag_of(message)) is not None}
+    if trained != "flag":
+        asked = {max(assistant, default=-1)} & assistant if trained == "last" else assistant
+        return {index for index in asked if flags.get(index, True) and (index in flags or says(messages[index]))}
+    for index, flag in flags.items():
+        if flag and "train" in messages[index] and index not in assistant:
             raise MaskError(f"message {index + 1} is flagged as trained, but only turns of the assistant can be")
-    return wanted
+    return {index for index, flag in flags.items() if flag and index in assistant}
+
+
+def flag_of(message: Message) -> Any:
+    """What the row itself says about learning this turn; nothing where it says nothing."""
+    return next((message[name] for name in FLAGS if message.get(name) is not None), None)
+
+
+def says(message: Message) -> bool:
+    """Whether the turn holds anything: text, a part of a list, reasoning or a call of a tool."""
+    content = message.get("content")
+    said = bool(content.strip()) if isinstance(content, str) else bool(content)
+    return said or bool(message.get("reasoning_content")) or bool(message.get("tool_calls"))
 
 
 def _assign(marks: list[Span], turns: tuple[Turn, ...]) -> tuple[Turn, ...] | None:
@@ -361,6 +458,12 @@ def _assign(marks: list[Span], turns: tuple[Turn, ...]) -> tuple[Turn, ...] | No
             return None
         spans.setdefault(home.index, []).append((start, end))
     return tuple(Turn(t.index, t.role, t.start, t.end, tuple(spans.get(t.index, ()))) for t in turns)
+
+
+def _outside(length: int, turns: Sequence[Turn]) -> tuple[Span, ...]:
+    """What is left of a text of this length without these turns, which lie in order."""
+    borders = [0, *(border for turn in turns for border in (turn.start, turn.end)), length]
+    return tuple((start, end) for start, end in zip(borders[::2], borders[1::2], strict=True) if start < end)
 
 
 def _content(message: Message) -> bool:

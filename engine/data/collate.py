@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from engine.config.method import METHODS
-from engine.data import ready
-from engine.data.taught import NOTHING
-
-IGNORED = ready.IGNORED
+from engine.config.tree import RunConfig, fields
+from engine.data.pretokenized import IGNORED
+from engine.data.teacher_logprobs import NOTHING
 
 Rows = Sequence[dict[str, Any]]
 
@@ -159,12 +158,11 @@ class PromptCollator:
         return list(rows)
 
 
-def collator_for(config: Any, processing_class: Any) -> Callable[[Rows], Any]:
+def collator_for(config: RunConfig, processing_class: Any) -> Callable[[Rows], Any]:
     """The collator of this config's method; hand it to the trainer as `data_collator`."""
     from engine.data.vision import batch_images
 
-    method = config.method
-    rows = METHODS[method.kind].rows
+    rows = METHODS[config.method.kind].rows
     if rows == "prompts":
         return PromptCollator()
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
@@ -175,13 +173,13 @@ def collator_for(config: Any, processing_class: Any) -> Callable[[Rows], Any]:
     if rows == "pairs":
         return PreferenceCollator(pad)
     if rows == "steps":
-        return StepsCollator(pad, last_only=method.train_on_last_step_only)
+        return StepsCollator(pad, last_only=fields.method.train_on_last_step_only.value(config))
     if rows == "texts":
         return TextsCollator(pad)
     if rows == "distill":
         return TaughtCollator(pad)
     if rows == "rated":
-        return RatedCollator(pad, mismatched=method.loss_type == "kto")
+        return RatedCollator(pad, mismatched=fields.method.loss_type.value(config) == "kto")
     return LanguageCollator(pad, images=batch_images(processing_class))
 
 

@@ -50,8 +50,9 @@ class ParquetRows(ArrowRows):
             reason = str(problem).splitlines()[0]
             raise DataError(f"not a whole Parquet file ({reason})", path=visible(path)) from None
         groups = range(self._file.metadata.num_row_groups)
-        self._borders = list(accumulate(self._file.metadata.row_group(group).num_rows for group in groups))
-        self._count = self._borders[-1] if self._borders else 0
+        # The number of the row behind each row group.
+        self.borders = list(accumulate(self._file.metadata.row_group(group).num_rows for group in groups))
+        self._count = self.borders[-1] if self.borders else 0
         if not self._count:
             raise DataError("the file holds no rows", path=visible(path))
         self._group: tuple[int, Any] = (-1, None)
@@ -60,13 +61,13 @@ class ParquetRows(ArrowRows):
         if not -self._count <= index < self._count:
             raise IndexError(index)
         index %= self._count
-        group = bisect_right(self._borders, index)
+        group = bisect_right(self.borders, index)
         if self._group[0] != group:
             try:
                 self._group = (group, self._file.read_row_group(group))
             except (arrow.ArrowException, OSError) as problem:
                 raise self.error(index, f"the row group cannot be read ({str(problem).splitlines()[0]})") from None
-        first = self._borders[group] - self._file.metadata.row_group(group).num_rows
+        first = self.borders[group] - self._file.metadata.row_group(group).num_rows
         return self._group[1].slice(index - first, 1).to_pylist()[0]
 
     def error(self, index: int, message: str, hint: str = "") -> DataError:

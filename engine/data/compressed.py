@@ -1,4 +1,4 @@
-"""Compressed single files (.gz .zst .xz): a quick look at the beginning, and unpacking to a scratch file on disk.
+"""Compressed single files (.gz .bz2 .zst .xz): a quick look at the beginning, and unpacking to a scratch file on disk.
 
 A compressed stream has no random access, so it is unpacked once into an unnamed file in the scratch folder (never into
 memory) and mapped from there. Unpacking stops before the disk is full. Archives are refused elsewhere, by name.
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from engine.config.files import COMPRESSIONS as COMPRESSIONS
 from engine.errors import DataError, visible
 
-COMPRESSIONS = (".gz", ".zst", ".xz")
 CHUNK = 1 << 20
 KEEP_FREE = 512 << 20
 
@@ -33,11 +33,18 @@ class Unpacked:
 
         size = max(self.source.stat().st_size, 1)
         folder = os.environ.get("WORKBENCH_SCRATCH") or tempfile.gettempdir()
-        target = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it outlives this call
+        try:
+            target = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it outlives this call
+        except OSError as problem:
+            raise DataError(
+                f"is packed and cannot be unpacked into {visible(folder)}: {problem.strerror or problem}",
+                "Let WORKBENCH_SCRATCH name a folder that you can write to, or unset it.",
+                path=visible(str(self.source)),
+            ) from problem
         written = 0
-        with self.source.open("rb") as packed, _stream(packed, self._suffix) as stream:
+        with self.source.open("rb") as packed, unpacking(packed, self._suffix) as stream:
             while not cancelled():
-                chunk = _read(stream, CHUNK, self.source)
+                chunk = read_unpacked(stream, CHUNK, self.source)
                 if not chunk:
                     break
                 if written % (64 * CHUNK) < CHUNK and shutil.disk_usage(folder).free < KEEP_FREE:
@@ -56,16 +63,20 @@ class Unpacked:
 
 def unpacked_head(source: Path, suffix: str, limit: int) -> bytes:
     """The first `limit` unpacked bytes."""
-    with source.open("rb") as packed, _stream(packed, suffix) as stream:
-        return _read(stream, limit, source)
+    with source.open("rb") as packed, unpacking(packed, suffix) as stream:
+        return read_unpacked(stream, limit, source)
 
 
-def _stream(packed: IO[bytes], suffix: str) -> IO[bytes]:
+def unpacking(packed: IO[bytes], suffix: str) -> IO[bytes]:
     """The stream's own library is imported here: most data is not compressed, and each look at a file would pay for it."""
     if suffix == ".gz":
         import gzip
 
         return gzip.open(packed)  # type: ignore[return-value]
+    if suffix == ".bz2":
+        import bz2
+
+        return bz2.open(packed)
     if suffix == ".xz":
         import lzma
 
@@ -75,7 +86,7 @@ def _stream(packed: IO[bytes], suffix: str) -> IO[bytes]:
     return zstandard.ZstdDecompressor().stream_reader(packed, closefd=False)
 
 
-def _read(stream: IO[bytes], limit: int, source: Path) -> bytes:
+def read_unpacked(stream: IO[bytes], limit: int, source: Path) -> bytes:
     import lzma
     import zlib
 

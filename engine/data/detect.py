@@ -16,6 +16,7 @@ from engine.data.parts import Example, FormatError, Row, names
 from engine.errors import DataError, visible
 
 LOOK = 256
+TOLD = 5  # bad rows that are named
 CAREFUL = 4 << 20  # bytes of a row that is only looked at from outside
 
 
@@ -29,6 +30,8 @@ class Detection:
     problems: tuple[str, ...] = ()
     example: Row | None = None
     looked: int = 0
+    bad: int = 0
+    """How many of the rows looked at cannot be read."""
 
 
 def detect(
@@ -38,6 +41,7 @@ def detect(
     given = dict(columns or {})
     problems: list[str] = []
     seen: list[tuple[int, Row]] = []
+    bad = 0
     for index in range(look):
         try:
             if index and rows.size(index) > CAREFUL:
@@ -46,30 +50,41 @@ def detect(
         except IndexError:
             break
         except DataError as unreadable:
-            problems.append(unreadable.told)
-            if len(problems) >= 5:
-                break
+            if index >= rows.known():
+                # The file breaks off here: no row of it could be reached after this one.
+                return Detection(None, given, "the source cannot be read", (unreadable.told,), looked=len(seen))
+            bad += 1
+            if len(problems) < TOLD:
+                problems.append(unreadable.told)
     if not seen:
-        return Detection(format, given, "no row could be read", tuple(problems) or ("no rows",))
+        return Detection(None, given, "no row could be read", tuple(problems) or ("no rows",), looked=bad, bad=bad)
+    looked = bad + len(seen)
     first = seen[0][1]
     known = FORMATS.get(format) if format else _first_format(first, given)
+    if known is None and not format:
+        # A first row that fits nothing is one bad row where those after it fit.
+        first = next((row for _, row in seen if _first_format(row, given) is not None), first)
+        known = _first_format(first, given)
     if known is None:
         sentence = (
             f"unknown format {visible(format)}; known are {', '.join(FORMATS)}"
             if format
             else f"columns {names(first)} fit no known format; name one with format, and its columns with columns"
         )
-        return Detection(None, given, f"columns {names(first)}", (sentence,), first, len(seen))
+        return Detection(None, given, f"columns {names(first)}", (sentence,), first, looked, bad)
     mapping = _columns(known, first, given)
     for index, row in seen:
         problem = _problem(rows, index, row, known, mapping, given if not format else None)
-        if problem and len(problems) < 5:
+        bad += bool(problem)
+        if problem and len(problems) < TOLD:
             problems.append(problem)
-    return Detection(known.name, mapping, _why(known, mapping, first, format, rows), tuple(problems), first, len(seen))
+    why = _why(known, mapping, first, format, rows)
+    return Detection(known.name, mapping, why, tuple(problems), first, looked, bad)
 
 
 def _why(known: Format, mapping: Mapping[str, str], first: Row, format: str | None, rows: Rows) -> str:
-    used = [column for part, column in mapping.items() if part + "?" not in known.parts or column in first]
+    mapping = {part: column for part, column in mapping.items() if part in known.parts or f"{part}?" in known.parts}
+    used = [column for part, column in mapping.items() if part in known.parts or column in first]
     renamed = ", ".join(
         f"{visible(column)} is the {part}" for part, column in mapping.items() if column != part and column in first
     )
@@ -89,7 +104,7 @@ def _problem(
     try:
         checked = read_example(row, known.name, mapping)
     except FormatError as problem:
-        return rows.error(index, problem.message).message
+        return rows.error(index, problem.message, problem.hint).told
     return rows.error(index, "the row is empty").message if _empty(checked) else None
 
 

@@ -12,21 +12,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.data.judged import is_rated, read_rated, read_steps
-from engine.data.meanings import NEGATIVE, ONLY_SCORED, SCORE, is_meaning, read_texts
+from engine.data.embedding_rows import NEGATIVE, ONLY_SCORED, SCORE, is_meaning, read_texts
+from engine.data.labelled_rows import is_rated, read_rated, read_steps
 from engine.data.parts import (
     Example,
     FormatError,
     Message,
     Row,
+    asked_text,
     kind_of,
     messages_of,
     names,
     text_of,
     tools_of,
 )
-from engine.data.ready import ids_of
-from engine.data.taught import read_taught
+from engine.data.pretokenized import ids_of
+from engine.data.teacher_logprobs import read_taught
 from engine.errors import visible
 
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
@@ -107,10 +108,7 @@ def _read_alpaca(row: Row, columns: Mapping[str, str]) -> Example:
     for pair in row.get(columns.get("history", "history")) or ():
         if not isinstance(pair, list) or len(pair) != 2:
             raise FormatError(f"column history must hold pairs of question and answer; got {kind_of(pair)}")
-        chat += [
-            {"role": "user", "content": str(pair[0])},
-            {"role": "assistant", "content": str(pair[1]), "train": False},
-        ]
+        chat += [{"role": "user", "content": str(pair[0])}, {"role": "assistant", "content": str(pair[1])}]
     chat.append({"role": "user", "content": f"{instruction}\n{extra}" if extra else instruction})
     chat.append({"role": "assistant", "content": text_of(row, columns, "output")})
     return Example("chat", messages=chat)
@@ -143,7 +141,7 @@ def _read_prompt(row: Row, columns: Mapping[str, str]) -> Example:
     asked = messages_of(prompt, columns, "prompt") if isinstance(prompt, (list, Mapping)) else None
     return Example(
         "prompt",
-        prompt=asked if asked is not None else text_of(row, columns, "prompt"),
+        prompt=asked if asked is not None else asked_text(row, columns),
         chosen="" if answer is None else answer if isinstance(answer, str) else json.dumps(answer),
         tools=tools_of(row, columns),
     )
@@ -155,10 +153,11 @@ def _read_preference(row: Row, columns: Mapping[str, str]) -> Example:
     tools = tools_of(row, columns)
     if given is None:
         given = row.get(columns.get("conversations", "conversations"))
+        columns = {**columns, "prompt": columns.get("conversations", "conversations")}
     if given is None and type(chosen) is not type(rejected):
         raise FormatError("chosen and rejected must both hold text or both hold messages")
     if given is not None:
-        prompt = given if isinstance(given, str) else messages_of(given, columns, "prompt")
+        prompt = asked_text(row, columns) if isinstance(given, str) else messages_of(given, columns, "prompt")
         if isinstance(prompt, str) and isinstance(chosen, str) and isinstance(rejected, str):
             return Example("preference", prompt=prompt, chosen=chosen, rejected=rejected, tools=tools)
         first = _turn("user", prompt) if isinstance(prompt, str) else prompt
@@ -184,6 +183,30 @@ def _read_preference(row: Row, columns: Mapping[str, str]) -> Example:
     return Example(
         "preference", prompt=chosen[:shared], chosen=chosen[shared:], rejected=rejected[shared:], tools=tools
     )
+
+
+def _read_ranking(row: Row, columns: Mapping[str, str]) -> Example:
+    """The best answer against the worst: the pair that the ranking says most about."""
+    name = columns.get("output", "output")
+    ranked = row.get(name)
+    if not isinstance(ranked, list) or len(ranked) < 2:
+        raise FormatError(f"column {visible(name)} must hold a list of answers, the best first; got {kind_of(ranked)}")
+    pair = [
+        answer if isinstance(answer, str) else messages_of(answer, columns, "output")
+        for answer in (ranked[0], ranked[-1])
+    ]
+    given = row.get(columns.get("prompt", "prompt"))
+    prompt = asked_text(row, columns) if isinstance(given, str) else messages_of(given, columns, "prompt")
+    texts = [answer for answer in (prompt, *pair) if isinstance(answer, str)]
+    if len(texts) < 3:
+        prompt = _turn("user", prompt) if isinstance(prompt, str) else prompt
+        pair = [_turn("assistant", answer) if isinstance(answer, str) else answer for answer in pair]
+    return Example("preference", prompt=prompt, chosen=pair[0], rejected=pair[1], tools=tools_of(row, columns))
+
+
+def _is_ranking(row: Row, columns: Mapping[str, str]) -> bool:
+    ranked = row.get(columns.get("output", "output"))
+    return isinstance(ranked, list) and len(ranked) > 1 and all(isinstance(answer, (str, Mapping)) for answer in ranked)
 
 
 def _answer(row: Row, columns: Mapping[str, str], part: str) -> str | list[Message]:
@@ -227,9 +250,22 @@ FORMATS: dict[str, Format] = {
                 "chosen": ("chosen", "chosen_messages", "response_j", "chosen_response", "preferred"),
                 "rejected": ("rejected", "rejected_messages", "response_k", "rejected_response", "dispreferred"),
                 "prompt?": ("prompt", "question", "conversations", "instruction", "messages", "query"),
+                "input?": ("input",),
                 **_EXTRA,
             },
             _read_preference,
+        ),
+        Format(
+            "ranking",
+            "answers from best to worst, of which the first and the last are the pair",
+            {
+                "prompt": ("prompt", "question", "instruction", "query"),
+                "output": ("output", "outputs", "responses", "ranking"),
+                "input?": ("input",),
+                "tools?": ("tools",),
+            },
+            _read_ranking,
+            _is_ranking,
         ),
         Format(
             "stepwise_supervision",
@@ -260,6 +296,7 @@ FORMATS: dict[str, Format] = {
             {
                 "label": ("label", "desirable"),
                 "prompt?": ("prompt", "question", "instruction", "query"),
+                "input?": ("input",),
                 "completion?": ("completion", "answer", "response", "output"),
                 "messages?": ("messages", "conversations"),
                 "tools?": ("tools",),
@@ -296,6 +333,7 @@ FORMATS: dict[str, Format] = {
             "prompts",
             {
                 "prompt": ("prompt", "question", "query", "problem", "instruction"),
+                "input?": ("input",),
                 "answer?": ("answer", "solution", "reference", "ground_truth"),
                 "tools?": ("tools",),
             },

@@ -13,7 +13,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from engine.data.compressed import Unpacked
@@ -21,6 +21,7 @@ from engine.data.lines import Lines
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
 
+_BLOCK = 8 << 20
 CLIP = 64 * 1024
 """Bytes of a row's text that are shown."""
 
@@ -75,6 +76,10 @@ class Rows(ABC):
         """Path and line (from 1) of a row, for messages."""
         return self.path, None
 
+    def named(self, index: int) -> str:
+        """What a message calls a row, beside its file and line."""
+        return f"row {index}"
+
     def error(self, index: int, message: str, hint: str = "") -> DataError:
         path, line = self.place(index)
         return DataError(message, hint, path=visible(path), line=line)
@@ -84,10 +89,12 @@ class Rows(ABC):
 
 
 class FileRows(Rows):
-    """A memory-mapped file whose rows are byte ranges found by a thread."""
+    """A memory-mapped file whose rows are byte ranges found by a thread; without `index` nobody looks for them, and a row
+    is the one that begins at the byte that is asked for, once `hold` has said where it ends."""
 
-    def __init__(self, path: str, unpacked: Unpacked | None = None) -> None:
+    def __init__(self, path: str, unpacked: Unpacked | None = None, *, index: bool = True) -> None:
         self.path = path
+        self._held: dict[int, int] | None = None if index else {}
         self._unpacked = unpacked
         self._starts, self._ends = array("Q"), array("Q")
         self._complete, self._closed = False, False
@@ -99,11 +106,37 @@ class FileRows(Rows):
         if unpacked is None:
             self._open_map(Path(path).open("rb"))  # noqa: SIM115 - _open_map closes it
         self._thread = threading.Thread(target=self._run, name="row-index", daemon=True)
-        self._thread.start()
+        if index:
+            self._thread.start()
 
     # -- what the formats say ------------------------------------------------------------------------------------------
     @abstractmethod
     def _scan(self, data: mmap.mmap | bytes) -> Iterator[tuple[int, int]]: ...
+
+    def spans(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Where rows begin and end, in order, from the row on that begins at byte `start`; 0 is the file's beginning."""
+        if start:
+            raise ValueError(f"{self.kind}: rows are found from the beginning of the file alone")
+        return self._scan(self._map)
+
+    def begins(self, byte: int) -> int:
+        """The first place from `byte` on that is known to be a row's beginning, where that can be told from there."""
+        raise ValueError(f"{self.kind}: rows are found from the beginning of the file alone")
+
+    def hold(self, spans: Iterable[tuple[int, int]]) -> list[int]:
+        """From now on these rows, and no others, are read by the byte at which they begin."""
+        self._held = dict(spans)
+        return list(self._held)
+
+    @property
+    def size_in_bytes(self) -> int:
+        """The size of the file."""
+        return len(self._map)
+
+    def newlines(self, stop: int) -> int:
+        """Lines up to byte `stop`, the last one without a break too."""
+        blocks = (self._map[start : min(start + _BLOCK, stop)] for start in range(0, stop, _BLOCK))
+        return sum(block.count(b"\n") for block in blocks) + (stop > 0 and self._map[stop - 1 : stop] != b"\n")
 
     @abstractmethod
     def _parse(self, raw: bytes, line: int, column: int) -> Row: ...
@@ -159,6 +192,9 @@ class FileRows(Rows):
         start, end = self._range(index)
         return bytes(self._map[start : min(end, start + limit)]).decode("utf-8", "replace")
 
+    def named(self, index: int) -> str:
+        return f"row {index}" if self._held is None else "the row"
+
     def place(self, index: int) -> tuple[str, int | None]:
         start, _ = self._range(index)
         return self.path, self._lines.place(start)[0]
@@ -167,11 +203,16 @@ class FileRows(Rows):
         self._closed = True
         with self._changed:
             self._changed.notify_all()
-        self._thread.join(timeout=2)
+        if self._held is None:
+            self._thread.join(timeout=2)
         if isinstance(self._map, mmap.mmap):
             self._map.close()
 
     def _range(self, index: int) -> tuple[int, int]:
+        if self._held is not None:
+            if index not in self._held:
+                raise IndexError(index)
+            return index, self._held[index]
         if index < 0:
             index += len(self)
         if index >= len(self._ends):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from engine.errors import DataError, visible
 
@@ -21,7 +21,18 @@ ROLES = {
     **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call"), "assistant"),
     **dict.fromkeys(("tool", "observation", "function_response", "function", "ipython", "tool_response"), "tool"),
 }
+ROLE = "role "
+"""In a source's columns, before a name that its rows give to a role."""
 _KEPT = ("train", "trained", "weight", "loss_weight", "name", "tool_call_id")
+
+
+class Encoder(Protocol):
+    """What makes tokens of a text."""
+
+    tokenizer: Any
+
+    def text(self, text: str) -> list[int]:
+        """The ids of a text by itself."""
 
 
 class FormatError(DataError):
@@ -49,6 +60,14 @@ class Example:
     images: list[Any] = field(default_factory=list)
 
 
+def columns_of(
+    columns: Mapping[str, str] | None, properties: Mapping[str, str] | None, roles: Mapping[str, str] | None
+) -> dict[str, str]:
+    """All that a source says of the names in its rows: columns, keys inside messages, and its words for roles."""
+    said = {f"{ROLE}{name}": role for name, role in (roles or {}).items()}
+    return {**(columns or {}), **(properties or {}), **said}
+
+
 def names(row: Row) -> str:
     return ", ".join(visible(str(name)) for name in list(row)[:12]) or "no columns"
 
@@ -63,6 +82,18 @@ def text_of(row: Row, columns: Mapping[str, str], part: str, default: str | None
     if not isinstance(value, str):
         raise FormatError(f"column {visible(column)} must hold text; got {kind_of(value)}")
     return value
+
+
+def asked_text(row: Row, columns: Mapping[str, str]) -> str:
+    """The text of a prompt; what stands beside an instruction in a column of its own belongs to it."""
+    prompt = text_of(row, columns, "prompt")
+    beside = columns.get("input", "input")
+    if beside == columns.get("prompt", "prompt"):
+        return prompt
+    # `input` is a word of its own elsewhere: beside an instruction, or where the source names it, it belongs to the prompt.
+    named = columns.get("prompt") == "instruction" or beside != "input"
+    extra = text_of(row, columns, "input", "") if named else ""
+    return f"{prompt}\n{extra}" if extra else prompt
 
 
 def kind_of(value: Any) -> str:
@@ -107,11 +138,16 @@ def _message(turn: Any, columns: Mapping[str, str], place: str) -> Message:
     role_name = columns.get("role") or ("role" if "role" in turn else "from")
     content_name = columns.get("content") or ("content" if "content" in turn else "value")
     spoken = turn.get(role_name)
-    role = ROLES.get(str(spoken).lower())
+    role = columns.get(f"{ROLE}{spoken}") or ROLES.get(str(spoken).lower())
     if role is None:
+        if spoken is None:
+            raise FormatError(
+                f"{place} has no role; its keys are {names(turn)}",
+                "Name the key that holds the role under the source's properties, as role.",
+            )
         raise FormatError(
             f"{place} has the role {visible(str(spoken))}; known are system, user, assistant, tool",
-            "Name the property that holds the role under columns, as role.",
+            f"Say what it means under the source's roles, as {visible(str(spoken))}: user.",
         )
     message: Message = {"role": role}
     content = turn.get(content_name)

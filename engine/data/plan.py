@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,15 @@ from typing import Any
 
 from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
 from engine.config.method import METHODS
+from engine.config.tree import RunConfig
 from engine.data.detect import Detection, detect
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
-from engine.data.rows import open_rows
+from engine.data.parts import columns_of
+from engine.data.rows import open_rows, refuse_special
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
+_AGAIN = "Start again once nothing writes to it."
 BUILTIN = "builtin/dates"
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -35,6 +39,19 @@ class Source:
     weight: float = 1.0
     limit: int | None = None
     split: str | None = None
+    stamp: tuple[int, int, int] | None = None
+    """Size, date and number of its file when it was opened."""
+
+    def refuse_changed(self) -> None:
+        """Raises `DataError` where the file is no longer the one that was opened: its rows would be of two files."""
+        if self.stamp is None:
+            return
+        now, shown = stamp_of(self.path), visible(self.path)
+        if now is None:
+            raise DataError("is gone: it was removed or renamed while its rows were read", _AGAIN, path=shown)
+        if now != self.stamp:
+            sizes = f"from {self.stamp[0]:,} to {now[0]:,} bytes, " if now[0] != self.stamp[0] else ""
+            raise DataError(f"changed {sizes}while its rows were read", _AGAIN, path=shown)
 
     def count(self) -> int:
         return len(self.rows) if self.limit is None else min(self.limit, len(self.rows))
@@ -58,8 +75,17 @@ class Plan:
     seed: int
     prepared_path: str | None
     entries: list[dict[str, Any]] = field(default_factory=list)
+    count_all: bool = False
+    """Whether a row that cannot be read is counted, and refused with all others at the end."""
+    bases: tuple[int, ...] = ()
+    """The number of the first row of each source, where that does not come of counting those before."""
     told: tuple[str, list[str]] | None = None
     """Fingerprint and warnings of the data, once a preview has told them: they are the same for each of its rows."""
+
+    def refuse_changed(self) -> None:
+        """Raises `DataError` for the first file that is no longer as it was opened."""
+        for source in self.sources:
+            source.refuse_changed()
 
     def order(self) -> list[tuple[int, int]]:
         """(source, row) of everything to prepare: weight 2 gives rows twice, 0.5 a seeded random half, in file order."""
@@ -87,11 +113,16 @@ class Plan:
 
     def base(self, which: int) -> int:
         """The number of the first row of a source when all rows before it are counted through."""
+        if self.bases:
+            return self.bases[which]
         return sum(source.count() for source in self.sources[:which])
 
 
-def plan_of(config: Any, processing_class: Any, split: str, *, open_all: bool = True) -> Plan:
-    """The plan of one split. Raises `DataError` when a source cannot be opened or its format told."""
+def plan_of(
+    config: RunConfig, processing_class: Any, split: str, *, open_all: bool = True, tolerant: bool = False
+) -> Plan:
+    """The plan of one split. Raises `DataError` when a source cannot be opened or its format told; `tolerant` opens one
+    in which some rows are bad whatever the config says about them."""
     data, method = config.data, config.method.kind
     template, name = template_of(config, processing_class)
     _check_kwargs(config.model.chat_template_kwargs, template, name)
@@ -115,9 +146,10 @@ def plan_of(config: Any, processing_class: Any, split: str, *, open_all: bool = 
         entries=[entry.model_dump() for entry in entries],
     )
     if open_all:
-        plan.sources = [open_source(entry, split, config.run.seed, data.on_bad_row) for entry in entries]
+        policy = "skip" if tolerant else data.on_bad_row
+        plan.sources = [open_source(entry, split, config.run.seed, policy) for entry in entries]
         for source in plan.sources:
-            _check_fit(source, method)
+            check_fit(source, method)
     return plan
 
 
@@ -135,14 +167,28 @@ def _check_kwargs(kwargs: Mapping[str, Any], template: str | None, name: str) ->
 
 def open_source(entry: Any, split: str = "train", seed: int = 0, on_bad_row: str = "error") -> Source:
     """Open one entry and tell its format. Raises `DataError` for one that cannot be used."""
+    stamp = stamp_of(entry.path)
     rows = source_rows(entry.path, entry.split, split, seed)
-    columns = {**entry.columns, **entry.properties}
+    columns = columns_of(entry.columns, entry.properties, entry.roles)
     detection = detect(rows, columns, entry.format)
-    if detection.format is None or (detection.problems and on_bad_row == "error"):
-        raise DataError(
-            detection.problems[0], path="" if visible(entry.path) in detection.problems[0] else visible(entry.path)
-        )
-    return Source(entry.path, rows, detection, entry.weight, entry.rows, entry.split)
+    refuse_problems(entry.path, detection, on_bad_row)
+    return Source(entry.path, rows, detection, entry.weight, entry.rows, entry.split, stamp)
+
+
+def refuse_problems(path: str, detection: Detection, on_bad_row: str) -> None:
+    """Raises `DataError` where no row of a source can be read, or one cannot and that is to end everything."""
+    hopeless = detection.format is None or (detection.bad and detection.bad >= detection.looked)
+    if hopeless or (detection.problems and on_bad_row == "error"):
+        raise DataError(detection.problems[0], path="" if visible(path) in detection.problems[0] else visible(path))
+
+
+def stamp_of(path: str) -> tuple[int, int, int] | None:
+    """Size, date and number of a file; None for what is no file on this machine."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return (found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
 def source_rows(path: str, given_split: str | None = None, split: str = "train", seed: int = 0) -> Rows:
@@ -195,15 +241,12 @@ class ListRows(Rows):
         return DataError(f"row {index}: {message}", hint, path=self.path)
 
 
-def template_of(config: Any, processing_class: Any) -> tuple[str | None, str]:
+def template_of(config: RunConfig, processing_class: Any) -> tuple[str | None, str]:
     """The chat template's text and a name for it in messages; no text where there is none."""
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    own = getattr(processing_class, "chat_template", None) or getattr(tokenizer, "chat_template", None)
     wanted = config.model.chat_template
     if not wanted:
-        if isinstance(own, dict):
-            own = own.get("default") or next(iter(own.values()))
-        return own, "the tokenizer's chat template"
+        return own_template(processing_class)
+    own = _own_templates(processing_class)
     if wanted == "none":
         return None, "none"
     shown = f"the chat template {visible(str(wanted))}"
@@ -216,6 +259,7 @@ def template_of(config: Any, processing_class: Any) -> tuple[str | None, str]:
     if not file.is_file() and file.is_absolute() and (TEMPLATES / f"{file.name}.jinja").is_file():
         return (TEMPLATES / f"{file.name}.jinja").read_text("utf-8").rstrip("\n"), f"the chat template {file.name}"
     try:
+        refuse_special(file)
         return file.read_text("utf-8"), shown
     except (OSError, UnicodeDecodeError) as problem:
         known = [path.stem for path in sorted(TEMPLATES.glob("*.jinja"))]
@@ -225,7 +269,20 @@ def template_of(config: Any, processing_class: Any) -> tuple[str | None, str]:
         raise WorkbenchError(f"model.chat_template: {visible(wanted)} cannot be read ({reason})", hint) from None
 
 
-def use_template(config: Any, processing_class: Any) -> None:
+def own_template(processing_class: Any) -> tuple[str | None, str]:
+    """The chat template that the processing class brings, and a name for it; of several the default one."""
+    own = _own_templates(processing_class)
+    if isinstance(own, dict):
+        own = own.get("default") or next(iter(own.values()))
+    return own, "the tokenizer's chat template"
+
+
+def _own_templates(processing_class: Any) -> Any:
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return getattr(processing_class, "chat_template", None) or getattr(tokenizer, "chat_template", None)
+
+
+def use_template(config: RunConfig, processing_class: Any) -> None:
     """Give the processing class the chosen template, so that samples and the saved tokenizer speak the same."""
     text, _ = template_of(config, processing_class)
     if text is not None and config.model.chat_template:
@@ -234,7 +291,8 @@ def use_template(config: Any, processing_class: Any) -> None:
             processing_class.tokenizer.chat_template = text
 
 
-def _check_fit(source: Source, method: str) -> None:
+def check_fit(source: Source, method: str) -> None:
+    """Raises `DataError` for rows of a kind that the method does not learn from."""
     section, found = METHODS[method], source.detection.format
     if found in section.formats or (section.rows == "language" and found in (*LANGUAGE_FORMATS, "text")):
         return

@@ -15,18 +15,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.config.facts import DataFacts
+from engine.config.facts import DataFacts, counting_limits
+from engine.config.tree import RunConfig
 from engine.data.cache import Store, key_of
 from engine.data.formats import read_example
 from engine.data.packing import best_fit
 from engine.data.plan import Plan, plan_of, use_template
-from engine.data.shapes import SHAPES, Shape, shape_of
+from engine.data.prepared_rows import SHAPES, Shape, shape_of
+from engine.data.streaming.files import looked_at_plan
 from engine.data.tokens import Piece, Tokens
-from engine.errors import DataError, WorkbenchError
+from engine.errors import Cancelled, DataError, WorkbenchError
+from engine.run.data_record import RowHashes
 
 BATCH = 256
 FIXED_ROWS = 16
 QUANTILES = 1000
+NAMED = 8
 LANGUAGE = SHAPES["language"]
 
 Row = dict[str, Any]
@@ -51,6 +55,10 @@ class Counts:
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
+    bad_row: str = ""
+    """The first row that cannot be read, and why."""
+    bad_rows: list[str] = field(default_factory=list)
+    """The first `NAMED` of them."""
     classes: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -71,6 +79,17 @@ class Counts:
         return [*said, *self.notes]
 
 
+class Refused(DataError):
+    """Rows that training would not take; `facts` says what was counted of them all the same."""
+
+    def __init__(self, problem: DataError, facts: Mapping[str, Any], *, counted: bool) -> None:
+        super().__init__(problem.message, problem.hint)
+        self.path, self.line, self.column = problem.path, problem.line, problem.column
+        self.facts = facts
+        self.counted = counted
+        """Whether the counts themselves say why."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A memory-mapped data set with what is known of it."""
@@ -82,12 +101,28 @@ class Prepared:
     warnings: tuple[str, ...]
     cached: bool
     fixed: list[Row]
+    folder: Path
+    hashes: RowHashes
+    sources: tuple[str, ...]
+    stream: Any = None
+    """What rows are read from while training (`engine.data.streaming`); `dataset` then holds the first of them alone."""
 
 
-def prepare(config: Any, processing_class: Any, split: str = "train", on_progress: Progress | None = None) -> Prepared:
-    """The prepared rows of one split, from the cache where nothing changed. Raises `DataError` naming the row."""
+def prepare(
+    config: RunConfig,
+    processing_class: Any,
+    split: str = "train",
+    on_progress: Progress | None = None,
+    *,
+    count_all: bool = False,
+) -> Prepared:
+    """The prepared rows of one split, from the cache where nothing changed. Raises `DataError` naming the row.
+
+    With `count_all` a row that cannot be read is counted, and they are refused together at the end, as `Refused`.
+    """
     use_template(config, processing_class)
-    plan = plan_of(config, processing_class, split)
+    plan = plan_of(config, processing_class, split, tolerant=count_all)
+    plan.count_all = count_all
     progress = on_progress or (lambda what, done, total: None)
     if not plan.sources:
         raise DataError(f"data.{split} names no rows", "Add a source with its path.")
@@ -95,10 +130,109 @@ def prepare(config: Any, processing_class: Any, split: str = "train", on_progres
     key = key_of(plan, processing_class, progress)
     with store.lock(key):
         if (folder := store.find(key)) is not None:
-            return _open(folder, cached=True)
+            return _open(folder, plan, cached=True)
         with store.building(key) as folder:
             _build(plan, processing_class, folder, progress)
-        return _open(store.path(key), cached=False)
+            plan.refuse_changed()
+        return _open(store.path(key), plan, cached=False)
+
+
+SAMPLE = 512
+
+
+def count(
+    config: RunConfig, processing_class: Any, split: str, on_progress: Progress | None = None, sample: int | None = None
+) -> dict[str, Any]:
+    """What is known of one split's rows before training, as the fields of `DataFacts`: never raises for what the rows
+    hold, which is part of the answer. `sample` counts so many rows, spread over all, and keeps nothing."""
+    facts: dict[str, Any]
+    try:
+        streamed = config.data.streaming and split == "train"
+        if sample is not None or streamed:
+            facts = _sampled(config, processing_class, split, sample or SAMPLE, streamed=streamed)
+        else:
+            facts = facts_of(prepare(config, processing_class, split, on_progress, count_all=True))
+    except Refused as refused:
+        place = f"{refused.path}:{refused.line}" if refused.line else refused.path
+        at = place if refused.facts["truncated"] else ""
+        facts = {**refused.facts, **_UNKNOWN, "too_long_at": at, "problem": "" if refused.counted else refused.told}
+    except Cancelled:
+        raise
+    except WorkbenchError as problem:
+        facts = {"problem": problem.told}
+    return {**facts, "limits": list(counting_limits(config))}
+
+
+def facts_of(prepared: Prepared) -> dict[str, Any]:
+    """What the prepared rows of one split are, as the fields of `DataFacts`."""
+    facts = {**asdict(prepared.facts), "counts": prepared.counts, "warnings": list(prepared.warnings)}
+    return facts | {"fingerprint": prepared.fingerprint, "cached": prepared.cached}
+
+
+def of_both(facts: dict[str, Any], held_out: dict[str, Any] | None) -> dict[str, Any]:
+    """What is known of all rows: of those to train on, with what is known of those held out."""
+    facts.setdefault("warnings", [])
+    if held_out is not None:
+        facts["eval_rows"], facts["held_out"] = held_out.get("eval_rows"), held_out
+        facts["warnings"] += [f"held-out data: {warning}" for warning in held_out.get("warnings", ())]
+    return facts
+
+
+def keep_counts(config: RunConfig, base: Path, prepared: Prepared, held_out: Prepared | None) -> None:
+    """Keep what a run's preparation counted, so that whoever looks at this config later knows it at once."""
+    from engine.data.kept import keep
+    from engine.facts.model_shape import model_facts
+
+    limits = {"limits": list(counting_limits(config))}
+    facts = of_both(facts_of(prepared) | limits, facts_of(held_out) | limits if held_out else None)
+    keep(config, base, model_facts(config.model.name, config.model.revision), facts)
+
+
+# What an epoch would be made of is not known where nothing is trained until something is mended.
+_UNKNOWN = dict.fromkeys(("rows", "eval_rows", "tokens", "trained_tokens", "packing_efficiency"))
+
+
+def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, *, streamed: bool) -> dict[str, Any]:
+    use_template(config, processing_class)
+    if streamed:
+        plan = looked_at_plan(config, processing_class, tolerant=True)
+    else:
+        plan = plan_of(config, processing_class, split, tolerant=True)
+    plan.count_all = True
+    order = plan.order()
+    some = [order[place * len(order) // sample] for place in range(sample)] if len(order) > sample else order
+    tokens, counts, lengths, kept = Tokens(plan, processing_class), Counts(), array("I"), array("I")
+    shape = shape_of(plan.method)
+    for row in token_rows(plan, tokens, some, counts):
+        lengths.append(row["length"])
+        if not row.get("rejected_for"):
+            kept.append(shape.length(row))
+    facts = _facts(plan, counts, lengths)
+    if not kept or len(kept) < len(lengths) or (counts.bad and plan.on_bad_row == "error"):
+        return {
+            **facts,
+            **_UNKNOWN,
+            "total": None if streamed else len(order),
+            "exact": len(some) == len(order) and not streamed,
+        }
+    if plan.packing:
+        facts["packing_efficiency"] = sum(kept) / (len(best_fit(list(kept), plan.max_length)) * plan.max_length)
+    if streamed:
+        # How many others there are, nobody knows.
+        unknown = dict.fromkeys(("rows", "tokens", "trained_tokens"))
+        return {**facts, **unknown, "exact": False, "warnings": [streamed_note(len(some))]}
+    if len(some) == len(order):
+        return facts
+    # Rows and tokens are those of all rows, if the others are like these.
+    scale = len(order) / len(some)
+    rows = "rows" if plan.split == "train" else "eval_rows"
+    grown = {name: round(facts[name] * scale) for name in (rows, "tokens", "trained_tokens")}
+    return {**facts, **grown, "total": len(order), "exact": False}
+
+
+def streamed_note(looked: int) -> str:
+    """What is said of rows of a stream that were looked at."""
+    return f"the rows are streamed: {looked:,} of them are looked at here, the others when training comes to them"
 
 
 def token_rows(plan: Plan, tokens: Tokens, order: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
@@ -131,9 +265,13 @@ def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: 
         except IndexError:
             counts.read -= 1  # the source turned out shorter: only the lazy order of the preview asks past its end
         except WorkbenchError as problem:
-            if plan.on_bad_row == "error":
-                raise _placed(problem, source.rows, index) from None
+            placed = _placed(problem, source.rows, index)
+            if plan.on_bad_row == "error" and not plan.count_all:
+                raise placed from None
             counts.bad += 1
+            counts.bad_row = counts.bad_row or placed.told
+            if len(counts.bad_rows) < NAMED:
+                counts.bad_rows.append(placed.message)
     for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
         row["row"] = bases[number] + index
         yield from fit(plan, row, counts)
@@ -142,7 +280,7 @@ def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: 
 def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:
     if isinstance(problem, DataError) and problem.path:
         return problem
-    return rows.error(index, f"row {index}: {problem.message}", problem.hint)
+    return rows.error(index, f"{rows.named(index)}: {problem.message}", problem.hint)
 
 
 # -- length and what is left to learn ----------------------------------------------------------------------------------
@@ -199,6 +337,7 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
     order = plan.order()
     lengths = array("I")
     fixed: list[Row] = []
+    hashes = RowHashes()
     too_long: list[int] = []
     shape = shape_of(plan.method)
     columns = shape.columns
@@ -209,13 +348,20 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
             if row.get("rejected_for"):
                 too_long.append(row["row"])
             else:
+                kept = {name: row[name] for name in (*columns, "row", "images") if name in row}
                 if len(fixed) < FIXED_ROWS:
                     fixed.append({name: row[name] for name in (*columns, "row")})
-                file.add({name: row[name] for name in (*columns, "row", "images") if name in row})
+                hashes.add(row["row"], kept)
+                file.add(kept)
             if len(lengths) % BATCH == 0:
+                plan.refuse_changed()
                 progress("tokenizing", counts.read, len(order))
     progress("tokenizing", counts.read, len(order))
-    _refuse(plan, counts, too_long)
+    try:
+        _refuse(plan, counts, too_long)
+    except DataError as problem:
+        told = bool(too_long or (counts.bad and plan.on_bad_row == "error") or counts.masked >= counts.read)
+        raise Refused(problem, _facts(plan, counts, lengths), counted=told) from None
     counts.notes = sorted(tokens.notes)
     if packed:
         counts.packs = _pack(folder, plan, progress)
@@ -224,33 +370,46 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
         "facts": _facts(plan, counts, lengths),
         "fingerprint": fingerprint(fixed),
         "fixed": fixed,
+        "hashes": hashes.as_json(),
         "warnings": counts.sentences(),
     }
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
 
 
 def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
+    if counts.bad and plan.on_bad_row == "error":
+        raise DataError(counts.bad_row, "Mend the rows, or set data.on_bad_row to skip.")
     if too_long:
-        bases = [plan.base(number) for number in range(len(plan.sources))]
-        number = max(index for index, base in enumerate(bases) if base <= too_long[0])
-        index = too_long[0] - bases[number]
-        alone = len(too_long) == 1
-        others = "" if alone else f"{len(too_long):,} of {counts.read:,} rows are, the longest with "
-        raise plan.sources[number].rows.error(
-            index,
-            f"row {index:,} is longer than data.max_length {plan.max_length} ({others}{counts.longest:,} tokens)",
-            "Set data.excess_length to drop or truncate, or raise data.max_length.",
-        )
+        others = "" if len(too_long) == 1 else f"{len(too_long):,} of {counts.read:,} rows are, the longest with "
+        raise too_long_error(plan, too_long[0], f"{others}{counts.longest:,} tokens")
     if not counts.kept:
-        reasons = "; ".join(counts.sentences()) or "no rows were read"
-        raise DataError(
-            f"data.{plan.split}: nothing is left to {'train on' if plan.split == 'train' else 'measure'}: {reasons}.",
-            "Bring other rows, or change what leaves these out: data.max_length, data.trained_turns or the source's columns.",
-            path="",
-        )
+        raise nothing_left(plan.split, "; ".join(counts.sentences()) or "no rows were read")
     shape = shape_of(plan.method)
     if (plan.split == "train" or shape.one_sort) and (lack := shape.lacking(counts.classes)):
         raise DataError(f"data.{plan.split}: {lack[0]}", lack[1], path="")
+
+
+def nothing_left(split: str, reasons: str) -> DataError:
+    """The refusal of a split whose rows are all left out."""
+    return DataError(
+        f"data.{split}: nothing is left to {'train on' if split == 'train' else 'measure'}: {reasons}.",
+        "Bring other rows, or change what leaves these out: data.max_length, data.trained_turns or the source's columns.",
+        path="",
+    )
+
+
+def too_long_error(plan: Plan, row: int, how: str) -> DataError:
+    """The refusal of a row that is longer than `data.max_length`, by its number."""
+    bases = [plan.base(number) for number in range(len(plan.sources))]
+    number = max(index for index, base in enumerate(bases) if base <= row)
+    index = row - bases[number]
+    # A row that is named by the byte where it begins has no number that says anything.
+    named = "the row" if plan.bases and plan.bases[0] else f"row {index:,}"
+    return plan.sources[number].rows.error(
+        index,
+        f"{named} is longer than data.max_length {plan.max_length} ({how})",
+        "Set data.excess_length to drop or truncate, or raise data.max_length.",
+    )
 
 
 def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
@@ -266,6 +425,12 @@ def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
         "longest": counts.longest,
         "truncated": counts.too_long,
         "masked": counts.masked,
+        "dropped": counts.dropped,
+        "identical": counts.identical,
+        "bad": counts.bad,
+        "bad_row": counts.bad_row,
+        "read": counts.read,
+        "packing_efficiency": counts.tokens / (counts.packs * plan.max_length) if counts.packs else None,
         "lengths": quantiles,
         "exact": True,
     }
@@ -278,21 +443,24 @@ def _pack(folder: Path, plan: Plan, progress: Progress) -> int:
     packs = best_fit(lengths, plan.max_length)
     with ArrowFile(folder / "data.arrow") as file:
         for number, pack in enumerate(packs):
-            rows = [source[index] for index in pack]
-            packed: Row = {
-                "input_ids": [token for row in rows for token in row["input_ids"]],
-                "labels": [label for row in rows for label in row["labels"]],
-                "rows": [row["row"] for row in rows],
-            }
-            documents = [len(row["input_ids"]) for row in rows]
-            # Without the setting packs are one stream: positions run through and tokens see the documents before.
-            packed |= {"seq_lengths": documents} if plan.separate else {"documents": documents}
-            file.add(packed)
+            file.add(joined(plan, [source[index] for index in pack]))
             if number % BATCH == 0:
                 progress("packing", number, len(packs))
     progress("packing", len(packs), len(packs))
     (folder / "rows.arrow").unlink()
     return len(packs)
+
+
+def joined(plan: Plan, rows: Sequence[Row]) -> Row:
+    """Rows as one pack."""
+    packed: Row = {
+        "input_ids": [token for row in rows for token in row["input_ids"]],
+        "labels": [label for row in rows for label in row["labels"]],
+        "rows": [row["row"] for row in rows],
+    }
+    documents = [len(row["input_ids"]) for row in rows]
+    # Without the setting packs are one stream: positions run through and tokens see the documents before.
+    return packed | ({"seq_lengths": documents} if plan.separate else {"documents": documents})
 
 
 def _sizes(dataset: Any) -> list[int]:
@@ -360,14 +528,17 @@ def _arrow(path: Path) -> Any:
     return Dataset.from_file(str(path))
 
 
-def _open(folder: Path, *, cached: bool) -> Prepared:
+def _open(folder: Path, plan: Plan, *, cached: bool) -> Prepared:
     meta = json.loads((folder / "meta.json").read_text("utf-8"))
     return Prepared(
         _arrow(folder / "data.arrow"),
-        DataFacts(**{**meta["facts"], "lengths": tuple(meta["facts"]["lengths"]), "read": meta["counts"]["read"]}),
+        DataFacts(**{**meta["facts"], "lengths": tuple(meta["facts"]["lengths"])}),
         meta["fingerprint"],
         meta["counts"],
         tuple(meta["warnings"]),
         cached,
         meta["fixed"],
+        folder,
+        RowHashes.from_json(meta["hashes"]),
+        tuple(source.path for source in plan.sources),
     )

@@ -9,16 +9,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from engine.data.collate import IGNORED, collator_for
+from engine.config.tree import RunConfig
+from engine.data.collate import collator_for
 from engine.data.detect import CAREFUL
 from engine.data.formats import read_example
 from engine.data.plan import Plan, Source, plan_of, use_template
-from engine.data.prepare import FIXED_ROWS, Counts, Prepared, Progress, fingerprint, prepare, token_rows
+from engine.data.prepare import (
+    FIXED_ROWS,
+    SAMPLE,
+    Counts,
+    Prepared,
+    Progress,
+    fingerprint,
+    prepare,
+    streamed_note,
+    token_rows,
+)
 from engine.data.prepare import fit as fit_row
-from engine.data.shapes import SHAPES, shape_of
+from engine.data.prepared_rows import SHAPES, shape_of
+from engine.data.pretokenized import IGNORED
 from engine.data.shown import parts_of, token_texts, window_start
+from engine.data.streaming.files import looked_at_plan
+from engine.data.streaming.stream import open_stream
 from engine.data.tokens import Piece, Tokens
 from engine.errors import DataError, WorkbenchError
 
@@ -28,7 +43,7 @@ Row = dict[str, Any]
 
 
 def preview(
-    config: Any,
+    config: RunConfig,
     processing_class: Any,
     wanted: dict[str, Any] | None = None,
     count: int = 1,
@@ -43,7 +58,7 @@ def preview(
     """
     wanted = wanted or {"kind": "index", "index": 0}
     use_template(config, processing_class)
-    plan = plan or plan_of(config, processing_class, split)
+    plan = plan or shown_plan(config, processing_class, split)
     tokens, collate = Tokens(plan, processing_class), collator_for(config, processing_class)
     result: dict[str, Any] = {
         "method": plan.method,
@@ -55,13 +70,19 @@ def preview(
         "warnings": [],
     }
     if plan.packing:
-        prepared = prepare(config, processing_class, split, on_progress)
+        if config.data.streaming and split == "train":
+            prepared = open_stream(config, processing_class, first=False, look=SAMPLE)
+            prepared = replace(prepared, warnings=(streamed_note(SAMPLE),))
+        else:
+            prepared = prepare(config, processing_class, split, on_progress)
         result |= {"total": len(prepared.dataset), "counts": prepared.counts, "warnings": list(prepared.warnings)}
         result["fingerprint"] = prepared.fingerprint
         result["rows"] = [_shown_pack(collate, tokens, prepared, index) for index in _packs(prepared, wanted, count)]
         return result
     chosen = places if places is not None else choose(config, processing_class, plan, wanted, count, on_progress)
     result["rows"] = [shown_row(plan, tokens, collate, number, index) for number, index in chosen]
+    if config.data.streaming and split == "train":
+        tokens.notes.add(streamed_note(sum(source.count() for source in plan.sources)))
     if plan.told is not None:
         result["fingerprint"], warnings = plan.told
         result["warnings"] = sorted({*warnings, *tokens.notes})
@@ -72,9 +93,21 @@ def preview(
     return result
 
 
+def shown_plan(config: RunConfig, processing_class: Any, split: str) -> Plan:
+    """The plan whose rows can be shown: of a stream those of a few shards."""
+    if config.data.streaming and split == "train":
+        return looked_at_plan(config, processing_class)
+    return plan_of(config, processing_class, split)
+
+
 # -- which rows --------------------------------------------------------------------------------------------------------
 def choose(
-    config: Any, processing_class: Any, plan: Plan, wanted: dict[str, Any], count: int, on_progress: Progress | None
+    config: RunConfig,
+    processing_class: Any,
+    plan: Plan,
+    wanted: dict[str, Any],
+    count: int,
+    on_progress: Progress | None,
 ) -> list[tuple[int, int]]:
     """(source, row) of what is asked: `index` from a number on; `random` with a seed; `worst` by longest, masked or
     truncated; `search` for text from a number on. Raises `DataError` for a number that is not there."""
@@ -190,8 +223,7 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
     except WorkbenchError as problem:
         return shown | {"error": problem.message, "clipped": source.rows.text(index, 2000)}
     shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": row.get("images") or []}
-    if row["left_out"]:
-        shown["left_out"] = row["left_out"]
+    shown |= {name: row[name] for name in ("left_out", "refused") if row[name]}
     if not shape_of(plan.method).length(row):
         return shown
     batch = collate([row])
@@ -209,7 +241,7 @@ _REASONS = {
 
 
 def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
-    """The row after all that training does to it; `left_out` says why training would not use it."""
+    """The row after all that training does to it; `left_out` says why training would not use it, `refused` why it would end there."""
     source = plan.sources[which]
     try:
         given = source.rows[index]
@@ -226,9 +258,9 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     counts = Counts()
     kept = list(fit_row(plan, row, counts))
     row = kept[0] if kept else row
-    row["left_out"] = ""
+    row["left_out"] = row["refused"] = ""
     if row.get("rejected_for"):
-        row["left_out"] = f"{row['length']:,} tokens are more than data.max_length {plan.max_length}"
+        row["refused"] = f"{row['length']:,} tokens are more than data.max_length {plan.max_length}"
     elif not kept:
         row["left_out"] = next((words for name, words in _REASONS.items() if getattr(counts, name)), _REASONS["masked"])
     row["trained"] = 0 if shape.flaw(row) else shape.trained(row)

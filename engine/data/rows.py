@@ -14,6 +14,7 @@ import json
 import mmap
 import os
 import re
+import stat
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -39,8 +40,8 @@ class LineRows(FileRows):
 
     kind = "jsonl"
 
-    def _scan(self, data: mmap.mmap | bytes) -> Iterator[tuple[int, int]]:
-        position, stop = 3 if data[:3] == _BOM else 0, len(data)
+    def _scan(self, data: mmap.mmap | bytes, start: int = 0) -> Iterator[tuple[int, int]]:
+        position, stop = start or (3 if data[:3] == _BOM else 0), len(data)
         find = data.find
         while position < stop:
             end = find(b"\n", position)
@@ -50,45 +51,78 @@ class LineRows(FileRows):
                 yield position, end
             position = end + 1
 
+    def spans(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        return self._scan(self._map, start)
+
+    def begins(self, byte: int) -> int:
+        found = self._map.find(b"\n", byte - 1) if byte else -1
+        return found + 1 if found >= 0 else self.size_in_bytes if byte else 0
+
     def _parse(self, raw: bytes, line: int, column: int) -> Row:
         return parse_object(raw, self.path, line, column)
 
 
 class ArrayRows(FileRows):
-    """A JSON file that is one list of objects; the borders are found without parsing."""
+    """A JSON file that is one list of objects, or one object over several lines; the borders are found without parsing."""
 
     kind = "json"
 
     def _scan(self, data: mmap.mmap | bytes) -> Iterator[tuple[int, int]]:
         depth, start = 0, -1
-        position = 0
+        position = 3 if data[:3] == _BOM else 0
+        whole = -1
+        """Where the outermost object begins, in a file that is no list."""
+        after = -1
+        """Where the comma stands after which a row must follow."""
         for match in _STRUCTURE.finditer(data):
             mark = match.group()[:1]
+            if depth <= 1 and start < 0 and (gap := bytes(data[position : match.start()])).strip():
+                # A bare word or number: it is no object, and reading it says so.
+                start = position + len(gap) - len(gap.lstrip())
+                self._after_row(depth, after, start)
             position = match.end()
             if mark == b'"':
-                if depth == 1 and start < 0:
+                if depth == 1 and start < 0 and whole < 0:
                     start = match.start()
+                    self._after_row(depth, after, start)
                 continue
             if mark in b"{[":
                 if depth == 0 and mark == b"{":
-                    self._fail(match.start(), "must be a list of objects; the file holds one object")
-                if depth == 1 and start < 0:
+                    whole = match.start()
+                elif depth == 1 and start < 0 and whole < 0:
                     start = match.start()
+                    self._after_row(depth, after, start)
                 depth += 1
             elif mark in b"}]":
                 depth -= 1
-                if depth == 1 and start >= 0:
+                if depth == 1 and start >= 0 and whole < 0:
                     yield start, match.end()
-                    start = -1
+                    start, after = -1, -2
                 if depth <= 0:
+                    if whole >= 0:
+                        yield whole, match.end()
+                    elif start >= 0:
+                        yield start, match.start()
+                    elif after >= 0:
+                        self._fail(after, "a comma stands after the last row of the list; take it out")
                     break
-            elif depth == 1 and start >= 0:
-                yield start, match.start()
-                start = -1
+            elif depth == 1 and whole < 0:
+                if start >= 0:
+                    yield start, match.start()
+                elif after != -2:
+                    self._fail(match.start(), "a row is missing before this comma")
+                start, after = -1, match.start()
         if depth > 0:
-            self._fail(start if start >= 0 else position, "the file ends in the middle of this row")
+            begin = whole if whole >= 0 else start if start >= 0 else position
+            self._fail(begin, "the file ends in the middle of this row")
         if data[position:].strip():
-            self._fail(position, "text follows after the end of the list")
+            what = "object" if whole >= 0 else "list"
+            self._fail(position, f"text follows after the end of the {what}")
+
+    def _after_row(self, depth: int, after: int, start: int) -> None:
+        """-2 is a row that no comma has followed yet."""
+        if depth == 1 and after == -2:
+            self._fail(start, "a comma is missing before this row")
 
     def _fail(self, offset: int, message: str) -> NoReturn:
         line, column = self._lines.place(offset)
@@ -104,7 +138,7 @@ class TableRows(FileRows):
 
     kind = "csv"
 
-    def __init__(self, path: str, unpacked: Unpacked | None = None, head: bytes = b"") -> None:
+    def __init__(self, path: str, unpacked: Unpacked | None = None, head: bytes = b"", *, index: bool = True) -> None:
         line = decode(head.removeprefix(_BOM).split(b"\n", 1)[0], path, 1)
         self._delimiter = "\t" if Path(path).suffix == ".tsv" else max(",\t;|", key=line.count)
         names = next(csv.reader([line.rstrip("\r")], delimiter=self._delimiter), [])
@@ -115,7 +149,7 @@ class TableRows(FileRows):
         if len(set(names)) < len(names):
             raise DataError("two columns have one name", "Name each column once.", path=visible(path), line=1)
         self._names = names
-        super().__init__(path, unpacked)
+        super().__init__(path, unpacked, index=index)
 
     def _scan(self, data: mmap.mmap | bytes) -> Iterator[tuple[int, int]]:
         start, stop, skip = 3 if data[:3] == _BOM else 0, len(data), not self._headless
@@ -157,15 +191,24 @@ class TextRows(FileRows):
 
     kind = "text"
 
-    def __init__(self, path: str, unpacked: Unpacked | None = None, head: bytes = b"") -> None:
+    def __init__(self, path: str, unpacked: Unpacked | None = None, head: bytes = b"", *, index: bool = True) -> None:
         self._paragraphs = re.search(rb"\n[ \t\r]*\n\s*\S", head) is not None
         self.note = f"a row is a {'paragraph; blank lines separate them' if self._paragraphs else 'line'}"
-        super().__init__(path, unpacked)
+        self._border = re.compile(rb"\r?\n(?:[ \t\r]*\n)+" if self._paragraphs else rb"\r?\n")
+        super().__init__(path, unpacked, index=index)
 
-    def _scan(self, data: mmap.mmap | bytes) -> Iterator[tuple[int, int]]:
-        border = re.compile(rb"\r?\n(?:[ \t\r]*\n)+" if self._paragraphs else rb"\r?\n")
-        start = 3 if data[:3] == _BOM else 0
-        for match in border.finditer(data, start):
+    def spans(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        return self._scan(self._map, start)
+
+    def begins(self, byte: int) -> int:
+        if not byte:
+            return 0
+        found = self._border.search(self._map, byte - 1)
+        return found.end() if found else self.size_in_bytes
+
+    def _scan(self, data: mmap.mmap | bytes, start: int = 0) -> Iterator[tuple[int, int]]:
+        start = start or (3 if data[:3] == _BOM else 0)
+        for match in self._border.finditer(data, start):
             if bytes(data[start : match.start()]).strip():
                 yield start, match.start()
             start = match.end()
@@ -176,10 +219,12 @@ class TextRows(FileRows):
         return {"text": decode(raw, self.path, line, column).rstrip("\r\n")}
 
 
-def open_rows(path: str | os.PathLike[str]) -> Rows:
-    """The rows of a local file or of a data set saved on disk. Raises `DataError` when it cannot be one."""
+def open_rows(path: str | os.PathLike[str], *, index: bool = True) -> Rows:
+    """The rows of a local file or of a data set saved on disk; without `index` those of a plain file are not looked for
+    (`FileRows`). Raises `DataError` when it cannot be one."""
     source = Path(path)
     shown = visible(str(path))
+    refuse_special(source)
     if source.is_dir():
         if (source / "state.json").exists() or (source / "dataset_dict.json").exists():
             return import_module("engine.data.columnar").SavedRows(str(source))
@@ -200,14 +245,30 @@ def open_rows(path: str | os.PathLike[str]) -> Rows:
             return import_module("engine.data.columnar").ParquetRows(str(source))
         unpacked = Unpacked(source, packed) if packed else None
         if kind == "csv":
-            return TableRows(str(source), unpacked, head)
+            return TableRows(str(source), unpacked, head, index=index)
         if kind == "text":
-            return TextRows(str(source), unpacked, head)
-        return (ArrayRows if kind == "json" else LineRows)(str(source), unpacked)
+            return TextRows(str(source), unpacked, head, index=index)
+        return (ArrayRows if kind == "json" else LineRows)(str(source), unpacked, index=index)
     except FileNotFoundError:
         raise DataError("no such file", "Paths in a config are relative to its folder.", path=shown) from None
     except OSError as problem:
         raise DataError(f"cannot be read: {problem.strerror or problem}", path=shown) from None
+
+
+def refuse_special(path: Path) -> None:
+    """Raises `DataError` for a named pipe, a device or a socket: reading one may wait for ever or never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    known = {
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFSOCK: "a socket",
+    }
+    if kind := known.get(stat.S_IFMT(mode)):
+        raise DataError(f"is {kind}", "Write its rows to a file, and name that.", path=visible(str(path)))
 
 
 def _kind(suffixes: list[str], head: bytes) -> str:
@@ -223,7 +284,8 @@ def _kind(suffixes: list[str], head: bytes) -> str:
             return "json"
         # An object that ends on its own line is one row of many; one that does not is a single pretty-printed object.
         line = head.removeprefix(_BOM).lstrip().split(b"\n", 1)[0].strip()
-        return "json" if suffix == ".json" and start == b"{" and line == b"{" else "jsonl"
+        spread = line == b"{" or (suffix == ".json" and line[-1:] not in (b"}", b"]") and b"\n" in head.strip())
+        return "json" if start == b"{" and spread else "jsonl"
     if suffix in (".txt", ".text", ".md"):
         return "text"
     with contextlib.suppress(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.data.collate import IGNORED
+from engine.data.pretokenized import IGNORED
 from engine.data.tokens import Piece
 
 Row = dict[str, Any]

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.data.chat import Chat, MaskError, Message, Span, Turn, token_mask
-from engine.data.collate import IGNORED
+from engine.config.tree import RunConfig
+from engine.data.chat import FLAGS, Chat, MaskError, Message, Span, Turn, flag_of, token_mask
 from engine.data.parts import Example, FormatError
-from engine.data.plan import Plan
-from engine.data.ready import refuse_strange
+from engine.data.plan import Plan, template_of
+from engine.data.pretokenized import IGNORED, refuse_strange
 from engine.data.vision import expand
 from engine.errors import WorkbenchError
 
@@ -30,6 +30,12 @@ class Piece:
     turns: tuple[Turn, ...] = ()
     images: list[Any] = field(default_factory=list)
     ready: dict[str, Any] | None = None
+
+
+def chat_of(config: RunConfig, processing_class: Any) -> Chat | None:
+    """What renders the conversations of a run outside of its rows; None where it has no chat template."""
+    template, name = template_of(config, processing_class)
+    return Chat(processing_class, template, name, config.model.chat_template_kwargs) if template else None
 
 
 class Tokens:
@@ -57,12 +63,15 @@ class Tokens:
             return Piece("", [], False, ready=self._given(example))
         if example.kind == "text":
             text = self._closed(example.text)
-            return Piece(text, [(0, len(text))], True, images=example.images)
+            # An end mark alone teaches to write nothing.
+            spans = [(0, len(text))] if example.text.strip() else []
+            return Piece(text, spans, True, images=example.images)
         if example.kind == "pair" and (isinstance(example.prompt, str) and self.chat is None):
             assert isinstance(example.chosen, str)
             text = example.prompt + self._closed(example.chosen)
             start = 0 if self.plan.trained_turns == "all" else len(example.prompt)
-            return Piece(text, [(start, len(text))], True, images=example.images)
+            spans = [(start, len(text))] if start == 0 or example.chosen.strip() else []
+            return Piece(text, spans, True, images=example.images)
         messages, trained = example.messages, self.plan.trained_turns
         if example.kind == "pair":
             messages, trained = _pair_messages(example, trained)
@@ -191,13 +200,15 @@ class Tokens:
 
 
 def _pair_messages(example: Example, trained: str) -> tuple[list[Message], str]:
-    """Prompt and completion as one conversation in which only the completion is learned."""
+    """Prompt and completion as one conversation in which only the completion is learned, or what `trained` says of it."""
     first = [{"role": "user", "content": example.prompt}] if isinstance(example.prompt, str) else example.prompt
     last = [{"role": "assistant", "content": example.chosen}] if isinstance(example.chosen, str) else example.chosen
-    if trained in ("all", "last"):
+    if trained == "all":
         return [*first, *last], trained
-    asked = [{key: value for key, value in message.items() if key != "train"} for message in first]
-    return [*asked, *({**message, "train": message["role"] == "assistant"} for message in last)], "flag"
+    asked = [{**{key: value for key, value in turn.items() if key not in FLAGS}, "train": False} for turn in first]
+    if trained == "flag" and any(flag_of(turn) is not None for turn in last):
+        return [*asked, *last], trained
+    return [*asked, *last], "last" if trained == "last" else "assistant"
 
 
 def _common(ids: Sequence[int], other: Sequence[int]) -> int:

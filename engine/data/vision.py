@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.data.collate import IGNORED
+from engine.data.pretokenized import IGNORED
+from engine.data.rows import refuse_special
 from engine.errors import DataError, visible
 
 
@@ -18,6 +19,7 @@ def open_image(reference: Any) -> Any:
     """A picture from its reference: a path. Raises `DataError` when it is not there or is no picture."""
     from PIL import Image
 
+    refuse_special(Path(str(reference)))
     try:
         with Image.open(Path(str(reference))) as image:
             return image.convert("RGB")

@@ -25,6 +25,7 @@ def answer_to(warm: Warm, params: Params) -> Any:
         "model": _model,
         "preview": _preview,
         "data": _data,
+        "against": _against,
         "estimate": _estimate,
     }
     do = str(params.get("do"))
@@ -65,9 +66,9 @@ def _detect(warm: Warm, params: Params) -> Any:
 
 def _model(warm: Warm, params: Params) -> Any:
     """What is known of a model: the facts of its config, its tokenizer and its chat template."""
-    from engine.config.facts import model_facts
     from engine.data.chat import GENERATION
     from engine.data.plan import template_of
+    from engine.facts.model_shape import model_facts
 
     mapping = dict(params.get("config") or {"model": {"name": params["name"]}})
     config = _config({**params, "config": mapping})
@@ -120,29 +121,54 @@ def _preview(warm: Warm, params: Params) -> Any:
 
 
 def _data(warm: Warm, params: Params) -> Any:
-    """Counts of both splits over all rows, prepared and cached on the way."""
+    """Counts of both splits: over all rows, prepared and cached on the way, or over `sample` of them."""
     config = _config(params)
     processing_class = warm.processing_class(config)
+    sample = params.get("sample")
 
     def run(report: Report) -> Any:
-        from engine.data.prepare import prepare
+        from engine.data.kept import keep
+        from engine.data.prepare import count, of_both
+        from engine.facts.model_shape import model_facts
 
-        found = prepare(config, processing_class, "train", report)
-        facts = {**asdict(found.facts), "counts": found.counts, "warnings": list(found.warnings)}
-        facts |= {"fingerprint": found.fingerprint, "cached": found.cached}
-        if config.data.eval:
-            held_out = prepare(config, processing_class, "eval", report)
-            facts["eval_rows"] = held_out.facts.eval_rows
-            facts["warnings"] += [f"held-out data: {warning}" for warning in held_out.warnings]
+        facts = count(config, processing_class, "train", report, sample)
+        facts = of_both(facts, count(config, processing_class, "eval", report, sample) if config.data.eval else None)
+        if sample is None:
+            keep(config, ".", model_facts(config.model.name, config.model.revision), facts)
         return facts
+
+    return Job(run)
+
+
+def _against(warm: Warm, params: Params) -> Any:
+    """The rows of a config beside those that the run in the folder `run` was trained on: `split`, `numbers` or `count`."""
+    config = _config(params)
+    processing_class = warm.processing_class(config)
+    split, numbers, count = str(params.get("split", "train")), params.get("numbers"), int(params.get("count", 3))
+
+    def run(report: Report) -> Any:
+        from engine.data.compare import against
+        from engine.data.prepare import prepare
+        from engine.data.streaming.stream import open_stream
+        from engine.run.store import RunFolder
+
+        splits = ("train", "eval") if config.data.eval else ("train",)
+        now = {
+            name: open_stream(config, processing_class, first=False)
+            if name == "train" and config.data.streaming
+            else prepare(config, processing_class, name, report)
+            for name in splits
+        }
+        tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        return against(RunFolder(str(params["run"])), now, tokenizer, split, numbers, count)
 
     return Job(run)
 
 
 def _estimate(warm: Warm, params: Params) -> Any:
     """The closed-form estimate of a config on this machine; `engine.run.rehearsal` measures, in a process of its own."""
-    from engine.data.look import look_at
-    from engine.memory.estimate import estimate
+    from engine.data.gather_facts import look_at
+    from engine.planning.estimate import estimate
 
     config = _config(params)
     return estimate(config, look_at(config)).as_json()
@@ -151,7 +177,7 @@ def _estimate(warm: Warm, params: Params) -> Any:
 def _config(params: Params) -> Any:
     """The config of a question, with its paths made absolute from `base`."""
     from engine.config.files import absolute
-    from engine.config.reading import read
+    from engine.rules import read
 
     mapping = params.get("config") or {}
     if params.get("base"):

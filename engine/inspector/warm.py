@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any
 
+from engine.config.tree import RunConfig
+
 
 class Warm:
     """Processing classes and opened data by what they were made from."""
@@ -15,7 +17,7 @@ class Warm:
         self._plans: dict[str, Any] = {}
         self._rows: dict[tuple[str, float, int], Any] = {}
 
-    def processing_class(self, config: Any) -> Any:
+    def processing_class(self, config: RunConfig) -> Any:
         from engine.models.load import load_processing_class
 
         key = json.dumps([config.model.name, config.model.tokenizer, config.model.revision], default=str)
@@ -23,9 +25,9 @@ class Warm:
             self._processing[key] = load_processing_class(config)
         return self._processing[key]
 
-    def plan(self, config: Any, processing_class: Any, split: str) -> Any:
+    def plan(self, config: RunConfig, processing_class: Any, split: str) -> Any:
         """The opened data of a config; kept while neither the config nor a file changes, so row indexes stay."""
-        from engine.data.plan import plan_of
+        from engine.data.preview import shown_plan
 
         files = [_stamp(source.path) for source in (config.data.train if split == "train" else config.data.eval)]
         key = json.dumps([config.model_dump(), files, split], default=str, sort_keys=True)
@@ -34,7 +36,7 @@ class Warm:
                 old = self._plans.pop(next(iter(self._plans)))
                 for source in old.sources:
                     source.rows.close()
-            self._plans[key] = plan_of(config, processing_class, split)
+            self._plans[key] = shown_plan(config, processing_class, split)
         return self._plans[key]
 
     def rows(self, path: str, split: str | None) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from engine.config.kernels import KERNEL_CAPABILITY
+from engine.kernels.requirements import CAPABILITY
 
 
 @cache
@@ -45,7 +45,7 @@ def lacking(device: torch.device) -> str | None:
         return "the package triton"
     if _card_serves(device.index or 0):
         return None
-    least, own = (".".join(map(str, each)) for each in (KERNEL_CAPABILITY, torch.cuda.get_device_capability(device)))
+    least, own = (".".join(map(str, each)) for each in (CAPABILITY, torch.cuda.get_device_capability(device)))
     return f"a card of compute capability {least} or above, and this one has {own}"
 
 
@@ -79,4 +79,4 @@ def _with_split(matmul: Any, name: str) -> Any:
 
 @cache
 def _card_serves(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= KERNEL_CAPABILITY
+    return torch.cuda.get_device_capability(index) >= CAPABILITY

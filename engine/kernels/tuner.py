@@ -219,4 +219,4 @@ def by_events(runs: Sequence[Callable[[], object]]) -> list[float]:
 
 
 TUNER = Tuner()
-"""The one of this process: launchers ask it, `engine.patches.tuning` turns it on for a run."""
+"""The one of this process: launchers ask it; whoever runs a training turns it on and off."""

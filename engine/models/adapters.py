@@ -8,11 +8,18 @@ beside all.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
+from engine.config.adapter import Lora
 from engine.config.kinds import Head
 from engine.config.method import METHODS
+from engine.config.tree import RunConfig
 from engine.errors import ModelError, nearest, visible
+
+if TYPE_CHECKING:
+    import torch
+    from peft import LoraConfig, PeftModel
+    from transformers import PreTrainedModel
 
 TASKS: dict[Head, str] = {
     "vocabulary": "CAUSAL_LM",
@@ -22,11 +29,11 @@ TASKS: dict[Head, str] = {
 }
 
 
-def lora_config(config: Any) -> Any:
+def lora_config(config: RunConfig, adapter: Lora) -> LoraConfig:
     """PEFT's LoraConfig from the adapter section."""
     from peft import LoraConfig
 
-    adapter, head = config.adapter, METHODS[config.method.kind].head
+    head = METHODS[config.method.kind].head
     return LoraConfig(
         # PEFT trains a new head whole beside the adapter where the task has one; `all-linear` must then leave it out.
         task_type=TASKS[head],
@@ -43,23 +50,26 @@ def lora_config(config: Any) -> Any:
     )
 
 
-def add_adapter(model: Any, config: Any) -> Any:
+def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | PeftModel:
     """The model with its adapter, or the model itself, frozen but for `unfrozen_parameters`.
 
     Raises ModelError for targets and names that the model lacks.
     """
-    if config.adapter.kind == "none":
-        return _frozen_but(model, config.adapter.unfrozen_parameters)
+    adapter = config.adapter
+    if adapter.kind == "none":
+        return _frozen_but(model, adapter.unfrozen_parameters)
     import torch
     from peft import get_peft_model
 
-    _check_targets(model, config.adapter.target_modules)
-    _check_parameters(model, config.adapter.target_parameters)
-    _check_saved(model, config.adapter.modules_to_save)
-    in_float32 = config.model.dtype != "bfloat16" or config.adapter.autocast_adapter_dtype
-    asked = _linear_alone(lora_config(config), model)
+    from engine.models.stored_fp8 import leave_to_each_process
+
+    _check_targets(model, adapter.target_modules)
+    _check_parameters(model, adapter.target_parameters)
+    _check_saved(model, adapter.modules_to_save)
+    in_float32 = config.model.dtype != "bfloat16" or adapter.autocast_adapter_dtype
+    asked = _linear_alone(lora_config(config, adapter), model)
     try:
-        model = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
+        adapted = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
     except ValueError as problem:
         first = visible(str(problem).strip().split("\n")[0])
         raise ModelError(
@@ -67,22 +77,19 @@ def add_adapter(model: Any, config: Any) -> Any:
             "Name other layers, and experts that are one weight in adapter.target_parameters.",
         ) from problem
     _check_head(model, config)
-    _check_biases(model, config.adapter.bias)
-    for name, weight in model.named_parameters():
+    _check_biases(adapted, adapter.bias)
+    for name, weight in adapted.named_parameters():
         if "lora_magnitude_vector" in name:
             # About 1 each: in bfloat16 a usual step is rounded away, and DoRA's lengths would stay as they are.
             weight.data = weight.data.float()
         elif not in_float32 and "lora_" in name and weight.dtype == torch.float32:
             # Beside weights of int8, which have no format to take, PEFT makes them float32.
             weight.data = weight.data.to(torch.bfloat16)
-    if _has_fp8(model):
-        from engine.models.stored_fp8 import leave_to_each_process
-
-        leave_to_each_process(model)
-    return model
+    leave_to_each_process(adapted)
+    return adapted
 
 
-def _linear_alone(asked: Any, model: Any) -> Any:
+def _linear_alone(asked: LoraConfig, model: PreTrainedModel) -> LoraConfig:
     """The same with `all-linear` as names, where experts are one weight.
 
     PEFT would take their weights and the router's for linear layers too in some families (Qwen3-MoE, Mixtral, OLMoE) and
@@ -91,11 +98,11 @@ def _linear_alone(asked: Any, model: Any) -> Any:
     from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
 
     if asked.target_modules == "all-linear" and any(weight.ndim == 3 for weight in model.parameters()):
-        return _maybe_include_all_linear_layers(asked, model)
+        return cast("LoraConfig", _maybe_include_all_linear_layers(asked, model))
     return asked
 
 
-def _frozen_but(model: Any, patterns: list[str]) -> Any:
+def _frozen_but(model: PreTrainedModel, patterns: list[str]) -> PreTrainedModel:
     """Freezes every weight that no expression matches from its name's beginning. Raises ModelError for idle ones."""
     if not patterns:
         return model
@@ -114,7 +121,7 @@ def _frozen_but(model: Any, patterns: list[str]) -> Any:
     return model
 
 
-def _check_parameters(model: Any, targets: list[str]) -> None:
+def _check_parameters(model: torch.nn.Module, targets: list[str]) -> None:
     from torch import nn
 
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
@@ -150,12 +157,7 @@ def _check_parameters(model: Any, targets: list[str]) -> None:
             )
 
 
-def _has_fp8(model: Any) -> bool:
-    """Whether layers are held in FP8, as stored or rounded here."""
-    return any(getattr(model, name, None) is not None for name in ("stored_fp8", "fp8_base"))
-
-
-def _check_saved(model: Any, names: list[str]) -> None:
+def _check_saved(model: torch.nn.Module, names: list[str]) -> None:
     """Every name stands for a module, matched from its end as PEFT does, which says nothing of one that matches none."""
     paths = [path for path, _ in model.named_modules() if path]
     for name in names:
@@ -166,8 +168,6 @@ def _check_saved(model: Any, names: list[str]) -> None:
                 f"adapter.modules_to_save: the model has no module {name!r}.",
                 f"Did you mean {near!r}?" if near else f"It has {', '.join(leaves[:12])}.",
             )
-    if not _has_fp8(model):
-        return
     from engine.models.stored_fp8 import Fp8Linear
 
     for path, module in model.named_modules():
@@ -178,13 +178,13 @@ def _check_saved(model: Any, names: list[str]) -> None:
             )
 
 
-def _check_head(model: Any, config: Any) -> None:
+def _check_head(model: PreTrainedModel, config: RunConfig) -> None:
     """Losses read the head's own weight, so an adapter beside it would never be trained."""
     from peft.tuners.lora import LoraLayer
 
-    head = model.get_base_model().get_output_embeddings() if METHODS[config.method.kind].head == "vocabulary" else None
+    head = model.get_output_embeddings() if METHODS[config.method.kind].head == "vocabulary" else None
     if isinstance(head, LoraLayer):
-        name = next(path for path, module in model.get_base_model().named_modules() if module is head)
+        name = next(path for path, module in model.named_modules() if module is head)
         raise ModelError(
             f"adapter.target_modules: {name!r} is the head, whose weight the losses read as it is, so its adapter would never "
             "be trained.",
@@ -192,7 +192,7 @@ def _check_head(model: Any, config: Any) -> None:
         )
 
 
-def _check_biases(model: Any, bias: str) -> None:
+def _check_biases(model: torch.nn.Module, bias: str) -> None:
     """Biases that were asked for are there: most decoders of today have none, and PEFT says nothing of it."""
     if bias == "none" or any(
         name.endswith("bias") for name, weight in model.named_parameters() if weight.requires_grad
@@ -202,7 +202,7 @@ def _check_biases(model: Any, bias: str) -> None:
     raise ModelError(f"adapter.bias: {bias} trains bias vectors, and {where} none.", "Leave it out.")
 
 
-def _check_targets(model: Any, targets: str | list[str]) -> None:
+def _check_targets(model: torch.nn.Module, targets: str | list[str]) -> None:
     if targets == "all-linear":
         return
     names = [name for name, _ in model.named_modules() if name]

@@ -7,12 +7,15 @@ the layers below would learn from the adapters' paths alone. Each layer's own in
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _SWITCH = "support_avx512bf16_for_cpu"
 
 
-def keep_differentiable(model: Any) -> None:
+def keep_differentiable(model: torch.nn.Module) -> None:
     """Leaves the four bits of this model's layers in the one layout whose products have gradients."""
     for module in model.modules():
         if hasattr(module, _SWITCH):

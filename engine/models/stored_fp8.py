@@ -9,15 +9,16 @@ Refuses numbers that bring no scale.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ModelError, visible
+from engine.model_files import weight_files
 
 _SUFFIXES = (".weight_scale_inv", ".weight_scale")
 _FORMATS = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
@@ -29,7 +30,7 @@ class Stored:
     """How a model's files hold it: its config without the note on quantization, the size of a block of one scale (rows
     and columns, or one scale for a matrix), and the folder."""
 
-    config: Any
+    config: PreTrainedConfig
     block: Block | None
     source: str
     revision: str | None
@@ -37,7 +38,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Held:
-    """What became of the FP8 numbers, left on the model as `stored_fp8` for the receipt."""
+    """What became of the FP8 numbers, for the receipt."""
 
     layers: int
     kept: bool
@@ -60,8 +61,9 @@ def stored_fp8(source: str, revision: str | None) -> Stored | None:
     return Stored(config, (int(size[0]), int(size[1])) if size else None, source, revision)
 
 
-def load_fp8(loader: Any, stored: Stored, settings: dict[str, Any], *, keep: bool) -> Any:
-    """`loader.from_pretrained` of the model, with the scales applied; `keep` leaves linear layers in FP8.
+def load_fp8(loader: Any, stored: Stored, settings: dict[str, Any], *, keep: bool) -> tuple[PreTrainedModel, Held]:
+    """`loader.from_pretrained` of the model, with the scales applied, and what became of its numbers; `keep` leaves linear
+    layers in FP8.
 
     Linear layers are loaded with the numbers as they stand, which every wider format holds exactly, and take their scales
     then. Numbers that the model fuses with others, as those of experts, are scaled before. Raises ModelError for numbers
@@ -95,8 +97,7 @@ def load_fp8(loader: Any, stored: Stored, settings: dict[str, Any], *, keep: boo
         raise ModelError(
             f"model.name: {visible(stored.source)} says that it is stored in FP8 and holds no such numbers."
         )
-    model.stored_fp8 = Held(layers, keep, stored.block, len(fused))
-    return model
+    return model, Held(layers, keep, stored.block, len(fused))
 
 
 def _with_scaled(
@@ -121,7 +122,7 @@ def _with_scaled(
     return model
 
 
-def _spare(model: Any, name: str) -> bool:
+def _spare(model: PreTrainedModel, name: str) -> bool:
     """Whether this is a head that the method does not have."""
     return name.rpartition(".")[2] == "lm_head" and _layer(model, name)[2] is None
 
@@ -159,9 +160,10 @@ class Fp8Linear(torch.nn.Linear):
 
 def leave_to_each_process(model: torch.nn.Module) -> None:
     """Has data-parallel training not send FP8 weights to the other processes at its start: it cannot, and each has read
-    the same file. Marks the instance that will be wrapped."""
+    the same file. Marks the instance that will be wrapped, where it has such weights."""
     names = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Fp8Linear)]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    if names:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 class _Product(torch.autograd.Function):
@@ -222,14 +224,10 @@ def _files(stored: Stored) -> list[Path]:
 
         wanted = ["model*.safetensors", "model.safetensors.index.json"]
         folder = Path(snapshot_download(stored.source, revision=stored.revision, allow_patterns=wanted))
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [folder / "model.safetensors"]
-    weights = json.loads(index.read_text("utf-8"))["weight_map"]
-    return sorted({folder / Path(str(file)).name for file in weights.values()})
+    return weight_files(folder)
 
 
-def _layer(model: Any, name: str) -> tuple[Any, str, Any]:
+def _layer(model: PreTrainedModel, name: str) -> tuple[Any, str, Any]:
     """The module of this name with its parent; files of a model with a head name it from the head on, others do not."""
     prefix = f"{model.base_model_prefix}."
     for candidate in (name, name.removeprefix(prefix), prefix + name):

@@ -7,22 +7,28 @@ end the run with an assertion of the device that names nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 BATCH = 1000
+Rows = Sequence[Mapping[str, Any]]
 
 
 def refuse_tokens_without_weights(
-    config: Any, model: Any, processing_class: Any, datasets: Mapping[str, Any | None]
+    config: RunConfig, model: PreTrainedModel, processing_class: Any, datasets: Mapping[str, Any | None]
 ) -> None:
     """Raises ModelError naming the first token beyond the model's embeddings and where it stands.
 
     `datasets` are prepared rows (None where there are none) by the setting that they come from.
     """
-    weights = int(model.get_input_embeddings().weight.shape[0])
+    embeddings: Any = model.get_input_embeddings()
+    weights = int(embeddings.weight.shape[0])
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if max(tokenizer.get_vocab().values(), default=0) < weights:
         return
@@ -38,7 +44,26 @@ def refuse_tokens_without_weights(
             raise _beyond(config, tokenizer, token, f"in run.prompts.{number}", weights)
 
 
-def _beyond(config: Any, tokenizer: Any, token: int, where: str, weights: int) -> ModelError:
+def check_of_rows(config: RunConfig, model: Any, processing_class: Any) -> Callable[[Rows], None] | None:
+    """What refuses rows of a stream that hold a token beyond the model's embeddings, by a ModelError; None where the
+    tokenizer knows no such token."""
+    weights = int(model.get_input_embeddings().weight.shape[0])
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if max(tokenizer.get_vocab().values(), default=0) < weights:
+        return None
+
+    def check(rows: Rows) -> None:
+        for row in rows:
+            for name in row:
+                if name == "labels" or name.endswith(("_ids", "_tokens")):
+                    token = max(row[name], default=0)
+                    if token >= weights:
+                        raise _beyond(config, tokenizer, token, "in a row of data.train", weights)
+
+    return check
+
+
+def _beyond(config: RunConfig, tokenizer: Any, token: int, where: str, weights: int) -> ModelError:
     place = "model.name" if config.model.tokenizer is None else "model.tokenizer"
     name = visible(str(tokenizer.convert_ids_to_tokens(token)))
     return ModelError(

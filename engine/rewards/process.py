@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.reward_specs import reward_specs
+from engine.errors import Redacting
 from engine.rewards.builtin import builtin
 
 MOST_CHARACTERS = 300
@@ -38,6 +39,7 @@ def main() -> int:
     """Serves until its input ends. Whatever functions print goes to the standard error, which is the run's log."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    sys.stdout, sys.stderr = Redacting(sys.stdout), Redacting(sys.stderr)
     functions: list[Callable[..., Any]] = []
     for line in sys.stdin:
         request = json.loads(line)
@@ -50,6 +52,7 @@ def main() -> int:
                 answer = {"values": call(functions[number], request["batch"])}
         except Refused as problem:
             answer = {"problem": problem.what, "row": problem.row}
+        answer["mark"] = request["mark"]
         out.write(json.dumps(answer) + "\n")
         out.flush()
     return 0

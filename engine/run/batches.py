@@ -12,7 +12,8 @@ import os
 from array import array
 
 from engine.errors import WorkbenchError
-from engine.run.store import RunFolder, open_inside
+from engine.run import inside
+from engine.run.store import RunFolder
 from engine.run.tail import parse
 
 MOST = 100_000  # ids of one batch that are ever read
@@ -27,7 +28,7 @@ def rows_of(folder: RunFolder, step: int) -> list[int] | None:
         event = _event(folder, step)
         if event is None:
             return None
-        handle = open_inside(folder.batches, os.O_RDONLY)
+        handle = inside.open_file(folder, folder.batches)
         try:
             data = os.pread(handle, 8 * event[1], 8 * event[0])
         finally:
@@ -43,7 +44,7 @@ def rows_of(folder: RunFolder, step: int) -> list[int] | None:
 def _event(folder: RunFolder, step: int) -> tuple[int, int] | None:
     """(offset, count) of the newest batch event of a step."""
     wanted = f'"kind":"batch","step":{json.dumps(step)},'.encode()
-    handle = open_inside(folder.events, os.O_RDONLY)
+    handle = inside.open_file(folder, folder.events)
     try:
         size = os.fstat(handle).st_size
         if not size:

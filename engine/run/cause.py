@@ -11,9 +11,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import redact, visible
+from engine import figures
+from engine.errors import WorkbenchError, redact, visible
+from engine.run import inside
+from engine.run.disk import CAUSES
 from engine.run.process import Identity, signal_name
-from engine.run.sizes import size_text
 
 MAX_LINES = 30
 _TAIL_BYTES = 64 << 10
@@ -63,8 +65,13 @@ def explain(
         )
     if "No space left on device" in text or free_bytes(log) < _FULL:
         # On a full disk the log itself may lack the line that says so.
-        left = size_text(free_bytes(log))
+        left = figures.size(free_bytes(log))
         return Cause("disk full", f"{who} ended because the disk is full ({left} free). Free some, then resume.", lines)
+    for number, word in CAUSES.items():
+        if f"[Errno {number}]" in text or f"(os error {number})" in text:
+            return Cause(
+                word, f"{who} ended because of its disk: {os.strerror(number)}. Mend that, then resume.", lines
+            )
     last = next((line for line in reversed(lines) if _is_error(line)), "")
     said = f": {last}" if last else "; its log says no more"
     return Cause(f"exit {exit_code}", f"{who} ended with exit code {exit_code}{said}", lines)
@@ -97,11 +104,11 @@ def meaningful_lines(log: Path, log_from: int = 0) -> tuple[str, ...]:
 
 def log_tail(log: Path, size: int = _TAIL_BYTES, start: int = 0) -> str:
     try:
-        with open(log, "rb") as file:
+        with open(inside.open_file(log.parent, log), "rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(start, end - size))
             return file.read(size).decode("utf-8", errors="replace")
-    except OSError:
+    except (OSError, WorkbenchError):
         return ""
 
 

@@ -7,29 +7,29 @@ valid one and says which it skipped and why. A checkpoint is deleted only after 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import re
 import secrets
-import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine import figures
 from engine.errors import WorkbenchError, visible
-from engine.run.events import disk_full
-from engine.run.sizes import size_text
-from engine.run.store import RunFolder, open_inside, sync_folder
+from engine.run import inside
+from engine.run.disk import CAUSES, StorageError, guarded, length_limit, named_by, of_library, storage_error
+from engine.run.inside import UnsafeRunFile
+from engine.run.store import RunFolder
 
 COMMIT = "COMMIT.json"
 KEEP_AT_LEAST = 2
 # What TRL and transformers write beside a checkpoint and must not stay: this one pickles the hub token in clear.
 UNWANTED = frozenset({"training_args.bin"})
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SCANT = 64 << 10
-"""Free bytes below which a write that failed is taken to have found no room."""
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 
 
@@ -40,13 +40,17 @@ def step_of(path: Path) -> int | None:
 
 def begin(folder: RunFolder, step: int) -> Path:
     """An empty `checkpoint-N.tmp` to write into. Raises WorkbenchError if the disk has no room for another checkpoint."""
-    newest = next((info for path in _newest_first(folder) if (info := read_commit(path))), None)
-    if newest:
-        _need_room(folder, int(1.1 * sum(entry["size"] for entry in newest["files"].values())))
     tmp = folder.checkpoints / f"checkpoint-{step}.tmp"
-    if tmp.is_symlink() or tmp.exists():
-        _discard(tmp)
-    tmp.mkdir(mode=0o700)
+    needed = _last_size(folder)
+    if needed:
+        _need_room(tmp, int(1.1 * needed))
+
+    def make() -> None:
+        if inside.exists(folder, tmp):
+            _discard(tmp)
+        inside.make_folder(folder, tmp)
+
+    guarded(tmp, lambda: _need(needed), make)
     return tmp
 
 
@@ -54,65 +58,117 @@ def commit(tmp: Path, info: Mapping[str, Any]) -> Path:
     """Make `checkpoint-N.tmp` durable and give it its name; returns the new path.
 
     `info` goes into COMMIT.json (step, config hash, versions, RNG kinds, data cursor, ...). A checkpoint of that name
-    from an earlier try is replaced. Raises WorkbenchError on a full disk, and on links and special files inside.
+    from an earlier try is replaced. Raises StorageError, with nothing left, where the disk takes no more or fails, and
+    WorkbenchError on links and special files inside.
     """
     final = tmp.with_suffix("")
     step = step_of(final)
     if tmp.suffix != ".tmp" or step is None:
         raise ValueError(f"{tmp}: not a name made by begin()")
     try:
-        files = {path.relative_to(tmp).as_posix(): _seal(path) for path in _files(tmp) if path.name != COMMIT}
-        text = json.dumps({"v": 1, "step": step, **info, "files": files}, indent=1)
-        handle = open_inside(tmp / COMMIT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        for part in sorted((path for path in tmp.rglob("*") if path.is_dir()), reverse=True):
-            sync_folder(part)
-        sync_folder(tmp)
-        if final.exists():
+        _seal_all(tmp, {"v": 1, "step": step, **info})
+        if inside.exists(_run_of(tmp), final):
             _discard(final)
-        os.rename(tmp, final)
-        sync_folder(final.parent)
+        inside.rename(_run_of(tmp), tmp, final)
+        inside.sync(_run_of(tmp), final.parent)
     except OSError as problem:
-        if problem.errno in _NO_ROOM:
-            raise disk_full(RunFolder(tmp.parent.parent), size_of(tmp), problem) from problem
-        raise
+        if problem.errno not in CAUSES or not inside.exists(_run_of(tmp), tmp):
+            raise
+        raise _failed(tmp, problem, named_by(problem, tmp)) from problem
     return final
 
 
-def without_room(tmp: Path, problem: Exception) -> WorkbenchError | None:
-    """The one sentence for writing into `checkpoint-N.tmp` on a full disk, its half removed; None for any other failure.
+def _seal_all(tmp: Path, head: dict[str, Any]) -> None:
+    """Every file and folder durable, and COMMIT.json, which lists them."""
+    run = _run_of(tmp)
+    files = {name: _seal(run, tmp / name) for name in _files(tmp) if name != COMMIT}
+    handle = inside.open_file(run, tmp / COMMIT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps({**head, "files": files}, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    for name, found in reversed(list(inside.entries(run, tmp))):
+        if stat.S_ISDIR(found.st_mode):
+            inside.sync(run, tmp / name)
+    inside.sync(run, tmp)
+
+
+@contextlib.contextmanager
+def abandoned_on_error(tmp: Path) -> Iterator[None]:
+    """Removes `checkpoint-N.tmp` where the block that writes it fails, for whatever reason."""
+    try:
+        yield
+    except BaseException:
+        # A disk that fails may refuse this as well; the next worker collects what stays.
+        with contextlib.suppress(OSError, UnsafeRunFile):
+            if inside.exists(_run_of(tmp), tmp):
+                _discard(tmp)
+        raise
+
+
+def without_room(tmp: Path, problem: Exception, part: str = "") -> WorkbenchError | None:
+    """The one sentence for writing into `checkpoint-N.tmp` where the disk took no more or failed, its half removed; None
+    for any other failure. `part` is the file that was to be written, as far as the caller knows.
 
     Libraries that write the files say it in words of their own, or only that a file ended early.
     """
-    space = os.statvfs(tmp)
-    told = getattr(problem, "errno", None) in _NO_ROOM or os.strerror(errno.ENOSPC) in str(problem)
-    if not told and space.f_bavail * space.f_frsize >= _SCANT:
-        return None
-    _discard(tmp)
-    space = os.statvfs(tmp.parent)
-    free = size_text(space.f_bavail * space.f_frsize)
-    return WorkbenchError(
-        f"{RunFolder(tmp.parent.parent).id}: the disk is full: {tmp.stem} found no room; {free} are free without it.",
-        "Free some space, then resume the run.",
-    )
+    found = of_library(tmp, problem)
+    return None if found is None else _failed(tmp, found, named_by(problem, tmp) or part)
 
 
-def _files(tmp: Path) -> Iterator[Path]:
-    for path in sorted(tmp.rglob("*")):
-        if path.name in UNWANTED:
-            path.unlink()
-        elif path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise WorkbenchError(f"{visible(str(path))}: is not a plain file; a checkpoint holds only those.")
-        elif path.is_file():
-            yield path
+def _failed(tmp: Path, problem: OSError, part: str = "") -> StorageError:
+    """The sentence for a checkpoint that could not be written, which names the file it came to; its half is removed."""
+    run = RunFolder(_run_of(tmp))
+    written = {name: found for name, found in inside.entries(run, tmp) if not stat.S_ISDIR(found.st_mode)}
+    newest = max(written, key=lambda name: written[name].st_mtime_ns, default="")
+    # A library that takes its half file away leaves another one as the newest.
+    name = part or newest
+    size = written[name].st_size if name in written else 0
+    known = _newest_commit(run)
+    one = problem.errno == errno.EFBIG
+    length = known["files"].get(name, {}).get("size") if known and one else _last_size(run)
+    so_far = max(size, length_limit() or 0) if one else size_of(tmp)
+    # A disk that fails may refuse this as well; the next worker collects what stays.
+    with contextlib.suppress(OSError):
+        inside.remove(run, tmp)
+    return storage_error(tmp / name, _need(length, so_far), problem, tmp.stem)
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _need(known: int | None, written: int = 0) -> str:
+    """How much room is needed, as far as earlier checkpoints tell."""
+    if known and known > written:
+        return f"{figures.size(known)} needed"
+    return f"more than {figures.size(written)} needed" if written else "how much it needs is not known yet"
+
+
+def _newest_commit(folder: RunFolder) -> dict[str, Any] | None:
+    return next((info for path in _newest_first(folder) if (info := read_commit(path))), None)
+
+
+def _last_size(folder: RunFolder) -> int:
+    """Bytes of the newest checkpoint by its COMMIT.json; 0 where there is none."""
+    info = _newest_commit(folder)
+    return sum(entry["size"] for entry in info["files"].values()) if info else 0
+
+
+def _run_of(path: Path) -> Path:
+    """The run's folder of a checkpoint's path."""
+    return path.parent.parent
+
+
+def _files(tmp: Path) -> Iterator[str]:
+    for name, found in list(inside.entries(_run_of(tmp), tmp)):
+        if name.rpartition("/")[2] in UNWANTED:
+            inside.remove(_run_of(tmp), tmp / name)
+        elif stat.S_ISREG(found.st_mode):
+            yield name
+        elif not stat.S_ISDIR(found.st_mode):
+            raise WorkbenchError(f"{visible(str(tmp / name))}: is not a plain file; a checkpoint holds only those.")
+
+
+def _seal(run: Path, path: Path) -> dict[str, Any]:
     """Size and hash of one file, made durable."""
-    handle = open_inside(path, os.O_RDONLY)
+    handle = inside.open_file(run, path)
     try:
         digest, size = _hash(handle)
         os.fsync(handle)
@@ -132,10 +188,8 @@ def _hash(handle: int) -> tuple[str, int]:
 def read_commit(path: Path) -> dict[str, Any] | None:
     """COMMIT.json of a checkpoint, if it is there and whole."""
     try:
-        handle = os.open(path / COMMIT, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with os.fdopen(handle, "rb") as file:
-            found = json.loads(file.read())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(inside.read(_run_of(path), path / COMMIT))
+    except (OSError, ValueError, RecursionError, UnsafeRunFile):
         return None
     if not isinstance(found, dict) or not isinstance(found.get("files"), dict):
         return None
@@ -146,22 +200,32 @@ def read_commit(path: Path) -> dict[str, Any] | None:
             or not isinstance(entry.get("sha256"), str)
         ):
             return None
-        if name.startswith("/") or ".." in name.split("/"):
+        if name.startswith("/") or {".", ".."} & set(name.split("/")) or visible(name) != name:
             return None
     return found
 
 
 def problem_with(path: Path, *, hashes: bool = False) -> str:
     """Why this checkpoint cannot be used, in a few words; empty if it is whole."""
-    if path.is_symlink() or not path.is_dir():
+    try:
+        return _problem_with(path, hashes)
+    except UnsafeRunFile as problem:
+        return problem.message
+    except OSError as problem:
+        return f"cannot be read: {problem.strerror or problem}"
+
+
+def _problem_with(path: Path, hashes: bool) -> str:
+    run = _run_of(path)
+    if not inside.exists(run, path) or not stat.S_ISDIR(inside.look(run, path).st_mode):
         return "is not a folder"
     info = read_commit(path)
     if info is None:
         return f"{COMMIT} is missing or damaged"
     for name, entry in info["files"].items():
         try:
-            handle = open_inside(path / name, os.O_RDONLY | os.O_NONBLOCK)
-        except (OSError, WorkbenchError):
+            handle = inside.open_file(run, path / name)
+        except FileNotFoundError:
             return f"{visible(name)} is missing"
         try:
             size = os.fstat(handle).st_size
@@ -172,9 +236,8 @@ def problem_with(path: Path, *, hashes: bool = False) -> str:
         finally:
             os.close(handle)
     known = {*info["files"], COMMIT}
-    for found in path.rglob("*"):
-        name = found.relative_to(path).as_posix()
-        if not found.is_dir() and name not in known and not found.name.startswith("."):
+    for name, found in inside.entries(run, path):
+        if not stat.S_ISDIR(found.st_mode) and name not in known and not name.rpartition("/")[2].startswith("."):
             return f"{visible(name)} was not there when it was saved"
     return ""
 
@@ -185,7 +248,11 @@ def is_valid(path: Path, *, hashes: bool = False) -> bool:
 
 def _newest_first(folder: RunFolder) -> list[Path]:
     try:
-        found = [path for path in folder.checkpoints.iterdir() if step_of(path) is not None]
+        found = [
+            path
+            for name in inside.names(folder, folder.checkpoints)
+            if step_of(path := folder.checkpoints / name) is not None
+        ]
     except FileNotFoundError:
         return []
     return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
@@ -226,15 +293,15 @@ def collect(folder: RunFolder) -> list[Path]:
     A `.tmp` whose COMMIT.json is whole was complete (its worker died just before the rename): it gets its name.
     """
     gone = []
-    for path in sorted(folder.checkpoints.iterdir()):
+    for path in [folder.checkpoints / name for name in inside.names(folder, folder.checkpoints)]:
         if path.name.startswith(".trash-"):
-            _remove(path)
+            inside.remove(folder, path)
             gone.append(path)
         elif path.suffix == ".tmp" and step_of(path.with_suffix("")) is not None:
             final = path.with_suffix("")
-            if not final.exists() and is_valid(path, hashes=True):
-                os.rename(path, final)
-                sync_folder(folder.checkpoints)
+            if not inside.exists(folder, final) and is_valid(path, hashes=True):
+                inside.rename(folder, path, final)
+                inside.sync(folder, folder.checkpoints)
             else:
                 _discard(path)
                 gone.append(path)
@@ -242,26 +309,24 @@ def collect(folder: RunFolder) -> list[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of all files below `path`."""
-    return sum(found.lstat().st_size for found in path.rglob("*") if found.is_file() and not found.is_symlink())
+    """Bytes of all plain files below `path`, a run's folder or a checkpoint's; 0 where it cannot be read."""
+    try:
+        return sum(found.st_size for _, found in inside.entries(path) if stat.S_ISREG(found.st_mode))
+    except (OSError, UnsafeRunFile):
+        return 0
 
 
 def _discard(path: Path) -> None:
     """Take the name away first, in one step; a half-deleted folder never looks like a checkpoint."""
-    trash = path.with_name(f".trash-{path.name}-{secrets.token_hex(4)}")
-    os.rename(path, trash)
-    sync_folder(path.parent)
-    _remove(trash)
+    run, trash = _run_of(path), path.with_name(f".trash-{path.name}-{secrets.token_hex(4)}")
+    inside.rename(run, path, trash)
+    inside.sync(run, path.parent)
+    inside.remove(run, trash)
 
 
-def _remove(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
-
-
-def _need_room(folder: RunFolder, needed: int) -> None:
-    space = os.statvfs(folder.path)
+def _need_room(tmp: Path, needed: int) -> None:
+    space = os.statvfs(_run_of(tmp))
     if space.f_bavail * space.f_frsize < needed:
-        raise disk_full(folder, needed, OSError(errno.ENOSPC, "no room for another checkpoint"))
+        raise storage_error(
+            tmp, f"{figures.size(needed)} needed", OSError(errno.ENOSPC, "no room for another checkpoint")
+        )

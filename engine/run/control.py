@@ -20,21 +20,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import WorkbenchError, visible
+from engine.run import inside
+from engine.run.inside import UnsafeRunFile
 from engine.run.process import signal_name
 from engine.run.store import ENDED, RunFolder
 
 if TYPE_CHECKING:
+    from engine.run.async_writer import LateWriter
     from engine.run.events import EventWriter
-    from engine.run.late import LateWriter
     from engine.run.view import RunView
 
 DO = ("stop", "save_stop", "checkpoint", "end_of_epoch")
-WORDS = {
-    "stop": "stop after this step; checkpoints made so far are kept",
-    "save_stop": "save a checkpoint, then stop",
-    "checkpoint": "save a checkpoint and go on",
-    "end_of_epoch": "stop at the end of this epoch, with a checkpoint",
-}
 STOPS = ("stop", "save_stop")
 """Those that end the run at the next moment at which it can."""
 _MAX_BYTES = 4096
@@ -66,14 +62,9 @@ def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False) -> s
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     body = {"v": 1, "id": name, "t": time.time(), "do": do, "by": by or f"process {os.getpid()}", "now": now}
-    temporary = folder.control / f".{name}"
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(body, file)
-        os.replace(temporary, folder.control / f"{name}.json")
+        inside.replace(folder, folder.control / f"{name}.json", json.dumps(body))
     except OSError as problem:
-        temporary.unlink(missing_ok=True)
         raise WorkbenchError(f"run {folder.id} cannot be asked: {problem.strerror}.") from problem
     return name
 
@@ -84,20 +75,15 @@ def answer(view: RunView, id: str) -> dict[str, Any] | None:
 
 
 def parse(path: Path) -> Request | str:
-    """The request in a file, or the reason why it is none. Raises FileNotFoundError when it is gone."""
-    handle = -1
+    """The request in a file of `control/`, or the reason why it is none. Raises FileNotFoundError when it is gone."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return "it is not a file"
-        text = os.read(handle, _MAX_BYTES + 1)
+        text = inside.read(path.parent.parent, path, _MAX_BYTES + 1)
     except FileNotFoundError:
         raise
+    except UnsafeRunFile:
+        return "it is not a plain file of the run's owner"
     except OSError as problem:
         return problem.strerror or "it cannot be read"
-    finally:
-        if handle >= 0:
-            os.close(handle)
     if len(text) > _MAX_BYTES:
         return f"it is longer than {_MAX_BYTES} bytes"
     try:
@@ -131,7 +117,6 @@ class Controls:
         self.folder = folder
         self.writer = writer
         self.every = every
-        self._place = str(folder.control)
         self._known: set[str] = set()
         self._next_look = self._next_list = 0.0
         self._changed = 0
@@ -183,7 +168,7 @@ class Controls:
         self._next_look = now + self.every
         if not self._may_hold_news(now):
             return fresh
-        for name in sorted(os.listdir(self._place)):
+        for name in inside.names(self.folder, self.folder.control):
             if name in self._known or name.startswith("."):
                 continue
             self._known.add(name)
@@ -201,7 +186,7 @@ class Controls:
     def _may_hold_news(self, now: float) -> bool:
         """Whether the folder changed since it was last listed; once a second it is taken to have, for file systems that
         tell late."""
-        changed = os.stat(self._place).st_mtime_ns
+        changed = inside.look(self.folder, self.folder.control).st_mtime_ns
         if changed == self._changed and now < self._next_list:
             return False
         self._next_list = now + LIST_SECONDS
@@ -215,7 +200,7 @@ class Controls:
         if self.writer is not None:
             self.writer.write("control", id=request.id, do=request.do, status=status, by=request.by, message=message)
         if status != "accepted" and request.path is not None:
-            remove(request.path)
+            remove(self.folder, request.path)
 
     def on_signals(self) -> None:
         """SIGTERM and SIGINT ask for `save_stop`; a second one has its ordinary effect. Main thread only."""
@@ -231,11 +216,12 @@ class Controls:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def remove(path: Path) -> None:
-    """Take a request file away, whatever it is."""
+def remove(folder: RunFolder, path: Path) -> None:
+    """Take a request file away, whatever it is; a folder in its place is only renamed."""
     try:
-        path.unlink()
-    except IsADirectoryError:
-        os.rename(path, path.with_name(f".refused-{secrets.token_hex(4)}"))
+        if stat.S_ISDIR(inside.look(folder, path).st_mode):
+            inside.rename(folder, path, path.with_name(f".refused-{secrets.token_hex(4)}"))
+        else:
+            inside.remove(folder, path)
     except FileNotFoundError:
         return

@@ -32,6 +32,9 @@ KNOWN: dict[str, Words] = {
     "eval_loss": Words("held-out loss"),
     "nll_loss": Words("loss of chosen"),
     "aux_loss": Words("router loss"),
+    "experts/entropy": Words("spread over experts", "share"),
+    "experts/fullest": Words("fullest expert"),
+    "experts/unused": Words("experts unused", "share"),
     "log_odds_ratio": Words("log odds ratio"),
     "log_odds_chosen": Words("log odds of chosen"),
     "mean_token_accuracy": Words("token accuracy", "share"),
@@ -86,7 +89,10 @@ KNOWN: dict[str, Words] = {
 }
 
 _LOSS = ("loss", "eval_loss")
-_ALWAYS: Groups = (("grad_norm",), ("learning_rate",), ("tokens_per_second",), ("memory_allocated",))
+_ALWAYS: Groups = (
+    ("grad_norm",), ("learning_rate",), ("tokens_per_second",), ("memory_allocated",),
+    ("experts/entropy", "experts/unused"), ("experts/fullest",),
+)  # fmt: skip
 _TEXT: Groups = (_LOSS, ("mean_token_accuracy", "eval_mean_token_accuracy"), ("entropy",))
 _PAIRS: Groups = (
     ("rewards/margins", "eval_rewards/margins"), ("rewards/accuracies", "eval_rewards/accuracies"), _LOSS,

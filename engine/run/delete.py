@@ -17,6 +17,7 @@ def delete(run: RunFolder) -> None:
         raise WorkbenchError(f"{run.id}: is not a run folder, so nothing is deleted.")
     if is_held(run):
         raise RunBusy(f"run {run.id} is still at work.", "Stop it first.")
+    # Its tree is removed descriptor by descriptor: no link in it is followed.
     trash = run.path.with_name(f".trash-{run.id}-{secrets.token_hex(4)}")
     try:
         os.rename(run.path, trash)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from engine.errors import WorkbenchError
 
@@ -81,10 +82,10 @@ def _allowed(found: Sequence[tuple[str, Card]], allowed: str | None) -> list[Car
     return chosen
 
 
-def _card(pynvml: object, number: int) -> tuple[str, Card]:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(number)  # type: ignore[attr-defined]
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)  # type: ignore[attr-defined]
-    uuid = pynvml.nvmlDeviceGetUUID(handle)  # type: ignore[attr-defined]
+def _card(pynvml: ModuleType, number: int) -> tuple[str, Card]:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
     name = uuid if isinstance(uuid, str) else uuid.decode()
     return name, Card(str(number), int(memory.free), int(memory.used))
 

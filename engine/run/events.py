@@ -12,12 +12,15 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self
 
-from engine.errors import WorkbenchError
-from engine.run.store import RunFolder, open_inside
+from engine import figures
+from engine.errors import without_secrets
+from engine.run import inside
+from engine.run.disk import guarded
+from engine.run.store import RunFolder
 
 SYNC_SECONDS = 5.0
 MAX_LINE = 1 << 16
@@ -53,6 +56,8 @@ class Thinning:
 
 
 FINAL = frozenset({"finished", "stopped", "failed"})
+# What is written into the room that is reserved for it on a full disk.
+_LAST = FINAL | {"control"}
 
 
 def last_numbers(path: os.PathLike[str] | str) -> tuple[int, int, int, bool]:
@@ -60,7 +65,8 @@ def last_numbers(path: os.PathLike[str] | str) -> tuple[int, int, int, bool]:
 
     -1 where there is no event yet. Reads from the end; damaged lines are passed over.
     """
-    with open(path, "rb") as file:
+    place = os.path.abspath(path)
+    with open(inside.open_file(os.path.dirname(place), place), "rb") as file:
         whole = _whole_bytes(file)
         for line in _lines_backward(file, whole):
             try:
@@ -103,12 +109,12 @@ class EventWriter:
     """Appends events to a run's `events.jsonl`; the caller holds the run's lock.
 
     `segment` is counted on by one from the file's last where it is not given: each start or resume is a segment.
-    Opening cuts a torn last line. Raises WorkbenchError when the disk is full.
+    Opening cuts a torn last line. Raises StorageError when the disk takes no more.
     """
 
     def __init__(self, folder: RunFolder, segment: int | None = None) -> None:
         self.folder = folder
-        self._handle = open_inside(folder.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._handle = inside.open_file(folder, folder.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.seq, last_segment, whole, _ = last_numbers(folder.events)
         if os.fstat(self._handle).st_size > whole:
             os.ftruncate(self._handle, whole)
@@ -131,7 +137,7 @@ class EventWriter:
             "rank": 0,
             "segment": self.segment,
             "kind": kind,
-            **payload,
+            **(payload if kind in _FREQUENT else _hidden(payload)),
         }
         not_finite: list[str] = []
         try:
@@ -150,7 +156,7 @@ class EventWriter:
         return seq
 
     def sync(self) -> None:
-        os.fdatasync(self._handle) if hasattr(os, "fdatasync") else os.fsync(self._handle)
+        self._guarded(0, lambda: getattr(os, "fdatasync", os.fsync)(self._handle))
         self._synced = time.monotonic()
 
     def close(self) -> None:
@@ -167,18 +173,15 @@ class EventWriter:
 
     def _append(self, line: bytes, kind: str) -> None:
         before = os.fstat(self._handle).st_size
-        try:
+
+        def write() -> None:
             self._write_whole(line, before)
-        except OSError as problem:
-            if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            # The reserved room is for the words that matter; a run that cannot log its steps ends while it is there.
-            if kind in _FREQUENT or not self.folder.give_back_ballast():
-                raise disk_full(self.folder, len(line), problem) from problem
-            try:
-                self._write_whole(line, before)
-            except OSError as again:
-                raise disk_full(self.folder, len(line), again) from again
+
+        # The reserved room is for the last word alone; a run that cannot log ends while that can still be said.
+        self._guarded(len(line), (lambda: self.folder.with_ballast(write)) if kind in _LAST else write)
+
+    def _guarded(self, count: int, work: Callable[[], None]) -> None:
+        guarded(self.folder.events, lambda: f"{figures.size(count)} needed", work)
 
     def _write_whole(self, line: bytes, before: int) -> None:
         """One write; a line that went in only in part is taken out again, so that no reader sees half of it."""
@@ -199,18 +202,6 @@ class EventWriter:
         self._not_finite = (self._not_finite - payload.keys()) | set(not_finite)
         if new:
             self._write_at(now, "diverged", {"step": payload.get("step"), "what": ", ".join(new)})
-
-
-def disk_full(folder: RunFolder, needed: int, problem: OSError) -> WorkbenchError:
-    """The one sentence for a write that found no room."""
-    from engine.run.sizes import size_text
-
-    space = os.statvfs(folder.path)
-    free = space.f_bavail * space.f_frsize
-    return WorkbenchError(
-        f"{folder.id}: the disk is full: {size_text(needed)} needed, {size_text(free)} free ({problem.strerror}).",
-        "Free some space, then resume the run.",
-    )
 
 
 def _plain(value: Any) -> Any:
@@ -241,6 +232,15 @@ def _without_nan(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         return value
 
     return {key: clean(value, key) for key, value in event.items()}, names
+
+
+def _hidden(value: Any) -> Any:
+    """The same without the secrets in its texts."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, dict):
+        return {name: _hidden(each) for name, each in value.items()}
+    return [_hidden(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _shortened(event: dict[str, Any]) -> dict[str, Any]:

@@ -10,19 +10,48 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.config.defaults import choices
+from engine import model_files
 from engine.config.facts import Facts
 from engine.config.files import dump
-from engine.config.footprint import device_bytes
-from engine.config.schema import RunConfig, resolved
+from engine.config.reward_specs import reward_specs
+from engine.config.tree import RunConfig
+from engine.errors import WorkbenchError
+from engine.facts.model_shape import model_facts
+from engine.hub import is_local
+from engine.planning.auto import choices, resolved
+from engine.planning.memory_model import device_bytes
 from engine.run import store
 from engine.run.launch import launch
+from engine.run.spawn import HUB_TOKENS
 from engine.run.store import RunFolder
 
 
 def runs_dir_of(config: RunConfig, given: frozenset[str], explicit: str | os.PathLike[str] | None = None) -> Path:
     """`--runs`, else `run.output_dir` where the person wrote it, else $WORKBENCH_RUNS, else ./runs."""
     return store.runs_dir(explicit, config.run.output_dir if "run.output_dir" in given else None)
+
+
+def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
+    """The names of variables with secrets that a worker needs: the hub's tokens while something must be fetched from there."""
+    specs = reward_specs(getattr(config.method, "reward_funcs", ()))
+    names = [config.model.name, config.model.tokenizer, *(each.argument for each in specs if each.kind == "model")]
+    known = facts.sources or {}
+    data = [entry.path for entry in (*config.data.train, *config.data.eval)]
+    from_hub = any(not _is_here(name, config.model.revision) for name in names if name) or any(
+        not is_local(path) and (path not in known or known[path].exists is None) for path in data
+    )
+    return list(HUB_TOKENS) if from_hub else []
+
+
+def _is_here(name: str, revision: str | None) -> bool:
+    """Whether all files of a model are on this machine: a folder, or a snapshot of the hub with its weights."""
+    if is_local(name):
+        return True
+    found = model_facts(name, revision)
+    try:
+        return found is not None and bool(found.folder) and bool(model_files.stored_weights(Path(found.folder)))
+    except WorkbenchError:
+        return False
 
 
 def launch_config(
@@ -46,6 +75,7 @@ def launch_config(
         "grace_seconds": complete.run.grace_seconds,
         "forecast_bytes": forecast_bytes,
         "auto": choices(config, facts),
+        "secrets": secrets_of(complete, facts),
         "device_bytes": device_bytes(config, facts) if facts.machine and facts.machine.gpus else None,
     }
     if source is not None:

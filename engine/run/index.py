@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine.errors import redact, visible
-from engine.run import launch, snapshot
+from engine.errors import WorkbenchError, redact, visible
+from engine.run import inside, launch, snapshot
 from engine.run.cause import log_tail
+from engine.run.lock import is_held
 from engine.run.series import KEEP_POINTS
+from engine.run.silence import silent_for
 from engine.run.spawn import python, safe_python
 from engine.run.store import ENDED, STATES, RunFolder
 from engine.run.tail import Tail
@@ -29,6 +31,8 @@ HEAD_BYTES = 1 << 16
 POLL_SECONDS = 0.012
 FOLDER_SECONDS = 0.5
 LOADING_SECONDS = 0.02
+# After a supervisor that could not begin its work, the next is tried later.
+AGAIN_SECONDS = 10.0
 # Below this a snapshot saves less than it costs.
 WORTH_KEEPING = 1 << 20
 _BATCH = 100
@@ -37,20 +41,23 @@ _BATCH = 100
 class Watch:
     """One reader of one run. Not thread-safe; `open_view` may take a quarter of a second, `poll` never stalls."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, problem: str = "") -> None:
         self.folder = folder
+        self._met = problem
         self.loading = 1.0
         self.details: dict[str, Any] = {}
+        self.problem = ""
         self._view, self._tail = RunView(), Tail(folder.events)
         self._folded = ("starting", "")
         self._helper: subprocess.Popen[bytes] | None = None
         self._helper_out: Path | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._attending: subprocess.Popen[bytes] | None = None
-        self._next_folder_look = 0.0
+        self._next_folder_look = self._next_attending = 0.0
         self._stamp: tuple[int, int] | None = None
         self._saved_at = 0
         self._restarts = 0
+        self._news_at = _last_write(folder)
         self._open()
 
     @property
@@ -66,7 +73,9 @@ class Watch:
         self._fold_until(deadline)
         if self._tail.restarts != self._restarts:
             self._restart()
-        changed |= before != (self._view.seq, self._view.bad_lines)
+        if before != (self._view.seq, self._view.bad_lines):
+            self._news_at, changed = time.monotonic(), True
+        changed |= self._listen_for_silence()
         changed |= self._look_at_folder()
         self._keep()
         return changed
@@ -122,6 +131,7 @@ class Watch:
         self._folded = (self._view.state, self._view.cause)
         self._fold_until(float("inf"))
         self._look_at_folder(at_once=True)
+        self._listen_for_silence()
         if self.loading < 1.0:
             self._start_helper()
 
@@ -133,6 +143,15 @@ class Watch:
         self._folded = ("starting", "")
         self._stamp = None
         self._open()
+
+    def _fold_ends(self, newest: int) -> None:
+        """The first stretch of the events and the last `newest` bytes."""
+        size = self._tail.size()
+        if size > newest + HEAD_BYTES:
+            fold_many(self._view, _head(self.folder))
+            self._tail = Tail(self.folder.events, _line_start(self.folder, size - newest))
+        self._folded = (self._view.state, self._view.cause)
+        self._fold_until(float("inf"))
 
     def _fold_until(self, deadline: float) -> None:
         view = self._view
@@ -221,7 +240,13 @@ class Watch:
             return False
         self._next_folder_look = now + FOLDER_SECONDS
         if self._attending is not None and self._attending.poll() is not None:
+            self._met = ""
+            if self._attending.returncode:
+                self._met = "It has no supervisor, and none could begin its work."
+                self._next_attending = now + AGAIN_SECONDS
             self._attending = None
+        flaw, unattended = self.folder.flaw(), launch.unattended(self.folder)
+        self.problem = flaw or (self._met if unattended else "")
         before = (self._view.state, self._view.cause)
         try:
             found = os.stat(self.folder.json)
@@ -231,10 +256,17 @@ class Watch:
         if stamp != self._stamp:
             self._stamp = stamp
             self.details = self.folder.read_json()
-        if self._attending is None and launch.unattended(self.folder) and os.access(self.folder.path, os.W_OK):
+        alone = unattended and self._attending is None and not flaw and now >= self._next_attending
+        if alone and os.access(self.folder.path, os.W_OK):
             self._attending = launch.attend_soon(self.folder)
         self._say_state()
         return before != (self._view.state, self._view.cause)
+
+    def _listen_for_silence(self) -> bool:
+        """Note how long nothing came, where that is too long; tells whether that changed."""
+        before = self._view.silent_seconds
+        self._view.silent_seconds = silent_for(self._view, time.monotonic() - self._news_at)
+        return before != self._view.silent_seconds
 
     def _say_state(self) -> None:
         view, details = self._view, self.details
@@ -251,33 +283,52 @@ class Watch:
                 state, cause = said, str(details.get("message") or "")
         elif state in ("starting", "running", "stopping") and not details:
             state = "lost"
+        if self.problem:
+            # Nobody can write down here what became of it; its own last word stays.
+            unseen = state not in ENDED and launch.unattended(self.folder) and not is_held(self.folder)
+            state, cause = "lost" if unseen else state, cause if state in ENDED and cause else self.problem
         view.state, view.cause = state, cause
 
 
-def open_view(folder: RunFolder) -> Watch:
-    """Start watching: state, newest values and the newest points are there when this returns."""
-    return Watch(folder)
+def open_view(folder: RunFolder, *, problem: str = "") -> Watch:
+    """Start watching: state, newest values and the newest points are there when this returns. `problem` is why the run
+    could not be given a supervisor, where the caller tried."""
+    return Watch(folder, problem)
 
 
-def peek(folder: RunFolder, newest: int = HEAD_BYTES) -> Watch:
-    """A look without staying: only the first and the last events are read. For lists of runs; `view.series` is short."""
+def peek(folder: RunFolder, newest: int = HEAD_BYTES, *, problem: str = "") -> Watch:
+    """A look without staying: only the first and the last events are read. For lists of runs; `view.series` is short.
+
+    It never fails: what is wrong with a run, or `problem` where the caller met one, becomes its cause.
+    """
     watch = Watch.__new__(Watch)
     watch.folder, watch.loading, watch.details = folder, 1.0, folder.read_json()
     watch._view, watch._tail = RunView(), Tail(folder.events)
     watch._helper = watch._temporary = watch._attending = None
-    size = watch._tail.size()
-    if size > newest + HEAD_BYTES:
-        fold_many(watch._view, _head(folder))
-        watch._tail = Tail(folder.events, _line_start(folder, size - newest))
+    watch.problem = problem or folder.flaw()
     watch._folded = (watch._view.state, watch._view.cause)
-    watch._fold_until(float("inf"))
+    try:
+        watch._fold_ends(newest)
+    except (OSError, WorkbenchError) as problem_met:
+        watch.problem = watch.problem or f"Its events cannot be read: {getattr(problem_met, 'strerror', problem_met)}."
     watch._say_state()
+    watch._news_at = _last_write(folder)
+    watch._listen_for_silence()
     return watch
+
+
+def _last_write(folder: RunFolder) -> float:
+    """When the events were written last, on this process's own clock."""
+    try:
+        age = time.time() - max(os.stat(path).st_mtime for path in (folder.events, folder.json) if path.exists())
+    except (OSError, ValueError):
+        age = 0.0
+    return time.monotonic() - max(0.0, age)
 
 
 def _head(folder: RunFolder) -> list[dict[str, Any]]:
     """The events of the first stretch: what the run is, its receipt, its first findings."""
-    with open(folder.events, "rb") as file:
+    with open(inside.open_file(folder, folder.events), "rb") as file:
         count = file.read(HEAD_BYTES).count(b"\n")
     return Tail(folder.events).read(count) if count else []
 
@@ -286,7 +337,7 @@ def _line_start(folder: RunFolder, offset: int) -> int:
     """The first start of a line at or after `offset`."""
     if offset <= 0:
         return 0
-    with open(folder.events, "rb") as file:
+    with open(inside.open_file(folder, folder.events), "rb") as file:
         file.seek(offset - 1)
         while block := file.read(1 << 16):
             found = block.find(b"\n")
@@ -300,7 +351,7 @@ def _newest_offset(folder: RunFolder) -> int:
     size = Tail(folder.events).size()
     if size <= 4 * HEAD_BYTES:
         return 0
-    with open(folder.events, "rb") as file:
+    with open(inside.open_file(folder, folder.events), "rb") as file:
         file.seek(size - HEAD_BYTES)
         lines = file.read(HEAD_BYTES).count(b"\n")
     return _line_start(folder, size - (KEEP_POINTS + 200) * (HEAD_BYTES // max(1, lines)))

@@ -17,12 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine import figures
 from engine.errors import RunBusy, WorkbenchError, redact, visible
 from engine.run import checkpoint, devices, store
 from engine.run.events import last_numbers
 from engine.run.lock import file_system, is_held, try_flock
 from engine.run.process import host
-from engine.run.sizes import size_text
 from engine.run.spawn import python, safe_python
 from engine.run.store import ENDED, RunFolder
 
@@ -30,6 +30,7 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "
 # Room for events, samples and log beside the checkpoints.
 _SMALL_FILES = 64 << 20
 _LEAVING_SECONDS = 20.0
+_BEGUN = ("state", "cause", "message", "exit_code", "ended", "versions", "devices", "processes")
 
 
 def launch(
@@ -71,12 +72,14 @@ def launch(
     return run
 
 
-def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
+def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, list[tuple[Path, str]]]:
     """Go on with a run that ended, from its newest whole checkpoint.
 
-    Returns that checkpoint (None: from the beginning) and those that were skipped, each with the reason.
+    Returns that checkpoint (None: from the beginning) and those that were skipped, each with the reason. Without
+    `accept_data` the worker ends before its first step where the rows teach otherwise than those of before.
     Raises RunBusy if the run is alive, and WorkbenchError if it reached its end and its config was not changed since.
     """
+    run.refuse_flaws()
     settle(run)
     if _at_work(run):
         raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
@@ -85,6 +88,7 @@ def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
     attend(run)
     newest, skipped = checkpoint.newest_valid(run)
     chosen = _choose(run.read_json().get("devices_wanted", "auto"), run.path.parent)
+    before = run.read_json()
     run.update_json(
         state="starting",
         cause="",
@@ -94,8 +98,15 @@ def resume(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
         versions=versions(),
         devices=list(chosen.visible),
         processes=chosen.processes,
+        accept_data=accept_data,
     )
-    _start_supervisor(run, "start")
+    try:
+        _start_supervisor(run, "start")
+    except WorkbenchError:
+        if not _at_work(run):
+            # It did not begin: what its last end said stays true.
+            run.update_json(**{key: before.get(key) for key in _BEGUN})
+        raise
     return newest, skipped
 
 
@@ -112,7 +123,7 @@ def changed_settings(run: RunFolder) -> list[str]:
     from engine.config.files import parse
 
     before = run.read_json().get("config")
-    now = run.config.read_text(encoding="utf-8")
+    now = run.read_config()
     if not isinstance(before, str) or before == now:
         return []
     old = parse(before).mapping
@@ -144,6 +155,18 @@ def attend(run: RunFolder) -> str:
             # Another window brought one in this very moment.
             return run.state
     return run.state
+
+
+def look_after(run: RunFolder) -> str:
+    """`attend` for who lists or watches: what keeps this run's state from being true, in a sentence; empty if nothing."""
+    if reason := run.flaw():
+        return reason
+    try:
+        if unattended(run):
+            attend(run)
+    except (WorkbenchError, OSError) as problem:
+        return str(problem)
+    return ""
 
 
 def unattended(run: RunFolder) -> bool:
@@ -236,10 +259,11 @@ def _preflight(root: Path, forecast: int) -> None:
             "Choose another folder with --runs or the WORKBENCH_RUNS variable.",
         ) from problem
     free = space.f_bavail * space.f_frsize
-    if free < forecast + _SMALL_FILES:
+    needed = forecast + _SMALL_FILES + store.BALLAST_BYTES
+    if free < needed:
         raise WorkbenchError(
-            f"{visible(str(root))}: the disk has {size_text(free)} free, and this run is expected to need "
-            f"{size_text(forecast + _SMALL_FILES)}.",
+            f"{visible(str(root))}: the disk has {figures.size(free)} free, and this run is expected to need "
+            f"{figures.size(needed)}.",
             "Free some space, keep fewer checkpoints, or choose another folder with --runs.",
         )
     if space.f_files and space.f_favail < 200:

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import RunBusy, visible
+from engine.run import inside
+from engine.run.inside import UnsafeRunFile
 from engine.run.process import host, identity, identity_from
-from engine.run.store import RunFolder, open_inside
+from engine.run.store import RunFolder
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
@@ -68,11 +70,11 @@ class RunLock:
 
     def acquire(self, settle: float = 0.3) -> RunLock:
         """Take the lock or raise RunBusy at once. `settle`: how long a heartbeat lock waits to see a rival's claim."""
-        handle = open_inside(self.folder.lock, os.O_RDWR | os.O_CREAT)
+        handle = inside.open_file(self.folder, self.folder.lock, os.O_RDWR | os.O_CREAT)
         try:
             kernel = try_flock(handle)
             record = _read(handle)
-            if kernel == "busy" or _owner_lives(record, self.folder.lock):
+            if kernel == "busy" or _owner_lives(record, self.folder, handle):
                 raise RunBusy(_busy_text(self.folder, record), "Stop it first, or watch it.")
             self.how = "flock" if kernel == "held" and file_system(self.folder.path) not in _NETWORK else "heartbeat"
             self._write(handle)
@@ -104,13 +106,9 @@ class RunLock:
     def _write(self, handle: int) -> None:
         me = identity()
         assert me is not None
-        text = json.dumps({**me.as_json(), "how": self.how, "token": self._token}).encode()
-        try:
-            self._put(handle, text)
-        except OSError as problem:
-            if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.folder.give_back_ballast():
-                raise
-            self._put(handle, text)
+        record = {**me.as_json(), "how": self.how, "token": self._token, "file": _file(handle)}
+        text = json.dumps(record).encode()
+        self.folder.with_ballast(lambda: self._put(handle, text))
 
     @staticmethod
     def _put(handle: int, text: bytes) -> None:
@@ -130,30 +128,35 @@ class RunLock:
 def _read(handle: int) -> dict[str, Any]:
     try:
         found = json.loads(os.pread(handle, 4096, 0))
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _owner_lives(record: dict[str, Any], path: Path) -> bool:
-    """Whether the record's owner is another living process, however the kernel lock looks."""
-    owner = identity_from(record)
-    if owner is None or owner.pid == os.getpid():
+def _file(handle: int) -> list[int]:
+    found = os.fstat(handle)
+    return [found.st_dev, found.st_ino]
+
+
+def _owner_lives(record: dict[str, Any], folder: RunFolder, handle: int) -> bool:
+    """Whether the record's owner is another living process, however the kernel lock looks. A copied file has none."""
+    owner, here = identity_from(record), _file(handle)
+    if owner is None or owner.pid == os.getpid() or record.get("file", here) != here:
         return False
     if owner.host == host():
         return owner.alive
-    return record.get("how") == "heartbeat" and _age(path) < STALE_SECONDS
+    return record.get("how") == "heartbeat" and _age(folder, handle) < STALE_SECONDS
 
 
-def _age(path: Path) -> float:
+def _age(folder: RunFolder, lock: int) -> float:
     """Seconds since the last beat, by the clock of the file system that holds the file."""
-    probe = path.with_name(f".clock-{os.getpid()}-{secrets.token_hex(4)}")
-    handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    name = f".clock-{os.getpid()}-{secrets.token_hex(4)}"
+    handle = inside.open_file(folder, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        return os.fstat(handle).st_mtime - os.stat(path).st_mtime
+        return os.fstat(handle).st_mtime - os.fstat(lock).st_mtime
     finally:
         os.close(handle)
-        probe.unlink()
+        inside.remove(folder, name)
 
 
 def _busy_text(folder: RunFolder, record: dict[str, Any]) -> str:
@@ -164,11 +167,18 @@ def _busy_text(folder: RunFolder, record: dict[str, Any]) -> str:
 
 def is_held(folder: RunFolder) -> bool:
     """Whether a living process holds the run's lock; never disturbs the owner."""
+    return holder(folder) is not None
+
+
+def holder(folder: RunFolder) -> dict[str, Any] | None:
+    """The record of the living process that holds the run's lock (empty where it wrote none); None where none does."""
     try:
-        handle = open_inside(folder.lock, os.O_RDWR)
-    except OSError:
-        return False
+        handle = inside.open_file(folder, folder.lock, os.O_RDWR)
+    except (OSError, UnsafeRunFile):
+        return None
     try:
-        return try_flock(handle) == "busy" or _owner_lives(_read(handle), folder.lock)
+        held = try_flock(handle) == "busy"
+        record = _read(handle)
+        return record if held or _owner_lives(record, folder, handle) else None
     finally:
         os.close(handle)

@@ -94,6 +94,23 @@ def identity_from(mapping: object) -> Identity | None:
     return Identity(pid, start, boot, name) if pid > 0 else None
 
 
+def carries(pid: int, mark: str) -> bool:
+    """Whether the process was started with this `NAME=value` in its environment; False where that may not be read."""
+    if not os.path.isdir("/proc/self"):
+        import psutil
+
+        name, _, value = mark.partition("=")
+        try:
+            return psutil.Process(pid).environ().get(name) == value
+        except psutil.Error:
+            return False
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark.encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
 def send(to: Identity, number: int) -> bool:
     """Signal the process if it is still the same one; tells whether the signal went out."""
     if not to.alive:

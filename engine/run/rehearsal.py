@@ -24,16 +24,17 @@ from typing import Any
 
 import platformdirs
 
-from engine.config import footprint
-from engine.config.counted import rehearsed_steps
-from engine.config.defaults import choices
+from engine import figures
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import absolute, as_mapping, dump
 from engine.config.method import METHODS
-from engine.config.schema import RunConfig, resolved
-from engine.errors import WorkbenchError, visible
-from engine.run import cause, devices, spawn, store
-from engine.run.sizes import size_text
+from engine.config.tree import RunConfig, fields
+from engine.errors import WorkbenchError, redact, visible
+from engine.facts.counts import rehearsed_steps
+from engine.planning import memory_model
+from engine.planning.auto import choices, resolved
+from engine.run import cause, devices, inside, spawn, store
+from engine.run.from_config import secrets_of
 from engine.run.tail import Tail
 
 LOOK_SECONDS = 0.1
@@ -66,11 +67,11 @@ class Rehearsal:
     def words(self) -> str:
         """The measurement in a sentence or two."""
         day = time.strftime("%Y-%m-%d", time.localtime(self.t))
-        text = f"Rehearsed on {day}: {size_text(self.memory_peak)} at the peak of a step of the longest rows "
+        text = f"Rehearsed on {day}: {figures.size(self.memory_peak)} at the peak of a step of the longest rows "
         text += f"({self.longest:,} tokens), which took {self.seconds_per_step:.2g} s."
         if self.error is None:
             return text
-        return f"{text} The formula gave {size_text(self.estimated)}, {abs(self.error):.0%} too {self.side}."
+        return f"{text} The formula gave {figures.size(self.estimated)}, {abs(self.error):.0%} too {self.side}."
 
     @property
     def side(self) -> str:
@@ -88,11 +89,11 @@ def rehearse(config: RunConfig, facts: Facts, on_phase: OnPhase | None = None) -
     """
     whole = resolved(config, facts)
     short = _shortened(whole)
-    scratch = tempfile.mkdtemp(prefix="rehearsal-", dir=os.environ.get("WORKBENCH_SCRATCH") or None)
+    scratch = _scratch()
     try:
         info = {
             "name": "rehearsal", "method": whole.method.kind, "model": whole.model.name, "rehearse": True,
-            "auto": choices(config, facts),
+            "auto": choices(config, facts), "secrets": secrets_of(whole, facts),
         }  # fmt: skip
         run = store.create(scratch, dump(short), info)
         told = _follow(run, devices.choose(short.run.devices), on_phase or (lambda phase: None))
@@ -115,6 +116,18 @@ def rehearse(config: RunConfig, facts: Facts, on_phase: OnPhase | None = None) -
     )
     keep(whole, facts, found)
     return found
+
+
+def _scratch() -> str:
+    """A folder of the rehearsal's own, below $WORKBENCH_SCRATCH where that is set."""
+    below = os.environ.get("WORKBENCH_SCRATCH") or tempfile.gettempdir()
+    try:
+        return tempfile.mkdtemp(prefix="rehearsal-", dir=below)
+    except OSError as problem:
+        raise WorkbenchError(
+            f"{visible(redact(below))}: a rehearsal cannot be written here: {problem.strerror or problem}.",
+            "Let WORKBENCH_SCRATCH name a folder that you can write to, or unset it.",
+        ) from problem
 
 
 def last(config: RunConfig, facts: Facts, base: str | os.PathLike[str] = ".") -> Rehearsal | None:
@@ -140,7 +153,8 @@ def kept() -> Path:
 
 
 def _shortened(config: RunConfig) -> RunConfig:
-    """A few steps on one device, with nothing between them: no held-out loss, no samples, no checkpoint."""
+    """A few steps on one device, with nothing between them: no held-out loss, no samples, no checkpoint. What would have no
+    meaning in so short a run, and is refused there, stands at its default; no step costs more or less for it."""
     run, optim, data = config.run, config.optim, config.data
     accumulation = optim.gradient_accumulation_steps
     if METHODS[config.method.kind].rows != "prompts":
@@ -148,9 +162,26 @@ def _shortened(config: RunConfig) -> RunConfig:
     one = run.devices[:1] if isinstance(run.devices, list) else 1
     return config.model_copy(
         update={
-            "run": run.model_copy(update={"prompts": [], "devices": one, "save_steps": 1_000_000, "logging_steps": 1}),
+            "run": run.model_copy(
+                update={
+                    "prompts": [],
+                    "max_new_tokens": fields.run.max_new_tokens.default,
+                    "eval_steps": fields.run.eval_steps.default,
+                    "prompts_steps": fields.run.prompts_steps.default,
+                    "devices": one,
+                    "save_steps": 1_000_000,
+                    "logging_steps": 1,
+                }
+            ),
             "optim": optim.model_copy(
-                update={"max_steps": rehearsed_steps(config), "gradient_accumulation_steps": accumulation}
+                update={
+                    "max_steps": rehearsed_steps(config),
+                    "num_train_epochs": fields.optim.num_train_epochs.default,
+                    "warmup_steps": fields.optim.warmup_steps.default,
+                    "per_device_eval_batch_size": fields.optim.per_device_eval_batch_size.default,
+                    "bf16_full_eval": fields.optim.bf16_full_eval.default,
+                    "gradient_accumulation_steps": accumulation,
+                }
             ),
             "data": data.model_copy(update={"eval": [], "shuffle": False}),
         }
@@ -159,7 +190,7 @@ def _shortened(config: RunConfig) -> RunConfig:
 
 def _follow(run: store.RunFolder, choice: devices.Choice, on_phase: OnPhase) -> dict[str, Any]:
     """Start the worker and read its events until it is gone. It never outlives this call."""
-    log = store.open_inside(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = inside.open_file(run, run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         child = subprocess.Popen(
             spawn.worker_argv(run, choice),
@@ -167,7 +198,7 @@ def _follow(run: store.RunFolder, choice: devices.Choice, on_phase: OnPhase) -> 
             stdout=log,
             stderr=log,
             cwd=run.path,
-            env=spawn.environment(os.environ, choice, secrets.token_hex(16)),
+            env=spawn.environment(os.environ, choice, secrets.token_hex(16), run.read_json()["secrets"]),
             start_new_session=True,
         )
     finally:
@@ -200,11 +231,11 @@ def _follow(run: store.RunFolder, choice: devices.Choice, on_phase: OnPhase) -> 
 def _estimated(config: RunConfig, facts: Facts, longest: int) -> int | None:
     """The formula's bytes for the same step: one device, rows of the length that was rehearsed."""
     data = replace(facts.data or DataFacts(), longest=longest)
-    classes = footprint.memory(config, replace(facts, data=data), config.memory.gradient_checkpointing)
+    classes = memory_model.memory(config, replace(facts, data=data), config.memory.gradient_checkpointing)
     if not classes:
         return None
     # What the driver keeps for itself is no part of what torch can measure.
-    driver = footprint.CUDA_CONTEXT if facts.machine is not None and facts.machine.gpus else 0
+    driver = memory_model.CUDA_CONTEXT if facts.machine is not None and facts.machine.gpus else 0
     return sum(classes.values()) - driver
 
 

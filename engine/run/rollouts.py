@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.errors import WorkbenchError
-from engine.run.store import RunFolder, open_inside
+from engine.run import inside
+from engine.run.store import RunFolder
 
 NAME = "rollouts.jsonl"
 CAP = 64 << 20
@@ -56,7 +57,7 @@ class RolloutFile:
     """The writing end, held by the worker's first rank. A torn last line of an earlier life is cut off."""
 
     def __init__(self, run: RunFolder, cap: int = CAP) -> None:
-        self._handle = open_inside(run.samples / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._handle = inside.open_file(run, run.samples / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._cap = cap
         self._size = self._whole()
 
@@ -98,7 +99,7 @@ def read_group(run: RunFolder, entry: Mapping[str, Any]) -> dict[str, Any] | Non
     if type(offset) is not int or type(size) is not int or offset < 0 or not 0 < size <= LINE_CAP:
         return None
     try:
-        handle = open_inside(run.samples / NAME, os.O_RDONLY)
+        handle = inside.open_file(run, run.samples / NAME)
     except FileNotFoundError:
         return None
     except OSError as problem:

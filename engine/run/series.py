@@ -78,7 +78,7 @@ class Series:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Series) and self.as_columns() == other.as_columns()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as Python has it for what changes
 
     @property
     def last(self) -> tuple[int, float] | None:

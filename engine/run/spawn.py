@@ -7,18 +7,27 @@ sleep. More than one device goes through torchrun on the loopback interface, one
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import platformdirs
 
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, visible, without_secrets
 from engine.run.devices import Choice, cores
 from engine.run.store import RunFolder
 
 TOKEN = "WORKBENCH_RUN_TOKEN"
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+NO_HUB_TOKEN = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
+"""The hub's client then takes no token from the file that a login leaves either."""
+FOR_REWARDS = "WORKBENCH_REWARD_SECRETS"
+"""Names of variables, with commas between, that reward functions may see though they hold secrets, such as a judge's key."""
+_SECRET_NAME = re.compile(
+    r"(?i)(^|_)(tokens?|secrets?|passw(or)?d|passphrase|credentials?|pat|apikey|key(_id)?|auth)($|_)"
+)
 
 
 def python() -> list[str]:
@@ -45,9 +54,11 @@ def worker_argv(folder: RunFolder, choice: Choice, module: str = "engine.worker"
     ]
 
 
-def environment(base: Mapping[str, str], choice: Choice, token: str) -> dict[str, str]:
-    """The worker's environment: the window's own, made safe."""
-    values = {**base, **safe_python(base)}
+def environment(
+    base: Mapping[str, str], choice: Choice, token: str, secret_names: Collection[str] = HUB_TOKENS
+) -> dict[str, str]:
+    """The worker's environment: the window's own, made safe, and of its secrets those alone that are named."""
+    values = {**without_tokens(base, (*secret_names, *for_rewards(base))), **safe_python(base)}
     values |= {
         TOKEN: token,
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -67,6 +78,35 @@ def environment(base: Mapping[str, str], choice: Choice, token: str) -> dict[str
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "LINES"):
         values.pop(name, None)
     return values
+
+
+def without_tokens(base: Mapping[str, str], keep: Collection[str] = ()) -> dict[str, str]:
+    """The environment without variables that hold secrets, by their name or their value, but for those to keep.
+
+    Credentials of a proxy stay where the hub is asked, which is reached through it.
+    """
+    hub = any(name in HUB_TOKENS for name in keep)
+    values = {
+        name: value
+        for name, value in base.items()
+        if name in keep
+        or name == FOR_REWARDS
+        or (hub and name.lower().endswith("_proxy"))
+        or not (_SECRET_NAME.search(name) or without_secrets(value) != value)
+    }
+    return values if hub else {**values, NO_HUB_TOKEN: "1"}
+
+
+def for_rewards(base: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables with secrets that the person lets reward functions see."""
+    return tuple(name.strip() for name in base.get(FOR_REWARDS, "").split(",") if name.strip())
+
+
+def forget_tokens() -> None:
+    """Takes the hub's tokens out of this process's environment, once all that comes from the hub is here."""
+    for name in HUB_TOKENS:
+        os.environ.pop(name, None)
+    os.environ[NO_HUB_TOKEN] = "1"
 
 
 def safe_python(base: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """The run folder: its paths, its state file, its id; nothing else is the truth about a run.
 
 It owns making a folder (by mkdir, so two windows never share one), finding one by name, and replacing `run.json`
-atomically. It refuses symbolic links inside a run folder and names that are not slugs. The supervisor alone writes
-`run.json` after the launch; readers tolerate a missing or damaged one.
+atomically. It refuses names that are not slugs; what is refused inside a run folder is decided in `engine.run.inside`.
+The supervisor alone writes `run.json` after the launch; readers tolerate a missing or damaged one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,23 @@ import re
 import tempfile
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.errors import RunNotFound, WorkbenchError, nearest, visible
+from engine.run import inside
+from engine.run.disk import length_limit
 from engine.run.process import Identity, identity_from
 
 STATES = ("queued", "starting", "running", "stopping", "finished", "stopped", "failed", "lost")
 ENDED = frozenset({"finished", "stopped", "failed", "lost"})
-# Room that is given back when the disk is full, so that the last record of a run can still be written.
-BALLAST_BYTES = 1 << 20
+BALLAST_BYTES = 64 << 20
+"""Room that a run at work holds and gives back piece by piece on a full disk, so that its last record can be written."""
+_PIECES = 16
+_MOST_JSON = 16 << 20
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+Result = TypeVar("Result")
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -48,18 +54,6 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def open_inside(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Open a file of a run folder: close-on-exec, and never through a symbolic link."""
-    try:
-        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    except OSError as problem:
-        if path.is_symlink():
-            raise WorkbenchError(
-                f"{visible(str(path))}: is a symbolic link; a run folder holds none. Remove it."
-            ) from problem
-        raise
 
 
 class RunFolder:
@@ -125,8 +119,8 @@ class RunFolder:
     def read_json(self) -> dict[str, Any]:
         """`run.json` as it stands; empty where it is missing or damaged."""
         try:
-            found = json.loads(self.json.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            found = json.loads(inside.read(self, self.json, _MOST_JSON))
+        except (OSError, ValueError, RecursionError, WorkbenchError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -134,13 +128,41 @@ class RunFolder:
         """Replace `run.json` with these keys changed. For the launcher before, and the supervisor after, the launch."""
         values = {"id": self.id, **self.read_json(), **changes}
         text = json.dumps(values, indent=1) + "\n"
-        try:
-            replace_file(self.json, text)
-        except OSError as problem:
-            if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.give_back_ballast():
-                raise
-            replace_file(self.json, text)
+        self.with_ballast(lambda: inside.replace(self, self.json, text))
         return values
+
+    def read_config(self) -> str:
+        """The text of the run's own config. Raises WorkbenchError where it cannot be read."""
+        try:
+            return inside.read(self, self.config).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = getattr(problem, "strerror", None) or "it is not UTF-8 text"
+            raise WorkbenchError(f"run {visible(self.id)}: config.yaml cannot be read: {reason}.") from problem
+
+    def flaw(self) -> str:
+        """What stands in this folder that a run cannot have, in a sentence: the first of its files and folders that is a
+        link, no plain file, or another person's. Empty where there is none."""
+        try:
+            owner = os.stat(self.path, follow_symlinks=False).st_uid
+            for path in (self.config, self.json, self.lock, self.events, self.batches, self.log):
+                if inside.exists(self, path) and (reason := inside.flaw(inside.look(self, path), owner)):
+                    return f"{visible(path.name)} {reason}."
+            for path in (self.control, self.checkpoints, self.samples, self.index):
+                if inside.exists(self, path):
+                    reason = inside.flaw(inside.look(self, path), owner, folder=True)
+                    if reason:
+                        return f"{visible(path.name)} {reason}."
+        except (OSError, WorkbenchError) as problem:
+            return f"The folder cannot be read: {getattr(problem, 'strerror', None) or problem}."
+        return ""
+
+    def refuse_flaws(self) -> None:
+        """Raises UnsafeRunFile where `flaw` finds something: before anything is written or started here."""
+        if reason := self.flaw():
+            raise inside.UnsafeRunFile(
+                f"run {visible(self.id)}: {reason}",
+                "Put a plain file or folder of the run's owner in its place; nothing was changed.",
+            )
 
     def worker(self) -> Identity | None:
         return self._identity("worker", self.read_json())
@@ -148,8 +170,19 @@ class RunFolder:
     def supervisor(self) -> Identity | None:
         return self._identity("supervisor", self.read_json())
 
-    @staticmethod
-    def _identity(role: str, values: Mapping[str, Any]) -> Identity | None:
+    @property
+    def is_original(self) -> bool | None:
+        """Whether this is the very folder in which its supervisor started the worker; None where run.json does not say."""
+        said = self.read_json().get("folder")
+        try:
+            return None if said is None else said == inside.identity(self)
+        except OSError:
+            return False
+
+    def _identity(self, role: str, values: Mapping[str, Any]) -> Identity | None:
+        # The processes that a copied run.json names work in another folder.
+        if values.get("folder") is not None and self.is_original is False:
+            return None
         return identity_from(
             {
                 "pid": values.get(f"{role}_pid"),
@@ -165,13 +198,59 @@ class RunFolder:
         state = self.read_json().get("state")
         return state if state in STATES else "lost"
 
-    def give_back_ballast(self) -> bool:
-        """Free the reserved room on a full disk; tells whether there was any."""
+    def reserve_ballast(self) -> None:
+        """Hold room for the last record of a run that begins to work. Raises OSError where there is none.
+
+        No file may be longer than the process's limit, and one that is reached is no matter of room.
+        """
+        limit = length_limit()
+        size = BALLAST_BYTES if limit is None else min(BALLAST_BYTES, limit)
         try:
-            self.ballast.unlink()
+            handle = inside.open_file(self, self.ballast, os.O_WRONLY | os.O_CREAT)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(handle, 0, size)
+                else:
+                    os.pwrite(handle, b"\0" * size, 0)
+            finally:
+                os.close(handle)
         except OSError:
+            self.free_ballast()
+            raise
+
+    def give_back_ballast(self) -> bool:
+        """Free a piece of the reserved room on a full disk; tells whether there was any."""
+        try:
+            handle = inside.open_file(self, self.ballast, os.O_WRONLY)
+        except (OSError, WorkbenchError):
+            return False
+        try:
+            left = os.fstat(handle).st_size - max(1, BALLAST_BYTES // _PIECES)
+            if left > 0:
+                os.ftruncate(handle, left)
+                return True
+        except OSError:
+            left = 0  # a file system that needs room to shorten a file; it needs none to remove it
+        finally:
+            os.close(handle)
+        return self.free_ballast()
+
+    def free_ballast(self) -> bool:
+        """Free all of the reserved room; tells whether there was any."""
+        try:
+            inside.remove(self, self.ballast)
+        except (OSError, WorkbenchError):
             return False
         return True
+
+    def with_ballast(self, write: Callable[[], Result]) -> Result:
+        """What `write` gives, which may use up the reserved room where the disk has no other."""
+        while True:
+            try:
+                return write()
+            except OSError as problem:
+                if problem.errno not in NO_ROOM or not self.give_back_ballast():
+                    raise
 
 
 def slug(name: str) -> str:
@@ -196,13 +275,12 @@ def create(runs_dir: str | os.PathLike[str], config_text: str, info: Mapping[str
         path = _claim(root, base)
         run = RunFolder(path)
         for part in (run.control, run.checkpoints, run.samples, run.index):
-            part.mkdir(mode=0o700)
-        handle = open_inside(run.config, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            inside.make_folder(run, part)
+        handle = inside.open_file(run, run.config, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(config_text)
             file.flush()
             os.fsync(file.fileno())
-        _fill_ballast(run)
         run.update_json(state="starting", created=time.time(), **{**info, "name": info.get("name") or "run"})
     except OSError as problem:
         raise WorkbenchError(
@@ -224,19 +302,11 @@ def _claim(root: Path, base: str) -> Path:
             number += 1
 
 
-def _fill_ballast(run: RunFolder) -> None:
-    handle = open_inside(run.ballast, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle, 0, BALLAST_BYTES)
-        else:
-            os.write(handle, b"\0" * BALLAST_BYTES)
-    finally:
-        os.close(handle)
-
-
 def is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and ((path / "run.json").is_file() or (path / "events.jsonl").is_file())
+    """Whether the folder has the files of a run, whatever stands in their places: `RunFolder.flaw` tells that."""
+    return os.path.lexists(path / "config.yaml") and (
+        os.path.lexists(path / "run.json") or os.path.lexists(path / "events.jsonl")
+    )
 
 
 def runs_dir(explicit: str | os.PathLike[str] | None = None, config_dir: str | os.PathLike[str] | None = None) -> Path:

@@ -16,14 +16,16 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from engine import figures
 from engine.errors import RunBusy, WorkbenchError
-from engine.run import cause, control, spawn
+from engine.run import cause, control, inside, spawn, store
 from engine.run.devices import Choice
+from engine.run.disk import storage_error
 from engine.run.events import EventWriter, last_numbers
-from engine.run.family import Family
 from engine.run.lock import RunLock, is_held, try_flock
 from engine.run.process import Identity, boot_id, host, identity, send
-from engine.run.store import ENDED, RunFolder, open_inside
+from engine.run.process_group import Family
+from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 
 LOOK_SECONDS = 0.1
@@ -31,6 +33,8 @@ DEFAULT_GRACE = 60.0
 # Between SIGTERM and SIGKILL where the person wants it now, and after a worker's own final event.
 NOW_SECONDS = 5.0
 LEAVE_SECONDS = 30.0
+# How long a last record waits for room on a disk that has none, not even the reserved.
+PATIENCE_SECONDS = 600.0
 
 
 class Supervisor:
@@ -51,22 +55,26 @@ class Supervisor:
         self.term_at: float | None = None
         self.killed = False
         self.forwarded = False
+        self.unwritten: dict[str, Any] = {}
+        self.complaint = ""
         self.oom_before = cause.oom_kills()
         self.ended_at: float | None = None
 
     def start(self) -> None:
         """Start the worker in a session of its own, with its output in `worker.log`."""
+        self.run.refuse_flaws()
         values = self.run.read_json()
         if is_held(self.run):
             raise RunBusy(f"run {self.run.id} already has a worker.")
+        self._reserve()
         self._drop_old_requests()
-        handle = open_inside(self.run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        handle = inside.open_file(self.run, self.run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.close(handle)
         self.segment = last_numbers(self.run.events)[1] + 1
-        self.tail.offset = self.run.events.stat().st_size
+        self.tail.offset = inside.look(self.run, self.run.events).st_size
         choice = Choice(tuple(map(str, values.get("devices") or [])), int(values.get("processes") or 1))
         token = secrets.token_hex(16)
-        log = open_inside(self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = inside.open_file(self.run, self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.log_from = os.fstat(log).st_size
         try:
             self.child = subprocess.Popen(
@@ -75,7 +83,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 cwd=self.run.path,
-                env=spawn.environment(os.environ, choice, token),
+                env=spawn.environment(os.environ, choice, token, values.get("secrets", spawn.HUB_TOKENS)),
                 start_new_session=True,
             )
         finally:
@@ -87,22 +95,33 @@ class Supervisor:
             segment=self.segment,
             log_from=self.log_from,
             token=token,
+            folder=inside.identity(self.run),
             worker_pid=self.worker.pid,
             worker_start=self.worker.start,
         )
 
+    def _reserve(self) -> None:
+        """Hold the room for the last record, anew at each start."""
+        try:
+            self.run.reserve_ballast()
+        except OSError as problem:
+            needed = f"{figures.size(store.BALLAST_BYTES)} needed to begin"
+            raise storage_error(self.run.ballast, needed, problem) from problem
+
     def attend(self) -> bool:
         """Adopt the worker that run.json names, or write down that it is lost. True if there is one to stay with."""
+        self.run.refuse_flaws()
         values = self.run.read_json()
         self.worker = self.run.worker()
-        self.segment = values.get("segment") if isinstance(values.get("segment"), int) else 0  # type: ignore[assignment]
-        self.log_from = values.get("log_from") if isinstance(values.get("log_from"), int) else 0  # type: ignore[assignment]
+        self.segment = segment if isinstance(segment := values.get("segment"), int) else 0
+        self.log_from = log_from if isinstance(log_from := values.get("log_from"), int) else 0
         # Nothing is written before it is known that the worker lives: whose name stands in run.json has adopted it.
-        if self.worker is None or not self.worker.alive:
+        if self.worker is not None:
+            self.family = Family(str(values.get("token") or ""), self.worker, int(values.get("processes") or 1))
+        if self.worker is None or self.family is None or not self.family.owns(self.worker):
             self._read_events()
             self._write_end_unseen()
             return False
-        self.family = Family(str(values.get("token") or ""), self.worker, int(values.get("processes") or 1))
         self._write(adopted=True)
         return True
 
@@ -117,8 +136,13 @@ class Supervisor:
                 break
             self._watch_requests()
             self._watch_ranks()
+            self._say()
             time.sleep(LOOK_SECONDS)
         self._conclude(code)
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while self.unwritten and self.run.path.is_dir() and time.monotonic() < give_up:
+            time.sleep(1.0)
+            self._say()
 
     # -- the worker's end ------------------------------------------------------------------------------------------
 
@@ -136,10 +160,19 @@ class Supervisor:
         lost = self.family.lost_rank if self.family is not None else None
         # The first rank may leave before the others once it has said how the run ended.
         left = lost is not None and lost[0] == 0 and self.final is not None and self.final["kind"] != "failed"
+        # What the first rank says of itself (numbers that broke, rows that are refused, memory) stands: the others end
+        # for the same reason, and which of them is seen to go first is chance. An exception may be another rank's death.
+        left = left or (self.final is not None and self.final.get("cause") not in (None, "exception"))
         if self.final is None or (lost is not None and not left):
-            self._write_final_event(code)
+            try:
+                self._write_final_event(code)
+            except (OSError, WorkbenchError) as problem:
+                # The cause is known all the same, and run.json says it.
+                print(f"events.jsonl: {problem}", file=sys.stderr, flush=True)
         assert self.final is not None
-        self._write(
+        # The words stand; what is left of the reserved room goes before the folder is left alone.
+        self.run.free_ballast()
+        self._say(
             state=self.final["kind"],
             cause=str(self.final.get("cause") or ""),
             message=str(self.final.get("message") or ""),
@@ -151,22 +184,19 @@ class Supervisor:
         """Take the lock, cut a torn line, and append what the worker could not say any more."""
         assert self.worker is not None
         found = self._explain(code)  # first: it also looks at the disk as the worker left it
+        asked = self.asked_to_end if self.term_at is not None else None
+        if asked is not None:
+            message = "The worker was ended by " + ("SIGKILL" if self.killed else "SIGTERM") + self._why_ended()
+            self.final = {"kind": "stopped", "step": None, "by": asked.by, "message": message}
+        else:
+            lines = list(found.lines)
+            self.final = {"kind": "failed", "cause": found.cause, "message": found.message, "lines": lines}
         lock = _acquire_soon(RunLock(self.run))
         try:
             with EventWriter(self.run, segment=self.segment) as writer:
-                if self.asked_to_end is not None and self.term_at is not None:
-                    asked = self.asked_to_end
-                    message = "The worker was ended by " + ("SIGKILL" if self.killed else "SIGTERM") + self._why_ended()
-                    if asked.id not in self.answered or self.answered[asked.id] == "accepted":
-                        writer.write("control", id=asked.id, do=asked.do, status="done", by=asked.by, message=message)
-                    self.final = {"kind": "stopped", "step": None, "by": asked.by, "message": message}
-                else:
-                    self.final = {
-                        "kind": "failed",
-                        "cause": found.cause,
-                        "message": found.message,
-                        "lines": list(found.lines),
-                    }
+                if asked is not None and self.answered.get(asked.id, "accepted") == "accepted":
+                    message = self.final["message"]
+                    writer.write("control", id=asked.id, do=asked.do, status="done", by=asked.by, message=message)
                 writer.write(**self.final)
         finally:
             lock.release()
@@ -195,10 +225,13 @@ class Supervisor:
         return cause.explain(code, self.run.log, log_from=self.log_from, out_of_memory=memory)
 
     def _write_end_unseen(self) -> None:
+        self.run.free_ballast()
         if self.final is not None:
             self._write(state=self.final["kind"], cause=str(self.final.get("cause") or ""), ended=self.final.get("t"))
             return
         message = "The worker ended while nothing watched it, without a final word."
+        if self.run.is_original is False:
+            message = "This folder is a copy: the worker that its run.json names works in another, or is gone."
         self._write(state="lost", cause="lost", message=message, ended=time.time())
 
     # -- while it lives --------------------------------------------------------------------------------------------
@@ -220,7 +253,7 @@ class Supervisor:
                 elif kind in ("finished", "stopped", "failed"):
                     self.final, self.ended_at = event, time.monotonic()
         if state and self.final is None:
-            self._write(state=state)
+            self._say(state=state)
 
     def _grace(self) -> float:
         value = self.run.read_json().get("grace_seconds")
@@ -232,7 +265,7 @@ class Supervisor:
         if self.final is not None:
             self._end_by(now, self.ended_at or now, LEAVE_SECONDS, NOW_SECONDS)
             return
-        for name in sorted(os.listdir(self.run.control)):
+        for name in inside.names(self.run, self.run.control):
             path = self.run.control / name
             if name.startswith(".") or not name.endswith(".json"):
                 continue
@@ -256,16 +289,22 @@ class Supervisor:
     def _end_by(self, now: float, since: float, term_after: float, kill_after: float) -> None:
         assert self.worker is not None
         if self.term_at is None:
-            if now - since >= term_after:
+            if now - since >= term_after and self._may_signal():
                 self.term_at = now
-                self._write(state="stopping", message="The worker does not answer; it was sent SIGTERM.")
+                self._say(state="stopping", message="The worker does not answer; it was sent SIGTERM.")
                 send(self.worker, signal.SIGTERM)
-        elif now - self.term_at >= kill_after and not self.killed:
+        elif now - self.term_at >= kill_after and not self.killed and self._may_signal():
             self.killed = True
-            self._write(state="stopping", message="The worker does not answer; it was sent SIGKILL.")
+            self._say(state="stopping", message="The worker does not answer; it was sent SIGKILL.")
             if self.family is not None:
                 self.family.kill()
             send(self.worker, signal.SIGKILL)
+
+    def _may_signal(self) -> bool:
+        """A child of this process is the worker for certain; of any other that has to be proven at this very moment."""
+        if self.child is not None:
+            return True
+        return self.family is not None and self.family.may_be_signalled(self.run, leaving=self.final is not None)
 
     def _watch_ranks(self) -> None:
         """With several ranks: one that dies takes the others with it, and it is the one that is named."""
@@ -276,13 +315,29 @@ class Supervisor:
 
     def _forward(self, number: int, _: object) -> None:
         """The machine shuts down: the worker hears it too, and may save."""
-        if self.worker is not None and not self.forwarded:
+        if self.worker is not None and not self.forwarded and self._may_signal():
             self.forwarded = True
             send(self.worker, number)
 
     def _drop_old_requests(self) -> None:
-        for name in os.listdir(self.run.control):
-            control.remove(self.run.control / name)
+        # Copies leave empty folders behind.
+        for part in (self.run.control, self.run.checkpoints, self.run.samples, self.run.index):
+            inside.make_folder(self.run, part, exist_ok=True)
+        for name in inside.names(self.run, self.run.control):
+            control.remove(self.run, self.run.control / name)
+
+    def _say(self, **changes: Any) -> None:
+        """As `_write`; what cannot be written now is kept for the next time, because a worker is watched all the same."""
+        self.unwritten |= changes
+        if not self.unwritten:
+            return
+        try:
+            self._write(**self.unwritten)
+            self.unwritten = {}
+        except (OSError, WorkbenchError) as problem:
+            if str(problem) != self.complaint:
+                self.complaint = str(problem)
+                print(f"run.json: {problem}", file=sys.stderr, flush=True)
 
     def _write(self, **changes: Any) -> None:
         me = identity()
@@ -376,7 +431,7 @@ def main(do: str, path: str) -> NoReturn:
 
 def _quiet(run: RunFolder) -> None:
     """No pipe and no terminal stays open: they would end this process with their owner."""
-    log = open_inside(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = inside.open_file(run, run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)

@@ -11,18 +11,22 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from engine.errors import WorkbenchError
+from engine.run import inside
 from engine.run.events import MAX_LINE
 
 # One read; also the longest line that is taken. Well above what our writer allows, so that a later one may write more.
 _CHUNK = 16 * MAX_LINE
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # typeshed leaves it out
 
 
 class Tail:
-    """`read` gives the events since the last call. `offset` is the end of the last line that was taken."""
+    """`read` gives the events since the last call. `offset` is the end of the last line that was taken. The file lies in a
+    run's folder; one that is not the run's own plain file is as one that is not there."""
 
     def __init__(self, path: str | os.PathLike[str], offset: int = 0) -> None:
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(path)
+        self._run = os.path.dirname(self.path)
         self.offset = offset
         self.bad_lines = 0
         self.restarts = 0
@@ -32,8 +36,8 @@ class Tail:
     def size(self) -> int:
         """The file's length now; 0 while it does not exist. Notices a file that was cut or replaced."""
         try:
-            stat = os.stat(self.path)
-        except OSError:
+            stat = inside.look(self._run, self.path)
+        except (OSError, WorkbenchError):
             return 0
         if (self._inode not in (-1, stat.st_ino)) or stat.st_size < self.offset:
             self.offset, self._skipped = 0, 0
@@ -51,8 +55,8 @@ class Tail:
         if self.behind() == 0:
             return events
         try:
-            file = open(self.path, "rb")  # noqa: SIM115 (closed below, and opening may fail)
-        except OSError:
+            file = open(inside.open_file(self._run, self.path), "rb")  # noqa: SIM115 (closed below, opening may fail)
+        except (OSError, WorkbenchError):
             return events
         with file:
             while len(events) < limit:

@@ -44,6 +44,8 @@ class RunView:
     ended: float | None = None
     updated: float | None = None
     cause: str = ""
+    cause_kind: str = ""
+    """One word of what ended it, for machines: `diverged`, `cuda_oom`, `disk full`, ..."""
     cause_lines: list[str] = field(default_factory=list)
     phase: str = ""
     progress: dict[str, Any] | None = None
@@ -62,11 +64,47 @@ class RunView:
     bad_lines: int = 0
     seq: int = -1
     step_seconds: float | None = None
+    worked: float = 0.0
+    """Seconds of the segments before this one; what lies between them is no work (`seconds`)."""
+    segment_began: float | None = None
+    pauses: list[int] = field(default_factory=list)
+    """At multiples of these steps more than a step happens: evaluation, saving, sampling."""
+    every: int = 1
+    """Steps between two lines of numbers."""
+    longest_gap: float = 0.0
+    longest_pause: float = 0.0
+    """The longest wait between two events of this segment: between steps, and at those steps."""
+    silent_seconds: int | None = None
+    """Since when no event came, where that is too long (`engine.run.silence`). Events cannot tell it: a watch does."""
     _last_step: tuple[int, float] | None = None
+    _paces: int = 0
+
+    @property
+    def pausing(self) -> bool:
+        """Whether more than a step may happen before the next line of numbers."""
+        return self.step == self.max_steps or any(-self.step % each < self.every for each in self.pauses)
 
     @property
     def over(self) -> bool:
         return self.state in ("finished", "stopped", "failed", "lost")
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it has worked: the time of all its segments, without that in which it lay dead or stopped."""
+        if self.segment_began is None or self.updated is None:
+            return None
+        return self.worked + max(0.0, self.updated - self.segment_began)
+
+    @property
+    def committed(self) -> list[int]:
+        """Steps of the checkpoints that are complete and still there, in order."""
+        kept = (entry["step"] for entry in self.checkpoints if entry.get("state") == "committed")
+        return sorted(step for step in kept if isinstance(step, int))
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The first step whose numbers were not finite, where there was one."""
+        return next((entry["step"] for entry in self.diverged if entry["step"] is not None), None)
 
     def copy(self) -> RunView:
         twin = copy.copy(self)
@@ -100,24 +138,41 @@ def fold_many(view: RunView, events: Iterable[Event]) -> RunView:
         seq, t, segment = event.get("seq"), event.get("t"), event.get("segment")
         if type(seq) is int and seq > view.seq:
             view.seq = seq
+        if type(segment) is int and segment > view.segment:
+            _begin_segment(view, segment)
         if type(t) is float or type(t) is int:
+            if view.updated is not None and view.step and view.segment == segment:
+                gap = t - view.updated
+                if gap > view.longest_gap or (view.pauses and gap > view.longest_pause):
+                    _note_gap(view, float(gap))
             view.updated = t
             if view.started is None:
                 view.started = t
-        if type(segment) is int and segment > view.segment:
-            _begin_segment(view, segment)
+            if view.segment_began is None:
+                view.segment_began = t
         act = meaning.get(event["kind"])
         if act is not None:
             act(view, event)
     return view
 
 
+def _note_gap(view: RunView, gap: float) -> None:
+    """The longest waits so far, by what may have happened in them."""
+    if view.pausing:
+        view.longest_pause = max(view.longest_pause, gap)
+    else:
+        view.longest_gap = max(view.longest_gap, gap)
+
+
 def _begin_segment(view: RunView, segment: int) -> None:
     """A start or a resume: what the last end said no longer holds."""
+    view.worked, view.segment_began = view.seconds or 0.0, None
     view.segment = segment
-    view.state, view.ended, view.cause, view.cause_lines = "starting", None, "", []
+    view.state, view.ended, view.cause, view.cause_kind, view.cause_lines = "starting", None, "", "", []
     view.phase, view.progress, view.eta_seconds, view.step_seconds, view._last_step = "", None, None, None, None
+    view._paces = 0
     view.gpu, view.controls = [], {}
+    view.longest_gap = view.longest_pause = 0.0
 
 
 def _started(view: RunView, event: Event) -> None:
@@ -128,6 +183,9 @@ def _started(view: RunView, event: Event) -> None:
     devices = event.get("devices")
     view.devices = devices if isinstance(devices, list) else []
     view.resumed_from = _whole(event, "resumed_from_step")
+    pauses = event.get("pauses")
+    view.pauses = [each for each in pauses if type(each) is int and each > 0][:8] if isinstance(pauses, list) else []
+    view.every = max(1, _whole(event, "keep_every") or 1)
     view.progress = None
     if view.segment > 0 or view.resumed_from is not None:
         _supersede(view, view.resumed_from or 0)
@@ -158,6 +216,9 @@ def _metrics(view: RunView, event: Event) -> None:
             continue
         if type(value) is not float:
             if type(value) is not int:
+                if value is None:
+                    # It was not finite: the last one that was is not what the run stands at.
+                    latest.pop(name, None)
                 continue
             value = float(value)
         curve = series.get(name)
@@ -188,7 +249,10 @@ def _estimate_end(view: RunView, event: Event, step: int) -> None:
     elif step > last[0]:
         if t > last[1]:
             pace = (t - last[1]) / (step - last[0])
-            view.step_seconds = pace if view.step_seconds is None else 0.95 * view.step_seconds + 0.05 * pace
+            # A plain mean of the first ones: what the first step costs once would else weigh on a hundred more.
+            view._paces += 1
+            weight = max(0.05, 1 / view._paces)
+            view.step_seconds = (1 - weight) * (view.step_seconds or 0.0) + weight * pace
         view._last_step = (step, t)
     if view.max_steps and view.step_seconds is not None:
         view.eta_seconds = max(0, view.max_steps - view.step) * view.step_seconds
@@ -316,6 +380,7 @@ def _ended(view: RunView, event: Event) -> None:
     step = _whole(event, "step")
     if step is not None and step > view.step:
         view.step = step
+    view.cause_kind = _text(event, "cause")
     if view.state == "failed":
         view.cause = _text(event, "message") or _text(event, "cause") or "unknown"
         lines = event.get("lines")

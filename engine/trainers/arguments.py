@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from engine.config.optimizers import BUILT_HERE
+from engine.config.tree import RunConfig
 
 
-def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
+def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any]:
     """Keyword arguments for TrainingArguments and its subclasses. `config` is resolved: no `auto` is left in it.
 
     Weights are trained in `model.dtype` as it stands; only float16 runs under autocast, with a gradient scaler, since
@@ -46,6 +47,8 @@ def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
         "seed": run.seed,
         "data_seed": run.seed,
         "full_determinism": run.full_determinism,
+        # A stream goes to its place by itself; transformers would read up to it.
+        "ignore_data_skip": config.data.ignore_data_skip or config.data.streaming,
         "train_sampling_strategy": "random" if config.data.shuffle else "sequential",
         "logging_steps": run.logging_steps,
         "logging_first_step": True,
@@ -64,6 +67,6 @@ def shared_arguments(config: Any, run_folder: str | Path) -> dict[str, Any]:
     }
 
 
-def checkpointing(config: Any) -> bool:
+def checkpointing(config: RunConfig) -> bool:
     """Whether layers are computed again in the backward pass."""
     return config.memory.gradient_checkpointing in (True, "selective", "medium", "full")

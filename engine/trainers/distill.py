@@ -7,7 +7,6 @@ teacher's k probabilities are scaled to a sum of one; the model's are those over
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,10 @@ from typing import Any
 import torch
 from trl import SFTTrainer
 
+from engine.compat.trl_head import HeadSettings, head_settings
+from engine.config import distill
+from engine.config.tree import method_of
+from engine.features.built import base_model
 from engine.kernels.linear_logp import linear_logp
 from engine.trainers.job import Job
 from engine.trainers.saving import RunTrainer
@@ -27,11 +30,16 @@ __all__ = ["Distill", "arguments", "build"]
 class Distill(RunTrainer, SFTTrainer):
     """SFT's trainer with the teacher in its loss."""
 
-    method: Any
+    method: distill.Distill
+    head: HeadSettings
     loss_by = "ours, on SFTTrainer"
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> torch.Tensor:
         ids = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         with self._hidden_states() as seen:
@@ -54,33 +62,30 @@ class Distill(RunTrainer, SFTTrainer):
         self, hidden_NH: torch.Tensor, own_N: torch.Tensor, inputs: dict[str, Any], mask: torch.Tensor
     ) -> torch.Tensor:
         """KL of teacher to model for each learned token, [N]; `own_N` is the log-probability of the row's own token."""
-        base = self._base()
-        head, told = base.get_output_embeddings(), _settings_of(base)
+        base = base_model(self.model)
+        head, scores = base.get_output_embeddings(), self.head
         temperature = self.method.kd_temperature
         labels_N = inputs["labels"][:, 1:][mask]
         tokens_NK, teacher_NK = (inputs[name][:, 1:][mask] for name in ("teacher_tokens", "teacher_logps"))
         if temperature != 1:
             own_N = linear_logp(
-                hidden_NH, head.weight, labels_N, bias=head.bias, temperature=temperature, outputs=(), **told
-            ).log_probs
+                hidden_NH, head.weight, labels_N, bias=head.bias, temperature=temperature, outputs=(),
+                logit_scale=scores.logit_scale, soft_cap=scores.soft_cap,
+            ).log_probs  # fmt: skip
         logits = some_logits(hidden_NH, head.weight, torch.cat([labels_N[:, None], tokens_NK], 1), head.bias)
-        logits = logits * told["logit_scale"]
-        if (cap := told["soft_cap"]) is not None:
+        logits = logits * scores.logit_scale
+        if (cap := scores.soft_cap) is not None:
             logits = cap * torch.tanh(logits / cap)
         logits = logits / temperature
         model_NK = own_N[:, None] + logits[:, 1:] - logits[:, :1]
         teacher_NK = (teacher_NK.to(model_NK.dtype) / temperature).log_softmax(-1)
         return (teacher_NK.exp() * (teacher_NK - model_NK)).sum(-1)
 
-    def _base(self) -> Any:
-        model: Any = self.accelerator.unwrap_model(self.model)
-        return model.get_base_model() if hasattr(model, "peft_config") else model
-
     @contextmanager
     def _hidden_states(self) -> Iterator[list[torch.Tensor]]:
         """What the head is given, as the model runs inside: [B, L, H]."""
         seen: list[torch.Tensor] = []
-        handle = self._base().base_model.register_forward_hook(
+        handle = base_model(self.model).base_model.register_forward_hook(
             lambda module, given, output: seen.append(output.last_hidden_state)
         )
         try:
@@ -89,7 +94,9 @@ class Distill(RunTrainer, SFTTrainer):
             handle.remove()
 
     @torch.no_grad()
-    def _note(self, model: Any, outputs: Any, kl: torch.Tensor, nll: torch.Tensor, inputs: dict[str, Any]) -> None:
+    def _note(
+        self, model: torch.nn.Module, outputs: Any, kl: torch.Tensor, nll: torch.Tensor, inputs: dict[str, Any]
+    ) -> None:
         sums = [kl.sum(), nll, outputs.entropy.sum(), outputs.is_top1.sum(), outputs.label_mask.sum()]
         sums.append(inputs["attention_mask"].sum())
         found = self.accelerator.reduce(torch.stack([each.double() for each in sums])).tolist()
@@ -105,14 +112,12 @@ class Distill(RunTrainer, SFTTrainer):
         return f"{self.method.kd_alpha:g} x KL from the teacher, {self.method.kd_ce_alpha:g} x cross-entropy"
 
 
-def _settings_of(base: Any) -> dict[str, Any]:
-    """Scale and soft cap of this model's logits, as TRL's fused head found them."""
-    known = inspect.getclosurevars(base.forward.__func__).nonlocals
-    return {"logit_scale": known["logit_scale"], "soft_cap": known["final_logit_softcapping"]}
-
-
 def build(job: Job) -> Distill:
     """The trainer, ready to `attach`."""
     trainer = Distill(args=arguments(job.config, job.run_folder), **job.given())
-    trainer.method = job.config.method
+    trainer.method = method_of(job.config, distill.Distill)
+    # Before accelerate puts its own forward around the model's.
+    head = head_settings(base_model(trainer.model))
+    assert head is not None, "TRL's SFTTrainer gives its model a fused head"
+    trainer.head = head
     return trainer

@@ -5,16 +5,59 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from trl import DPOConfig, DPOTrainer
+from trl.trainer.utils import FusedCausalLMOutput
 
+from engine.config import preference
+from engine.config.tree import RunConfig, method_of
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.reference import frozen_copy, where, without_needless_copy
-from engine.trainers.saving import RunTrainer, WithRows
+from engine.trainers.reference import ReferenceTrainer, frozen_copy
+from engine.trainers.saving import WithRows
 
 
-class Dpo(RunTrainer, DPOTrainer):
-    """TRL's trainer with our saving and our prepared pairs."""
+class Dpo(ReferenceTrainer, DPOTrainer):
+    """TRL's trainer with our saving and our prepared pairs. With `dpo_norm_loss` all that its losses see are means over an
+    answer's tokens, of model and reference; the likelihood beside them is of single tokens in any case."""
+
+    norm_loss = False
+    likelihood = 0.0
+    """The weight of the likelihood where answers are compared by means; else it is TRL's own second loss."""
+
+    def compare_means(self, likelihood: float) -> None:
+        """From now on answers are compared by their mean log-probability. TRL has summed what was precomputed by then."""
+        self.norm_loss, self.likelihood = True, likelihood
+        self._of_tokens: list[torch.Tensor] | None = None
+        for model in (self.model, self.ref_model):
+            if model is not None:
+                model.register_forward_hook(self._divide)
+
+    def _divide(self, model: Any, given: Any, outputs: Any) -> None:
+        if self._of_tokens is not None and isinstance(outputs, FusedCausalLMOutput):
+            assert outputs.log_probs is not None
+            assert outputs.label_mask is not None
+            self._of_tokens.append(outputs.log_probs)
+            outputs.log_probs = outputs.log_probs / outputs.label_mask.sum(1, keepdim=True).clamp(min=1)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        if not self.norm_loss:
+            return super()._compute_loss(model, inputs, return_outputs)
+        answers = inputs["completion_mask"][:, 1:].bool()
+        counts = dict(
+            zip(("ref_chosen_logps", "ref_rejected_logps"), answers.sum(1).clamp(min=1).chunk(2), strict=True)
+        )
+        inputs = {name: value / counts[name] if name in counts else value for name, value in inputs.items()}
+        self._of_tokens = []
+        try:
+            found = super()._compute_loss(model, inputs, return_outputs)
+            ours, *_ = self._of_tokens  # of the model; the reference's follow
+        finally:
+            self._of_tokens = None
+        loss, *rest = found if return_outputs else (found,)
+        if self.likelihood:
+            loss = loss - self.likelihood * ours.chunk(2)[0][answers.chunk(2)[0]].mean()
+        return (loss, *rest) if return_outputs else loss
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """TRL would look for text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""
@@ -22,26 +65,30 @@ class Dpo(RunTrainer, DPOTrainer):
 
     def told(self) -> str:
         """What the receipt adds about the loss."""
-        likelihood = [f"likelihood of the chosen weighted {weight:g}" for weight in self.loss_weights[1:]]
-        return "; ".join([*likelihood, where(self)])
+        means = ["answers compared by means over their tokens"] if self.norm_loss else []
+        weights = [self.likelihood] if self.likelihood else self.loss_weights[1:]
+        likelihood = [f"likelihood of the chosen weighted {weight:g}" for weight in weights]
+        return "; ".join([*means, *likelihood, self.told_reference()])
 
 
-def arguments(config: Any, run_folder: str | Path) -> DPOConfig:
+def arguments(config: RunConfig, run_folder: str | Path) -> DPOConfig:
     """Our sections as TRL's config."""
-    method = config.method
+    method = method_of(config, preference.Dpo)
     loss: dict[str, Any] = {"loss_type": [method.loss_type], "label_smoothing": method.label_smoothing}
-    if method.rpo_alpha:
+    if method.rpo_alpha and not method.dpo_norm_loss:
         loss |= {"loss_type": [method.loss_type, "sft"], "loss_weights": [1.0, method.rpo_alpha]}
-    return with_loss(config, run_folder, **loss)
+    return with_loss(config, method, run_folder, **loss)
 
 
-def with_loss(config: Any, run_folder: str | Path, **loss: Any) -> DPOConfig:
+def with_loss(
+    config: RunConfig, method: preference.Dpo | preference.Ipo, run_folder: str | Path, **loss: Any
+) -> DPOConfig:
     """TRL's config for one of its losses on pairs, with beta and reference from the method's section."""
     return DPOConfig(
         **shared_arguments(config, run_folder),
         **loss,
-        beta=config.method.beta,
-        precompute_ref_log_probs=config.method.reference == "precompute",
+        beta=method.beta,
+        precompute_ref_log_probs=method.reference == "precompute",
         max_length=None,
     )
 
@@ -53,5 +100,8 @@ def build(job: Job, args: DPOConfig | None = None) -> Dpo:
     given = job.given(ref_model=frozen_copy(job.config), data_collator=job.collator)
     trainer = Dpo(args=args or arguments(job.config, job.run_folder), **given)
     trainer.data_collator = WithRows(job.collator)
-    without_needless_copy(trainer)
+    trainer.without_needless_copy()
+    method = job.config.method
+    if method.kind == "dpo" and method.dpo_norm_loss:
+        trainer.compare_means(method.rpo_alpha)
     return trainer

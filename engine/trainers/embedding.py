@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.config import embedding
+from engine.config.kinds import MethodSection
 from engine.errors import DataError
 from engine.trainers import plain
 from engine.trainers.job import Job
@@ -33,15 +35,20 @@ DEPTHS = (1, 5, 10)
 class Embedding(Plain):
     """The trainer of vectors."""
 
+    method: embedding.Embedding
     max_length: int
 
-    def start(self, method: Any) -> None:
+    def start(self, method: MethodSection) -> None:
         super().start(method)
         self._held_out: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._judged: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> torch.Tensor:
         own = inputs["own_text"]
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
@@ -55,13 +62,13 @@ class Embedding(Plain):
             self._held_out.append((anchors.detach().float(), texts[: len(own)].detach().float()))
         return F.cross_entropy(self.method.scale * similarity, own)
 
-    def _ranked(self, model: Any, similarity_B: torch.Tensor, score_B: torch.Tensor) -> torch.Tensor:
+    def _ranked(self, model: torch.nn.Module, similarity_B: torch.Tensor, score_B: torch.Tensor) -> torch.Tensor:
         if not model.training:
             self._judged.append((similarity_B.detach().float(), score_B))
         return cosent(self.method.scale * similarity_B, score_B)
 
     @torch.no_grad()
-    def _note(self, model: Any, similarity: torch.Tensor, own: torch.Tensor) -> None:
+    def _note(self, model: torch.nn.Module, similarity: torch.Tensor, own: torch.Tensor) -> None:
         """The share of anchors that find their own text first in the batch, and by how much it is nearer."""
         if similarity.shape[1] > 1:
             mine = similarity.gather(1, own[:, None])[:, 0]
@@ -95,8 +102,8 @@ class Embedding(Plain):
         """Beside the weights what `SentenceTransformer(folder)` reads, so that it gives the vectors that were trained."""
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or str(self.args.output_dir))
-        model: Any = self.model
-        width = model.get_input_embeddings().weight.shape[1]
+        embeddings: Any = self.model.get_input_embeddings()
+        width = embeddings.weight.shape[1]
         for name, content in layout(width, self.method.pooling, self.max_length).items():
             file = folder / name
             file.parent.mkdir(exist_ok=True)

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
+from engine.config import rollouts
+from engine.config.tree import RunConfig, method_of
 from engine.trainers.grpo import group_arguments
 from engine.trainers.job import Job
 from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
 
 
-class Gdpo(RolloutTrainer, GRPOTrainer):
+class Gdpo(RolloutTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
 
     def told(self) -> str:
@@ -25,7 +27,7 @@ class Gdpo(RolloutTrainer, GRPOTrainer):
         return f"{super().told()}; each reward compared by itself"
 
     def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
-        size: Any = self.num_generations if self.mode == "train" else self.num_generations_eval
+        size = self.num_generations if self.mode == "train" else self.num_generations_eval
         self._metrics[self.mode]["frac_reward_zero_std"][-1] = without_spread(self._scores, size)
         return output
 
@@ -38,13 +40,12 @@ def without_spread(scores: torch.Tensor, size: int) -> float:
     return same.float().mean().item()
 
 
-def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
+def arguments(config: RunConfig, run_folder: str | Path) -> GRPOConfig:
     """Our sections as TRL's config."""
-    more = {**group_arguments(config), "multi_objective_aggregation": "normalize_then_sum"}
+    more = {**group_arguments(method_of(config, rollouts.Gdpo)), "multi_objective_aggregation": "normalize_then_sum"}
     return rollout_arguments(config, run_folder, **more)
 
 
 def build(job: Job) -> Gdpo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
-    trainer: Gdpo = built(Gdpo, arguments(job.config, job.run_folder), job)
-    return trainer
+    return built(Gdpo, arguments(job.config, job.run_folder), job)

@@ -5,24 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
+from engine.config import rollouts
+from engine.config.tree import RunConfig, method_of
 from engine.trainers.job import Job
 from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
 
 
-class Grpo(RolloutTrainer, GRPOTrainer):
+class Grpo(RolloutTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
 
 
-def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
+def arguments(config: RunConfig, run_folder: str | Path) -> GRPOConfig:
     """Our sections as TRL's config."""
-    return rollout_arguments(config, run_folder, **group_arguments(config), scale_rewards=config.method.scale_rewards)
+    method = method_of(config, rollouts.Grpo)
+    return rollout_arguments(config, run_folder, **group_arguments(method), scale_rewards=method.scale_rewards)
 
 
-def group_arguments(config: Any) -> dict[str, Any]:
+def group_arguments(method: rollouts.Groups) -> dict[str, Any]:
     """What methods that compare the answers of a group share."""
-    method = config.method
     return {
         "num_generations": method.num_generations,
         "loss_type": method.loss_type,
@@ -33,5 +35,4 @@ def group_arguments(config: Any) -> dict[str, Any]:
 
 def build(job: Job) -> Grpo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
-    trainer: Grpo = built(Grpo, arguments(job.config, job.run_folder), job)
-    return trainer
+    return built(Grpo, arguments(job.config, job.run_folder), job)

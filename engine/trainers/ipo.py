@@ -6,17 +6,18 @@ The margin is taken of mean log-probabilities a token, as TRL does and the paper
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from trl import DPOConfig
 
+from engine.config.preference import Ipo
+from engine.config.tree import RunConfig, method_of
 from engine.trainers import dpo
 from engine.trainers.job import Job
 
 
-def arguments(config: Any, run_folder: str | Path) -> DPOConfig:
+def arguments(config: RunConfig, run_folder: str | Path) -> DPOConfig:
     """Our sections as TRL's config."""
-    return dpo.with_loss(config, run_folder, loss_type=["ipo"])
+    return dpo.with_loss(config, method_of(config, Ipo), run_folder, loss_type=["ipo"])
 
 
 def build(job: Job) -> dpo.Dpo:

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from engine.config.tree import RunConfig
 from engine.trainers.saving import WithRows
 
 
@@ -13,9 +17,9 @@ from engine.trainers.saving import WithRows
 class Job:
     """A run's config, no `auto` left, and what was made from it: the model with its adapter, prepared rows, the collator."""
 
-    config: Any
+    config: RunConfig
     run_folder: str | Path
-    model: Any
+    model: PreTrainedModel | PeftModel
     processing_class: Any
     collator: Any
     train: Any

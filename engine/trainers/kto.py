@@ -12,13 +12,14 @@ from typing import Any
 
 from trl import KTOConfig, KTOTrainer
 
+from engine.config import preference
+from engine.config.tree import RunConfig, method_of
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.reference import frozen_copy, where, without_needless_copy
-from engine.trainers.saving import RunTrainer
+from engine.trainers.reference import ReferenceTrainer, frozen_copy
 
 
-class Kto(RunTrainer, KTOTrainer):
+class Kto(ReferenceTrainer, KTOTrainer):
     """TRL's trainer with our saving and our prepared rows."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
@@ -28,12 +29,13 @@ class Kto(RunTrainer, KTOTrainer):
     def told(self) -> str:
         """What the receipt adds about the loss."""
         weights = f"good answers weigh {self.desirable_weight:.4g}, bad ones {self.undesirable_weight:.4g}"
-        return f"{where(self)}; {weights}"
+        by = ", by the first rows of the stream" if self.stream_loader else ""
+        return f"{self.told_reference()}; {weights}{by}"
 
 
-def arguments(config: Any, run_folder: str | Path) -> KTOConfig:
+def arguments(config: RunConfig, run_folder: str | Path) -> KTOConfig:
     """Our sections as TRL's config."""
-    method = config.method
+    method = method_of(config, preference.Kto)
     shared = shared_arguments(config, run_folder)
     return KTOConfig(
         **{**shared, "train_sampling_strategy": "sequential"},
@@ -51,14 +53,14 @@ def balanced(good: int, bad: int) -> tuple[float, float]:
 
 
 def build(job: Job) -> Kto:
-    """The trainer, ready to `attach`. `train` holds rows of both sorts (`engine.data.shapes.Rated` sees to that)."""
+    """The trainer, ready to `attach`. `train` holds rows of both sorts (`engine.data.prepared_rows.Rated` sees to that)."""
     args = arguments(job.config, job.run_folder)
-    if job.config.method.balance_weights:
+    if method_of(job.config, preference.Kto).balance_weights:
         good = sum(job.train["label"])
         for_good, for_bad = balanced(good, len(job.train) - good)
         args.desirable_weight *= for_good
         args.undesirable_weight *= for_bad
     trainer = Kto(args=args, **job.given(ref_model=frozen_copy(job.config)))
     trainer.args.train_sampling_strategy = shared_arguments(job.config, job.run_folder)["train_sampling_strategy"]
-    without_needless_copy(trainer)
+    trainer.without_needless_copy()
     return trainer

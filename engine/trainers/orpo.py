@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from engine.config import preference
 from engine.trainers import pairs
 from engine.trainers.pairs import Judged, Pair, ReferenceFree
 from engine.trainers.sft import arguments
@@ -19,6 +20,8 @@ _CERTAIN = -1e-6
 
 class Orpo(ReferenceFree):
     """Equations 6 and 7 of the paper, an answer's probability being the geometric mean over its tokens."""
+
+    method: preference.Orpo
 
     def judge(self, pair: Pair) -> Judged:
         beta = self.method.beta

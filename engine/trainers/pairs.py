@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from trl import SFTTrainer
 
-from engine.data.collate import IGNORED
+from engine.config.kinds import MethodSection
+from engine.data.pretokenized import IGNORED
 from engine.trainers import sft
 from engine.trainers.job import Job
 from engine.trainers.saving import RunTrainer
@@ -45,8 +46,8 @@ class ReferenceFree(RunTrainer, SFTTrainer):
     # The loss is a mean over pairs, so that gradient accumulation averages it.
     loss_by = "ours, on SFTTrainer"
     """Whose loss it is, for the receipt."""
-    loss_is_scaled_for_ga = False  # type: ignore[assignment]
-    method: Any
+    loss_is_scaled_for_ga = False  # type: ignore[assignment]  # TRL's base declares it as None
+    method: MethodSection
     """The method's section."""
 
     def judge(self, pair: Pair) -> Judged:
@@ -54,7 +55,11 @@ class ReferenceFree(RunTrainer, SFTTrainer):
         raise NotImplementedError
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> torch.Tensor:
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, IGNORED)
         ids = {name: inputs[name] for name in ("input_ids", "attention_mask")}
@@ -71,7 +76,7 @@ class ReferenceFree(RunTrainer, SFTTrainer):
         return loss
 
     @torch.no_grad()
-    def _note(self, model: Any, judged: Judged, outputs: Any, pair: Pair, inputs: dict[str, Any]) -> None:
+    def _note(self, model: torch.nn.Module, judged: Judged, outputs: Any, pair: Pair, inputs: dict[str, Any]) -> None:
         """The curves of the batch, under TRL's names; one copy from the device, one exchange between ranks.
 
         As in TRL's trainers for such losses, `logps` are what the losses compare: means over an answer's tokens.

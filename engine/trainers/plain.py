@@ -10,30 +10,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
+from engine.config.kinds import MethodSection
+from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.saving import ROWS, RunTrainer
 
 
-class Plain(RunTrainer, Trainer):
+class Plain(RunTrainer):
     """The trainer; `method` is the method's section."""
 
     # The loss is a mean over the batch, so that gradient accumulation averages it.
     loss_is_scaled_for_ga = False
     loss_by = "ours, on Trainer"
     """Whose loss it is, for the receipt."""
-    method: Any
+    method: MethodSection
 
-    def start(self, method: Any) -> None:
+    def start(self, method: MethodSection) -> None:
         """What is not a Trainer's own; `build` calls it."""
         self.method = method
         # Before transformers 5.19 this alone says that accumulation must average.
         self.model_accepts_loss_kwargs = False
         self.curves: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
 
-    def note(self, model: Any, values: dict[str, torch.Tensor]) -> None:
+    def note(self, model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
         """Curves of a batch: numbers that are averaged over ranks, and until they are logged; NaN counts as absent."""
         with torch.no_grad():
             stacked = torch.stack([value.float() for value in values.values()])
@@ -46,7 +48,9 @@ class Plain(RunTrainer, Trainer):
         """Curves of all held-out rows together."""
         return {}
 
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> tuple[Any, None, None]:
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], *_: Any, **__: Any
+    ) -> tuple[Any, None, None]:
         inputs = {name: value for name, value in self._prepare_inputs(inputs).items() if name != ROWS}
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs), None, None
@@ -64,7 +68,7 @@ class Plain(RunTrainer, Trainer):
 Kind = TypeVar("Kind", bound=Plain)
 
 
-def arguments(config: Any, run_folder: str | Path) -> TrainingArguments:
+def arguments(config: RunConfig, run_folder: str | Path) -> TrainingArguments:
     """Our sections as transformers' arguments."""
     return TrainingArguments(**shared_arguments(config, run_folder))
 

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
+from engine.config import rollouts
+from engine.config.tree import RunConfig, method_of
+from engine.features.built import base_model
 from engine.trainers.job import Job
 from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
 
@@ -31,18 +34,18 @@ class ValueHead(torch.nn.Linear):
         torch.nn.init.zeros_(self.bias)
 
 
-class Ppo(RolloutTrainer, GRPOTrainer):
+class Ppo(RolloutTrainer):
     """TRL's trainer with advantages and losses of PPO; `value` gives it its head."""
 
-    settings: Any
+    settings: rollouts.Ppo
 
-    def value(self, config: Any) -> None:
+    def value(self, settings: rollouts.Ppo) -> None:
         """Adds the value head to the model; call it in `build`."""
-        self.settings = config.method
-        base = self.base_of(self.policy)
+        self.settings = settings
+        base = base_model(self.model)
         width = base.config.get_text_config().hidden_size
         self.head = ValueHead(width).to(base.device)
-        setattr(self.policy, HEAD, self.head)
+        setattr(self.model, HEAD, self.head)
         self.register_state(HEAD, self.head)
         base.base_model.register_forward_hook(self._keep_hidden)
 
@@ -55,24 +58,24 @@ class Ppo(RolloutTrainer, GRPOTrainer):
         self._hidden = output.last_hidden_state
 
     # -- what the head asks of a trainer -------------------------------------------------------------------------------
-    def create_optimizer(self, model: Any = None) -> Any:
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """The model's groups as everywhere, and one for the head with its own rate and no decay."""
-        del self.policy._modules[HEAD]
+        del self.model._modules[HEAD]
         try:
             optimizer = super().create_optimizer(model)
         finally:
-            setattr(self.policy, HEAD, self.head)
+            setattr(self.model, HEAD, self.head)
         rate = self.settings.value_learning_rate
         optimizer.add_param_group({"params": list(self.head.parameters()), "lr": rate, "weight_decay": 0.0})
         return optimizer
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """The model without the head, which is saved as a part of the trainer."""
-        del self.policy._modules[HEAD]
+        del self.model._modules[HEAD]
         try:
             super().save_model(*args, **kwargs)
         finally:
-            setattr(self.policy, HEAD, self.head)
+            setattr(self.model, HEAD, self.head)
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -130,7 +133,7 @@ class Ppo(RolloutTrainer, GRPOTrainer):
         return ((advantages - mean) / (spread + 1e-8)).to(advantages.dtype) * mask
 
     # -- loss ----------------------------------------------------------------------------------------------------------
-    def _read(self, model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _read(self, model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probabilities, entropies and values of the answers' tokens, each (B, T), in one pass of the model."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
@@ -140,7 +143,7 @@ class Ppo(RolloutTrainer, GRPOTrainer):
         hidden = self._hidden[:, -width - 1 : -1]
         return logps, entropy, self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         settings, mask = self.settings, inputs["completion_mask"]
         mode = self.mode
         logps, entropy, values = self._read(model, inputs)
@@ -150,8 +153,7 @@ class Ppo(RolloutTrainer, GRPOTrainer):
         # every token of an optimizer step weighs the same, whatever batch it came in
         tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
         if mode == "train":
-            together: Any = self.args.steps_per_generation  # type: ignore[attr-defined]
-            tokens = tokens * self.current_gradient_accumulation_steps / together
+            tokens = tokens * self.current_gradient_accumulation_steps / self.sampled_together
         loss = ((policy + settings.vf_coef * value) * mask).sum() / tokens
         changed = (logps - inputs["old_per_token_logps"]).detach()
         told = {
@@ -212,12 +214,11 @@ def value_loss(
     return 0.5 * torch.maximum(free_error, held_error), (held_error > free_error).to(values.dtype)
 
 
-def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
+def arguments(config: RunConfig, run_folder: str | Path) -> GRPOConfig:
     """Our sections as TRL's config. A prompt may be answered once, which TRL refuses for GRPO alone."""
-    optim, size = config.optim, config.method.num_generations
-    together = (
-        config.method.steps_per_generation or optim.gradient_accumulation_steps
-    ) * optim.per_device_train_batch_size
+    method = method_of(config, rollouts.Ppo)
+    optim, size = config.optim, method.num_generations
+    together = (method.steps_per_generation or optim.gradient_accumulation_steps) * optim.per_device_train_batch_size
     args = rollout_arguments(
         config, run_folder, num_generations=size if size > 1 else max(2, together), num_generations_eval=1
     )
@@ -230,6 +231,6 @@ def arguments(config: Any, run_folder: str | Path) -> GRPOConfig:
 
 def build(job: Job) -> Ppo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
-    trainer: Ppo = built(Ppo, arguments(job.config, job.run_folder), job)
-    trainer.value(job.config)
+    trainer = built(Ppo, arguments(job.config, job.run_folder), job)
+    trainer.value(method_of(job.config, rollouts.Ppo))
     return trainer

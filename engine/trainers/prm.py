@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.data.collate import IGNORED
+from engine.data.pretokenized import IGNORED
 from engine.trainers import plain
 from engine.trainers.plain import Plain, arguments
 
@@ -23,7 +23,11 @@ class Prm(Plain):
     """The trainer of verdicts on steps."""
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> torch.Tensor:
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         judged = inputs["labels"] != IGNORED

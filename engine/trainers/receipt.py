@@ -11,47 +11,60 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from engine.compat.trl_head import FusedForward
+from engine.config.adapter import NoAdapter
 from engine.config.method import METHODS
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
-from engine.memory.tiers import TIERS, tier_of
-from engine.models.load import BUILTIN
+from engine.config.tree import RunConfig
+from engine.data.prepare import Prepared
+from engine.features.attention_backend.sdpa_cudnn_workaround import NAME as WHOLE_TILES
+from engine.features.built import Notes, base_model
+from engine.features.cut_cross_entropy.apply import fused_heads
+from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
+from engine.models.load import BUILTIN, Loaded
 from engine.models.sizes import format_of, weights_in
-from engine.models.stored_fp8 import Fp8Linear
+from engine.models.stored_fp8 import Fp8Linear, Held
 from engine.trainers.optimizers.building import told
+from engine.trainers.saving import RunTrainer
 
+MASKED = frozenset({"sdpa", "eager", WHOLE_TILES})
+"""Attention that keeps the documents of a pack apart by a mask."""
 SMALLEST_8BIT = 4096  # bitsandbytes: min_8bit_size
 
 
-def receipt(config: Any, trainer: Any, prepared: Any, why: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """The entries of the `receipt` event for a trainer that is about to start; `why` has the reasons of what was `auto`."""
+def receipt(
+    config: RunConfig,
+    trainer: RunTrainer,
+    prepared: Prepared,
+    loaded: Loaded | None = None,
+    why: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """The entries of the `receipt` event for a trainer that is about to start; `loaded` is its model
+    as it was loaded, `why` has the reasons of what was `auto`."""
     model = trainer.model
     entries = [
         _precision(config, model),
         _parameters(config, model),
         _adapter(config, model),
-        _attention(config, model),
+        _attention(config, model, loaded.attention_reason if loaded else ""),
         _checkpointing(config, model, (why or {}).get("memory.gradient_checkpointing")),
         _loss(config, trainer),
         _optimizer(config, trainer),
-        _entry(
-            "rows",
-            None,
-            prepared.counts["kept"],
-            count=prepared.counts["packs"] or None,
-            detail="; ".join(prepared.warnings) or "every row is used as it is",
-        ),
+        _rows(config, prepared),
         _entry("tokens fingerprint", None, prepared.fingerprint, detail="of ids and labels of the first rows"),
     ]
     if config.run.full_determinism:
         entries.append(_determinism())
     if (ranks := trainer.accelerator.num_processes) > 1:
         entries.append(_processes(config, ranks))
-    if config.model.quantization not in ("none", "fp8"):  # which engine.patches.fp8_base tells
+    if config.model.quantization not in ("none", "fp8"):  # which engine.features.fp8_base.apply tells
         entries.append(_quantization(config, model))
-    if getattr(model, "stored_fp8", None) is not None:
-        entries.append(_stored_fp8(model))
+    if loaded is not None and loaded.stored_fp8 is not None:
+        entries.append(_stored_fp8(model, loaded.stored_fp8))
     if config.data.packing:
         apart = config.data.packing_cross_doc_attn_mask
         entries.append(
@@ -59,8 +72,8 @@ def receipt(config: Any, trainer: Any, prepared: Any, why: Mapping[str, str] | N
                 "packing",
                 "apart" if apart else "joined",
                 "apart" if "seq_lengths" in prepared.dataset.column_names else "joined",
-                count=prepared.counts["packs"],
-                detail="packs; tokens see their own document only" if apart else "packs",
+                count=prepared.counts["packs"] or (len(prepared.dataset) if prepared.stream else 0),
+                detail=f"packs; tokens see their own document only{_kept_apart_by(model)}" if apart else "packs",
             )
         )
     if config.model.name == BUILTIN and config.model.tokenizer is not None:
@@ -72,7 +85,7 @@ def receipt(config: Any, trainer: Any, prepared: Any, why: Mapping[str, str] | N
     return entries
 
 
-def unmet(config: Any, entries: list[dict[str, Any]]) -> str | None:
+def unmet(config: RunConfig, entries: list[dict[str, Any]]) -> str | None:
     """The sentence for a requested feature that touched nothing, or None."""
     by_name = {entry["feature"]: entry for entry in entries}
     for feature, asked in (
@@ -92,7 +105,25 @@ def _entry(feature: str, requested: Any, effective: Any, count: int | None = Non
     return {"feature": feature, "requested": requested, "effective": effective, "count": count, "detail": detail}
 
 
-def _processes(config: Any, ranks: int) -> dict[str, Any]:
+def _rows(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
+    if (stream := prepared.stream) is None:
+        detail = "; ".join(prepared.warnings) or "every row is used as it is"
+        return _entry("rows", None, prepared.counts["kept"], count=prepared.counts["packs"] or None, detail=detail)
+    files = len(prepared.sources)
+    mixed = "shards and the rows in each mixed by the seed" if config.data.shuffle else "in the order of the files"
+    detail = (
+        f"prepared while training from {files:,} file{'' if files == 1 else 's'}, {mixed}; not counted before: rows that "
+        "are left out or cut are told at the end"
+    )
+    return _entry("rows", True, "streamed", count=sum(lane.total for lane in stream.walk.lanes) or None, detail=detail)
+
+
+def _kept_apart_by(model: PreTrainedModel | PeftModel) -> str:
+    masked = model.config._attn_implementation in MASKED
+    return ", by a mask of all pairs of tokens in each layer" if masked else ", without a mask of all pairs of tokens"
+
+
+def _processes(config: RunConfig, ranks: int) -> dict[str, Any]:
     where = "each on a GPU"
     if not torch.cuda.is_available():
         threads = torch.get_num_threads()
@@ -108,7 +139,7 @@ def _determinism() -> dict[str, Any]:
     return _entry("full determinism", True, "on" if on else "off", int(on), words)
 
 
-def _precision(config: Any, model: Any) -> dict[str, Any]:
+def _precision(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     for parameter in model.parameters():
         kinds[format_of(parameter)] += weights_in(parameter)
@@ -121,18 +152,18 @@ def _precision(config: Any, model: Any) -> dict[str, Any]:
     return _entry("precision", config.model.dtype, kinds.most_common(1)[0][0], sum(kinds.values()), detail)
 
 
-def _parameters(config: Any, model: Any) -> dict[str, Any]:
+def _parameters(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(weights_in(p) for p in model.parameters())
     detail = f"of {total:,} ({trained / max(total, 1):.2%})"
-    named = getattr(config.adapter, "unfrozen_parameters", None) or None
+    named = config.adapter.unfrozen_parameters or None if isinstance(config.adapter, NoAdapter) else None
     if named:
         weights = [p.requires_grad for p in model.parameters()]
         detail += f"; {sum(weights)} of {len(weights)} weights, the others frozen"
     return _entry("trainable parameters", named, trained, trained, detail)
 
 
-def _adapter(config: Any, model: Any) -> dict[str, Any]:
+def _adapter(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -156,13 +187,17 @@ def _adapter(config: Any, model: Any) -> dict[str, Any]:
     return _entry("adapter", config.adapter.kind, "lora" if layers else "none", len(layers), detail)
 
 
-def _optimizer(config: Any, trainer: Any) -> dict[str, Any]:
+def _optimizer(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:
     """The optimizer's class and what it moves; for states of 8 bits how many weights have them: small ones keep 32."""
     name = config.optim.optim
     if name in BUILT_HERE:
         return _entry("optimizer", name, *told(config.optim, trainer.model))
     built = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    kind = type(built) if built is not None else trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0]
+    kind = (
+        type(built)
+        if built is not None
+        else trainer.get_optimizer_cls_and_kwargs(trainer.args, base_model(trainer.model))[0]
+    )
     if not name.endswith("8bit"):
         return _entry("optimizer", name, kind.__name__)
     embeddings = {id(m.weight) for m in trainer.model.modules() if isinstance(m, torch.nn.Embedding)}
@@ -172,13 +207,11 @@ def _optimizer(config: Any, trainer: Any) -> dict[str, Any]:
     return _entry("optimizer", name, kind.__name__, count, detail)
 
 
-def _attention(config: Any, model: Any) -> dict[str, Any]:
-    in_force = model.config._attn_implementation
-    core = model.get_base_model() if hasattr(model, "peft_config") else model
-    return _entry("attention", config.model.attention, in_force, detail=getattr(core, "attention_reason", ""))
+def _attention(config: RunConfig, model: PreTrainedModel | PeftModel, reason: str) -> dict[str, Any]:
+    return _entry("attention", config.model.attention, model.config._attn_implementation, detail=reason)
 
 
-def _checkpointing(config: Any, model: Any, auto: str | None) -> dict[str, Any]:
+def _checkpointing(config: RunConfig, model: PreTrainedModel | PeftModel, auto: str | None) -> dict[str, Any]:
     # transformers' models hold the switch themselves beside each of their layers, and are none
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     tiers = Counter(tier for module in layers or model.modules() if (tier := tier_of(module)) is not None)
@@ -188,7 +221,7 @@ def _checkpointing(config: Any, model: Any, auto: str | None) -> dict[str, Any]:
     return _entry("gradient checkpointing", asked, next(iter(tiers), "off"), sum(tiers.values()), "; ".join(words))
 
 
-def _quantization(config: Any, model: Any) -> dict[str, Any]:
+def _quantization(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
     kinds = Counter(
         type(module).__name__
         for module in model.modules()
@@ -206,9 +239,8 @@ def _quantization(config: Any, model: Any) -> dict[str, Any]:
     )
 
 
-def _stored_fp8(model: Any) -> dict[str, Any]:
+def _stored_fp8(model: PreTrainedModel | PeftModel, held: Held) -> dict[str, Any]:
     """What became of weights that the model's files hold in FP8."""
-    held = model.stored_fp8
     scales = f"blocks of {held.block[0]} x {held.block[1]}" if held.block else "a scale for each matrix"
     scales += f"; {held.fused} matrices of experts scaled once" if held.fused else ""
     kept = [module.weight.dtype for module in model.modules() if isinstance(module, Fp8Linear)]
@@ -219,18 +251,19 @@ def _stored_fp8(model: Any) -> dict[str, Any]:
     return _entry("stored weights", "fp8", _name(next(model.parameters()).dtype), held.layers, detail)
 
 
-def _loss(config: Any, trainer: Any) -> dict[str, Any]:
+def _loss(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:
     """The loss as asked for, the library's trainer that computes it, and what our trainer tells of it."""
     library = next((each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")), type(trainer))
     section = METHODS[config.method.kind]
     plain = "cross-entropy" if section.rows == "language" else config.method.kind
-    told = [trainer.told()] if hasattr(trainer, "told") else []
-    if section.head == "vocabulary":
+    told = [trainer.told()] if trainer.told() else []
+    heads = fused_heads(trainer.built(Notes()))
+    if not all(isinstance(vars(model)["forward"], FusedForward) for model in heads):
         told.insert(0, "TRL's fused head: logits are formed in chunks, never all at once")
     return _entry(
         "loss",
         getattr(config.method, "loss_type", plain),
-        getattr(trainer, "loss_by", library.__name__),
+        trainer.loss_by or library.__name__,
         detail="; ".join(told),
     )
 

@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
+from peft import PeftModel
+from transformers import PreTrainedModel
 
-from engine.models.load import load_model
-from engine.patches.gate import COPY
+from engine.config.kinds import reference_of
+from engine.config.tree import RunConfig
+from engine.features.built import ReferenceBy
+from engine.features.compile.gate import COPY
+from engine.features.load import load_model
+from engine.trainers.saving import RunTrainer
 
 _FIRST, _SECOND = ("lora_A", "lora_embedding_A"), ("lora_B", "lora_embedding_B")
 
 
-def frozen_copy(config: Any) -> Any | None:
+class ReferenceTrainer(RunTrainer):
+    """Mixed in before TRL's trainers that hold the policy to a reference."""
+
+    beta: float
+    precompute_ref_logps = False
+
+    def reference_by(self) -> ReferenceBy:
+        if self.precompute_ref_logps:
+            return "precomputed"
+        if self.ref_model is not None:
+            return "copy"
+        return "adapter_off" if self.beta else "none"
+
+    def told_reference(self) -> str:
+        """Where the built trainer takes its reference from, in words for the receipt."""
+        by = self.reference_by()
+        if by == "adapter_off" and isinstance(self.model, PeftModel) and COPY in self.model.peft_config:
+            return "reference: the adapter as it began"
+        return f"reference: {by.replace('_', ' ')}"
+
+    def without_needless_copy(self) -> None:
+        """Deletes the copy of a fresh adapter that TRL takes as reference; without it TRL switches the adapter off.
+
+        Its second matrices are zero and modules saved whole are as they were, so the numbers are the same to the bit, without
+        its memory, its products in each step and its share of each checkpoint. Kept where it holds more: an adapter that had
+        learnt, DoRA.
+        """
+        if isinstance(self.model, PeftModel) and COPY in self.model.peft_config and _adds_nothing(self.model):
+            self.model.delete_adapter(COPY)
+
+
+def frozen_copy(config: RunConfig) -> PreTrainedModel | None:
     """The base model loaded a second time and frozen, where `method.reference` is `copy`; else None."""
-    if config.method.reference != "copy":
+    if reference_of(config.method) != "copy":
         return None
-    return load_model(config).eval().requires_grad_(False)
+    model = load_model(config).eval()
+    model.requires_grad_(False)
+    return model
 
 
-def without_needless_copy(trainer: Any) -> None:
-    """Deletes the copy of a fresh adapter that TRL takes as reference; without it TRL switches the adapter off.
-
-    Its second matrices are zero and modules saved whole are as they were, so the numbers are the same to the bit, without its
-    memory, its products in each step and its share of each checkpoint. Kept where it holds more: an adapter that had learnt,
-    DoRA.
-    """
-    model = trainer.model
-    if COPY in getattr(model, "peft_config", {}) and _adds_nothing(model):
-        model.delete_adapter(COPY)
-
-
-def _adds_nothing(model: Any) -> bool:
+def _adds_nothing(model: PeftModel) -> bool:
     """Whether every weight of the copy is one of LoRA's that adds nothing or is its original's."""
     weights = dict(model.named_parameters(remove_duplicate=False))  # a tied original has two names
     for name, weight in weights.items():
@@ -46,13 +72,3 @@ def _adds_nothing(model: Any) -> bool:
         elif not any(part in path for part in _FIRST):
             return False
     return True
-
-
-def where(trainer: Any) -> str:
-    """Where the built trainer takes its reference from, in words for the receipt."""
-    if getattr(trainer, "precompute_ref_logps", False):
-        return "reference: precomputed"
-    if trainer.ref_model is not None:
-        return "reference: copy"
-    kept = COPY in getattr(trainer.model, "peft_config", {})
-    return "reference: the adapter as it began" if kept else "reference: adapter off"

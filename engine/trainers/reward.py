@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from trl import RewardConfig, RewardTrainer
 
+from engine.config import reward_model
+from engine.config.tree import RunConfig, method_of
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.saving import RunTrainer
@@ -24,7 +26,7 @@ class Reward(RunTrainer, RewardTrainer):
         """TRL would join the prompt to text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""
         return dataset
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         # The mask of the answers is for the count of tokens; a score is of the whole sequence.
         given = {name: value for name, value in inputs.items() if name != "completion_mask"}
         return super().compute_loss(model, given, *args, **kwargs)
@@ -34,11 +36,11 @@ class Reward(RunTrainer, RewardTrainer):
         return "Bradley-Terry; one score at the last token; no vocabulary head, so no logits of words"
 
 
-def arguments(config: Any, run_folder: str | Path) -> RewardConfig:
+def arguments(config: RunConfig, run_folder: str | Path) -> RewardConfig:
     """Our sections as TRL's config."""
     return RewardConfig(
         **shared_arguments(config, run_folder),
-        center_rewards_coefficient=config.method.center_rewards_coefficient,
+        center_rewards_coefficient=method_of(config, reward_model.Reward).center_rewards_coefficient,
         max_length=None,
     )
 

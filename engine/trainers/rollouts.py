@@ -10,114 +10,122 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, send_to_device
-from trl import GRPOConfig
+from transformers import PreTrainedModel
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
-from engine.config.kinds import reference_of
+from engine.config.rollouts import Rollouts
+from engine.config.tree import RunConfig, method_of
+from engine.data.tokens import chat_of
 from engine.errors import WorkbenchError
-from engine.generate import stop_ids, without_router_loss
+from engine.features.built import Built, Notes, base_model
+from engine.generate import end_of_turn, stop_ids, without_router_loss
 from engine.rewards.scoring import Rewards, columns_of
+from engine.run.async_writer import LateWriter
 from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.reference import frozen_copy
+from engine.trainers.reference import ReferenceTrainer, frozen_copy
 from engine.trainers.saving import RunTrainer
 from engine.trainers.shared_prompts import answers_each, can_share, read_answers, sampling_once, side_by_side
+from engine.trainers.stream_loader import Dealt
 
 # Alone, or ranks that hold the same weights; others split them.
 WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
-class RolloutTrainer(RunTrainer):
-    """Mixed in before TRL's GRPOTrainer or a trainer made from it; `take` gives it its rewards."""
+class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
+    """TRL's GRPOTrainer with our prompts and rewards; `take` gives it its rewards."""
 
+    args: GRPOConfig
+    num_generations: int
+    num_generations_eval: int
+    samples_answers = True
     rewards: Rewards
     kept_groups: int
     told_rewards: str
 
-    def take(self, config: Any, rewards: Rewards, told: str) -> None:
+    def take(self, config: RunConfig, rewards: Rewards, told: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
-        self.rewards, self.kept_groups, self.told_rewards = rewards, config.method.rollout_groups, told
-        whole = self.accelerator.distributed_type in WHOLE_MODEL  # type: ignore[attr-defined]
-        self.shares_prompts = can_share(config, self.base_of(self.model), whole)  # type: ignore[attr-defined]
+        self.rewards, self.kept_groups, self.told_rewards = rewards, method_of(config, Rollouts).rollout_groups, told
+        whole = self.accelerator.distributed_type in WHOLE_MODEL
+        self.shares_prompts = can_share(config, base_model(self.model), whole)
         self._rollouts: RolloutFile | None = None
-        stops = stop_ids(self.model, self._tokenizer, self._tokenizer.chat_template)  # type: ignore[attr-defined]
-        self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops  # type: ignore[attr-defined]
-        self.generation_config.eos_token_id = stops  # type: ignore[attr-defined]
+        ends = end_of_turn(self._tokenizer, chat_of(config, self.processing_class))
+        stops = stop_ids(self.model, self._tokenizer, ends)
+        self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops
+        self.generation_config.eos_token_id = stops
         self.register_state("rollouts", Buffer(self))
 
-    def hold_to(self, reference: Any | None, beta: float) -> None:
+    def hold_to(self, reference: PreTrainedModel | None, beta: float) -> None:
         """The reference, a frozen copy or None for the model without its adapter, and what it weighs.
 
         TRL would load a copy by name, or hold a second adapter; both are kept out by building it with a beta of 0.
         """
         self.beta = beta
         if reference is not None:
-            add_fused_lm_head(reference, temperature=self.temperature)  # type: ignore[attr-defined]
-            reference = self.accelerator.prepare_model(reference, evaluation_mode=True)  # type: ignore[attr-defined]
+            add_fused_lm_head(reference, temperature=self.temperature)
+            reference = self.accelerator.prepare_model(reference, evaluation_mode=True)
         self.ref_model = reference
+
+    def built(self, notes: Notes) -> Built:
+        return replace(super().built(notes), shares_prompts=self.shares_prompts)
 
     def told(self) -> str:
         """What the receipt adds about the loss."""
-        told, args, size = self.told_rewards, self.args, self.num_generations  # type: ignore[attr-defined]
+        told, size, together = self.told_rewards, self.num_generations, self.sampled_together
         # Ranks sample side by side, so a group may begin on one and end on the next.
-        groups_stay = args.per_device_train_batch_size * args.steps_per_generation % size == 0
+        groups_stay = self.args.per_device_train_batch_size * together % size == 0
         if self.shares_prompts and size > 1 and groups_stay:
             # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
-            whole = args.steps_per_generation == 1
+            whole = together == 1
             told += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
-        if self.beta == 0:
-            return f"{told}; no reference"
-        return f"{told}; reference: {'copy' if self.ref_model is not None else 'adapter off'}"
-
-    @staticmethod
-    def base_of(model: Any) -> Any:
-        """The causal model itself, its adapter's modules in it."""
-        return model.get_base_model() if hasattr(model, "peft_config") else model
+        return f"{told}; {self.told_reference() if self.beta else 'no reference'}"
 
     @property
-    def policy(self) -> Any:
-        """The model that is trained, with its adapter where it has one."""
-        return self.model  # type: ignore[attr-defined]
+    def sampled_together(self) -> int:
+        """Batches that one sampling serves."""
+        return cast(int, self.args.steps_per_generation)  # which GRPOConfig fills in
 
     @property
     def mode(self) -> str:
         """Where TRL keeps numbers until they are logged: `train` or `eval`."""
-        return "train" if self.policy.training else "eval"
+        return "train" if self.model.training else "eval"
 
     # -- TRL's moments -------------------------------------------------------------------------------------------------
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().train(*args, **kwargs)  # type: ignore[misc]
+            return super().train(*args, **kwargs)
         finally:
             self.rewards.close()
             if self._rollouts is not None:
                 self._rollouts.close()
                 self._rollouts = None
 
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The rows become a batch in `_prepare_inputs`, so they are counted there."""
-        return super(RunTrainer, self).training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        return self.finite.loss(super(RunTrainer, self).training_step(model, inputs, *args, **kwargs))
 
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return super(RunTrainer, self).prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+    def prediction_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(RunTrainer, self).prediction_step(model, inputs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Held-out prompts are answered by chances of their own, the same at each look: a look changes no training, and
         what changes from look to look is the model."""
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.args.seed + self.args.process_index)  # type: ignore[attr-defined]
-            return super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+            torch.manual_seed(self.args.seed + self.args.process_index)
+            return super().evaluation_loop(*args, **kwargs)
 
     def _prepare_inputs(self, rows: Any) -> Any:
-        batch = super()._prepare_inputs(rows)  # type: ignore[misc]
+        batch = super()._prepare_inputs(rows)
         if self.shares_prompts:
             batch = side_by_side(batch)
         if self.mode == "train":
@@ -127,8 +135,14 @@ class RolloutTrainer(RunTrainer):
             self._count(prompts + batch["length"].sum().to(prompts.device), trained)
         return batch
 
+    def _dealt(self) -> Dealt:
+        """Prompts as TRL's sampler repeats them: for each answer of a group, and for each batch made of one sampling."""
+        args, together = self.args, self.args.steps_per_generation or 1
+        each, times = args.per_device_train_batch_size * together, self.num_iterations * together
+        return Dealt(each, args.world_size, args.process_index, self.num_generations, times)
+
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
-        theirs = super()._get_train_sampler(dataset)  # type: ignore[misc]
+        theirs = cast(RepeatSampler, super()._get_train_sampler(dataset))
         return EpochSampler(
             theirs.data_source,
             theirs.mini_repeat_count,
@@ -149,12 +163,12 @@ class RolloutTrainer(RunTrainer):
             for row in inputs
         ]
         self._asked = rows
-        output: dict[str, Any] = super()._generate_and_score_completions(rows)  # type: ignore[misc]
+        output: dict[str, Any] = super()._generate_and_score_completions(rows)
         output = self._judged(output)
         output["row"] = torch.tensor([row["row"] for row in rows])
         output["length"] = torch.tensor([len(ids) for ids in self._answers[0]])
         if self.writer is not None and self.mode == "train":
-            self._show(output)
+            self._show(output, self.writer)
         return output
 
     def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +180,7 @@ class RolloutTrainer(RunTrainer):
         return [row["prompt_ids"] for row in self._asked], None, {}
 
     def _generate(self, prompts: Any) -> Any:
-        made = super()._generate(prompts)  # type: ignore[misc]
+        made = super()._generate(prompts)
         self._answers = (made[1], made[3])
         return made
 
@@ -178,15 +192,21 @@ class RolloutTrainer(RunTrainer):
         whole = len(prompt_ids) % num_generations == 0 and all(
             ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids)
         )
-        model = self.accelerator.unwrap_model(self.model_wrapped)  # type: ignore[attr-defined]
+        model = self.accelerator.unwrap_model(self.model_wrapped)
         with without_router_loss(model):
             if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
-                return super()._generate_single_turn(*given)  # type: ignore[misc]
-            with torch.no_grad(), sampling_once(model, self.base_of(model).base_model, num_generations):
-                return super()._generate_single_turn(*given)  # type: ignore[misc]
+                return super()._generate_single_turn(*given)
+            with torch.no_grad(), sampling_once(model, base_model(model).base_model, num_generations):
+                return super()._generate_single_turn(*given)
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **more: Any
+        self,
+        model: torch.nn.Module,
+        input_ids: Any,
+        attention_mask: Any,
+        logits_to_keep: int,
+        batch_size: Any = None,
+        **more: Any,
     ) -> Any:
         """Log-probabilities, entropies where asked for, and no auxiliary loss; the prompts shared where they can be."""
         prompt = input_ids.shape[1] - logits_to_keep
@@ -199,10 +219,10 @@ class RolloutTrainer(RunTrainer):
             each = answers_each(input_ids[:, :prompt], attention_mask[:, :prompt])
         if each == 1 or chunk % each:
             given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
-            return super()._get_per_token_logps_and_entropies(*given, **more)  # type: ignore[misc]
-        plain = self.accelerator.unwrap_model(model)  # type: ignore[attr-defined]
-        base = self.base_of(plain).base_model
-        with self.accelerator.autocast(), without_router_loss(plain):  # type: ignore[attr-defined]
+            return super()._get_per_token_logps_and_entropies(*given, **more)
+        plain = self.accelerator.unwrap_model(model)
+        base = base_model(plain).base_model
+        with self.accelerator.autocast(), without_router_loss(plain):
             parts = [
                 read_answers(model, base, ids, mask, logits_to_keep, each)
                 for ids, mask in zip(input_ids.split(chunk), attention_mask.split(chunk), strict=True)
@@ -211,8 +231,8 @@ class RolloutTrainer(RunTrainer):
         return torch.cat([found for found, _ in parts]), entropies, None
 
     def _calculate_rewards(self, *args: Any) -> torch.Tensor:
-        self._scores: torch.Tensor = super()._calculate_rewards(*args)  # type: ignore[misc]
-        if self.state.global_step == 0 and torch.isnan(self._scores).all():  # type: ignore[attr-defined]
+        self._scores: torch.Tensor = super()._calculate_rewards(*args)
+        if self.state.global_step == 0 and torch.isnan(self._scores).all():
             raise WorkbenchError(
                 f"method.reward_funcs: none of the rewards applies to any of the {len(self._scores)} answers that were "
                 "sampled first, so nothing can be learned from them.",
@@ -221,23 +241,24 @@ class RolloutTrainer(RunTrainer):
         return self._scores
 
     # -- what people see -----------------------------------------------------------------------------------------------
-    def _show(self, output: dict[str, Any]) -> None:
+    def _show(self, output: dict[str, Any], writer: LateWriter) -> None:
         """Writes the first groups of this sampling whole, and tells of them."""
-        size = self.num_generations  # type: ignore[attr-defined]
+        size = self.num_generations
         count = min(self.kept_groups, len(self._asked) // size)
-        if self._rollouts is None and count:
-            self._rollouts = RolloutFile(self.run)
+        if not count:
+            return
+        rollouts = self._rollouts = self._rollouts or RolloutFile(self.run)
         advantages = _one_each(output["advantages"], output["completion_mask"])
         scores = self._scores[: count * size].tolist()  # at once: each look at a device's number waits for it
         for number in range(count):
             group = self._group(number, range(number * size, (number + 1) * size), scores, advantages)
-            if (payload := self._rollouts.add(group)) is not None:  # type: ignore[union-attr]
+            if (payload := rollouts.add(group)) is not None:
                 # by the writer's thread: a step does not wait for the disk
-                self.writer.later("rollout", partial(dict, payload))
+                writer.later("rollout", partial(dict, payload))
 
     def _group(self, number: int, places: range, scores: list[list[float]], advantages: list[float]) -> Group:
         row, (ids, texts), weights = self._asked[places[0]], self._answers, self.rewards.weights
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}  # type: ignore[attr-defined]
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         answer = row["columns"].get("answer")
         completions = []
         for place in places:
@@ -253,10 +274,13 @@ class RolloutTrainer(RunTrainer):
                     cut_off=ids[place][-1] not in ends,
                 )
             )
-        step = self.state.global_step + 1  # type: ignore[attr-defined]
+        step = self.state.global_step + 1
         return Group(
             step, number, row["row"], said(row["prompt"]), None if answer is None else str(answer), completions
         )
+
+
+Kind = TypeVar("Kind", bound=RolloutTrainer)
 
 
 class EpochSampler(RepeatSampler):
@@ -271,13 +295,13 @@ class EpochSampler(RepeatSampler):
 class Buffer:
     """What was sampled and is not used up: batches, and the place in them. Each checkpoint's numbers are logged before it."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: RolloutTrainer) -> None:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors as they are; empty where the next step samples anew."""
         trainer = self._trainer
-        used_up = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
+        used_up = trainer._step % (trainer.sampled_together * trainer.num_iterations) == 0
         return {
             "step": trainer._step,
             "batches": [] if used_up else trainer._buffered_inputs or [],
@@ -304,13 +328,14 @@ class RewardFunction:
         return found.tolist()
 
 
-def tried(config: Any, train: Any, tokenizer: Any) -> tuple[Rewards, str]:
+def tried(config: RunConfig, train: Any, tokenizer: Any) -> tuple[Rewards, str]:
     """The rewards of a config after their first call, and what the receipt says of them.
 
     Raises WorkbenchError naming the reward and the row for one that cannot be loaded or fails on the first rows.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rewards = Rewards(config.method.reward_funcs, config.method.reward_timeout, device)
+    settings = method_of(config, Rollouts)
+    rewards = Rewards(settings.reward_funcs, settings.reward_timeout, device)
     try:
         own = rewards.dry_run(train, getattr(tokenizer, "tokenizer", tokenizer))
     except BaseException:
@@ -324,9 +349,9 @@ def tried(config: Any, train: Any, tokenizer: Any) -> tuple[Rewards, str]:
     return rewards, f"rewards: {', '.join(words)}"
 
 
-def rollout_arguments(config: Any, run_folder: str | Path, **more: Any) -> GRPOConfig:
+def rollout_arguments(config: RunConfig, run_folder: str | Path, **more: Any) -> GRPOConfig:
     """What all methods with rewards share, as TRL's config. The reference joins after building (`hold_to`)."""
-    method = config.method
+    method = method_of(config, Rollouts)
     return GRPOConfig(
         **shared_arguments(config, run_folder),
         max_completion_length=method.max_completion_length,
@@ -344,7 +369,7 @@ def rollout_arguments(config: Any, run_folder: str | Path, **more: Any) -> GRPOC
     )
 
 
-def built(kind: type[Any], args: GRPOConfig, job: Job) -> Any:
+def built(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
     """The trainer of this class with its rewards tried and its reference in place, ready to `attach`."""
     config = job.config
     _refuse_too_few(args, len(job.train))
@@ -354,7 +379,7 @@ def built(kind: type[Any], args: GRPOConfig, job: Job) -> Any:
     del given["data_collator"]  # TRL hands prompts on as they are
     trainer = kind(args=args, **given)
     trainer.take(config, rewards, told)
-    trainer.hold_to(frozen_copy(config) if reference_of(config.method) else None, config.method.beta)
+    trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
     return trainer
 
 

@@ -2,30 +2,47 @@
 
 A save writes into `checkpoint-N.tmp` and is committed by `engine.run.checkpoint`, so a checkpoint is whole or absent;
 transformers' own rotation and its search for the last checkpoint are never used. Token counts are state: they are saved
-and come back with the checkpoint, as does every part that a trainer registers (`engine.trainers.parts`). Row ids leave
+and come back with the checkpoint, as does every part that a trainer registers (`engine.trainers.stateful`). Row ids leave
 the batch before the model sees it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from peft import PeftModel
 from safetensors import SafetensorError
+from transformers import PreTrainedModel, Trainer
 
-from engine.models.taken_up import take_up
+from engine import model_files
+from engine.config.optim import Optim
+from engine.errors import Diverged, visible
+from engine.features.built import Built, Notes, ReferenceBy, base_model
+from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
+from engine.models.restore_weights import take_up
 from engine.run import checkpoint
+from engine.run.async_writer import LateWriter
 from engine.run.store import RunFolder
+from engine.trainers.clock import StepClock
+from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
 from engine.trainers.optimizers.building import optimizer_for
 from engine.trainers.optimizers.kept import keep_formats
-from engine.trainers.parts import Parts, Stateful
+from engine.trainers.state_files import refusing_pickles
+from engine.trainers.stateful import Parts, Stateful
+from engine.trainers.stream_loader import Dealt, StreamLoader
 
 TOKENS_STATE = "tokens_state.json"
 ROWS = "rows"
+UNCOUNTED = 4096
+"""Batches whose tokens wait to be counted at most, however seldom is logged."""
 
 
 class Origin:
@@ -44,8 +61,12 @@ class WithRows:
 
     def __init__(self, collator: Any) -> None:
         self.collator = collator
+        self.collate = self._collate
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.collate(rows)
+
+    def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.collator(rows)
         packed = bool(rows) and "rows" in rows[0]
         ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
@@ -60,20 +81,29 @@ def counted(batch: dict[str, Any]) -> tuple[Any, Any]:
     return total, batch["labels"].ne(-100).sum() if "labels" in batch else batch["completion_mask"].sum()
 
 
-class RunTrainer:
+class RunTrainer(Trainer):
     """Mixed in before a transformers trainer. `attach` gives it its run before `train`."""
 
+    model: PreTrainedModel | PeftModel
     run: RunFolder
-    writer: Any
+    writer: LateWriter | None
     keep: int
     commit_info: dict[str, Any]
+    stream_loader: StreamLoader | None = None
+    loss_by: str | None = None
+    """Whose loss it is, for the receipt; None for that of the library's trainer."""
+    ref_model: PreTrainedModel | None = None
+    """A copy of the model that the policy is held to; None where there is none, or it is the policy without its adapter."""
+    samples_answers = False
+    """Whether a step begins with answers of the model, which weights that are not finite cannot give."""
 
-    def __init__(self, *args: Any, optim: Any = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, optim: Optim | None = None, **kwargs: Any) -> None:
         """`optim` is the section of that name; without it the optimizer is the one of the arguments.
 
         What is trained keeps its format: beside quantized weights TRL turns all of it into bfloat16.
         """
         self._optim = optim
+        self.clock, self.finite = StepClock(), FiniteSteps()
         model = kwargs.get("model")
         trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
         super().__init__(*args, **kwargs)
@@ -81,14 +111,85 @@ class RunTrainer:
             if weight.dtype != data.dtype:
                 weight.data = data.to(weight.device)
 
-    def attach(self, run: RunFolder, writer: Any, keep: int, commit_info: dict[str, Any]) -> None:
-        """`writer` is the run's EventWriter on rank 0 and None elsewhere; `commit_info` goes into COMMIT.json."""
+    def attach(
+        self,
+        run: RunFolder,
+        writer: LateWriter | None,
+        keep: int,
+        commit_info: dict[str, Any],
+        finite: FiniteSteps | None = None,
+    ) -> None:
+        """`writer` is the run's on rank 0 and None elsewhere; `commit_info` goes into COMMIT.json; `finite`
+        follows `run.on_nan`."""
         self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
         self.tokens, self.trained_tokens = 0, 0
         self.batch_rows: list[int] = []
         self._uncounted: list[tuple[Any, Any]] = []
+        self.finite = finite or self.finite
+        self.finite.accelerator = self.accelerator
+        self.add_callback(self.finite)
         # Asked once: accelerate looks its state up anew each time.
-        self._ranks: int = self.accelerator.num_processes  # type: ignore[attr-defined]
+        self._ranks: int = self.accelerator.num_processes
+
+    # -- rows of a stream ----------------------------------------------------------------------------------------------
+    def read_from(self, stream: Any) -> None:
+        """Train on the rows of a stream, in the place of those that the trainer was built with; before `restore`."""
+        args = self.args
+        dealt = self._dealt()
+        # Other processes may be a step behind.
+        stream.keep = 2 * args.gradient_accumulation_steps + 2
+        collate = self.data_collator
+        if isinstance(collate, WithRows):
+            collate.collate = self.clock.reads(collate._collate)
+        stream.next_row = self.clock.reads(stream.next_row)
+        self.stream_loader = StreamLoader(stream, dealt, collate, args.device)
+        self._epochs_over, self._dealt_out = 0, 0
+        self.register_state("stream", self.stream_loader)
+
+    def _dealt(self) -> Dealt:
+        args = self.args
+        return Dealt(args.per_device_train_batch_size, args.world_size, args.process_index)
+
+    @property
+    def rows_over(self) -> bool:
+        """Whether the rows of a stream are over, all its epochs read."""
+        return self.stream_loader is not None and self.stream_loader.dataset.over
+
+    def epoch_over(self) -> bool:
+        """Whether an epoch of a stream has ended since this was asked; transformers tells of the others."""
+        if self.stream_loader is None:
+            return False
+        before, self._epochs_over = self._epochs_over, self.stream_loader.dataset.epochs_over
+        return self._epochs_over > before
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """The batches of a step. transformers takes a step once so many batches are made as the arguments say, and the rows
+        of a stream may be over before: its last step is made of those that are left."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.stream_loader is not None:
+            if 0 < len(batches) < num_batches:
+                self.args.gradient_accumulation_steps = self._dealt_out + len(batches)
+            self._dealt_out += len(batches)
+        return batches, items
+
+    def built(self, notes: Notes) -> Built:
+        """The trainer and its models, for the features."""
+        return Built(
+            policy=self.model,
+            trainer=self,
+            reference=self.ref_model,
+            reference_by=self.reference_by(),
+            events=self.writer,
+            notes=notes,
+        )
+
+    def reference_by(self) -> ReferenceBy:
+        """Where the log-probabilities of a reference come from."""
+        return "none"
+
+    def told(self) -> str:
+        """What the receipt adds about the loss."""
+        return ""
 
     def register_state(self, name: str, part: Stateful) -> None:
         """From now on the state of `part` goes into each checkpoint and comes back on resume; call it in `build`."""
@@ -98,13 +199,13 @@ class RunTrainer:
         return self.__dict__.setdefault("_parts", Parts())
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
-    def create_optimizer(self, model: Any = None) -> Any:
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """transformers' own, or one that `engine.trainers.optimizers` builds."""
-        if self.optimizer is None and self._optim is not None:  # type: ignore[has-type]
-            taken = self.model if model is None else model  # type: ignore[attr-defined]
-            decayed = self.get_decay_parameter_names(taken)  # type: ignore[attr-defined]
+        if self.optimizer is None and self._optim is not None:
+            taken = self.model if model is None else model
+            decayed = self.get_decay_parameter_names(taken)
             self.optimizer = optimizer_for(self._optim, taken, decayed)
-        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        optimizer = super().create_optimizer(model)
         keep_formats(optimizer)
         return optimizer
 
@@ -117,27 +218,58 @@ class RunTrainer:
     def get_train_dataloader(self) -> Any:
         """The loader, whose order follows the epoch on several ranks too: a resume in the middle of one puts a wrapper around
         each rank's share, and accelerate looks for the sampler one level below it."""
-        loader = super().get_train_dataloader()  # type: ignore[misc]
+        if self.stream_loader is not None:
+            return self.stream_loader
+        loader = super().get_train_dataloader()
         if isinstance(share := loader.batch_sampler, BatchSamplerShard):
             for name in ("sampler", "set_epoch"):
                 if (found := getattr(share.batch_sampler, name, None)) is not None:
                     setattr(share, name, found)
+        self._time_reading(loader)
         return loader
 
+    def _time_reading(self, loader: Any) -> None:
+        """Has the clock count the reading of rows from the data set, and their collating where the collator is ours."""
+        rows = loader.dataset
+        if getattr(rows, "__getitems__", None) is not None:
+            rows.__getitems__ = self.clock.reads(type(rows).__getitems__.__get__(rows))
+        if isinstance(collator := loader.collate_fn, WithRows):
+            collator.collate = self.clock.reads(collator._collate)
+
     # -- steps ---------------------------------------------------------------------------------------------------------
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         origin = inputs.pop(ROWS)
         self.batch_rows.extend(origin.rows)
         self._count(origin.tokens, origin.trained)
-        return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
 
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers asks for the norm once a step, whether it clips or not."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self.finite.norm(self.state.global_step + 1, norm)
+        return norm
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Numbers go to the events. transformers also keeps all of them, in memory and in each checkpoint: a run of many
+        steps would grow by both."""
+        if "loss" in logs and self.finite.lost_a_loss():
+            logs["loss"] = math.nan
+        super().log(logs, *args, **kwargs)
+        self.state.log_history.clear()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.clock.pause():
+            return super().evaluate(*args, **kwargs)
+
+    def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         inputs.pop(ROWS, None)
-        return super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        return super().prediction_step(model, inputs, *args, **kwargs)
 
     def _count(self, total: Any, trained: Any) -> None:
         """Notes a batch's tokens; those counted on a device are read when they are logged, so nothing waits for them."""
         self._uncounted.append((total, trained))
+        if len(self._uncounted) >= UNCOUNTED:
+            self.token_counts()
 
     def token_counts(self) -> tuple[int, int]:
         """Tokens seen and tokens trained so far, on all ranks together."""
@@ -153,82 +285,137 @@ class RunTrainer:
         on_host = isinstance(self._uncounted[0][0], int) or self._uncounted[0][1].device.type == "cpu"
         if self._ranks == 1 and on_host:
             return sum(int(total) for total, _ in self._uncounted), sum(int(trained) for _, trained in self._uncounted)
-        device = self.accelerator.device  # type: ignore[attr-defined]
+        device = self.accelerator.device
         each = [torch.as_tensor(count, device=device) for pair in self._uncounted for count in pair]
         fresh = torch.stack(each).view(-1, 2).sum(0)
         if self._ranks > 1:
-            fresh = self.accelerator.reduce(fresh)  # type: ignore[attr-defined]
+            fresh = self.accelerator.reduce(fresh)
         total, trained = fresh.tolist()
         return int(total), int(trained)
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        with self.clock.pause():
+            self._save_whole()
+
+    def _save_whole(self) -> None:
+        """Commits a checkpoint of this step. Raises Diverged where the weights are not finite, under `go_on` only says that
+        none is made: what is kept stays."""
         begun = time.monotonic()
-        step = self.state.global_step  # type: ignore[attr-defined]
-        if (self.run.checkpoints / f"checkpoint-{step}").is_dir() and checkpoint.is_valid(
-            self.run.checkpoints / f"checkpoint-{step}"
-        ):
+        step = self.state.global_step
+        if checkpoint.is_valid(self.run.checkpoints / f"checkpoint-{step}"):
             return
-        first = self.args.should_save  # type: ignore[attr-defined]
+        first = self.args.should_save
         self.average_weights()
+        if (weight := self._non_finite_weight()) is not None:
+            self._refuse_to_save(step, weight)
+            return
         self._say_checkpoint(step, "saving")
         tmp = self.run.checkpoints / f"checkpoint-{step}.tmp"
         if first:
             checkpoint.begin(self.run, step)
-        self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
-        try:
+        self.accelerator.wait_for_everyone()
+        with checkpoint.abandoned_on_error(tmp) if first else contextlib.nullcontext():
             self._write_parts(tmp)
-        except (OSError, RuntimeError, SafetensorError) as problem:
-            if first and (told := checkpoint.without_room(tmp, problem)) is not None:
-                raise told from problem
-            raise
-        self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
-        if not first:
-            return
-        for unwanted in checkpoint.UNWANTED:
-            (tmp / unwanted).unlink(missing_ok=True)
-        final = checkpoint.commit(tmp, {**self.commit_info, "rng": _rng_kinds()})
+            self.accelerator.wait_for_everyone()
+            if not first:
+                return
+            for unwanted in checkpoint.UNWANTED:
+                (tmp / unwanted).unlink(missing_ok=True)
+            final = checkpoint.commit(tmp, {**self.commit_info, "rng": _rng_kinds()})
         self._say_checkpoint(step, "committed", bytes=checkpoint.size_of(final), seconds=time.monotonic() - begun)
         for gone in checkpoint.prune(self.run, self.keep):
             self._say_checkpoint(checkpoint.step_of(gone) or 0, "deleted")
 
+    def _non_finite_weight(self) -> str | None:
+        """The first trained weight that a checkpoint of now would hold and that is not finite; the same on all ranks."""
+        trained = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+        return non_finite_weights(
+            [*trained, *(("a part of the trainer", each) for each in self._registered().weights())]
+        )
+
+    def _refuse_to_save(self, step: int, weight: str) -> None:
+        problem = Diverged(step, "the weights")
+        if self.writer is not None:
+            self.writer.write("diverged", step=step, what="weights")
+        if self.finite.on_nan != "go_on" or step >= self.state.max_steps:
+            raise problem
+        if self.writer is not None:
+            message = f"checkpoint-{step} is not saved: the weights are not finite ({visible(weight)}), and no step heals that"
+            self.writer.write("finding", path="run.on_nan", severity="warning", rule="diverged", message=message)
+
     def _write_parts(self, tmp: Path) -> None:
-        self.store_flos()  # type: ignore[attr-defined]
-        self.save_model(str(tmp), _internal_call=True)  # type: ignore[attr-defined]
-        self._save_optimizer_and_scheduler(str(tmp))  # type: ignore[attr-defined]
-        self._save_scaler(str(tmp))  # type: ignore[attr-defined]
-        self._save_rng_state(str(tmp))  # type: ignore[attr-defined]
-        self._registered().save(tmp, self.args.process_index)  # type: ignore[attr-defined]
+        """Writes each file of a checkpoint. Raises WorkbenchError, naming the file, where the disk took no more or failed."""
+        self.store_flos()
+        adapted = isinstance(self.model, PeftModel)
+        folder, rank, first = str(tmp), self.args.process_index, self.args.should_save
+        parts: list[tuple[str, Callable[[], Any]]] = [
+            (ADAPTER_WEIGHTS if adapted else WEIGHTS, lambda: self.save_model(folder, _internal_call=True)),
+            ("optimizer.pt", lambda: self._save_optimizer_and_scheduler(folder)),
+            ("scaler.pt", lambda: self._save_scaler(folder)),
+            ("rng_state.pth", lambda: self._save_rng_state(folder)),
+            (f"parts-{rank}.pt", lambda: self._registered().save(tmp, rank)),
+            ("trainer_state.json", lambda: self._write_state(tmp)),
+        ]
+        for name, write in parts:
+            try:
+                write()
+            except (OSError, RuntimeError, SafetensorError) as problem:
+                # safetensors takes its half file away; an error of a write of our own leaves the file as the newest.
+                left = isinstance(problem, OSError) and any(tmp.iterdir())
+                known = left or ((tmp / name).exists() and not isinstance(problem, SafetensorError))
+                if first and (told := checkpoint.without_room(tmp, problem, "" if known else name)) is not None:
+                    raise told from problem
+                raise
+
+    def _write_state(self, tmp: Path) -> None:
         total, trained = self.token_counts()
-        if self.args.should_save:  # type: ignore[attr-defined]
-            self.state.save_to_json(str(tmp / "trainer_state.json"))  # type: ignore[attr-defined]
+        if self.args.should_save:
+            self.state.save_to_json(str(tmp / "trainer_state.json"))
             counted = {"total": total, "trainable": trained, "trl_num_tokens": getattr(self, "_total_train_tokens", 0)}
             (tmp / TOKENS_STATE).write_text(json.dumps(counted), "utf-8")
 
     def restore(self, path: Path) -> None:
         """Takes up what transformers does not: token counts and registered parts of this rank. Before `train`."""
-        self._registered().load(path, self.args.process_index)  # type: ignore[attr-defined]
+        with refusing_pickles(path):
+            self._registered().load(path, self.args.process_index)
         found = path / TOKENS_STATE
         if found.is_file():
             counted = json.loads(found.read_text("utf-8"))
             self.tokens, self.trained_tokens = counted["total"], counted["trainable"]
             self._total_train_tokens = counted["trl_num_tokens"]
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Full weights by `engine.models.taken_up`. Two things that loading an adapter loses: transformers 5.17 leaves one
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with refusing_pickles(Path(checkpoint or ".")):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with refusing_pickles(Path(checkpoint or ".")):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with refusing_pickles(Path(checkpoint or ".")):
+            super()._load_rng_state(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        """Full weights by `engine.models.restore_weights`. Two things that loading an adapter loses: transformers 5.17 leaves one
         that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of bfloat16 to float32."""
-        model = self.model if model is None else model  # type: ignore[attr-defined]
-        if not hasattr(model, "peft_config"):
-            take_up(model, Path(resume_from_checkpoint), self._registered().weights())
+        model = self.model if model is None else model
+        if not isinstance(model, PeftModel):
+            take_up(base_model(model), Path(resume_from_checkpoint), self._registered().weights())
+            refuse_non_finite_checkpoint(model, Path(resume_from_checkpoint))
             return
+        model_files.refuse_what_it_names(Path(resume_from_checkpoint))
+        model_files.refuse_pickled_adapter(Path(resume_from_checkpoint))
         dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
-        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-        if len(getattr(model, "peft_config", ())) > 1:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if len(model.peft_config) > 1:
             trained = model.active_adapters[0]
             model.load_adapter(resume_from_checkpoint, trained, is_trainable=True)
             model.set_adapter(trained)
         for name, weight in model.named_parameters():
             weight.data = weight.data.to(dtypes.get(name, weight.dtype))
+        refuse_non_finite_checkpoint(model, Path(resume_from_checkpoint))
 
     def _say_checkpoint(self, step: int, state: str, **more: Any) -> None:
         if self.writer is not None:

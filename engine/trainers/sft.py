@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from trl import SFTConfig, SFTTrainer
 
+from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.saving import RunTrainer
@@ -16,7 +16,7 @@ class Sft(RunTrainer, SFTTrainer):
     """TRL's trainer with our saving. Its loss is the mean over trained tokens of the whole optimizer step."""
 
 
-def arguments(config: Any, run_folder: str | Path) -> SFTConfig:
+def arguments(config: RunConfig, run_folder: str | Path) -> SFTConfig:
     """Our sections as TRL's config. Rows come prepared: length, packing and masks were settled in `engine.data`."""
     return SFTConfig(
         **shared_arguments(config, run_folder),

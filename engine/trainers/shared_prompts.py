@@ -18,16 +18,19 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from peft import PeftModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from engine.models.whole_tiles import NAME as WHOLE_TILES
+from engine.compat.instances import put
+from engine.config.tree import RunConfig
+from engine.features.attention_backend.sdpa_cudnn_workaround import NAME as WHOLE_TILES
 from engine.trainers.arguments import checkpointing
 
 ATTENTION = ("sdpa", WHOLE_TILES, "eager")
 
 
-def can_share(config: Any, model: Any, whole: bool) -> bool:
+def can_share(config: RunConfig, model: PreTrainedModel, whole: bool) -> bool:
     """Whether the answers to a prompt can share it, by the run's config and the model as it was built.
 
     `whole` is whether each rank holds all of the weights.
@@ -61,7 +64,7 @@ def side_by_side(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_answers(
-    model: Any, base: Any, ids: torch.Tensor, mask: torch.Tensor, width: int, each: int
+    model: torch.nn.Module, base: Any, ids: torch.Tensor, mask: torch.Tensor, width: int, each: int
 ) -> tuple[torch.Tensor, Any]:
     """Log-probabilities and entropies (B, T) of the last `width` tokens of `ids`, `each` rows in a row having one prompt.
 
@@ -78,7 +81,7 @@ def read_answers(
 
 
 @contextlib.contextmanager
-def sampling_once(model: Any, base: Any, each: int) -> Iterator[None]:
+def sampling_once(model: PreTrainedModel | PeftModel, base: Any, each: int) -> Iterator[None]:
     """Inside, `model.generate` computes a prompt once for the `each` rows in a row that have it. An instance's own doing."""
 
     def generate(input_ids: torch.Tensor, attention_mask: torch.Tensor, **more: Any) -> Any:
@@ -86,13 +89,14 @@ def sampling_once(model: Any, base: Any, each: int) -> Iterator[None]:
         # `generate` counts positions from a prompt's first token, without its padding
         places = (mask.long().cumsum(1) - 1).clamp(min=0)
         more["past_key_values"] = _prompts(base, ids, mask, each, position_ids=places)
-        return type(model).generate(model, input_ids=input_ids, attention_mask=attention_mask, **more)
+        return plain(input_ids=input_ids, attention_mask=attention_mask, **more)
 
-    model.generate = generate
+    plain: Any = model.generate
+    undo = put(model, "generate", generate)
     try:
         yield
     finally:
-        del model.generate
+        undo()
 
 
 def _prompts(base: Any, ids: torch.Tensor, mask: torch.Tensor, each: int, **more: Any) -> DynamicCache:

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch.nn.functional as F
 
+from engine.config import preference
 from engine.trainers import pairs
 from engine.trainers.pairs import Judged, Pair, ReferenceFree
 from engine.trainers.sft import arguments
@@ -15,6 +16,8 @@ __all__ = ["Simpo", "arguments", "build"]
 
 class Simpo(ReferenceFree):
     """Equation 6 of the paper; with `cpo_alpha` the mean negative log-probability of the chosen answer on top."""
+
+    method: preference.Simpo
 
     def judge(self, pair: Pair) -> Judged:
         beta, gamma, alpha = self.method.beta, self.method.simpo_gamma, self.method.cpo_alpha

@@ -18,10 +18,12 @@ import torch
 from transformers import TrainerCallback
 
 from engine.models.sizes import weights_in
+from engine.run import inside
+from engine.run.async_writer import LateWriter
 from engine.run.control import Controls, Request
 from engine.run.events import Thinning
-from engine.run.late import LateWriter
-from engine.run.store import RunFolder, open_inside
+from engine.run.store import RunFolder
+from engine.trainers.saving import RunTrainer
 
 BATCHES_CAP = 64 << 20
 GPU_SECONDS = 1.0
@@ -32,11 +34,18 @@ _SUMMARY = ("train_runtime", "train_loss", "total_flos")
 Sampler = Callable[[], list[str]]
 
 
+class AllStepsMade(Exception):
+    """Raised before the first step of a run that was killed between its last checkpoint and its last word."""
+
+
 class Watching(TrainerCallback):
     """`writer` and `controls` are None on other ranks than the first; `sample` gives one answer a pinned prompt.
 
     `opening` is what the `started` event says beside the number of steps, which is known when training begins.
     """
+
+    trainer: RunTrainer
+    """Set before it trains."""
 
     def __init__(
         self,
@@ -52,13 +61,11 @@ class Watching(TrainerCallback):
         self.run, self.writer, self.controls = run, writer, controls
         self.opening, self.logging_steps, self.thinning = opening, logging_steps, Thinning(logging_steps)
         self.prompts, self.prompts_steps, self.sample = prompts, prompts_steps, sample
-        self.trainer: Any = None
         self.stopped: Request | None = None
         self._saving: list[Request] = []
         self._at_epoch_end: list[Request] = []
-        self._began = self._step_began = self._step_ended = self._logged = time.monotonic()
+        self._logged = time.monotonic()
         self._tokens_logged = 0
-        self._step_seconds = self._data_seconds = 0.0
         self._sampled = -1
         self._ranks = 1
         self._memory: dict[str, int] = {}
@@ -69,7 +76,7 @@ class Watching(TrainerCallback):
 
     # -- the trainer's moments -----------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._began = self._step_ended = self._logged = time.monotonic()
+        self._logged = time.monotonic()
         self._tokens_logged = self.trainer.token_counts()[0]
         parameters = list(self.trainer.model.parameters())
         total = sum(weights_in(p) for p in parameters)
@@ -77,36 +84,51 @@ class Watching(TrainerCallback):
         self._flop_per_token = 4.0 * total + 2.0 * sum(p.numel() for p in parameters if p.requires_grad)
         self.thinning = Thinning(self.logging_steps, state.max_steps)
         self._ranks = args.world_size
+        loader = self.trainer.stream_loader
         if self.writer is not None:
             self.writer.write(
                 "started",
                 **self.opening,
                 max_steps=state.max_steps,
-                epochs=state.num_train_epochs,
+                epochs=state.num_train_epochs if loader is None else loader.dataset.epochs,
                 world_size=self._ranks,
                 **self.thinning.started(),
             )
         self._samples(state.global_step)
+        self.trainer.clock.start(state.global_step)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._step_began = time.monotonic()
-        self._data_seconds = self._step_began - self._step_ended
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # transformers makes a step before it looks whether there is one left: a run that was killed after its last would
+        # train one more.
+        if state.global_step >= state.max_steps:
+            raise AllStepsMade
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         now = time.monotonic()
-        self._step_seconds = now - self._step_began
         rows, self.trainer.batch_rows = self.trainer.batch_rows, []
         self._hear(control, state)
+        if (loader := self.trainer.stream_loader) is not None:
+            # To transformers a stream is one epoch without an end.
+            state.epoch = loader.dataset.epoch
+            if self.trainer.epoch_over():
+                self.on_epoch_end(args, state, control)
+        last = state.global_step == state.max_steps or self.trainer.rows_over
+        control.should_training_stop = control.should_training_stop or last
         if self._batches is not None and self.writer is not None and rows and self._told(control, state):
             self.writer.later("batch", partial(self._batches.add, state.global_step, rows))
         if self._gpu is not None and self.writer is not None and self._gpu.due(now):
             self.writer.later("gpu", self._gpu.read)
-        if self.prompts and state.global_step % self.prompts_steps == 0 and state.global_step < state.max_steps:
-            self._samples(state.global_step)
         # A checkpoint is a point of every curve: means over steps begin anew there, so a resume has nothing to make up
         # for. So is the end, which transformers logs only where logging_steps divides it.
-        control.should_log = control.should_log or control.should_save or state.global_step == state.max_steps
-        self._step_ended = time.monotonic()
+        control.should_log = control.should_log or control.should_save or last
+        sampling = self.prompts and state.global_step % self.prompts_steps == 0 and not last
+        waits = control.should_log or control.should_evaluate or sampling or self.trainer.samples_answers
+        if self.trainer.finite.settle(control, all_steps=waits):
+            for request in self._saving:
+                self._answer(request, "refused", "the training diverged; the last finite checkpoint is kept")
+            self._saving.clear()
+        elif sampling:
+            self._samples(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._at_epoch_end:
@@ -127,29 +149,37 @@ class Watching(TrainerCallback):
             if not self._told(control, state):
                 self.trainer.token_counts()
                 return
-            pace = self._pace()
+            pace = self._pace(state.global_step)
         self.writer.later("metrics", partial(self._metrics, state.global_step, state.epoch, dict(logs), pace))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        name = f"checkpoint-{state.global_step}"
+        made = (self.run.checkpoints / name).is_dir()
         for request in self._saving:
-            self._answer(request, "done", f"checkpoint-{state.global_step} is whole")
+            if made:
+                self._answer(request, "done", f"{name} is whole")
+            else:
+                self._answer(request, "refused", f"{name} is not saved: the weights are not finite")
         self._saving.clear()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._samples(state.global_step)
+        if self.trainer.finite.diverged is None:
+            self._samples(state.global_step)
 
     def _told(self, control: Any, state: Any) -> bool:
         """Whether this step becomes a line of its own."""
-        return control.should_save or self.thinning.wants(state.global_step)
+        diverged = self.trainer.finite.diverged is not None
+        return control.should_save or diverged or self.thinning.wants(state.global_step)
 
     # -- what they do --------------------------------------------------------------------------------------------------
-    def _pace(self) -> _Pace:
-        """What only this moment knows: tokens so far and since the last line, seconds, the last step's own seconds."""
+    def _pace(self, step: int) -> _Pace:
+        """What only this moment knows, when the host has waited for the device: tokens so far and since the last line,
+        seconds, those of a step."""
         now = time.monotonic()
         tokens, trained = self.trainer.token_counts()
         rate = (tokens - self._tokens_logged) / max(now - self._logged, 1e-9)
         self._logged, self._tokens_logged = now, tokens
-        return _Pace(tokens, trained, rate, self._step_seconds, self._data_seconds)
+        return _Pace(tokens, trained, rate, *self.trainer.clock.lap(step))
 
     def _metrics(self, step: int, epoch: float, logs: dict[str, Any], pace: _Pace | None) -> dict[str, Any]:
         """The payload of a line of numbers; runs on the writer's thread, memory is read there."""
@@ -209,11 +239,12 @@ class Watching(TrainerCallback):
         if not self.prompts or step == self._sampled:
             return
         self._sampled = step
-        self.trainer.average_weights()
-        if self.writer is None:
-            return
-        for index, (prompt, completion) in enumerate(zip(self.prompts, self.sample(), strict=True)):
-            self.writer.write("sample", step=step, index=index, prompt=prompt, completion=completion)
+        with self.trainer.clock.pause():
+            self.trainer.average_weights()
+            if self.writer is None:
+                return
+            for index, (prompt, completion) in enumerate(zip(self.prompts, self.sample(), strict=True)):
+                self.writer.write("sample", step=step, index=index, prompt=prompt, completion=completion)
 
 
 _PROMISES = {
@@ -236,7 +267,7 @@ class _BatchFile:
     """Row ids of batches as little-endian int64, up to a cap; `add` gives the payload of the event, None past the cap."""
 
     def __init__(self, run: RunFolder) -> None:
-        self._handle = open_inside(run.batches, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._handle = inside.open_file(run, run.batches, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(self._handle).st_size // 8 * 8
         os.ftruncate(self._handle, self._size)
 

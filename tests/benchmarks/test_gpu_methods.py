@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.method import METHODS
+from tests.caches import own_cache
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu_methods.py"
 ARMS = ("plain", "ours", "cut", "none")
@@ -28,7 +29,7 @@ def test_ours_and_the_plain_trainer_have_one_first_loss_and_gradient(
     told = ["--methods", method, "--arms", *ARMS, "--rounds", "1", "--tokens", "64", "--check", "--results", results]
     done = subprocess.run(
         [sys.executable, SCRIPT, "--shape", "tiny", "--seconds", "1500", *weights, *told],
-        env={**os.environ, "WORKBENCH_CACHE": str(tmp_path / "cache")},
+        env={**os.environ, "WORKBENCH_CACHE": own_cache(tmp_path / "cache")},
         capture_output=True,
         text=True,
     )

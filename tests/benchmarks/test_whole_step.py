@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.caches import own_cache
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks/whole_step.py"
 
 
@@ -20,7 +22,7 @@ def test_every_case_runs_and_no_figure_of_another_shape_takes_its_name(tmp_path:
     told = ["--arms", "plain", "cut", "none", "--rounds", "1", "--tokens", "64", "--check", "--results", results]
     done = subprocess.run(
         [sys.executable, SCRIPT, "--shape", "tiny", "--seconds", "250", *told],
-        env={**os.environ, "WORKBENCH_CACHE": str(tmp_path / "cache")},
+        env={**os.environ, "WORKBENCH_CACHE": own_cache(tmp_path / "cache")},
         capture_output=True,
         text=True,
     )

@@ -24,8 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -67,6 +65,8 @@ def missing() -> str:
 
 def write_notebook(path: Path, cells: list[str]) -> None:
     """A notebook of code cells, with the kernel named: without one JupyterLab asks, and swallows clicks."""
+    import nbformat  # slow where JupyterLab is: its schema checker builds a grammar at import
+
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(book, path)

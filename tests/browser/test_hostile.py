@@ -39,7 +39,7 @@ def test_hostile_text_in_names_rows_logs_and_metrics_stays_text(lab: browsing.La
     (lab.root / "rows.jsonl").write_text(json.dumps(row) + "\n")
     run = hostile_run(lab)
     cells = [
-        f"from widgets import Monitor, Preview, Workbench\nfrom engine.config.draft import Draft\nMonitor({str(run.path)!r})",
+        f"from widgets import Monitor, Preview, Workbench\nfrom engine.session.draft import Draft\nMonitor({str(run.path)!r})",
         "draft = Draft.new('demo')\ndraft.set('data.train', [{'path': 'rows.jsonl'}])\ndraft.unset('data.eval')\n"
         f"draft.set('run.name', {CANARY!r})\ndraft.set('run.prompts', [{CANARY!r}])\nPreview(draft, height=320)",
         "Workbench(draft, runs='hostile')",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,12 +107,17 @@ def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_
         page.shows(
             "() => /step [1-9]/.test(document.querySelectorAll('.ftw-share')[0].innerText)", "steps of the first"
         )
+        # It has shown that it is followed, and would take a core for as long as the other one is looked at.
+        worker = endless.worker()
+        assert worker is not None
+        os.kill(worker.pid, signal.SIGSTOP)
         for step in range(2, 31):
             pen.write("metrics", step=step, loss=2.0 / step)
         page.shows(
             "() => [1, 2].every((at) => document.querySelectorAll('.ftw-share')[at].innerText.includes('step 30 of 50'))",
             "step 30 in both views",
         )
+        os.kill(worker.pid, signal.SIGCONT)
         page.tab.get_by_role("button", name="Stop or save…").first.click()
         page.tab.locator(".ftw-menu").first.get_by_role("button", name="Save, then stop").click()
         ended(endless, page, state="stopped")
@@ -149,7 +156,7 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(lab: br
             pens[1].write("metrics", step=step, loss=2.0 / step, memory_peak=2.0**30)
         page.shows(f"() => ({label})().includes('quick-0001 0.25')", "the newest loss of the one that goes on")
         page.sees(".ftw-beside td", has_text="0.25 (0.25 to 2)")
-        page.sees(".ftw-beside td", has_text="1 GiB (1 GiB to 1 GiB)")
+        page.sees(".ftw-beside td", has_text="1.0 GiB (1.0 GiB to 1.0 GiB)")
         page.tab.locator("[data-tab=settings]").click()
         page.sees(".ftw-beside tbody tr", has_text="optim.learning_rate")
         assert page.tab.locator(".ftw-beside tbody td").all_inner_texts() == ["0.0001", "0.0003"]

@@ -9,7 +9,6 @@ import re
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from engine.run.store import RunFolder
@@ -23,6 +22,7 @@ def play(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 
     """The outputs of each code cell."""
     if importlib.util.find_spec("ipykernel") is None:
         pytest.skip("ipykernel is not installed")
+    import nbformat
     from nbclient import NotebookClient
 
     monkeypatch.setenv("STEPS", str(steps))
@@ -42,7 +42,7 @@ def text(outputs: list[list[dict]]) -> str:
 
 def learned(said: str) -> str:
     """What the preview underlines."""
-    return "".join(re.findall(r"\x1b\[4;32m(.*?)\x1b\[0m", said))
+    return "".join(re.findall(r"\x1b\[32m\x1b\[4m(.*?)\x1b\[0m", said, re.DOTALL))
 
 
 def faces(outputs: list[list[dict]]) -> int:
@@ -56,6 +56,8 @@ def events(run: Path, kind: str) -> list[dict]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebooks_are_stored_without_outputs_and_name_a_kernel(path: Path) -> None:
+    import nbformat
+
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     assert book.metadata.kernelspec.name == "python3"

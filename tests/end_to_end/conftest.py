@@ -17,8 +17,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from engine.config.files import dump
-from engine.config.schema import read, resolved
-from engine.data.look import look_at
+from engine.data.gather_facts import look_at
+from engine.planning.auto import resolved
+from engine.rules import read
 from engine.run import checkpoint
 from engine.run.store import RunFolder, create, runs_in
 

@@ -14,6 +14,7 @@ import pytest
 
 from engine.run import checkpoint
 from engine.run.store import runs_in
+from tests.caches import own_cache
 from tests.end_to_end.conftest import Desk
 from tests.workbench.conftest import Terminal
 
@@ -28,7 +29,7 @@ def made(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """`make` in the checkout with the environment of this very test taken as made; runs and state lie apart."""
     for name in ("STATE", "CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(desk.root / name))
-    monkeypatch.setenv("WORKBENCH_CACHE", str(desk.root / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(desk.root / "cache"))
     monkeypatch.setenv("WORKBENCH_RUNS", str(desk.root / "runs"))
     monkeypatch.setenv("WORKBENCH_THEME", "dark")
     return ["make", "-C", str(ROOT), f"VENV={HERE}", "-o", str(HERE / ".installed")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 from engine.client import Inspector
-from engine.config.draft import Draft
 from engine.config.facts import Facts, ModelFacts, SourceFacts
 from engine.config.files import absolute, as_yaml, dump, load, parse
 from engine.config.recipes import recipe_mapping, recipes
-from engine.config.schema import effective, read, resolved
-from engine.data.look import look_at
+from engine.data.gather_facts import look_at
 from engine.errors import WorkbenchError
+from engine.planning.auto import effective, resolved
+from engine.rules import read
 from engine.run.store import create
+from engine.session.draft import Draft
 
 CONFIG = {
     "version": 1,
@@ -34,12 +36,12 @@ ROWS = 400  # 50 steps, so that what happens ten times a run happens every 5
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a config, its rows and its model, all named by relative paths; somebody stands elsewhere."""
-    from engine.builtin.tiny import SHAPE
+    from engine.builtin import tiny
 
     home = tmp_path / "home"
-    (home / "model").mkdir(parents=True)
+    home.mkdir(parents=True)
+    shutil.copytree(tiny.folder(), home / "model")
     (home / "rows.jsonl").write_text('{"text": "a line of text"}\n' * ROWS)
-    (home / "model/config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 512, **SHAPE}))
     (home / "my.yaml").write_text(as_yaml(CONFIG))
     for name in ("STATE", "CACHE", "CONFIG", "DATA"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
@@ -116,7 +118,7 @@ def test_the_notebook_starts_what_its_form_shows(place: Path, started: list[dict
     try:
 
         def known() -> bool:
-            face.form.learner.refresh()
+            face.form.session.facts.refresh()
             return bool(draft.facts.sources and draft.facts.model and draft.facts.machine)
 
         wait(known)
@@ -164,7 +166,7 @@ def test_the_command_starts_what_check_and_estimate_judge(place: Path, started: 
 
 
 def test_the_inspector_estimates_by_the_facts_of_the_faces(place: Path) -> None:
-    from engine.memory.estimate import estimate
+    from engine.planning.estimate import estimate
 
     config = read(load(place / "my.yaml").mapping).config
     wanted = estimate(config, look_at(config, place)).as_json()

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from engine.run.store import RunFolder
+from tests.caches import own_cache
 from tests.end_to_end.conftest import Desk, Run
 from tests.workbench.conftest import Terminal
 
@@ -23,7 +24,7 @@ def terminal(desk: Desk, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The app in a terminal of 80x24, on a config of gsm8k rows that lies beside a link to them."""
     for name in ("STATE", "CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(desk.root / name))
-    monkeypatch.setenv("WORKBENCH_CACHE", str(desk.root / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(desk.root / "cache"))
     monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
     (desk.root / "rows.jsonl").symlink_to(shared_data / "gsm8k/train_1000.jsonl")
     (desk.root / "quick.yaml").write_text(

@@ -14,6 +14,11 @@ TOKENS = (
     "hf_" + "a1B2" * 9,
     "sk-" + "abcDEF123" * 4,
     "ghp_" + "Z9y8" * 9,
+    "github_pat_" + "11ABCDEFG0" * 4,
+    "glpat-" + "aB3" * 7,
+    "xoxb-" + "123456789012-abcDEF",
+    "AKIA" + "ABCDEFGHIJKLMNOP",
+    "wandb_v1_" + "aB3" * 9,
 )
 
 
@@ -28,6 +33,33 @@ def test_credentials_in_addresses_and_arguments_never_appear() -> None:
     assert redact("https://me:geheim@host/x") == "https://[hidden]@host/x"
     assert "geheim123" not in redact("password=geheim123&x=1")
     assert "geheim123" not in redact("https://host/?token=geheim123")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://me:ge@heim@host/x",
+        "https://abcdefghijklmnopqrstuvwxyz@host/x",
+        "Authorization: Bearer geheim.geheim",
+        "WANDB_API_KEY=geheimgeheim",
+        "aws_secret_access_key: geheim/geheim+x",
+        '{"hub_token": "geheimgeheim"}',
+    ],
+)
+def test_secrets_are_known_by_their_place(text: str) -> None:
+    shown = redact(text)
+    assert "[hidden]" in shown
+    assert "heim" not in shown
+    assert "abcdefghij" not in shown
+
+
+def test_errors_findings_and_their_fixes_hold_no_secret() -> None:
+    from engine.config.findings import Fix, must
+
+    address = "https://me:" + "geheim" * 30 + "@host/rows.jsonl"
+    finding = must("data.train", "a file", address, "Name one.", fix=Fix("take it", {"data.train": address}))
+    assert "geheim" not in str(finding.as_json())
+    assert "geheim" not in WorkbenchError(address, address).told
 
 
 def test_ordinary_text_stays() -> None:

@@ -13,7 +13,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.builtin import dates, tiny
-from engine.generate import answers_to, exact_match, generate, stop_ids
+from engine.data.chat import Chat, MaskError
+from engine.generate import answers_to, end_of_turn, exact_match, generate, stop_ids
 
 PROMPTS = [*dates.PROMPTS, "3.3.2021", "What is " + "the day before " * 12 + "3 March 2021 in ISO form?"]
 
@@ -171,7 +172,8 @@ def test_an_adapter_changes_the_answers_and_dropout_does_not(base: tuple[Any, An
 def test_an_answer_stops_where_the_template_ends_a_turn_even_if_that_is_not_the_end_token(shared_data: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "phi-3-mini")
     model = AutoModelForCausalLM.from_pretrained(tiny.folder(shared_data / "tokenizers" / "phi-3-mini"))
-    ends = {tokenizer.convert_ids_to_tokens(token) for token in stop_ids(model, tokenizer, tokenizer.chat_template)}
+    stops = stop_ids(model, tokenizer, end_of_turn(tokenizer, Chat(tokenizer, tokenizer.chat_template)))
+    ends = {tokenizer.convert_ids_to_tokens(token) for token in stops}
     assert ends == {"<|end|>", "<|endoftext|>"}
 
 
@@ -191,3 +193,20 @@ def test_messages_so_far_can_be_the_prompt(base: tuple[Any, Any]) -> None:
         model, tokenizer, [PROMPTS[0]], max_new_tokens=6
     )
     assert generate(model, tokenizer, [], max_new_tokens=6) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("{% for message in messages %}{{ message.content }}{% endfor %}{{ 7 ** (messages | length * 10 ** 9) }}",
+         "runs longer than 2 seconds"),
+        ("{{ ('x' * 2000000000) | length }}", "needs too much memory"),
+    ],
+)  # fmt: skip
+def test_a_template_is_rendered_for_samples_with_the_limits_that_it_has_for_data(
+    base: Any, template: str, sentence: str
+) -> None:
+    tokenizer = copy.deepcopy(base[1])
+    tokenizer.chat_template = template
+    with pytest.raises(MaskError, match=sentence):
+        generate(base[0], tokenizer, ["a"], max_new_tokens=2)

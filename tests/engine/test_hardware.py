@@ -132,3 +132,18 @@ def test_a_processor_says_whether_bfloat16_is_slow_on_it(tmp_path: Path, text: s
     (tmp_path / "cpuinfo").write_text("processor\t: 0\n" + text)
     assert hardware._slow_bfloat16(str(tmp_path / "cpuinfo")) is slow
     assert hardware._slow_bfloat16(str(tmp_path / "none")) is False
+
+
+@pytest.mark.parametrize(
+    ("cores", "own", "load", "share"),
+    [(2, 2, 0.0, 1.0), (2, 2, 2.0, 0.5), (2, 2, 8.0, 0.2), (2, 2, 500.0, 0.1), (128, 2, 60.0, 1.0), (2, 2, 0.05, 1.0)],
+)
+def test_a_busy_machine_leaves_a_share_of_its_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, own: int, load: float, share: float
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(own)))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    hardware._cpu_share.cache_clear()
+    assert this_machine().cpu_share == share
+    hardware._cpu_share.cache_clear()

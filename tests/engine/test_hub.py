@@ -15,7 +15,7 @@ from huggingface_hub import constants, get_session, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from engine.errors import DataError, ModelError
-from engine.hub import reaching_hub
+from engine.hub import Commits, reaching_hub
 
 
 @pytest.fixture
@@ -132,8 +132,9 @@ def test_a_data_set_that_is_nowhere_is_one_sentence_in_seconds(nowhere, tmp_path
 
 
 def test_a_model_that_is_nowhere_is_one_sentence_in_seconds(nowhere):
-    from engine.config.schema import read
-    from engine.models.load import load_model, load_processing_class
+    from engine.features.load import load_model
+    from engine.models.load import load_processing_class
+    from engine.rules import read
 
     config = read({"version": 1, "model": {"name": "nobody/no-such-model"}}).config
     for load in (load_processing_class, load_model):
@@ -142,3 +143,12 @@ def test_a_model_that_is_nowhere_is_one_sentence_in_seconds(nowhere):
             load(config)
         # The client alone takes 31 s and more; importing the libraries is some of this.
         assert time.monotonic() - begun < 15
+
+
+def test_a_branch_becomes_its_commit_and_a_commit_is_asked_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("engine.hub._asked", lambda name, revision: asked.append(revision) or "a" * 40)
+    commits = Commits()
+    assert commits.of("org/model", "branch") == "a" * 40
+    assert commits.of("org/model", "b" * 40) == "b" * 40
+    assert asked == ["branch"]

@@ -18,11 +18,12 @@ import pytest
 
 from engine.client import COMMAND, Inspector
 from engine.errors import Cancelled, WorkbenchError
+from tests.caches import own_cache
 
 
 @pytest.fixture(scope="module")
 def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inspector]:
-    os.environ["WORKBENCH_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["WORKBENCH_CACHE"] = own_cache(tmp_path_factory.mktemp("cache"))
     with Inspector() as inspector:
         yield inspector
     del os.environ["WORKBENCH_CACHE"]
@@ -124,7 +125,7 @@ def test_preference_packs_and_cuts_are_shown(inspector: Inspector, config: Any, 
 
 
 def test_worst_random_and_search(inspector: Inspector, config: Any) -> None:
-    rows = [_chat(f"question {n}", "x" * (n % 7)) for n in range(60)]
+    rows = [_chat(f"question {n}", "x" * (1 + n % 7)) for n in range(60)]
     rows[33] = _chat("the longest", "many words " * 30)
     rows[44] = {"messages": [{"role": "user", "content": "Nobody answers"}]}
     made = config(rows)
@@ -250,6 +251,7 @@ def _raw(*questions: dict[str, Any]) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.alone
 def test_cancel_is_answered_by_the_process_within_200_ms_while_it_imports() -> None:
     process = _raw({"id": 1, "do": "hello"})
     assert process.stdin is not None

@@ -13,13 +13,13 @@ import pytest
 from engine.config.facts import Facts
 from engine.config.files import absolute, overrides
 from engine.config.recipes import recipe_mapping
-from engine.config.schema import read
+from engine.rules import read
 from engine.run import checkpoint, control, launch, store
 from engine.run.events import FINAL
-from engine.run.family import Family
 from engine.run.from_config import launch_config
 from engine.run.lock import is_held
 from engine.run.process import send
+from engine.run.process_group import Family
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
@@ -110,6 +110,32 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named(runs, promptly):
     assert f"Rank 1 (process {family.ranks[1].pid}) was ended by SIGKILL" in view_of(run).cause
     until(lambda: not family.members() and not run.worker().alive, 5)
     assert not is_held(run)
+
+
+def test_two_ranks_that_diverge_end_with_that_as_the_cause(runs):
+    hot = "optim.optim=sgd", "optim.adam_beta2=0.999", "optim.learning_rate=10", "optim.max_grad_norm=0"
+    run = demo(runs, "hot", "run.devices=2", "optim.max_steps=200", "run.save_steps=2", *hot)
+    until(lambda: over(run))
+    (ending,) = [event for event in Tail(run.events).read() if event["kind"] in FINAL]
+    view = view_of(run)
+    assert (ending["kind"], ending["cause"], view.world_size) == ("failed", "diverged", 2)
+    assert (view.cause_kind, view.diverged_at) == ("diverged", ending["step"])
+    assert f"diverged at step {ending['step']}" in view.cause
+    values = run.read_json()
+    assert (values["state"], values["cause"], values["message"]) == ("failed", "diverged", ending["message"])
+    newest, skipped = checkpoint.newest_valid(run)
+    assert not skipped
+    assert newest is None or checkpoint.step_of(newest) < ending["step"]
+    until(lambda: not is_held(run), 5)
+
+
+def test_rows_that_two_ranks_refuse_are_told_as_by_one(runs):
+    run = demo(runs, "refused", "run.devices=2", "data.max_length=8")
+    until(lambda: over(run))
+    view = view_of(run)
+    assert (view.state, view.cause_kind) == ("failed", "error")
+    assert "data.max_length" in view.cause
+    assert not view.cause.startswith("Rank")
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -23,13 +23,14 @@ from engine.run.process import Identity, identity
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
+from workbench.cli import asking
 
 
 def until(condition, seconds=60.0):
     begun = time.monotonic()
     while not condition():
         assert time.monotonic() - begun < seconds, "it did not happen in time"
-        time.sleep(0.01)
+        time.sleep(0.05)
     return time.monotonic() - begun
 
 
@@ -174,6 +175,15 @@ def test_a_run_is_resumed_right_after_its_last_word_while_its_process_still_leav
     until(lambda: view_of(run).segment == 1 and view_of(run).step > checkpoint.step_of(newest))
 
 
+def test_a_run_that_said_its_last_word_is_asked_for_nothing_more_while_its_process_still_leaves(start):
+    run = start(steps=5, leave_seconds=4)
+    until(lambda: view_of(run).state == "finished")
+    assert run.worker().alive
+    for do in ("stop", "checkpoint"):
+        with pytest.raises(WorkbenchError, match=f"run {run.id} is finished; there is nothing to ask of it"):
+            asking.ask(run, do, patience=30)
+
+
 def test_a_living_run_is_not_resumed_and_gets_no_second_worker(start):
     run = running(start())
     with pytest.raises(RunBusy, match="is still running"):
@@ -209,7 +219,7 @@ def test_two_windows_launching_into_one_folder_get_two_runs(runs):
 
 WINDOW = (
     "import sys, time; from engine.run.launch import launch;"
-    "run = launch('{\"steps\": 2000, \"step_seconds\": 0.01}', runs_dir=sys.argv[1], name='w', info={});"
+    "run = launch('{\"steps\": 20000, \"step_seconds\": 0.01}', runs_dir=sys.argv[1], name='w', info={});"
     "print(run.path, flush=True); time.sleep(60)"
 )
 
@@ -381,6 +391,7 @@ def test_a_disk_that_fills_up_fails_the_run_in_words_and_keeps_a_whole_checkpoin
     try:
         monkeypatch.setattr(launch, "_SMALL_FILES", 0)
         monkeypatch.setattr(store, "BALLAST_BYTES", 100 << 10)
+        monkeypatch.setenv("SMALL_BALLAST", str(100 << 10))
         text = json.dumps({"steps": 100_000, "step_seconds": 0, "save_steps": 50})
         run = launch.launch(text, runs_dir=small, name="full", info={})
         until(lambda: over(run), 60)

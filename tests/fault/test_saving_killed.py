@@ -62,7 +62,7 @@ def environment():
 
 
 def trace(out: Path, inject: str | None, script: str, path: str) -> list[str]:
-    wanted = "write,fsync,rename,mkdir,openat,unlink,unlinkat,rmdir"
+    wanted = "write,fsync,rename,renameat,mkdir,mkdirat,openat,unlink,unlinkat,rmdir"
     more = ["-e", f"inject={inject}"] if inject else []
     return ["strace", "-f", "-qq", "-o", str(out), "-e", f"trace={wanted}", *more, sys.executable, "-c", script, path]
 
@@ -103,7 +103,9 @@ def check(run: RunFolder) -> bool:
     return checkpoint.step_of(newest) == 20
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "rename", "mkdir", "openat", "unlinkat", "rmdir"])
+@pytest.mark.parametrize(
+    "call", ["write", "fsync", "rename", "renameat", "mkdir", "mkdirat", "openat", "unlinkat", "rmdir"]
+)
 def test_killed_at_every_call_of_a_save_no_invalid_checkpoint_is_chosen(tmp_path, calls, call):
     before, whole = calls.get(call, (0, 0))
     if whole == before:
@@ -114,7 +116,7 @@ def test_killed_at_every_call_of_a_save_no_invalid_checkpoint_is_chosen(tmp_path
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+@pytest.mark.parametrize("call", ["write", "fsync", "renameat"])
 def test_refused_at_every_call_of_a_save_it_fails_in_words_and_nothing_is_lost(tmp_path, calls, call, error):
     before, whole = calls.get(call, (0, 0))
     count = 0

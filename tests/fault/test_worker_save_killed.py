@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from engine.run import checkpoint
+from tests.caches import own_cache
 from tests.end_to_end.conftest import Desk
 
 TOUCHES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
@@ -53,7 +54,7 @@ def test_a_worker_killed_at_any_file_of_its_save_leaves_a_whole_checkpoint(
 ) -> None:
     from engine.trainers.saving import RunTrainer
 
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     save = RunTrainer._save_checkpoint
     outcomes: list[int | None] = []
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from engine.config.draft import Draft
 from engine.errors import UsageError
+from engine.session.draft import Draft
 from widgets import Compare, Workbench
 from widgets.reader import Reader
 from workbench.cli.compare import command

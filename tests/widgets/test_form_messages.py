@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.draft import Draft
 from engine.config.kinds import example_row, needs_of
 from engine.config.method import METHODS
-from engine.config.schema import fields, fields_of, resolved
 from engine.config.steps import GOALS, STEPS, step_fields
+from engine.config.tree import fields, fields_of
+from engine.planning.auto import resolved
 from engine.run.rehearsal import Rehearsal, keep
+from engine.session.draft import Draft
+from tests.caches import own_cache
 from widgets import ConfigForm
 from widgets.wire import options
 
@@ -83,9 +85,14 @@ def test_a_bad_value_is_a_finding_with_a_fix_that_one_message_applies(ask: Asker
     finding = next(each for each in state["findings"] if each["path"] == LEARNING_RATE)
     assert (finding["severity"], finding["step"]) == ("error", "method")
     assert next(step for step in state["steps"] if step["id"] == "method")["mark"] == "✗"
+    assert not finding["fix"]  # nobody knows what was meant
+    draft.set(LEARNING_RATE, 1e-4)
+    state = ask.edit("set", path="optim.warmup_steps", value="2.4")
+    finding = next(each for each in state["findings"] if each["path"] == "optim.warmup_steps")
+    assert finding["severity"] == "error"
     state = ask.edit("fix", finding=finding["key"])
-    assert not [each for each in state["findings"] if each["path"] == LEARNING_RATE]
-    assert draft.value(LEARNING_RATE) in (None, "auto")
+    assert not [each for each in state["findings"] if each["path"] == "optim.warmup_steps"]
+    assert draft.value("optim.warmup_steps") == 2
 
 
 def test_a_finding_inside_a_source_stands_at_the_sources_and_says_which(ask: Asker, draft: Draft) -> None:
@@ -276,7 +283,7 @@ def test_a_message_that_is_not_known_or_malformed_gets_a_sentence_and_changes_no
 def test_the_review_tells_what_a_rehearsal_of_this_very_config_measured(
     ask: Asker, draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path))
     measured = Rehearsal(0.0, "", "builtin/tiny", "sft", 800 << 20, 0.25, 8, 300, 46, 600 << 20)
     keep(resolved(draft.config, draft.facts), draft.facts, measured)
     assert measured.words() in str(ask.edit("step", step="review")["blocks"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -139,9 +140,9 @@ def test_state_controls_and_cause_follow_the_run(watched: Any) -> None:
     assert view.parts["head"]["state"] == "running"
     assert [each["verb"] for each in view.parts["head"]["controls"]] == [
         "save_stop",
-        "stop",
         "checkpoint",
         "end_of_epoch",
+        "stop",
     ]
     assert monitor.answer({"id": "1", "do": "control", "run": view.run, "verb": "save_stop"}).data["ok"]
     asked = [control.parse(path) for path in run.folder.control.iterdir() if not path.name.startswith(".")]
@@ -249,3 +250,32 @@ async def test_waiting_for_a_while_says_how_far_the_run_is(written: Callable[...
     monitor = Monitor(run.folder)
     assert await monitor.ended(0.1) == monitor.wait(0.1) == "running"
     monitor.close()
+
+
+def test_a_resume_whose_rows_differ_names_them_and_waits_for_a_word(
+    watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, monitor, view = watched
+    run.steps(3)
+    run.pen.write("stopped", step=3, seconds=1.0, by="someone")
+    resumed: list[dict[str, Any]] = []
+    monkeypatch.setattr("engine.run.launch.settle", lambda folder: None)
+    monkeypatch.setattr("engine.run.launch.resume", lambda folder, **how: resumed.append(how))
+    said = ["data.train: row 3 of 40 differs from what the run was trained on"]
+    monkeypatch.setattr("engine.resume.data_changes", lambda folder, on_progress=None: said)
+    run.folder.update_json(state="stopped")
+
+    def after(wanted: Callable[[list[Any]], bool]) -> list[Any]:
+        for _ in range(200):
+            view.look()
+            if wanted(view.parts["now"]):
+                return view.parts["now"]
+            time.sleep(0.02)
+        raise AssertionError(view.parts["now"])
+
+    assert monitor.answer({"id": "1", "do": "resume", "run": view.run}).data["ok"]
+    assert "row 3 of 40 differs" in after(lambda now: now[4] is True)[3]
+    assert resumed == []
+    assert monitor.answer({"id": "2", "do": "resume", "run": view.run, "accept_data": True}).data["ok"]
+    assert "row 3" not in after(lambda now: now[4] is False and now[3] != "resuming")[3]
+    assert resumed == [{"accept_data": True}]

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from engine.config.draft import Draft
-from engine.config.schema import fields
+from engine.config.tree import fields
+from engine.session.draft import Draft
 from widgets import Preview, Workbench, asking
 
 
@@ -241,3 +241,33 @@ def _gone(pid: str, seconds: float = 15) -> bool:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < give_up:
         time.sleep(0.05)
     return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_pair_in_the_preview_says_how_long_its_longest_side_is() -> None:
+    from widgets.preview import _row
+
+    parts = {name: [{"id": 1, "text": name, "trained": False}] for name in ("prompt", "chosen", "rejected")}
+    told = _row({"index": 0, "parts": parts, "length": 2}, 1)
+    assert told["words"].startswith("3 tokens (longest side 2), 0 trained")
+    assert _row({"index": 0, "parts": {"input": parts["prompt"]}, "length": 1}, 1)["words"].startswith("1 tokens, ")
+
+
+def test_the_list_of_runs_says_why_one_is_lost_failed_or_silent(workbench: Workbench, written: Any) -> None:
+    """Numbers of a run folder as its worker leaves it, and the clock of one put back."""
+    lost, failed, quiet, done = (written(name=name) for name in ("Lost", "Failed", "Quiet", "Done"))
+    for each in (lost, failed, quiet, done):
+        each.steps(3)
+    lost.folder.update_json(state="lost", cause="lost", message="The worker ended while nothing watched it.")
+    failed.pen.write("failed", cause="diverged", message="The training diverged at step 3.\x1b[31m", lines=[], step=3)
+    failed.folder.update_json(state="failed")
+    done.finish()
+    for path in (quiet.folder.events, quiet.folder.json):
+        os.utime(path, (time.time() - 300,) * 2)
+    told = {run["id"].split("-")[0].lower(): run for run in ask(workbench, "runs")["runs"]}
+    assert told["lost"]["why"] == "The worker ended while nothing watched it."
+    assert told["failed"]["why"].startswith("The training diverged at step 3.")
+    assert "\x1b" not in told["failed"]["why"]
+    assert told["quiet"]["silent"] == "silent for 5:00"
+    assert "its worker may hang" in told["quiet"]["why"]
+    assert f"`workbench stack {told['quiet']['id']}`" in told["quiet"]["why"]
+    assert told["done"]["why"] == ""

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from engine.config.draft import Draft
 from engine.run.store import RunFolder
+from engine.session.draft import Draft
 
 Tmux = Callable[..., Any]
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from rich.color import Color, ColorSystem
 
-from engine.config.draft import Draft
+from engine.session.draft import Draft
 from workbench.app import THEMES, WorkbenchApp
 from workbench.panels.drawn import STYLES
 from workbench.panels.form import Form

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.config.draft import Draft
-from engine.config.schema import fields
+from engine.config.tree import fields
 from engine.run.process import identity
+from engine.session.draft import Draft
 from workbench.unsaved import Unsaved
 
 BETA = fields.optim.learning_rate.path

@@ -41,15 +41,16 @@ export function number(value) {
   return value.toLocaleString("en-US", { maximumSignificantDigits: size >= 1000 ? 5 : 4 });
 }
 
+/** Bytes with at most three digits, as `engine.figures.size` writes them: 512 MiB, 1.0 GiB. */
 export function bytes(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
-  while (Math.abs(value) >= 1024 && at < units.length - 1) {
+  while (Math.round(Math.abs(value)) >= 1000 && at < units.length - 1) {
     value /= 1024;
     at += 1;
   }
-  return `${value.toLocaleString("en-US", { maximumFractionDigits: value >= 100 || at === 0 ? 0 : 1 })} ${units[at]}`;
+  return `${value.toFixed(at === 0 || Math.abs(value) >= 100 ? 0 : 1)} ${units[at]}`;
 }
 
 export function duration(seconds) {

@@ -44,11 +44,23 @@ export function headView(stage, run, held, leave, again) {
   const resume = button("Resume", async () => {
     if (await stage.ask("resume", { run })) again();
   });
+  const accept = button("Go on with the rows as they are now", async () => {
+    if (await stage.ask("resume", { run, accept_data: true })) again();
+  });
+  accept.hidden = true;
+  const stack = h("pre", { class: "ftw-card", hidden: true });
+  const where = button("Where is it?", async () => {
+    const answer = await stage.ask("stack", { run });
+    if (!answer) return;
+    say(stack, answer.data.stack);
+    stack.hidden = false;
+  });
+  where.hidden = true;
 
   const draw = () => {
     const head = held.parts.head;
     if (!head) return say(phase, "Opening the run.");
-    const [step, eta, words, asked] = held.parts.now ?? [0, null, "", ""];
+    const [step, eta, words, asked, rowsChanged, silent] = held.parts.now ?? [0, null, "", "", false, false];
     const [glyph, kind] = STATE[head.state] ?? ["?", "bad"];
     say(state, `${glyph} ${head.state}`);
     state.dataset.kind = kind;
@@ -62,16 +74,19 @@ export function headView(stage, run, held, leave, again) {
     const loading = held.loading < 1 ? `reading the whole curve, ${Math.round(held.loading * 100)} %` : "";
     say(phase, [loading, asked, ...head.warnings].filter(Boolean).join("  ·  "));
     phase.hidden = !phase.textContent;
+    where.hidden = !(silent && !RESTING.has(head.state));
+    if (where.hidden) stack.hidden = true;
+    accept.hidden = !(rowsChanged && RESTING.has(head.state));
     if (head === drawn) return undefined;
     drawn = head;
     fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null);
     fill(menu, head.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
     if (!head.controls.length) menu.hidden = true;
     cause.hidden = !head.cause;
-    fill(cause, head.cause ? [h("b", {}, head.cause), head.lines.length ? h("pre", {}, head.lines.join("\n")) : null] : []);
+    fill(cause, head.cause ? [h("b", {}, head.cause), h("p", {}, head.way_on), head.lines.length ? h("pre", {}, head.lines.join("\n")) : null] : []);
     return undefined;
   };
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
   const top = h("header", { class: "ftw-head" }, back, state, name, facts, h("span", { class: "ftw-space" }), actions);
-  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, menu, cause), draw };
+  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, accept, where, stack, menu, cause), draw };
 }

@@ -6,6 +6,7 @@ import { compareView } from "./compare.js";
 import { draftLink, watchDraft } from "./draft.js";
 import { formParts } from "./form.js";
 import { ago, button, fill, h, number, openWhenReady, say, timer } from "./dom.js";
+import { ledgerView } from "./ledger.js";
 import { monitorView } from "./monitor.js";
 import { STATE } from "./runhead.js";
 import { previewView } from "./tokens.js";
@@ -15,14 +16,19 @@ export function workbenchFace(stage) {
   let page = "";
   const preview = previewView(stage);
   const runs = runsView(stage, () => page === "runs");
+  const ledger = ledgerView(stage, () => {
+    show("");
+    link.send("state");
+  });
   const more = {
     tabs: () => [
+      ...(ledger.there() ? [{ id: "ledger", title: "Ledger", here: page === "ledger", words: "what became of each key of the file" }] : []),
       { id: "preview", title: "Preview", here: page === "preview", words: "the tokens that will be trained" },
       { id: "runs", title: "Runs", here: page === "runs", words: "what is going and what has ended" },
     ],
     current: () => page,
     open(id) {
-      show(id === "preview" || id === "runs" ? id : "");
+      show(["preview", "runs", "ledger"].includes(id) ? id : "");
       return Boolean(page);
     },
     leave: () => show(""),
@@ -39,18 +45,23 @@ export function workbenchFace(stage) {
     const changed = next !== page;
     page = next;
     parts.findings.element.classList.toggle("ftw-away", Boolean(page));
-    const shown = { "": columns, preview: preview.element, runs: runs.element }[page];
+    const shown = { "": columns, preview: preview.element, runs: runs.element, ledger: ledger.element }[page];
     if (middle.firstChild !== shown) fill(middle, shown);
     if (link.state) parts.draw(link.state);
     if (changed && page === "preview") preview.start();
     if (page === "runs") runs.look();
+    if (changed && page === "ledger") ledger.look();
   };
   fill(stage.body, parts.head, parts.steps.bar, middle, parts.findings.element);
   link.onState((state) => {
     parts.draw(state);
     launch.draw(state);
   });
-  openWhenReady(stage, () => link.send("state"));
+  openWhenReady(stage, async () => {
+    const state = await link.send("state");
+    if (state && (await ledger.look())) show("ledger");
+    return state;
+  });
   stage.onEnd(watchDraft(stage, link));
 }
 
@@ -129,7 +140,13 @@ function runsView(stage, visible) {
       "tr",
       {},
       h("td", {}, box(run), button(run.id, () => open(run.id), { class: "ftw-plain ftw-run" })),
-      h("td", {}, stateMark(run.state)),
+      h(
+        "td",
+        {},
+        stateMark(run.state),
+        run.silent ? h("span", { class: "ftw-quiet" }, ` ${run.silent}`) : null,
+        run.why ? h("div", { class: "ftw-quiet ftw-why" }, run.why) : null,
+      ),
       h("td", {}, run.method),
       h("td", {}, run.model),
       h("td", { class: "ftw-right" }, `${number(run.step)}${run.max_steps ? ` of ${number(run.max_steps)}` : ""}`),

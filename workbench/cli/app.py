@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from engine.errors import UsageError, visible
+from workbench.cli.output import echo
 from workbench.guard import guarded_terminal
 from workbench.terminal import require_terminal
 
 if TYPE_CHECKING:
+    from engine.bridge.ledger import Ledger
     from engine.run.store import RunFolder
 
 CONFIGS = (".yaml", ".yml")
@@ -31,15 +34,22 @@ def command(run: str | None = None, more: tuple[str, ...] = (), runs: str | None
 
     \b
     workbench              build a config, step by step
-    workbench my.yaml      open a config in the form
+    workbench my.yaml      open a config in the form; settings beside it, KEY=VALUE, are changes not saved yet
     workbench dates-0001   open a run
     """
-    if more:
+    is_file = run is not None and (Path(run).suffix.lower() in CONFIGS or Path(run).is_file())
+    if more and not is_file:
         close = _command_like(str(run))
         hint = f"Did you mean the command `workbench {close}`?" if close else "`workbench --help` lists the commands."
         raise UsageError(f"{visible(str(run))} is not a command, and the app opens one run or file.", hint)
-    if run is not None and (Path(run).suffix.lower() in CONFIGS or Path(run).is_file()):
-        return open_app(config=Path(run), runs_dir=runs)
+    wrong = next((word for word in more if "=" not in word), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{wrong}: must be a setting, KEY=VALUE, beside the config {run}.",
+            f"`workbench train {run}` starts a run of it, `workbench check {run}` judges it; both take settings, too.",
+        )
+    if run is not None and is_file:
+        return open_app(config=Path(run), settings=more, runs_dir=runs)
     return open_app(run=run, runs_dir=runs)
 
 
@@ -47,6 +57,7 @@ def open_app(
     *,
     run: str | RunFolder | None = None,
     config: Path | None = None,
+    settings: Sequence[str] = (),
     recipe: str | None = None,
     runs_dir: str | Path | None = None,
 ) -> int:
@@ -61,21 +72,51 @@ def open_app(
         os.environ.pop(name, None)
     # Nothing that is imported now becomes garbage; looking for it is a tenth of the time to the first frame.
     gc.disable()
-    draft = None
-    if config is not None or recipe is not None:
-        from engine.config.draft import Draft
+    draft, ledger = None, _ledger(config, settings)
+    if ledger is None and (config is not None or recipe is not None):
+        from engine.session.draft import Draft
 
         draft = Draft.open(config) if config is not None else Draft.new(recipe)
+        for path, value in _pairs(settings):
+            draft.set(path, value)
     with guarded_terminal():
         from workbench.app import WorkbenchApp
 
-        first = draft is None and folder is None and _any_alive(runs_dir)
-        app = WorkbenchApp(draft, folder, runs_dir, runs_first=first)
+        first = draft is None and folder is None and ledger is None and _any_alive(runs_dir)
+        app = WorkbenchApp(draft, folder, runs_dir, runs_first=first, ledger=ledger)
         app.run()
-    for line in app.goodbye:
-        click.echo(visible(line))
+    for line in app.ending.words():
+        echo(line)
     # Whatever ended it otherwise was an error, also where the library counts it as none.
     return (app.return_code or 0) if app.left else (app.return_code or 1)
+
+
+def _ledger(config: Path | None, settings: Sequence[str]) -> Ledger | None:
+    """What becomes of a config of another tool; nothing for one of ours. Raises ConfigUnreadable, UsageError."""
+    if config is None:
+        return None
+    from engine.bridge.detect import TITLES, detect
+    from engine.config.files import load
+
+    document = load(config)
+    tool = detect(document.mapping)
+    if tool is None:
+        return None
+    if settings:
+        raise UsageError(
+            f"{settings[0]}: must be left out beside {visible(str(config))}, a config of {TITLES[tool]}.",
+            "Take it over first, then change its settings.",
+        )
+    from engine.bridge.tools import take_over
+
+    return take_over(document, out=Path.cwd())
+
+
+def _pairs(settings: Sequence[str]) -> list[tuple[str, Any]]:
+    """Path and value of each KEY=VALUE, as the other commands read them."""
+    from workbench.cli.reading import placed_override
+
+    return [placed_override(pair) for pair in settings]
 
 
 def _find(run: str | RunFolder | None, runs_dir: str | Path | None) -> RunFolder | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-import click
-
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError
 from engine.run import control, launch
 from engine.run.index import open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
+from workbench.calling import run_name
 from workbench.cli.following import Follower
+from workbench.cli.output import echo
 
 
 def ask(run: RunFolder, do: str, *, now: bool = False, patience: float) -> RunView:
@@ -19,6 +19,7 @@ def ask(run: RunFolder, do: str, *, now: bool = False, patience: float) -> RunVi
 
     Raises WorkbenchError when it is refused, or not answered within `patience` seconds.
     """
+    launch.settle(run)
     if launch.unattended(run):
         launch.attend(run)
     id = control.request(run, do, by="workbench", now=now)
@@ -41,12 +42,14 @@ def ask(run: RunFolder, do: str, *, now: bool = False, patience: float) -> RunVi
             raise WorkbenchError(f"{run.id} was asked; its answer was not waited for.", exit_code=130) from None
     answer = control.answer(view, id)
     if answer is not None and answer["status"] == "refused":
-        raise WorkbenchError(f"{run.id} refused: {visible(answer['message'])}")
+        raise WorkbenchError(f"{run.id} refused: {answer['message']}")
     if not view.over and (stops or answer is None or answer["status"] != "done"):
         raise WorkbenchError(
             f"{run.id} has not answered within {patience:.0f} s; the request stands.",
-            "`workbench stop --now` ends it at once; checkpoints made so far are kept." if stops else "",
+            f"`workbench stop --now {run_name(run)}` ends it at once; checkpoints made so far are kept."
+            if stops
+            else "",
         )
     if answer is not None and answer["message"]:
-        click.echo(visible(answer["message"]), err=True)
+        echo(answer["message"], err=True)
     return view

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from engine.errors import visible
+from engine.errors import UsageError, visible
+from workbench.cli.output import echo, print_json, styled
 
 
 @click.command(short_help="Find everything wrong with a config.")
@@ -19,33 +19,47 @@ from engine.errors import visible
 @click.option(
     "--data", "with_data", is_flag=True, help="Tokenize the rows too: lengths, cuts, rows with nothing to learn."
 )
+@click.option("--fix", "mending", is_flag=True, help="Apply the fixes that keep what the file says; shows the diff.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def command(file: Path, overrides: tuple[str, ...], machine: str | None, with_data: bool, as_json: bool) -> int:
+def command(
+    file: Path, overrides: tuple[str, ...], machine: str | None, with_data: bool, mending: bool, as_json: bool
+) -> int:
     """Find everything wrong with the config FILE, without starting anything.
 
     \b
     workbench check my.yaml
     workbench check my.yaml --for 1xH100-80GB
     workbench check my.yaml optim.learning_rate=1e-4
+    workbench check my.yaml --fix
     """
+    from engine.bridge.detect import TITLES, detect
     from engine.config.files import load
-    from engine.config.reading import read
-    from engine.data.look import look_at
+    from engine.data.gather_facts import countable, look_at, not_counted
     from engine.hardware import parse_machine
-    from workbench.cli.reading import read_with
+    from engine.rules import read
+    from workbench.cli.reading import counts, read_with
 
     target = parse_machine(machine) if machine else None
     base = file.resolve().parent
-    mapping, lines = read_with(load(file), base, overrides)
+    document = load(file)
+    tool = detect(document.mapping)
+    mended: dict[str, Any] = {}
+    if mending:
+        if overrides:
+            raise UsageError(f"{overrides[0]}: must be left out with --fix, which changes the file itself.")
+        if tool is not None:
+            raise UsageError(f"{visible(str(file))}: a config of {TITLES[tool]} is not changed.", _way(file, tool))
+        mended = _mend(file, quiet=as_json)
+        document = load(file)
+    mapping, lines = read_with(document, base, overrides)
     first = read(mapping)
     facts = look_at(first.config, base, target)
     reading = read(mapping, facts)
     problem = ""
-    if with_data and not any(
-        finding.path.startswith(("data.", "model.")) for finding in reading.findings if finding.severity == "error"
-    ):
-        data, problem = _counts(mapping, base, quiet=as_json)
-        reading = read(mapping, replace(facts, data=data))
+    if with_data and countable(reading.findings):
+        data, problem = counts(mapping, base, quiet=as_json)
+        facts = replace(facts, data=data)
+        reading = read(mapping, facts)
     findings = list(reading.findings)
     if problem:
         from engine.config.findings import RANK, say
@@ -55,18 +69,53 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, with_da
         findings.sort(key=lambda finding: RANK[finding.severity])
     bad = any(finding.severity == "error" for finding in findings)
     if as_json:
-        click.echo(json.dumps({"ok": not bad, "findings": [finding.as_json() for finding in findings]}, default=str))
+        from engine.planning.estimate import estimate
+
+        told = [finding.as_json() for finding in findings]
+        print_json({"ok": not bad, "findings": told, "data": estimate(reading.config, facts).shares(), **mended})
         return int(bad)
     from workbench.cli.findings import count_in_words, show
 
     show(findings, lines)
-    click.echo(f"{visible(str(file))}: {count_in_words(findings)}{_judged_for(facts.machine)}")
+    uncounted = not_counted(reading.config, facts)
+    way = "" if with_data else ": --data counts them"
+    more = f"; {uncounted}{way}" if uncounted else ""
+    echo(f"{file}: {count_in_words(findings)}{_judged_for(facts.machine)}{more}")
+    if tool is not None:
+        echo(f"It is a config of {TITLES[tool]}. {_way(file, tool)}")
     return int(bad)
+
+
+def _way(file: Path, tool: str) -> str:
+    return f"`workbench import {file} --from {tool} -o my.yaml` takes it over as a new one, with a ledger of every key."
+
+
+def _mend(file: Path, *, quiet: bool) -> dict[str, Any]:
+    """Apply the fixes that keep what the file says, write the file, and show what changed."""
+    from difflib import unified_diff
+
+    from engine.session.draft import Draft
+
+    draft = Draft.open(file)
+    before = draft.text()
+    done = draft.mend()
+    diff = "".join(
+        unified_diff(before.splitlines(keepends=True), draft.text().splitlines(keepends=True), str(file), str(file))
+    )
+    if done:
+        draft.save()
+    if not quiet:
+        for line in diff.splitlines():
+            colour = "green" if line[:1] == "+" else "red" if line[:1] == "-" else None
+            echo(styled(line, fg=colour))
+        number = len(done)
+        echo(f"{file}: {number} fix{'es' if number != 1 else ''} applied." if done else f"{file}: no fix to apply.")
+    return {"fixed": done, "diff": diff}
 
 
 def _placed(problem: str) -> tuple[str, str]:
     """The setting that the sentence itself begins with, and the rest; else it is about the data as a whole."""
-    from engine.config.schema import fields
+    from engine.config.tree import fields
 
     place, _, rest = problem.partition(": ")
     return (place, rest) if place in fields else ("data", problem)
@@ -74,22 +123,3 @@ def _placed(problem: str) -> tuple[str, str]:
 
 def _judged_for(machine: Any) -> str:
     return f"; judged for {machine.name}" if machine is not None and machine.name else ""
-
-
-def _counts(mapping: dict[str, Any], base: Path, *, quiet: bool) -> tuple[Any, str]:
-    """What the inspector counts over the prepared rows, or the sentence why they cannot be prepared."""
-    from engine.client import Inspector
-    from engine.config.facts import DataFacts
-    from engine.errors import WorkbenchError
-    from workbench.cli.progress import on_stderr
-
-    with Inspector() as inspector:
-        ticket = inspector.ask("data", on_progress=None if quiet else on_stderr, config=mapping, base=str(base))
-        try:
-            found = ticket.result()
-        except KeyboardInterrupt:
-            ticket.cancel()
-            raise click.Abort from None
-        except WorkbenchError as problem:
-            return None, problem.told
-    return DataFacts.counted(found), ""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from engine import figures
 from engine.errors import WorkbenchError
 from engine.run import checkpoint, store
-from engine.run.sizes import size_text
 from workbench.cli.asking import ask
+from workbench.cli.output import echo, print_json
 
 
 @click.command(short_help="Ask a run for a checkpoint.")
@@ -26,9 +25,7 @@ def command(run: str, runs: str | None, as_json: bool) -> int:
         raise WorkbenchError(f"{folder.id}: no whole checkpoint is there ({len(skipped)} damaged).")
     size = checkpoint.size_of(newest)
     if as_json:
-        click.echo(
-            json.dumps({"id": folder.id, "step": checkpoint.step_of(newest), "path": str(newest), "bytes": size})
-        )
+        print_json({"id": folder.id, "step": checkpoint.step_of(newest), "path": str(newest), "bytes": size})
     else:
-        click.echo(f"{newest} ({size_text(size)})")
+        echo(f"{newest} ({figures.size(size)})")
     return 0

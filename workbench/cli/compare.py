@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,14 +11,15 @@ from typing import Any
 import click
 
 from engine.errors import visible
+from engine.figures import count
 from engine.run import store
 from engine.run.compare import each_once, fit_to_compare, in_words, told
 from engine.run.index import open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from workbench.cli.following import state_text
+from workbench.cli.output import echo, print_json
 from workbench.panels.beside import GAP, beside
-from workbench.panels.figures import count
 from workbench.panels.units import titled, worded
 
 CURVES = 6
@@ -39,11 +39,15 @@ def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     folders = [store.find(name, root) for name in names]
     called = each_once(folders)
     views = _whole(folders)
-    from engine.config.files import load
+    from engine.config.files import parse
 
-    found = told(called, views, [load(folder.config).mapping for folder in folders])
+    found = told(called, views, [parse(folder.read_config(), path=folder.config).mapping for folder in folders])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else ENDLESS
-    click.echo(json.dumps(found) if as_json else "\n".join(lines(found, width)))
+    if as_json:
+        print_json(found)
+        return 0
+    for line in lines(found, width):
+        echo(line)
     return 0
 
 

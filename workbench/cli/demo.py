@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
-from engine.errors import UsageError, visible
+from engine.errors import UsageError
 from engine.run.index import open_view
 from engine.run.view import RunView
+from workbench.calling import run_name
+from workbench.cli.output import echo
 from workbench.cli.train import attach, start_mapping
 
 
@@ -35,31 +37,31 @@ def command(
     if in_app:
         return int(ctx.invoke(import_module("workbench.cli.app").command, run=str(run.path)) or 0)
     if not as_json:
-        click.echo(f"{run.id} in {run.path}", err=True)
+        echo(f"{run.id} in {run.path}", err=True)
     code = attach(run, detach=detach, as_json=as_json)
     if code == 0 and not detach and not as_json:
         with open_view(run) as watch:
             if watch.view.state == "finished":
-                _say_what_it_learned(watch.view)
+                _say_what_it_learned(watch.view, run_name(run))
     return code
 
 
-def _say_what_it_learned(view: RunView) -> None:
+def _say_what_it_learned(view: RunView, name: str) -> None:
     """The pinned questions, answered before and after; then the ways on."""
     answers: dict[int, list[dict[str, object]]] = {}
     for sample in view.samples:
         answers.setdefault(sample["index"], []).append(sample)
     if answers:
-        click.echo("\nBefore and after:")
+        echo()
+        echo("Before and after:")
     for given in answers.values():
         first, last = given[0], given[-1]
-        click.echo(f"  {visible(str(first['prompt']))}")
-        click.echo(f"    step {first['step']}: {visible(str(first['completion']))}")
-        click.echo(f"    step {last['step']}: {visible(str(last['completion']))}")
-    click.echo(
-        "\nWhat now:\n"
-        f"  workbench {view.id}            look at its curves in the app\n"
-        f"  workbench receipt {view.id}    see what was really done\n"
-        "  workbench new -o my.yaml       write a config for your own data\n"
-        "  workbench                      build one step by step"
-    )
+        echo(f"  {first['prompt']}")
+        echo(f"    step {first['step']}: {first['completion']}")
+        echo(f"    step {last['step']}: {last['completion']}")
+    echo()
+    echo("What now:")
+    echo(f"  look at its curves in the app: `workbench {name}`")
+    echo(f"  see what was really done: `workbench receipt {name}`")
+    echo("  write a config for your own data: `workbench new -o my.yaml`")
+    echo("  build one step by step: `workbench`")

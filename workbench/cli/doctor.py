@@ -5,7 +5,6 @@ Each check is one line: what was looked at, how it stands, and what to do. Exit 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 import click
 
 from engine.errors import WorkbenchError, redact, visible
+from engine.figures import size
+from workbench.cli.output import echo, print_json, styled
 
 NEEDED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "pydantic", "textual")
 OPTIONAL = {
@@ -48,11 +49,11 @@ def command(runs: str | None, as_json: bool) -> int:
     checks = [*look(folder)]
     bad = any(check.state == "error" for check in checks)
     if as_json:
-        click.echo(json.dumps({"ok": not bad, "checks": [asdict(check) for check in checks]}))
+        print_json({"ok": not bad, "checks": [asdict(check) for check in checks]})
         return int(bad)
     for check in checks:
         mark, colour = _MARKS[check.state]
-        click.echo(f"{click.style(mark, fg=colour)} {check.name:<14}{check.text}")
+        echo(styled(mark, fg=colour), f" {check.name:<14}{check.text}")
     return int(bad)
 
 
@@ -70,7 +71,7 @@ def _machine(folder: Path) -> Iterator[Check]:
     from engine.hardware import GiB, this_machine
 
     machine = this_machine(folder)
-    memory = f", {machine.memory_bytes / GiB:.0f} GiB of memory" if machine.memory_bytes else ""
+    memory = f", {size(machine.memory_bytes)} of memory" if machine.memory_bytes else ""
     yield Check("machine", "ok", f"{machine.cpu_count or '?'} CPU cores{memory}, Python {sys.version.split()[0]}")
     if not machine.gpus:
         yield Check("GPU", "note", "none; training runs on the CPU, which is enough for builtin/tiny and small models")
@@ -78,12 +79,10 @@ def _machine(folder: Path) -> Iterator[Check]:
         state = "ok" if gpu.capability >= (8, 0) else "note"
         half = "bfloat16" if gpu.capability >= (8, 0) else "float16 only, no bfloat16"
         capability = f"capability {gpu.capability[0]}.{gpu.capability[1]}"
-        yield Check(
-            f"GPU {index}", state, f"{visible(gpu.name)}, {gpu.memory_bytes / GiB:.1f} GiB, {capability}, {half}"
-        )
+        yield Check(f"GPU {index}", state, f"{visible(gpu.name)}, {size(gpu.memory_bytes)}, {capability}, {half}")
     if machine.disk_free_bytes is not None:
-        free = machine.disk_free_bytes / GiB
-        yield Check("disk", "ok" if free > 5 else "warning", f"{free:.0f} GiB free for runs")
+        free = machine.disk_free_bytes
+        yield Check("disk", "ok" if free > 5 * GiB else "warning", f"{size(free)} free for runs")
 
 
 def _packages() -> Iterator[Check]:
@@ -152,7 +151,7 @@ def _append_holds(place: Path) -> tuple[bool, str]:
 
 
 def _logout() -> Iterator[Check]:
-    from workbench.screens.learn import kills_at_logout
+    from engine.run.logout import kills_at_logout
 
     kills, text = kills_at_logout()
     yield Check("logout", "warning" if kills else "ok", text)

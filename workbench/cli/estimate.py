@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from engine.errors import UsageError, WorkbenchError, visible
-from workbench.panels.figures import brief
+from engine.errors import UsageError, visible
+from engine.figures import brief, percent, size
+from workbench.cli.ending import ends_are_interrupts
+from workbench.cli.output import clear, echo, print_json, rewrite
 
 _CLASSES = {
     "weights": "weights",
@@ -43,13 +41,13 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     workbench estimate my.yaml
     workbench estimate my.yaml data.max_length=4096 --for 1xH100-80GB
     """
-    from engine.config.counted import longest_row
     from engine.config.facts import DataFacts
     from engine.config.files import load
-    from engine.config.reading import read
-    from engine.data.look import look_at
+    from engine.data.gather_facts import look_at
+    from engine.facts.counts import longest_row
     from engine.hardware import parse_machine
-    from engine.memory.estimate import estimate
+    from engine.planning.estimate import estimate
+    from engine.rules import read
     from engine.run.rehearsal import last
     from workbench.cli.reading import with_overrides
 
@@ -59,6 +57,8 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     mapping = with_overrides(load(file).mapping, file.resolve().parent, overrides)
     reading = read(mapping)
     facts = look_at(reading.config, file.resolve().parent, target)
+    reading = read(mapping, facts)
+    facts = _with_counts(mapping, reading, facts, quiet=as_json)
     reading = read(mapping, facts)
     measured = _rehearse(file, reading, facts) if rehearse else None
     if measured is None and target is None:
@@ -70,53 +70,53 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     if as_json:
         told = {"machine": facts.machine.name if facts.machine else None}
         told["rehearsal"] = measured.as_json() if measured else None
-        click.echo(json.dumps({**found.as_json(), **told}))
+        errors = [finding.as_json() for finding in reading.findings if finding.severity == "error"]
+        print_json({**found.as_json(), **told, "findings": errors})
         return 0
     for finding in reading.findings:
         if finding.severity == "error":
-            click.echo(f"x {visible(finding.message)}", err=True)
+            echo(f"x {finding.message}", err=True)
     rows = lines(found, facts, longest_row(reading.config, facts))
     if measured is not None:
         rows += rehearsed(measured, found)
     for label, value in rows:
-        click.echo(f"{label:<28}{value:>18}")
+        echo(f"{label:<28}{value:>18}")
     return 0
+
+
+SAMPLE = 512
+"""Rows that are tokenized for an estimate where nothing has counted them all."""
+
+
+def _with_counts(mapping: Any, reading: Any, facts: Any, *, quiet: bool) -> Any:
+    """The facts with what is known of the rows: as they were counted before, else by a sample of them."""
+    from engine.data.gather_facts import countable, not_counted
+    from workbench.cli.reading import counts
+
+    model = facts.model
+    here = model is not None and not model.missing and not model.remote
+    if not here or not countable(reading.findings) or not not_counted(reading.config, facts):
+        return facts
+    # Paths are absolute here already.
+    data, problem = counts(mapping, Path.cwd(), quiet=quiet, sample=SAMPLE)
+    if not quiet:
+        clear()
+    if problem:
+        echo(f"! {problem}", err=True)
+    return replace(facts, data=data) if data is not None else facts
 
 
 def _rehearse(file: Path, reading: Any, facts: Any) -> Any:
     """Measure; phases are told on a terminal. Raises WorkbenchError for a config that could not be launched."""
     from engine.run.rehearsal import rehearse
-    from workbench.cli.findings import show
-    from workbench.cli.progress import doing, done
+    from workbench.cli.findings import require_no_errors
 
-    if not reading.ok:
-        show(reading.findings, {}, err=True)
-        count = sum(finding.severity == "error" for finding in reading.findings)
-        raise WorkbenchError(
-            f"{visible(str(file))}: the config has {count} error{'s' if count > 1 else ''}; nothing was measured.",
-            "`workbench check` shows them with their fixes.",
-        )
+    require_no_errors((f for f in reading.findings if f.severity == "error"), str(file), "nothing was measured")
     try:
-        with _ends_are_interrupts():
-            return rehearse(reading.config, facts, doing)
+        with ends_are_interrupts():
+            return rehearse(reading.config, facts, rewrite)
     finally:
-        done()
-
-
-@contextlib.contextmanager
-def _ends_are_interrupts() -> Iterator[None]:
-    """A closed terminal or SIGTERM ends the measuring as Ctrl-C does: with its process and its folder gone."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = [(number, signal.signal(number, interrupt)) for number in ends]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+        clear()
 
 
 def lines(found: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
@@ -133,17 +133,27 @@ def lines(found: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
         ("trained parameters", _number(found.trainable_parameters, model)),
         ("of all parameters", _number(found.total_parameters, model)),
     ]
+    of = f" of {facts.data.source_rows:,} rows looked at" if found.counted == "sample" else ""
+    share = f"{found.truncated_share:.1%}{of}" if found.truncated_share is not None else data
+    rows += [("rows too long", share), ("nothing to learn in", _number(found.masked_rows, data))]
+    rows.append(("rows left out", _number(found.dropped_rows, data)))
+    if found.packing_efficiency is not None:
+        rows.append(("packs are full to", f"{found.packing_efficiency:.1%}"))
     if found.memory:
         rows.append(("memory for rows of", f"{longest:,} tokens"))
-        rows += [(f"  {names[name]}", gib(size)) for name, size in found.memory.items()]
-    rows.append(("memory in all", gib(found.memory_total) if found.memory_total is not None else model))
+        rows += [(f"  {names[name]}", size(amount)) for name, amount in found.memory.items()]
+    rows.append(("memory in all", size(found.memory_total) if found.memory_total is not None else model))
     if found.device_bytes is not None:
         where = "of the card" if facts.machine and facts.machine.gpus else "of this machine"
-        rows.append((where, gib(found.device_bytes)))
-    rows.append(("one checkpoint", gib(found.checkpoint_bytes) if found.checkpoint_bytes is not None else model))
-    rows.append(("checkpoints at most", gib(found.checkpoints_bytes) if found.checkpoints_bytes is not None else model))
+        rows.append((where, size(found.device_bytes)))
+    rows.append(("one checkpoint", size(found.checkpoint_bytes) if found.checkpoint_bytes is not None else model))
+    rows.append(
+        ("checkpoints at most", size(found.checkpoints_bytes) if found.checkpoints_bytes is not None else model)
+    )
     if found.seconds_left is not None:
-        rows.append(("time, very roughly", brief(found.seconds_left)))
+        cores = 1.0 if on_gpu or facts.machine is None else facts.machine.cpu_share
+        beside = f", with {percent(cores)} of this busy machine's cores" if cores < 1 else ""
+        rows.append(("time, very roughly", f"{brief(found.seconds_left)}{beside}"))
     return rows
 
 
@@ -155,24 +165,16 @@ def rehearsed(measured: Any, found: Any) -> list[tuple[str, str]]:
     rows = [
         ("rehearsed", when),
         ("  longest row", f"{measured.longest:,} tokens"),
-        ("  memory, measured", gib(measured.memory_peak)),
-        ("  memory, by formula", gib(measured.estimated) if measured.estimated else "unknown"),
+        ("  memory, measured", size(measured.memory_peak)),
+        ("  memory, by formula", size(measured.estimated) if measured.estimated else "unknown"),
     ]
     if measured.error is not None:
         rows.append(("  the formula is", f"{abs(measured.error):.0%} too {measured.side}"))
-    rows.append(("  a step of longest rows", f"{measured.seconds_per_step:,.2f} s"))
+    rows.append(("  a step of longest rows", brief(measured.seconds_per_step)))
     if found.steps is not None:
-        rows.append(("  all steps, at most", f"{measured.seconds_per_step * found.steps / 60:,.0f} min"))
+        rows.append(("  all steps, at most", brief(measured.seconds_per_step * found.steps)))
     return rows
 
 
 def _number(value: int | None, unknown: str) -> str:
     return unknown if value is None else f"{value:,}"
-
-
-def gib(size: int) -> str:
-    """Bytes with the unit that keeps the number readable."""
-    for unit, name in ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB")):
-        if size >= unit or name == "KiB":
-            return f"{size / unit:,.1f} {name}"
-    return f"{size} bytes"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import click
-
 from engine.config.findings import Finding, shown
-from engine.errors import visible
+from workbench.cli.output import ConfigRefused, echo, styled
 
 _MARKS = {"error": ("x", "red"), "warning": ("!", "yellow"), "hint": ("?", "cyan")}
 
@@ -18,10 +16,22 @@ def show(findings: Iterable[Finding], lines: Mapping[str, int | None], *, err: b
         mark, colour = _MARKS[finding.severity]
         line = line_of(finding.path, lines)
         place = f" (line {line})" if line else ""
-        head = click.style(f"{mark} {finding.severity}", fg=colour)
-        click.echo(f"{head}  {visible(finding.message)}{place}", err=err)
+        echo(styled(f"{mark} {finding.severity}", fg=colour), f"  {finding.message}{place}", err=err)
         if finding.fix:
-            click.echo(f"         fix: {visible(fix_in_words(finding))}", err=err)
+            echo(f"         fix: {fix_in_words(finding)}", err=err)
+
+
+def require_no_errors(findings: Iterable[Finding], name: str, consequence: str) -> None:
+    """Show the findings on stderr. Raises ConfigRefused, which says that `consequence`, where one is an error."""
+    found = list(findings)
+    show(found, {}, err=True)
+    errors = [finding for finding in found if finding.severity == "error"]
+    if errors:
+        raise ConfigRefused(
+            f"{name}: the config has {count_in_words(errors)}; {consequence}.",
+            "Each stands above with its way out.",
+            [finding.as_json() for finding in errors],
+        )
 
 
 def fix_in_words(finding: Finding) -> str:

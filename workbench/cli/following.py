@@ -7,34 +7,25 @@ to stderr. Nothing here can touch the run: leaving is always harmless.
 from __future__ import annotations
 
 import gc
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import click
-
+from engine import figures
 from engine.errors import visible
+from engine.run import silence
 from engine.run.index import Watch
-from engine.run.sizes import size_text, time_text
+from engine.run.proposals import FIRST, REPEATS
 from engine.run.view import RunView
+from workbench.calling import run_name
+from workbench.cli.output import clear, echo, rewrite, styled
+from workbench.panels.glyphs import look
 
 LOOK_SECONDS = 0.2
 # Without a terminal: a line at least so often, so that a CI log shows life.
 SAY_SECONDS = 10.0
 
-# A state must look different everywhere, also without colour.
-GLYPHS = {
-    "queued": "…",
-    "starting": "◌",
-    "running": "▶",
-    "stopping": "◧",
-    "finished": "✓",
-    "stopped": "■",
-    "failed": "✗",
-    "lost": "?",
-}
 COLOURS = {
     "running": "green",
     "finished": "green",
@@ -46,7 +37,8 @@ COLOURS = {
 
 
 def state_text(state: str) -> str:
-    return f"{GLYPHS.get(state, ' ')} {state}"
+    """A sign and a word: a state must look different everywhere, also without colour."""
+    return f"{look(state).glyph} {state}"
 
 
 class Follower:
@@ -63,7 +55,7 @@ class Follower:
         self._state = ""
         self._said_at = 0.0
         self._said_step = -1
-        self._line = False
+        self._line = self._silent = False
         self._know(watch.view)
 
     def _know(self, view: RunView) -> None:
@@ -87,12 +79,12 @@ class Follower:
     def say(self, text: str, **style: Any) -> None:
         if not self.quiet:
             self._clear()
-            click.secho(text, err=True, **style)
+            echo(styled(text, **style), err=True)
 
     def _news(self, view: RunView) -> None:
         if view.phase and view.phase != self._phase:
             self._phase = view.phase
-            self.say(visible(view.phase))
+            self.say(view.phase)
         if view.state != self._state and view.state in ("starting", "stopping"):
             self.say(state_text(view.state), fg=COLOURS.get(view.state))
         self._state = view.state
@@ -101,10 +93,14 @@ class Follower:
             if key not in self._checkpoints:
                 self._checkpoints.add(key)
                 if entry["state"] == "committed":
-                    self.say(f"checkpoint at step {entry['step']} ({size_text(entry['bytes'])})")
+                    size = f" ({figures.size(entry['bytes'])})" if entry["bytes"] is not None else ""
+                    self.say(f"checkpoint at step {entry['step']}{size}")
         for entry in view.diverged[self._diverged :]:
-            self.say(f"step {entry['step']}: {visible(entry['what'])} is no longer a finite number", fg="red")
+            self.say(f"step {entry['step']}: {entry['what']} is no longer a finite number", fg="red")
         self._diverged = len(view.diverged)
+        if view.silent_seconds is not None and not self._silent:
+            self.say(silence.advice(view.id, view.silent_seconds), fg="yellow")
+        self._silent = view.silent_seconds is not None
         for sample in view.samples[self._samples :]:
             prompt, answer = (visible(sample[key])[:70] for key in ("prompt", "completion"))
             self.say(f"step {sample['step']:>5}  {prompt} → {answer}")
@@ -117,19 +113,18 @@ class Follower:
         if self.live:
             text = status_line(view)
             if text:
-                sys.stderr.write("\r\x1b[2K" + text[: shutil.get_terminal_size().columns - 1])
-                sys.stderr.flush()
+                rewrite(text)
                 self._line = True
             return
         now = time.monotonic()
         text = status_line(view)
         if view.step and text and view.step != self._said_step and now - self._said_at >= SAY_SECONDS:
             self._said_at, self._said_step = now, view.step
-            click.echo(text, err=True)
+            echo(text, err=True)
 
     def _clear(self) -> None:
         if self._line:
-            sys.stderr.write("\r\x1b[2K")
+            clear()
             self._line = False
 
 
@@ -138,11 +133,11 @@ def status_line(view: RunView) -> str:
     if view.state == "starting" or (not view.step and not view.latest):
         progress = view.progress
         if progress and progress["what"]:
-            total = f" of {progress['total']:,.0f}" if progress["total"] else ""
-            return (
-                f"{visible(progress['what'])}: {progress['done'] or 0:,.0f}{total} {visible(progress['unit'])}".rstrip()
-            )
-        return visible(view.phase)
+            unit = "" if progress["unit"] == "bytes" else progress["unit"]
+            said = f"{progress['what']}: {figures.progress(progress)} {unit}".rstrip()
+        else:
+            said = view.phase
+        return "  ".join(part for part in (said, silence.words(view.silent_seconds)) if part)
     parts = [f"step {view.step}"]
     if view.max_steps:
         parts[0] += f" of {view.max_steps} ({100 * view.step / view.max_steps:.0f} %)"
@@ -155,31 +150,34 @@ def status_line(view: RunView) -> str:
     speed = view.latest.get("tokens_per_second")
     if speed:
         parts.append(f"{speed:,.0f} tokens/s")
-    if view.eta_seconds is not None and not view.over:
-        parts.append(f"{time_text(view.eta_seconds)} left")
+    if view.silent_seconds is not None:
+        parts.append(silence.words(view.silent_seconds))
+    elif view.eta_seconds is not None and not view.over:
+        parts.append(f"{figures.duration(view.eta_seconds)} left")
     return "  ".join(parts)
 
 
-def ending(view: RunView) -> str:
-    """How it ended, in one sentence, with the way on."""
-    took = time_text(view.ended - view.started) if view.ended and view.started else ""
+def ending(view: RunView, name: str) -> str:
+    """How it ended, in one sentence, with the way on; `name` is what the run is called in a command."""
+    took = figures.duration(view.seconds) if view.seconds else ""
     if view.state == "finished":
         loss = f", loss {view.latest['loss']:.4f}" if "loss" in view.latest else ""
         return f"{state_text('finished')}: {view.id}, {view.step} steps{loss}" + (f", {took}" if took else "")
     if view.state == "stopped":
-        return f"{state_text('stopped')} at step {view.step}: {view.id}. `workbench resume {view.id}` goes on."
-    return f"{state_text(view.state)} at step {view.step}: {view.id}. {visible(view.cause)}"
+        return f"{state_text('stopped')} at step {view.step}: {view.id}. `workbench resume {name}` goes on."
+    return f"{state_text(view.state)} at step {view.step}: {view.id}. {view.cause}"
 
 
-def report(view: RunView) -> None:
+def report(watch: Watch) -> None:
     """The end on stderr, with the lines that matter when it failed."""
-    click.secho(ending(view), err=True, fg=COLOURS.get(view.state))
+    view, name = watch.view, run_name(watch.folder)
+    echo(styled(ending(view, name), fg=COLOURS.get(view.state)), err=True)
     if view.state == "failed":
         for line in view.cause_lines[-12:]:
-            click.echo("  " + visible(line), err=True)
-        whole = [entry for entry in view.checkpoints if entry["state"] == "committed"]
-        if whole:
-            click.echo(f"`workbench resume {view.id}` goes on from step {whole[-1]['step']}.", err=True)
+            echo("  " + line, err=True)
+        if view.committed:
+            first = f"First {FIRST}: then " if view.cause_kind in REPEATS else ""
+            echo(f"{first}`workbench resume {name}` goes on from step {view.committed[-1]}.", err=True)
 
 
 def summary(watch: Watch) -> dict[str, Any]:
@@ -198,6 +196,9 @@ def summary(watch: Watch) -> dict[str, Any]:
         "started": view.started or watch.details.get("created"),
         "ended": view.ended or ended,
         "cause": view.cause or None,
+        "cause_kind": view.cause_kind or None,
+        "diverged_at": view.diverged_at,
+        "silent_seconds": view.silent_seconds,
     }
 
 

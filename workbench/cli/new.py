@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from engine.errors import UsageError, visible
+from workbench.cli.output import echo, print_json
 
 
 @click.command(short_help="Write a config from a recipe.")
@@ -16,21 +17,25 @@ from engine.errors import UsageError, visible
     "-o", "--output", "output", type=click.Path(path_type=Path), help="The file; without it the config is printed."
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-def command(first: str | None, named: str | None, output: Path | None, force: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(first: str | None, named: str | None, output: Path | None, force: bool, as_json: bool) -> int:
     """Write a config from a recipe, with comments that say what to change.
 
     \b
     workbench new dpo -o my.yaml
     """
-    from engine.config.draft import write
     from engine.config.recipes import recipe_text
+    from engine.session.draft import write
 
     if first and named and first != named:
         raise UsageError(f"one recipe at a time; got {visible(first)} and --recipe {visible(named)}.")
     name = first or named or "sft-lora"
     text = recipe_text(name)
+    if output is None and as_json:
+        print_json({"recipe": name, "path": None, "text": text})
+        return 0
     if output is None:
-        click.echo(text, nl=False)
+        echo(text.removesuffix("\n"), lines=True)
         return 0
     shown = visible(str(output))
     if output.is_dir():
@@ -40,5 +45,8 @@ def command(first: str | None, named: str | None, output: Path | None, force: bo
             f"{shown}: must be a new file; this one exists and is kept.", "Choose another name, or give --force."
         )
     write(output.absolute(), text)
-    click.echo(f"Wrote {shown} from the recipe {name}. Next: workbench check {shown}", err=True)
+    if as_json:
+        print_json({"recipe": name, "path": str(output.absolute()), "text": text})
+        return 0
+    echo(f"Wrote {shown} from the recipe {name}. Next: `workbench check {shown}`", err=True)
     return 0

@@ -1,20 +1,24 @@
 """`workbench preview FILE [KEY=VALUE ...]`: the batch that training will see, token by token, with what is learned marked.
 
 On a terminal learned tokens are green and underlined (so that colour is never the only sign); in a pipe they stand
-between ‹ and ›. Rows are printed as plain text objects, never as markup.
+between ‹ and ›.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
 
 from engine.client import Inspector
-from engine.errors import DataError, UsageError, visible
+from engine.data.gather_facts import outcome
+from engine.errors import DataError, UsageError, without_secrets
+from engine.run.store import find, runs_dir
+from engine.session.rows import length_words, pack_words, tokens_of, why_none
+from workbench.cli.output import Styled, clear, coloured, echo, print_json, styled
+from workbench.cli.progress import on_stderr
 
 
 @click.command(short_help="Show the batch that training will see.")
@@ -26,6 +30,10 @@ from engine.errors import DataError, UsageError, visible
 @click.option("--worst", type=click.Choice(["longest", "masked", "truncated"]), help="The worst rows by this.")
 @click.option("--search", metavar="TEXT", help="Rows that hold this text.")
 @click.option("--eval", "held_out", is_flag=True, help="The held-out rows instead of the training rows.")
+@click.option(
+    "--against", metavar="RUN", help="What differs from the rows that this run was trained on, token by token."
+)
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
     file: Path,
@@ -36,6 +44,8 @@ def command(
     worst: str | None,
     search: str | None,
     held_out: bool,
+    against: str | None,
+    runs: str | None,
     as_json: bool,
 ) -> int:
     """Show the batch that training will see, from the collator that training uses.
@@ -43,9 +53,12 @@ def command(
     \b
     workbench preview my.yaml
     workbench preview my.yaml data.max_length=512 --worst truncated
+    workbench preview my.yaml --against my-0001
     """
     if sum((first is not None, at_random, worst is not None, search is not None)) > 1:
         raise UsageError("--row, --random, --worst and --search exclude each other; choose one")
+    if against is not None and (at_random or worst is not None or search is not None):
+        raise UsageError("--against shows the rows that differ, or those from --row on; leave the other choice out")
     wanted: dict[str, Any] = {"kind": "index", "index": first or 0}
     if at_random:
         wanted = {"kind": "random"}
@@ -54,116 +67,135 @@ def command(
     elif search is not None:
         wanted = {"kind": "search", "text": search}
     from engine.config.files import load
-    from engine.config.reading import read
+    from engine.rules import read
     from workbench.cli.reading import read_with
 
     base = file.resolve().parent
     mapping, _ = read_with(load(file), base, overrides)
     for finding in () if as_json else read(mapping).findings:
         if finding.severity == "error":
-            click.echo(f"x {visible(finding.message)}", err=True)
-    with Inspector() as inspector:
-        ticket = inspector.ask(
-            "preview",
-            on_progress=None if as_json else _progress,
-            config=mapping,
-            base=str(base),
-            rows=wanted,
-            count=count,
-            split="eval" if held_out else "train",
-        )
-        try:
-            found = ticket.result()
-        except KeyboardInterrupt:
-            ticket.cancel()
-            raise click.Abort from None
-    if sys.stderr.isatty() and not as_json:
-        click.echo("\r\x1b[2K", nl=False, err=True)
+            echo(f"x {finding.message}", err=True)
+    split = "eval" if held_out else "train"
+    if against is not None:
+        folder = find(against, runs_dir(runs))
+        numbers = list(range(first, first + count)) if first is not None else None
+        asked = {"run": str(folder.path), "numbers": numbers, "count": count, "split": split}
+        found = _answer("against", as_json, config=mapping, base=str(base), **asked)
+        if as_json:
+            print_json(found)
+        else:
+            show_difference(found)
+        return 0
+    found = _answer("preview", as_json, config=mapping, base=str(base), rows=wanted, count=count, split=split)
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         show(found)
         if not found["rows"]:
-            click.echo(_none(wanted))
+            echo(why_none(wanted))
     bad = [row["error"] for row in found["rows"] if row.get("error")]
     if bad and not as_json:
         raise DataError(bad[0])
     return 1 if bad else 0
 
 
-def _none(wanted: dict[str, Any]) -> str:
-    """Why no row is shown, though there are rows."""
-    if wanted["kind"] == "search":
-        return f"No row holds {visible(wanted['text'])[:80]!r}."
-    lacking = {"masked": "Every row has something to learn.", "truncated": "No row is cut."}
-    return lacking.get(wanted.get("by", ""), "There are no rows to show.")
-
-
-def _progress(state: dict[str, Any]) -> None:
-    if sys.stderr.isatty():
-        total = state.get("total") or 1
-        click.echo(f"\r\x1b[2K{state['what']}: {state['done']:,} of {total:,}", nl=False, err=True)
+def _answer(question: str, as_json: bool, **params: Any) -> dict[str, Any]:
+    """The inspector's answer; its progress is shown meanwhile where a person looks."""
+    with Inspector() as inspector:
+        ticket = inspector.ask(question, on_progress=None if as_json else on_stderr, **params)
+        try:
+            found: dict[str, Any] = ticket.result()
+        except KeyboardInterrupt:
+            ticket.cancel()
+            raise click.Abort from None
+    if not as_json:
+        clear()
+    return found
 
 
 def show(found: dict[str, Any]) -> None:
     """Header with counts, then each row as text with the learned tokens marked."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     total = found.get("total")
     for source in found.get("sources", []):
         rows = f"{source['rows']:,} rows" if source["rows"] is not None else "rows still counted"
-        console.print(Text(f"{visible(source['path'])}: {source['why']} ({rows})"))
-    template = found.get("template")
-    console.print(
-        Text(
-            f"method {found['method']}; {visible(template) if template else 'no chat template'}; mask {found['fingerprint']}"
-        )
-    )
+        echo(f"{without_secrets(source['path'])}: {source['why']} ({rows})")
+    echo(f"method {found['method']}; {found.get('template') or 'no chat template'}; mask {found['fingerprint']}")
     for warning in found.get("warnings", []):
-        console.print(Text(f"warning: {visible(warning)}", style="yellow"))
+        echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
     for row in found["rows"]:
-        console.print()
-        _show_row(console, row, total)
+        echo()
+        _show_row(row, total)
 
 
-def _show_row(console: Any, row: dict[str, Any], total: int | None) -> None:
-    from rich.text import Text
-
-    tokens = {id(token): token for part in row["parts"].values() for token in part}.values()
-    learned = sum(token["trained"] for token in tokens)
+def _show_row(row: dict[str, Any], total: int | None) -> None:
+    learned = sum(token["trained"] for token in tokens_of(row))
     of = f" of {total:,}" if total is not None else ""
-    side = row.get("length") or len(tokens)
-    longest = f" (longest side {side:,})" if side < len(tokens) else ""
     cut = "; cut to data.max_length" if row["truncated"] else ""
-    console.print(
-        Text(f"row {row['index']}{of}: {len(tokens):,} tokens{longest}, {learned:,} learned{cut}", style="bold")
-    )
-    if row.get("left_out"):
-        console.print(Text(f"training leaves this row out: {visible(row['left_out'])}", style="yellow"))
+    echo(styled(f"row {row['index']}{of}: {length_words(row)}, {learned:,} learned{cut}", bold=True))
+    if words := outcome(row):
+        echo(styled(words, fg="yellow"))
     if row.get("error"):
-        console.print(Text(visible(row["error"])))
-        console.print(Text(visible(row.get("clipped", "")[:2000], lines=True), style="dim"))
-    if row.get("documents"):
-        apart = "kept apart" if row.get("separate") else "one stream"
-        console.print(Text(f"a pack of {len(row['documents'])} rows, {apart}"))
+        echo(without_secrets(row["error"]))
+        echo(styled(row.get("clipped", "")[:2000], dim=True), lines=True)
+    if words := pack_words(row):
+        echo(words)
     for name, part in row["parts"].items():
         if len(row["parts"]) > 1:
-            console.print(Text(f"{name}:", style="bold"))
-        console.print(marked(part, colour=console.is_terminal and not console.no_color))
+            echo(styled(f"{name}:", bold=True))
+        echo(*marked(part, colour=coloured()), lines=True)
 
 
-def marked(part: list[dict[str, Any]], *, colour: bool) -> Any:
-    """The text of a part with learned stretches marked."""
-    from rich.text import Text
+_CHANGED_LOOK: dict[str, dict[str, Any]] = {
+    "same": {},
+    "removed": {"fg": "red", "strikethrough": True},
+    "added": {"fg": "green", "underline": True},
+}
+_AROUND = {"same": ("", ""), "removed": ("[-", "-]"), "added": ("{+", "+}")}
+_TOKENS_LISTED = 40
 
-    text, inside = Text(), False
-    for token in part:
-        if token["trained"] != inside and not colour:
-            text.append("›" if inside else "‹")
-        inside = token["trained"]
-        text.append(visible(token["text"], lines=True), style="green underline" if inside and colour else "")
-    if inside and not colour:
-        text.append("›")
-    return text
+
+def show_difference(found: dict[str, Any]) -> None:
+    """What differs from a run in one sentence a split, then each row with what went [-away-] and {+came+}."""
+    for name, split in found["splits"].items():
+        same = f"data.{name}: all {split['now']:,} rows are those that {found['run']} was trained on"
+        echo(f"{same if split['same'] else split['sentence']}.")
+    for row in found["rows"]:
+        echo("")
+        echo(styled(f"row {row['index']}", bold=True))
+        if not row["known"]:
+            echo(styled("how it was is not kept any more; this is how it is now", fg="yellow"))
+        for name, (old, new) in row["values"].items():
+            echo(f"{name}: {old} became {new}")
+        for name, part in row["parts"].items():
+            if len(row["parts"]) > 1:
+                echo(styled(f"{name}:", bold=True))
+            echo(*changed(part, colour=coloured()), lines=True)
+            listed = [(place, token) for place, token in enumerate(part) if token["op"] != "same"]
+            for place, token in listed[:_TOKENS_LISTED]:
+                sign = "-" if token["op"] == "removed" else "+"
+                learned = "learned" if token["trained"] else "not learned"
+                echo(styled(f"  {sign} {place:>5}  {token['id']:>7}  {token['text']!r}  {learned}", dim=True))
+            if len(listed) > _TOKENS_LISTED:
+                echo(styled(f"  and {len(listed) - _TOKENS_LISTED:,} more tokens; --json has all", dim=True))
+
+
+def changed(part: list[dict[str, Any]], *, colour: bool) -> list[Styled]:
+    """The text of a part in stretches, what was removed and added marked; without colour by [- -] and {+ +}."""
+    made: list[Styled] = []
+    for op, tokens in groupby(part, key=lambda token: str(token["op"])):
+        text = "".join(token["text"] for token in tokens)
+        before, after = ("", "") if colour else _AROUND[op]
+        made.append(styled(f"{before}{text}{after}", **_CHANGED_LOOK[op]))
+    return made
+
+
+def marked(part: list[dict[str, Any]], *, colour: bool) -> list[Styled]:
+    """The text of a part in stretches, the learned ones marked."""
+    made: list[Styled] = []
+    for learned, tokens in groupby(part, key=lambda token: bool(token["trained"])):
+        text = "".join(token["text"] for token in tokens)
+        if learned and colour:
+            made.append(styled(text, fg="green", underline=True))
+        else:
+            made.append(styled(f"‹{text}›" if learned else text))
+    return made

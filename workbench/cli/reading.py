@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.config.facts import Facts
+import click
+
+from engine.config.facts import DataFacts, Facts
 from engine.config.files import Document, absolute, overrides, parse_value, place_of, put
-from engine.config.schema import RunConfig
+from engine.config.tree import RunConfig
+from engine.errors import WorkbenchError
 
 # What is given beside the file takes the place of the file's other way to say how long a run is.
 _LENGTHS = ("optim.max_steps", "optim.num_train_epochs")
@@ -22,18 +25,23 @@ def with_overrides(mapping: Mapping[str, Any], base: Path, pairs: Iterable[str])
     if len(lengths) == 1 and isinstance(complete.get("optim"), dict):
         complete["optim"].pop(next(path for path in _LENGTHS if path not in lengths).partition(".")[2], None)
     for pair in pairs:
-        overrides({}, [pair])  # says what is wrong with its form
-        path, _, text = pair.partition("=")
-        parts = path.strip().split(".")
-        if len(parts) == 2:
-            section, name = parts
-            value = absolute(overrides({}, [pair]), here)[section][name]
-        else:
-            value = parse_value(text)
-            if parts[-1] == "path" and isinstance(value, str):
-                value = place_of(value, here)
-        put(complete, path.strip(), value)
+        put(complete, *placed_override(pair, here))
     return complete
+
+
+def placed_override(pair: str, here: Path | None = None) -> tuple[str, Any]:
+    """The setting and the value of a KEY=VALUE, a path in it taken from the working directory. Raises UsageError."""
+    here = here or Path.cwd()
+    written = overrides({}, [pair])  # says what is wrong with its form
+    path, _, text = pair.partition("=")
+    parts = path.strip().split(".")
+    if len(parts) == 2:
+        section, name = parts
+        return path.strip(), absolute(written, here)[section][name]
+    value = parse_value(text)
+    if parts[-1] == "path" and isinstance(value, str):
+        value = place_of(value, here)
+    return path.strip(), value
 
 
 def read_with(document: Document, base: Path, pairs: Iterable[str]) -> tuple[dict[str, Any], dict[str, int | None]]:
@@ -54,14 +62,34 @@ def read_with(document: Document, base: Path, pairs: Iterable[str]) -> tuple[dic
 
 def facts_for(mapping: Mapping[str, Any]) -> Facts:
     """What is known without loading anything: this machine, the model's own files, a look at each source."""
-    from engine.config.schema import read
-    from engine.data.look import look_at
+    from engine.data.gather_facts import look_at
+    from engine.rules import read
 
     return look_at(read(mapping).config)
 
 
 def forecast_bytes(config: RunConfig, facts: Facts) -> int | None:
     """What the checkpoints of this run will take, where that is known."""
-    from engine.memory.estimate import estimate
+    from engine.planning.estimate import estimate
 
     return estimate(config, facts).checkpoints_bytes
+
+
+def counts(
+    mapping: Mapping[str, Any], base: Path, *, quiet: bool, sample: int | None = None
+) -> tuple[DataFacts | None, str]:
+    """What the inspector counts over the prepared rows, or over `sample` of them; or the sentence why it cannot."""
+    from engine.client import Inspector
+    from workbench.cli.progress import on_stderr
+
+    with Inspector() as inspector:
+        on_progress = None if quiet else on_stderr
+        ticket = inspector.ask("data", on_progress=on_progress, config=mapping, base=str(base), sample=sample)
+        try:
+            found = ticket.result()
+        except KeyboardInterrupt:
+            ticket.cancel()
+            raise click.Abort from None
+        except WorkbenchError as problem:
+            return None, problem.told
+    return DataFacts.counted_from(found), ""

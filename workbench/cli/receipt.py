@@ -10,6 +10,7 @@ import click
 from engine.errors import visible
 from engine.run import store
 from engine.run.index import peek
+from workbench.cli.output import echo, print_json
 
 
 @click.command(short_help="What was really done in a run.")
@@ -21,10 +22,10 @@ def command(run: str, runs: str | None, as_json: bool) -> int:
     folder = store.find(run, store.runs_dir(runs))
     view = peek(folder).view
     if as_json:
-        click.echo(json.dumps({"id": view.id, "state": view.state, "entries": view.receipt}))
+        print_json({"id": view.id, "state": view.state, "entries": view.receipt})
         return 0
     if not view.receipt:
-        click.echo(f"{folder.id} has no receipt yet; it is written before the first step.")
+        echo(f"{folder.id} has no receipt yet; it is written before the first step.")
         return 0
     rows = [("FEATURE", "REQUESTED", "EFFECTIVE", "COUNT", "")]
     for entry in view.receipt:
@@ -39,7 +40,7 @@ def command(run: str, runs: str | None, as_json: bool) -> int:
         )
     widths = [min(40, max(len(row[column]) for row in rows)) for column in range(5)]
     for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 

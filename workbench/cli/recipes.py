@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from workbench.cli.output import echo, print_json
 
 
 @click.command(short_help="List the ready configs.")
@@ -15,9 +15,9 @@ def command(as_json: bool) -> int:
 
     if as_json:
         found = [{"name": each.name, "title": each.title, "goal": each.goal, "text": each.text} for each in recipes()]
-        click.echo(json.dumps(found))
+        print_json(found)
         return 0
     width = max(len(each.name) for each in recipes())
     for each in recipes():
-        click.echo(f"{each.name:<{width}}  {each.title}")
+        echo(f"{each.name:<{width}}  {each.title}")
     return 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError
+from engine.resume import resume
 from engine.run import checkpoint, launch, store
 from engine.run.store import RunFolder
+from workbench.cli.output import echo
 from workbench.cli.train import attach
 
 
@@ -14,30 +16,32 @@ from workbench.cli.train import attach
 @click.argument("run")
 @click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
 @click.option("--changed", is_flag=True, help="Go on although config.yaml was changed since the run began.")
+@click.option("--accept-data", is_flag=True, help="Go on although the rows are not those the run was trained on.")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(run: str, detach: bool, changed: bool, runs: str | None, as_json: bool) -> int:
+def command(run: str, detach: bool, changed: bool, accept_data: bool, runs: str | None, as_json: bool) -> int:
     """Go on with a run that was stopped, failed or was lost. Says which checkpoints it skips and why.
 
-    The settings are compared first: a changed config.yaml is shown and needs --changed.
+    Settings and rows are compared first: a changed config.yaml is shown and needs --changed, rows that teach otherwise are
+    named and need --accept-data.
     """
     folder = store.find(run, store.runs_dir(runs))
     launch.attend(folder)
     launch.settle(folder)
     differences = launch.changed_settings(folder)
     for line in differences:
-        click.echo(f"changed: {visible(line)}", err=True)
+        echo(f"changed: {line}", err=True)
     if differences and not changed:
         raise WorkbenchError(
             f"{folder.id}: config.yaml was changed since the run began.", "Put it back, or go on with --changed."
         )
     if folder.state != "finished" or differences:
         _say_versions(folder)
-    newest, skipped = launch.resume(folder)
+    newest, skipped = resume(folder, accept_data=accept_data)
     for path, reason in skipped:
-        click.echo(f"skipped {path.name}: {visible(reason)}", err=True)
+        echo(f"skipped {path.name}: {reason}", err=True)
     place = f"step {checkpoint.step_of(newest)} ({newest.name})" if newest else "the beginning: no checkpoint is whole"
-    click.echo(f"{folder.id} goes on from {place}", err=True)
+    echo(f"{folder.id} goes on from {place}", err=True)
     return attach(folder, detach=detach, as_json=as_json)
 
 
@@ -48,4 +52,4 @@ def _say_versions(folder: RunFolder) -> None:
     if isinstance(before, dict):
         for package, version in sorted(before.items()):
             if now.get(package) != version:
-                click.echo(f"note: {visible(package)} was {visible(str(version))}, is {now.get(package)}", err=True)
+                echo(f"note: {package} was {version}, is {now.get(package)}", err=True)

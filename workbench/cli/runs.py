@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import click
 
 from engine.errors import UsageError, visible
-from engine.run import launch, store
+from engine.figures import brief
+from engine.run import launch, silence, store
 from engine.run.index import peek
 from workbench.cli.following import COLOURS, state_text, summary
+from workbench.cli.output import echo, print_json, styled
 
 
 @click.command(short_help="List runs.")
@@ -24,15 +25,12 @@ def command(runs: str | None, as_json: bool) -> int:
         what = "a file" if root.exists() else "nothing there"
         raise UsageError(f"--runs: must be a folder that holds runs; got {what}: {visible(str(root))}. Check the path.")
     found = list(store.runs_in(root))
-    for run in found:
-        if launch.unattended(run):
-            launch.attend(run)
-    listed = [summary(peek(run)) for run in found]
+    listed = [summary(peek(run, problem=launch.look_after(run))) for run in found]
     if as_json:
-        click.echo(json.dumps(listed))
+        print_json(listed)
         return 0
     if not listed:
-        click.echo(f"No runs in {visible(str(root))}. `workbench demo` makes one.")
+        echo(f"No runs in {root}. `workbench demo` makes one.")
         return 0
     show(sorted(listed, key=lambda entry: entry["started"] or 0))
     return 0
@@ -45,34 +43,27 @@ def show(listed: list[dict[str, Any]]) -> None:
         loss = f"{entry['loss']:.4f}" if entry["loss"] is not None else "-"
         rows.append(
             (
-                entry["id"],
+                visible(entry["id"]),
                 state_text(entry["state"]),
                 visible(entry["method"]),
                 _short(visible(entry["model"])),
                 f"{entry['step']}{of}",
                 loss,
-                _age(entry["started"]),
+                brief(max(0.0, time.time() - entry["started"])) if entry["started"] else "-",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for number, row in enumerate(rows):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        if number:
-            cells[1] = click.style(cells[1], fg=COLOURS.get(listed[number - 1]["state"]))
-        click.echo("  ".join(cells).rstrip())
-        if number and listed[number - 1]["state"] in ("failed", "lost"):
-            click.echo(f"  {visible(listed[number - 1]['cause'] or '')}")
+        name, state, *rest = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        entry = listed[number - 1] if number else {}
+        echo(f"{name}  ", styled(state, fg=COLOURS.get(entry.get("state", ""))), "  " + "  ".join(rest).rstrip())
+        if entry.get("silent_seconds") is not None:
+            echo(styled("  " + silence.advice(row[0], entry["silent_seconds"]), fg="yellow"))
+        if entry and entry["state"] not in ("finished", "stopped") and entry["cause"]:
+            echo(f"  {entry['cause']}")
+        elif entry and entry["diverged_at"] is not None:
+            echo(f"  diverged: numbers of step {entry['diverged_at']} were not finite")
 
 
 def _short(name: str) -> str:
     return name if len(name) <= 32 else "…" + name[-31:]
-
-
-def _age(started: float | None) -> str:
-    if not started:
-        return "-"
-    seconds = max(0.0, time.time() - started)
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from engine.errors import UsageError, WorkbenchError
 from engine.run import checkpoint, store
 from engine.run.index import peek
+from workbench.calling import run_name
 from workbench.cli.asking import ask
 from workbench.cli.following import state_text, summary
+from workbench.cli.output import echo, print_json
 
 
 @click.command(short_help="Ask a run to stop.")
@@ -35,12 +35,12 @@ def command(run: str, save: bool, end_of_epoch: bool, now: bool, runs: str | Non
     kept, _ = checkpoint.newest_valid(folder, hashes=False)
     step = checkpoint.step_of(kept) if kept else None
     if as_json:
-        click.echo(json.dumps(summary(peek(folder)) | {"checkpoint": str(kept) if kept else None}))
+        print_json(summary(peek(folder)) | {"checkpoint": str(kept) if kept else None})
         return 0
     if view.state in ("failed", "lost"):
         raise WorkbenchError(f"{folder.id} {view.state} while it was stopping: {view.cause}")
     on = f"Kept: the checkpoint of step {step}" if kept else "Kept: no checkpoint"
     # A run that came to its end before it was asked has nothing left to go on with.
-    on += f"; `workbench resume {folder.id}` goes on from it." if kept and view.state != "finished" else "."
-    click.echo(f"{state_text(view.state)} at step {view.step}: {folder.id}. {on}")
+    on += f"; `workbench resume {run_name(folder)}` goes on from it." if kept and view.state != "finished" else "."
+    echo(f"{state_text(view.state)} at step {view.step}: {folder.id}. {on}")
     return 0

@@ -6,7 +6,6 @@ foreground: SIGTERM and SIGINT save and stop it within `run.grace_seconds`, and 
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -21,7 +20,9 @@ from engine.run import control
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
+from workbench.calling import run_name
 from workbench.cli.following import Follower, exit_code, report, state_text, summary
+from workbench.cli.output import echo, print_json
 
 
 @click.command(short_help="Start a run and watch it.")
@@ -41,7 +42,7 @@ def command(file: Path, overrides: tuple[str, ...], detach: bool, runs: str | No
     """
     run = start(file, overrides, runs)
     if not as_json:
-        click.echo(f"{run.id} in {run.path}", err=True)
+        echo(f"{run.id} in {run.path}", err=True)
     return attach(run, detach=detach, as_json=as_json)
 
 
@@ -62,21 +63,18 @@ def start_mapping(
     name: str,
     source: Path | None = None,
 ) -> RunFolder:
-    from engine.config.schema import read
+    from engine.data.gather_facts import not_counted
+    from engine.rules import read
     from engine.run.from_config import launch_config, runs_dir_of
-    from workbench.cli.findings import show
+    from workbench.cli.findings import require_no_errors
     from workbench.cli.reading import facts_for, forecast_bytes, with_overrides
 
     complete = with_overrides(mapping, base, overrides)
     facts = facts_for(complete)
     reading = read(complete, facts)
-    show(reading.findings, {}, err=True)
-    if not reading.ok:
-        count = sum(finding.severity == "error" for finding in reading.findings)
-        raise WorkbenchError(
-            f"{source or name}: the config has {count} error{'s' if count > 1 else ''}; no run was started.",
-            "Each stands above with its way out.",
-        )
+    require_no_errors(reading.findings, str(source or name), "no run was started")
+    if uncounted := not_counted(reading.config, facts):
+        echo(f"{uncounted} yet; the run counts them first", err=True)
     return launch_config(
         reading.config,
         facts,
@@ -92,7 +90,14 @@ def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False) -> in
     with open_view(run) as watch:
         follower = Follower(watch, quiet=as_json)
         if detach:
-            view = follower.until(lambda view: view.state in ("running", "stopping"))
+            try:
+                view = follower.until(lambda view: view.state in ("running", "stopping"))
+            except KeyboardInterrupt:
+                raise WorkbenchError(
+                    f"{run.id} was started and goes on; its first step was not waited for.",
+                    f"`workbench watch {run_name(run)}` shows it.",
+                    exit_code=130,
+                ) from None
             return _detached(watch, view, as_json)
         if sys.stdin.isatty() and sys.stderr.isatty() and not as_json:
             return _with_terminal(run, follower)
@@ -101,11 +106,11 @@ def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False) -> in
 
 def _detached(watch: Watch, view: RunView, as_json: bool) -> int:
     if as_json:
-        click.echo(json.dumps(summary(watch) | {"path": str(watch.folder.path)}))
+        print_json(summary(watch) | {"path": str(watch.folder.path)})
     elif view.over:
-        report(view)
+        report(watch)
     else:
-        click.echo(f"{state_text(view.state)}: {view.id}. `workbench watch {view.id}` shows it.", err=True)
+        echo(f"{state_text(view.state)}: {view.id}. `workbench watch {run_name(watch.folder)}` shows it.", err=True)
     return exit_code(view) if view.over else 0
 
 
@@ -128,21 +133,20 @@ def _with_terminal(run: RunFolder, follower: Follower) -> int:
             if _ask(run):
                 return 0
             continue
-        report(view)
+        report(follower.watch)
         return exit_code(view)
 
 
 def _ask(run: RunFolder) -> bool:
     """What Ctrl-C should mean; True to leave. Another Ctrl-C leaves too."""
-    click.echo(_QUESTION, err=True)
+    echo(_QUESTION, err=True, lines=True)
     try:
         choice = click.prompt("", type=click.Choice(["l", "s", "n", "w"]), default="l", show_choices=False, err=True)
     except (click.Abort, KeyboardInterrupt):
         choice = "l"
     if choice == "l":
-        click.echo(
-            f"{run.id} goes on. `workbench watch {run.id}` shows it, `workbench stop {run.id}` stops it.", err=True
-        )
+        name = run_name(run)
+        echo(f"{run.id} goes on. `workbench watch {name}` shows it, `workbench stop {name}` stops it.", err=True)
         return True
     if choice in ("s", "n"):
         control.request(run, "save_stop" if choice == "s" else "stop", by="the terminal")
@@ -166,9 +170,9 @@ def _foreground(run: RunFolder, follower: Follower, as_json: bool) -> int:
         code = 128 + received[0]
         view = _stop_for_signal(run, follower, signal.Signals(received[0]).name)
     if as_json:
-        click.echo(json.dumps(summary(follower.watch)))
+        print_json(summary(follower.watch))
     else:
-        report(view)
+        report(follower.watch)
     return exit_code(view) if code is None else code
 
 

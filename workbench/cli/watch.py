@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from engine.run import launch, store
 from engine.run.index import open_view
+from workbench.calling import run_name
 from workbench.cli.following import Follower, exit_code, report, summary
+from workbench.cli.output import echo, print_json
 
 
 @click.command(short_help="Watch a run.")
@@ -18,16 +18,18 @@ from workbench.cli.following import Follower, exit_code, report, summary
 def command(run: str, runs: str | None, as_json: bool) -> int:
     """Follow a run until it ends. Ctrl-C leaves it running."""
     folder = store.find(run, store.runs_dir(runs))
-    if launch.unattended(folder):
-        launch.attend(folder)
-    with open_view(folder) as watch:
+    problem = launch.look_after(folder)
+    if problem:
+        echo(problem, err=True)
+    with open_view(folder, problem=problem) as watch:
         if as_json:
-            click.echo(json.dumps(summary(watch) | watch.view.as_json(points=200)))
+            print_json(summary(watch) | watch.view.as_json(points=200))
             return 0
         try:
             view = Follower(watch).until(lambda view: False)
         except KeyboardInterrupt:
-            click.echo(f"\n{folder.id} goes on. `workbench watch {folder.id}` comes back to it.", err=True)
+            echo(err=True)
+            echo(f"{folder.id} goes on. `workbench watch {run_name(folder)}` comes back to it.", err=True)
             return 0
-        report(view)
+        report(watch)
         return exit_code(view)

@@ -97,6 +97,7 @@ class FindingLine(Bar):
         super().__init__()
         self.finding: Finding | None = None
         self._others = 0
+        self._keys = True
         self._told: tuple[str, bool] | None = None
 
     def tell(self, words: str, *, bad: bool = False) -> None:
@@ -115,10 +116,10 @@ class FindingLine(Bar):
         """What is said in passing."""
         return self._told[0] if self._told else ""
 
-    def show(self, finding: Finding | None, others: int = 0) -> None:
-        """Draw this finding."""
-        if (finding, others) != (self.finding, self._others):
-            self.finding, self._others = finding, others
+    def show(self, finding: Finding | None, others: int = 0, *, keys: bool = True) -> None:
+        """Draw this finding and how many others there are, with the key that lists them if it is one now."""
+        if (finding, others, keys) != (self.finding, self._others, self._keys):
+            self.finding, self._others, self._keys = finding, others, keys
             self.refresh()
 
     def render(self) -> Content:
@@ -137,7 +138,8 @@ class FindingLine(Bar):
         if found.fix:
             end += [("f", "bold $accent"), (" " + cut(clean(found.fix.label), width // 2), "$foreground")]
         if self._others:
-            end += [("   " if end else "", ""), ("!", "bold $accent"), (f" {self._others} more", "$wb-dim")]
+            end += [("   " if end else "", ""), ("!" if self._keys else "", "bold $accent")]
+            end += [(" " * self._keys + f"{self._others} more", "$wb-dim")]
         room = sum(cell_len(text) for text, _ in end)
         first, *rest = wrap(clean(found.message), width - 4)
         second = cut(" ".join(rest), width - 5 - room - (2 if room else 0))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from engine.figures import count, duration
 from engine.run.curves import leading
 from engine.run.view import RunView
 from workbench.panels.drawn import Scrolled
-from workbench.panels.figures import count, duration
 from workbench.panels.paint import Line, clean, cut, paragraph
 from workbench.panels.units import titled, worded
-from workbench.panels.watching import committed
 
 LABEL = 13
 ENDS = ("failed", "lost")
@@ -57,13 +56,13 @@ class PostMortem(Scrolled):
         parts = [f"step {count(view.step)}" + (f" of {count(view.max_steps)}" if view.max_steps else "")]
         names = [name for group in leading(view.method, view.latest) for name in group]
         parts += [f"{titled(name)} {worded(name, view.latest[name])}" for name in names if name in view.latest][:5]
-        if view.started and view.updated and view.updated > view.started:
-            parts.append(f"after {duration(view.updated - view.started)}")
+        if view.seconds:
+            parts.append(f"after {duration(view.seconds)}")
         return ", ".join(parts)
 
     def _kept(self, view: RunView) -> str:
         """By the folder once it was looked at, by the events until then."""
-        known = committed(view)
+        known = view.committed
         step = self.kept_step if self.way_on else known[-1] if known else None
         if step is None:
             return "no checkpoint: a new start begins at step 0"

@@ -18,8 +18,8 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from workbench.panels.curve import SMOOTHINGS, Fetched, Line, Value, fetch
-from workbench.panels.picture import Cursor, Picture, Window
+from workbench.panels.curve import SMOOTHINGS, Curves, Line, Window
+from workbench.panels.picture import Cursor, Picture
 
 
 class Chart(Widget, can_focus=True):
@@ -70,15 +70,11 @@ class Chart(Widget, can_focus=True):
         super().__init__(id=id, classes=classes)
         self.title = title
         self.log_scale = False
-        self.smoothing = ""
+        self.curves = Curves()
         self.cursor: int | None = None
         self.draws = 0  # how often the picture was made anew; a quiet run makes none
-        self._lines: tuple[Line, ...] = ()
         self._marks: tuple[tuple[int, str], ...] = ()
-        self._window: Window | None = None  # first and last step shown; None follows the whole run
         self._strips: list[Strip] | None = None
-        self._fetched: list[Fetched] = []
-        self._fetched_for: object = None
 
     # Data in
 
@@ -89,11 +85,11 @@ class Chart(Widget, can_focus=True):
         """
         new, marks = tuple(lines), tuple(marks)
         title = self.title if title is None else title
-        if new == self._lines and marks == self._marks and title == self.title:
+        if new == self.curves.lines and marks == self._marks and title == self.title:
             return
-        if [line.name for line in new] != [line.name for line in self._lines]:
-            self._window = self.cursor = None
-        self._lines, self._marks, self.title = new, marks, title
+        if [line.name for line in new] != [line.name for line in self.curves.lines]:
+            self.curves.zoomed = self.cursor = None
+        self.curves.lines, self._marks, self.title = new, marks, title
         self._changed()
 
     def _changed(self) -> None:
@@ -104,7 +100,7 @@ class Chart(Widget, can_focus=True):
 
     def action_cursor(self, by: int) -> None:
         """Moves the cursor to the neighbouring drawn point."""
-        steps = self._cursor_steps()
+        steps = self.curves.steps(self.size.width)
         if not steps:
             return
         if self.cursor is None:
@@ -117,7 +113,7 @@ class Chart(Widget, can_focus=True):
         self._changed()
 
     def action_cursor_end(self, side: int) -> None:
-        steps = self._cursor_steps()
+        steps = self.curves.steps(self.size.width)
         if steps:
             self.cursor = steps[0 if side < 0 else -1]
             self._changed()
@@ -132,31 +128,25 @@ class Chart(Widget, can_focus=True):
 
     def action_zoom(self, factor: float) -> None:
         """Halves or doubles the window around the cursor, or around its newest step."""
-        whole, shown = self._extent(), self.window
-        if whole is None or shown is None:
+        shown = self.window
+        if shown is None:
             return
         centre = shown[1] if self.cursor is None else self.cursor
         width = max(8, round((shown[1] - shown[0]) * factor))
         share = (centre - shown[0]) / ((shown[1] - shown[0]) or 1)
-        self._move_window(round(centre - width * share), width, whole)
+        self.curves.move(round(centre - width * share), width)
+        self._changed()
 
     def action_pan(self, by: int) -> None:
-        whole, shown = self._extent(), self._window
-        if whole is None or shown is None:
+        shown = self.curves.zoomed
+        if shown is None:
             return
         width = shown[1] - shown[0]
-        self._move_window(shown[0] + by * max(1, width // 4), width, whole)
-
-    def _move_window(self, start: int, width: int, whole: Window) -> None:
-        if width >= whole[1] - whole[0]:
-            self._window = None
-        else:
-            start = min(max(start, whole[0]), whole[1] - width)
-            self._window = (start, start + width)
+        self.curves.move(shown[0] + by * max(1, width // 4), width)
         self._changed()
 
     def action_whole(self) -> None:
-        self._window = self.cursor = None
+        self.curves.zoomed = self.cursor = None
         self._changed()
 
     def action_log(self) -> None:
@@ -164,7 +154,8 @@ class Chart(Widget, can_focus=True):
         self._changed()
 
     def action_smooth(self) -> None:
-        self.smoothing = SMOOTHINGS[(SMOOTHINGS.index(self.smoothing) + 1) % len(SMOOTHINGS)]
+        now = SMOOTHINGS.index(self.curves.smoothing)
+        self.curves.smoothing = SMOOTHINGS[(now + 1) % len(SMOOTHINGS)]
         self._changed()
 
     def action_pick(self) -> None:
@@ -177,60 +168,11 @@ class Chart(Widget, can_focus=True):
     @property
     def window(self) -> Window | None:
         """First and last step shown."""
-        return self._window or self._extent()
+        return self.curves.zoomed or self.curves.extent
 
     def values_at_cursor(self) -> Cursor | None:
-        """First and last step of the drawn point under the cursor, and each line's lowest and highest value there.
-
-        A drawn point may stand for many steps; it is named by its last one.
-        """
-        if self.cursor is None:
-            return None
-        first, last, found = self.cursor, self.cursor, []
-        for index, column in enumerate(self._fetch()):
-            place = min(bisect_left(column.steps, self.cursor), len(column.steps) - 1)
-            if place < 0 or (self._apart and self.cursor > column.steps[-1]):  # a run that had ended by then
-                continue
-            if index == 0 and not self._apart:
-                behind = column.steps[place - 1] + 1 if place else None
-                inside = self._lines[0].series.points(behind, column.steps[place])[0]
-                if len(inside) > 1 and not self.smoothing:
-                    first, last = inside[0], column.steps[place]
-            found.append(Value(column.name, column.low[place], column.high[place], column.tone, column.unit))
-        return first, last, found
-
-    def _cursor_steps(self) -> Sequence[int]:
-        fetched = self._fetch()
-        if self._apart:
-            return sorted({step for column in fetched for step in column.steps})
-        return fetched[0].steps if fetched else ()
-
-    @property
-    def _apart(self) -> bool:
-        """Whether these are lines of several runs, which have each their own steps."""
-        return any(line.tone is not None for line in self._lines)
-
-    def _extent(self) -> Window | None:
-        """First and last step of all lines. A coarse point is named by its last step, so the first is looked at finely."""
-        ends = []
-        for line in self._lines:
-            steps = line.series.points(width=64)[0]
-            if len(steps):
-                ends.append((line.series.points(None, steps[0])[0][0], steps[-1]))
-        return (min(a for a, _ in ends), max(b for _, b in ends)) if ends else None
-
-    def _fetch(self) -> list[Fetched]:
-        """The lines of the present window, decimated for the present width; fetched once per change."""
-        fine = max(16, 2 * self.size.width) * (4 if self.smoothing else 1)
-        key = (self._lines, self._window, fine, self.smoothing)
-        if key == self._fetched_for:
-            return self._fetched
-        start, stop = self._window or (None, None)
-        self._fetched = [
-            fetch(line, start, stop, fine, self.smoothing, place) for place, line in enumerate(self._lines)
-        ]
-        self._fetched_for = key
-        return self._fetched
+        """First and last step of the drawn point under the cursor, and each line's lowest and highest value there."""
+        return None if self.cursor is None else self.curves.at(self.cursor, self.size.width)
 
     # Drawing
 
@@ -254,16 +196,16 @@ class Chart(Widget, can_focus=True):
         if width < 1 or height < 1:
             return []
         return Picture(
-            lines=self._lines,
-            fetched=[column for column in self._fetch() if len(column.steps)],
+            lines=self.curves.lines,
+            fetched=[column for column in self.curves.fetched(width) if len(column.steps)],
             window=self.window,
-            zoomed=self._window is not None,
+            zoomed=self.curves.zoomed is not None,
             title=self.title,
             marks=self._marks,
             cursor=self.cursor,
             at=self.values_at_cursor(),
             log_scale=self.log_scale,
-            smoothing=self.smoothing,
+            smoothing=self.curves.smoothing,
             style=self._style,
             base=self.rich_style,
         ).strips(width, height)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -70,6 +71,80 @@ def fetch(line: Line, start: int | None, stop: int | None, fine: int, smoothing:
     if smoothing and len(steps) > _SMOOTH_FROM:
         found.smooth = smoothed([(a + b) / 2 for a, b in zip(low, high, strict=True)], smoothing)
     return found
+
+
+Window = tuple[int, int]
+
+
+class Curves:
+    """The lines of one chart in a window of steps, and what stands under its cursor."""
+
+    def __init__(self) -> None:
+        self.lines: tuple[Line, ...] = ()
+        self.zoomed: Window | None = None
+        """First and last step shown; nothing follows the whole run."""
+        self.smoothing = ""
+        self._fetched: list[Fetched] = []
+        self._fetched_for: object = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether these are lines of several runs, which have each their own steps."""
+        return any(line.tone is not None for line in self.lines)
+
+    @property
+    def extent(self) -> Window | None:
+        """First and last step of all lines. A coarse point is named by its last step, so the first is looked at finely."""
+        ends = []
+        for line in self.lines:
+            steps = line.series.points(width=64)[0]
+            if len(steps):
+                ends.append((line.series.points(None, steps[0])[0][0], steps[-1]))
+        return (min(a for a, _ in ends), max(b for _, b in ends)) if ends else None
+
+    def move(self, start: int, width: int) -> None:
+        """The window begins at `start` and is so many steps wide, as far as the lines go."""
+        whole = self.extent
+        if whole is None or width >= whole[1] - whole[0]:
+            self.zoomed = None
+        else:
+            start = min(max(start, whole[0]), whole[1] - width)
+            self.zoomed = (start, start + width)
+
+    def fetched(self, width: int) -> list[Fetched]:
+        """The lines of the present window, decimated for so many cells; fetched once per change."""
+        fine = max(16, 2 * width) * (4 if self.smoothing else 1)
+        key = (self.lines, self.zoomed, fine, self.smoothing)
+        if key != self._fetched_for:
+            start, stop = self.zoomed or (None, None)
+            found = (fetch(line, start, stop, fine, self.smoothing, place) for place, line in enumerate(self.lines))
+            self._fetched, self._fetched_for = list(found), key
+        return self._fetched
+
+    def steps(self, width: int) -> Sequence[int]:
+        """Where a cursor may stand."""
+        columns = self.fetched(width)
+        if self.apart:
+            return sorted({step for column in columns for step in column.steps})
+        return columns[0].steps if columns else ()
+
+    def at(self, cursor: int, width: int) -> tuple[int, int, list[Value]]:
+        """First and last step of the drawn point under the cursor, and each line's lowest and highest value there.
+
+        A drawn point may stand for many steps; it is named by its last one.
+        """
+        first, last, values = cursor, cursor, []
+        for index, column in enumerate(self.fetched(width)):
+            place = min(bisect_left(column.steps, cursor), len(column.steps) - 1)
+            if place < 0 or (self.apart and cursor > column.steps[-1]):  # a run that had ended by then
+                continue
+            if index == 0 and not self.apart:
+                behind = column.steps[place - 1] + 1 if place else None
+                inside = self.lines[0].series.points(behind, column.steps[place])[0]
+                if len(inside) > 1 and not self.smoothing:
+                    first, last = inside[0], column.steps[place]
+            values.append(Value(column.name, column.low[place], column.high[place], column.tone, column.unit))
+        return first, last, values
 
 
 def smoothed(values: Sequence[float], how: str) -> list[float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.config.meaning import expectation
-from engine.config.schema import Effective, FieldSpec
+from engine.config.coercion import expectation
+from engine.config.tree import FieldSpec
+from engine.planning.auto import Effective
 from workbench.panels.drawn import Scrolled
 from workbench.panels.paint import Line, clean, paragraph
 

@@ -6,14 +6,15 @@ A loop over `FieldSpec` makes every row; nothing here knows a particular setting
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
+from engine.config.files import short_path
 from engine.config.findings import Finding
-from engine.config.schema import Effective, FieldSpec, RunConfig
+from engine.config.tree import FieldSpec, RunConfig
+from engine.planning.auto import Effective
 from workbench.panels.form import Row
 from workbench.panels.paint import Part, clean
 
@@ -139,16 +140,6 @@ def entry_words(entry: Any) -> str:
         )
         return clean(f"{path} ({rest})" if rest else path)
     return clean(entry)
-
-
-def short_path(path: str) -> str:
-    """A path by its last two parts when it is long; relative to the working directory when inside it."""
-    if not os.path.isabs(path):
-        return path
-    near = os.path.relpath(path)
-    if not near.startswith(".."):
-        return near
-    return path if len(path) <= 24 else "…/" + "/".join(path.rstrip("/").split("/")[-2:])
 
 
 def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:

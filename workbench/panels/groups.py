@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 
 from engine.errors import WorkbenchError, visible
+from engine.figures import count, number
 from engine.run.rollouts import read_group
 from workbench.panels.drawn import Scrolled
-from workbench.panels.figures import count, number
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import Line, clean, cut, paragraph
 

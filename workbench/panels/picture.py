@@ -14,16 +14,15 @@ from rich.style import Style
 from textual.strip import Strip
 
 from engine.errors import visible
+from engine.figures import count, number
 from workbench.panels import raster
-from workbench.panels.curve import Fetched, Line, Value, bounds_of, by_column, newest_by_column, to_dot
-from workbench.panels.figures import count, number
+from workbench.panels.curve import Fetched, Line, Value, Window, bounds_of, by_column, newest_by_column, to_dot
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import cut
 
 LEAST_LABEL = 6  # cells; a legend with less room than that says nothing
 
 Place = Callable[[float], int | None]  # a value to its dot row
-Window = tuple[int, int]  # first and last step
 Cursor = tuple[int, int, list[Value]]  # first and last step, each line there
 
 

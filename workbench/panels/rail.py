@@ -12,7 +12,7 @@ from textual.binding import Binding
 from textual.message import Message
 
 from workbench.panels.drawn import Drawn
-from workbench.panels.paint import Line
+from workbench.panels.paint import Line, wrap
 
 GLYPHS = {"done": "✓", "open": " ", "error": "✗", "warning": "!", "hint": "?"}
 LOOKS = {"done": "good", "open": "dim", "error": "bad", "warning": "warn", "hint": "hint"}
@@ -80,9 +80,9 @@ class Rail(Drawn, can_focus=True):
                 words = f"{GLYPHS[severity]} {count} {one if count == 1 else many}"
                 made.append([(f" {words}" if len(words) < width else words, LOOKS[severity])])
         if not any(self.totals.values()) and self.stops:
-            made.append([(" ✓ all well", "good")])
+            made.append([(" no findings", "dim")] if self.waiting else [(" ✓ all well", "good")])
         if self.waiting:
-            made.extend([[], [(f" {self.waiting}", "dim")]])
+            made.extend([[(f" {words}", "dim")] for words in wrap(self.waiting, width - 1)])
         return made
 
     def ground(self, y: int) -> str:

@@ -15,9 +15,9 @@ from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from engine.figures import brief, number, size
 from engine.run.store import RunFolder
 from workbench.panels.drawn import Drawn
-from workbench.panels.figures import brief, number, size
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, cut
 
@@ -86,7 +86,10 @@ class RunTable(Drawn, can_focus=True):
             marked = row.run.id in self.marked
             line: Line = [
                 (("*" if ascii_only() else "•") if marked else " ", "accent"),
-                (f"{told['state']:10}", STYLE.get(row.view.state, "dim")),
+                (
+                    f"{told['state']:10}",
+                    STYLE.get(row.view.state, "dim") if row.view.silent_seconds is None else "warn",
+                ),
                 *((" " + _placed(told[name], name, room), LOOKS.get(name, "value")) for name, room in columns.items()),
             ]
             made.append(line)
@@ -113,7 +116,7 @@ def _cells(row: Row) -> dict[str, str]:
     """What is told of a run, by column."""
     view = row.view
     return {
-        "state": f"{sign(view.state)} {look(view.state).word}",
+        "state": f"{sign(view.state)} {look(view.state).word}" if view.silent_seconds is None else "! silent",
         "run": clean(view.id or row.run.id),
         "method": clean(view.method),
         "step": f"{view.step:,}" + (f"/{view.max_steps:,}" if view.max_steps else ""),
@@ -121,7 +124,8 @@ def _cells(row: Row) -> dict[str, str]:
         "curve": spark(row.curve),
         "age": brief(time.time() - view.started) if view.started else "-",
         "disk": size(row.bytes),
-        "model": clean(view.model),
+        # Of a run that nobody can look after, what is wrong with it matters more than its model.
+        "model": clean(view.cause if view.state == "lost" and view.cause else view.model),
     }
 
 

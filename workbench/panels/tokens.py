@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from engine.data.gather_facts import outcome
 from engine.errors import visible
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
@@ -66,8 +67,8 @@ def lines_of_row(row: Mapping[str, Any], width: int, ids: bool = False) -> list[
     if row.get("error"):
         made += paragraph(clean(row["error"]), width, "bad")
         made += paragraph(clean(row.get("clipped", "")), width, "dim")
-    if row.get("left_out"):
-        made += paragraph(f"Training leaves this row out: {clean(row['left_out'])}", width, "warn")
+    if words := outcome(row):
+        made += paragraph(words, width, "warn")
     if made:
         made.append([])
     documents = row.get("documents") or []

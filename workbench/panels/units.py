@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import visible
+from engine.figures import brief, number, size
 from engine.run.curves import words
 from engine.run.series import Series
-from workbench.panels.figures import brief, number, size
 
 
 def titled(name: str) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 from rich.cells import cell_len
 from textual.content import Content
 
+from engine.figures import brief, count, duration, number, percent, progress, size, size_of
+from engine.run import silence, stopping
 from engine.run.curves import concern, leading, watch_for
 from engine.run.view import RunView
 from workbench.panels.bars import Bar
 from workbench.panels.drawn import Drawn, Scrolled
-from workbench.panels.figures import brief, count, duration, number, percent, size
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, columns, cut, fold, paragraph
 from workbench.panels.units import titled, worded
@@ -23,12 +24,7 @@ from workbench.panels.units import titled, worded
 
 def doing(view: RunView) -> str:
     """What goes on beside the steps: the phase and how far it is."""
-    state = view.progress
-    if not state:
-        return clean(view.phase)
-    show = size if state.get("unit") in ("bytes", "B") else count
-    done, total = state.get("done"), state.get("total")
-    return f"{clean(state.get('what'))} {show(done)}" + (f" of {show(total)}" if total else "")
+    return f"{clean(view.progress.get('what'))} {progress(view.progress)}" if view.progress else clean(view.phase)
 
 
 def adapter_of(view: RunView) -> str:
@@ -74,14 +70,16 @@ class RunBar(Bar):
     @staticmethod
     def _progress(view: RunView) -> list[str]:
         if view.state in ("queued", "starting"):
-            return [doing(view) or "waiting for its first word"]
+            return [doing(view) or "waiting for its first word", silence.words(view.silent_seconds)]
         parts = []
         if view.max_steps:
             parts += [f"step {count(view.step)} of {count(view.max_steps)}", percent(view.step / view.max_steps)]
         elif view.step:
             parts.append(f"step {count(view.step)}")
-        if view.over and view.started and view.ended and view.ended >= view.started:
-            parts.append(f"took {duration(view.ended - view.started)}")
+        if view.over and view.seconds:
+            parts.append(f"took {duration(view.seconds)}")
+        elif view.silent_seconds is not None:
+            parts.append(silence.words(view.silent_seconds))
         elif view.eta_seconds is not None and not view.over:
             parts.append(f"{duration(view.eta_seconds)} left")
         return parts
@@ -126,7 +124,8 @@ class Numbers(Drawn):
         if len(gpus) == 1:
             card = gpus[0]
             used = card.get("memory_used") or latest.get("memory_allocated")
-            rows.append(("memory", _of(used, card.get("memory_total"))))
+            total = card.get("memory_total")
+            rows.append(("memory", size_of(used, total, "/", 0) if used and total else size(used)))
         elif "memory_allocated" in latest:
             rows.append(("memory", size(latest["memory_allocated"])))
         if "memory_peak" in latest:
@@ -160,11 +159,6 @@ class Numbers(Drawn):
             rows.append(("epoch", f"{view.epoch:.2f} of {whole:g}" if whole else f"{view.epoch:.2f}"))
         rows += [(label, count(view.latest[key])) for label, key in _TOKENS if key in view.latest]
         return rows
-
-
-def _of(used: float | None, total: float | None) -> str:
-    """Used and whole memory of a card, in the least room: 19.4/79 GiB."""
-    return f"{used / 2**30:.1f}/{total / 2**30:.0f} GiB" if used and total else size(used)
 
 
 _SHOWN = ("tokens_per_second", "memory_allocated", "memory_peak")  # by other words in the groups above
@@ -210,14 +204,6 @@ def _when(sample: dict[str, Any]) -> str:
     return f"step {count(sample['step'])}" if sample["step"] else "before"
 
 
-ASKED = {
-    "stop": "stop now",
-    "save_stop": "save, then stop",
-    "checkpoint": "checkpoint",
-    "end_of_epoch": "stop at the end of the epoch",
-}
-
-
 class StatusLine(Bar):
     """What happens now: the last answer to a person, a request on its way, a phase, the last warning."""
 
@@ -231,23 +217,25 @@ class StatusLine(Bar):
     @staticmethod
     def _choose(view: RunView, said: str, waiting: str) -> tuple[str, str]:
         last = list(view.controls.values())[-1] if view.controls else None
-        answer = f"{ASKED.get(last['do'], last['do'])}: {last['status']}. {last['message']}" if last else ""
+        answer = stopping.answered(last) if last else ""
         if said:
             return said, "$accent"
         if waiting:
             return waiting, "$accent"
         if last and last["status"] == "accepted" and not view.over:
             return answer, "$accent"
+        if view.silent_seconds is not None:
+            return f"! {silence.words(view.silent_seconds)}: its worker may hang; K shows where it is", "$warning"
         if view.progress and not view.over and view.state != "starting":
             return doing(view), "$wb-dim"
         if view.diverged:
             return f"! not finite at step {view.diverged[-1]['step']}: {view.diverged[-1]['what']}", "$error"
         found = f"! {view.findings[-1]['message']}" if view.findings else ""
-        if view.state == "finished" and not view.cause and (steps := committed(view)):
+        if view.state == "finished" and not view.cause and (steps := view.committed):
             done = f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}."
             return f"{done}  {found}".rstrip(), "$wb-dim"
         if view.state == "stopped":
-            steps = committed(view)
+            steps = view.committed
             kept = f"checkpoint-{steps[-1]} is kept, R goes on from it" if steps else "no checkpoint is kept"
             return f"{view.cause or 'stopped'}: {kept}", "$wb-dim"
         if not view.over and (words := concern(view.method, view.series)):
@@ -382,12 +370,3 @@ class Receipt(Scrolled):
 
 def _effective(value: object) -> str:
     return count(value) if isinstance(value, int) and not isinstance(value, bool) else clean(value)
-
-
-def committed(view: RunView) -> list[int]:
-    """Steps of the checkpoints that are whole and still there."""
-    return sorted(
-        entry["step"]
-        for entry in view.checkpoints
-        if entry.get("state") == "committed" and isinstance(entry.get("step"), int)
-    )

@@ -11,11 +11,11 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.errors import WorkbenchError
+from engine.figures import count
 from engine.run.batches import rows_of
 from engine.run.store import RunFolder
 from workbench.panels.bars import Bar, KeyLine
 from workbench.panels.drawn import Scrolled
-from workbench.panels.figures import count
 from workbench.panels.paint import Line, clean, cut, paragraph
 from workbench.panels.raw_rows import RawRows, raw_lines
 
@@ -99,10 +99,14 @@ class BatchScreen(Screen[None]):
 
     def _texts(self, numbers: list[int]) -> list[Any]:
         """The rows as they stand in their files now; None where they cannot be read."""
-        from engine.config.files import load
+        from engine.config.files import parse, place_of
+        from engine.data.streaming.cuts import PLACE, row_at
 
-        mapping = load(self.folder.config).mapping
+        mapping = parse(self.folder.read_config(), path=self.folder.config).mapping
         data, run = mapping.get("data") or {}, mapping.get("run") or {}
+        if max(numbers) >= PLACE:
+            paths = [place_of(str(source.get("path") or ""), self.folder.path) for source in data.get("train") or []]
+            return [row_at(paths, number) for number in numbers]
         raw = RawRows(list(data.get("train") or []), self.folder.path, int(run.get("seed") or 0), most=max(numbers) + 1)
         try:
             raw.wait(max(numbers), 5.0)

@@ -7,7 +7,8 @@ made anew from the draft (about two milliseconds), so no two parts of the screen
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections import Counter
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from textual import events, on
@@ -16,10 +17,11 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 
 from engine.config.findings import RANK, Finding
-from engine.config.schema import effective, fields
 from engine.config.steps import STEPS, step_of_path
+from engine.config.tree import fields
 from engine.errors import redact, visible
-from engine.memory.estimate import estimate
+from engine.session.build import standings
+from engine.session.pages import machine_words
 from workbench.actions import bindings
 from workbench.messages import FactsArrived, FieldChosen
 from workbench.panels.bars import FindingLine, KeyLine, TitleBar
@@ -31,7 +33,7 @@ from workbench.panels.rail import Rail, Stop
 from workbench.screens.background import Background
 from workbench.screens.editing import EditingScreen
 from workbench.screens.explaining import explain_found, explain_kind, explain_row
-from workbench.screens.pages import LEVELS, View, machine_words, page
+from workbench.screens.pages import LEVELS, View, page
 
 WIDE = 110
 NARROW = 72  # below this a row of the form has no room for its value beside the right column
@@ -52,10 +54,8 @@ class BuildScreen(EditingScreen):
         self._focus: dict[str, str] = {}
         self._drawn = ""
         """The step whose rows the form holds."""
-        self._estimate: Any = None
-        self._before: Any = None
-        self._seen: tuple[int, Any] = (-1, None)
         self._activity = "idle"
+        self._logout = ""
         self._starting = False
         self._problem = ""
         self._aside: str | None = None
@@ -75,6 +75,7 @@ class BuildScreen(EditingScreen):
         self.explain, self.consequences = Explain(), Consequences()
         self.finding_line, self.keys = FindingLine(), KeyLine("build")
         self.background = Background(self)
+        self.session = self.background.session
         self.draw()
         yield self.title_bar
         with Horizontal(id="body"):
@@ -93,7 +94,7 @@ class BuildScreen(EditingScreen):
 
     def on_unmount(self) -> None:
         """Open questions are given up."""
-        self.background.stop()
+        self.session.close()
 
     def on_resize(self, event: events.Resize) -> None:
         """More room for names and words where there is more; where there is little, `z` brings the right column for the rail."""
@@ -104,56 +105,30 @@ class BuildScreen(EditingScreen):
 
     def view(self) -> View:
         """All that a page may show, as it is now."""
-        draft = self.draft
         return View(
-            draft=draft,
-            level=self._level,
-            effective={each.path: each for each in effective(draft.config, draft.facts)},
-            estimate=self._estimate,
-            looks=self.background.looks,
-            tokenizer=self.background.tokenizer,
-            asking=self.background.asking,
-            trouble=self.background.trouble,
-            runs_dir=self._runs_dir(),
-            logout=self.background.logout,
-            machine=draft.facts.machine,
+            self.session,
+            self._level,
+            self.session.becomes,
+            logout=self._logout,
             problem=self._problem,
             starting=self._starting,
             left=tuple(self.left),
-            rehearsed=self._rehearsed() if self.step == "review" else "",
         )
 
-    def _rehearsed(self) -> str:
-        """What the newest rehearsal of this very config measured, in words; empty without one."""
-        from engine.run.rehearsal import last
-
-        found = last(self.draft.config, self.draft.facts, self.base)
-        return found.words() if found else ""
-
-    def _runs_dir(self) -> Path:
-        """Where this config's run would go: what was said at the start, else what the config says."""
-        path = fields.run.output_dir.path
-        if self.app.explicit_runs_dir is None and path in self.draft.given:
-            return self.base / self.draft.config.run.output_dir
-        return self.app.runs_dir
-
-    def draw(self, key: str | None = None, *, edited: bool = False) -> None:
-        """Make everything from the draft; `edited` says that the person changed it just now."""
+    def draw(self, key: str | None = None) -> None:
+        """Make everything from the draft."""
         draft = self.draft
-        now = (draft.version, draft.facts)
-        if now != self._seen:
-            self._before = self._estimate if edited else None
-            self._estimate = estimate(draft.config, draft.facts)
-            self._seen = now
         view = self.view()
+        self.read_typed()
         row = self.pane.form.row
         if self._drawn == self.step and row is not None and row.key:
             self._focus[self.step] = row.key  # a key that moved the cursor just now may not have been heard of yet
         self.pane.form.show(page(self.step, view), key or self._focus.get(self.step))
+        self.note_typed()
         self._drawn = self.step
         self.set_class(self.step == "review", "alone")
         self._draw_rail()
-        self.consequences.show(self._estimate, self._before)
+        self.consequences.show(self.session.consequences)
         self._draw_focus(view)
         file = (
             draft.path.name
@@ -165,19 +140,25 @@ class BuildScreen(EditingScreen):
         machine = machine_words(draft.facts.machine) if draft.facts.machine else ""
         self.title_bar.show(file, draft.dirty, machine, self._activity)
 
+    def draw_typed(self) -> None:
+        """Rail, note and foot from what is being typed; nothing else follows from it before it is kept."""
+        self.read_typed()
+        self.note_typed()
+        self._draw_rail()
+        self._draw_foot()
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """The findings that the screen shows: of what is being typed, else of the draft."""
+        return self.live if self.live is not None else self.draft.findings
+
     def _draw_rail(self) -> None:
-        worst: dict[str, str] = {}
-        totals: dict[str, int] = {}
-        for finding in self.draft.findings:
-            step = step_of_path(finding.path)
-            totals[finding.severity] = totals.get(finding.severity, 0) + 1
-            if RANK[finding.severity] < RANK.get(worst.get(step, ""), 9):
-                worst[step] = finding.severity
         stops = tuple(
-            Stop(each.id, each.title, worst.get(each.id) or ("done" if self._is_done(index) else "open"))
-            for index, each in enumerate(STEPS)
+            Stop(each.id, each.title, now.worst or ("done" if self._is_done(index) else "open"))
+            for index, (each, now) in enumerate(zip(STEPS, standings(self.found), strict=True))
         )
-        self.rail.show(stops, self._at, totals)
+        totals = dict(Counter[str](finding.severity for finding in self.found))
+        self.rail.show(stops, self._at, totals, self.session.uncounted)
 
     def _is_done(self, index: int) -> bool:
         return index in self._visited and index != self._at and STEPS[index].id != "launch"
@@ -193,8 +174,14 @@ class BuildScreen(EditingScreen):
             explain_found(self.explain, self._aside)
         elif not self._considering:  # else the kind under the cursor of the open list is explained
             explain_row(self.explain, row, self.step, view)
-        found = self.in_view()
-        self.finding_line.show(found[0] if found else None, max(0, len(self.draft.findings) - 1))
+        self._draw_foot()
+
+    def _draw_foot(self) -> None:
+        """The finding nearest to the person; while something is typed no letter is a key, so it offers none."""
+        found, others = self.in_view(), max(0, len(self.found) - 1)
+        first = found[0] if found else None
+        typing = self.live is not None
+        self.finding_line.show(replace(first, fix=None) if first and typing else first, others, keys=not typing)
 
     @property
     def _considering(self) -> bool:
@@ -211,7 +198,7 @@ class BuildScreen(EditingScreen):
 
     def in_view(self) -> list[Finding]:
         """The findings nearest to where the person is: of the row, of the step, of all."""
-        findings = self.live if self.live is not None else self.draft.findings
+        findings = self.found
         row = self.pane.form.row
         mine = findings_at(row.key, findings) if row is not None and row.key else []
         here = [finding for finding in findings if step_of_path(finding.path) == self.step]
@@ -224,14 +211,14 @@ class BuildScreen(EditingScreen):
 
     @on(FactsArrived)
     def _learned(self, event: FactsArrived) -> None:
-        self.background.take(event)
-        if event.what == "left" and not isinstance(event.facts, Exception):
+        if event.what == "logout" and isinstance(event.facts, tuple):
+            self._logout = event.facts[1]
+        elif event.what == "left" and not isinstance(event.facts, Exception):
             self.left = event.facts
         elif event.what == "kept" and isinstance(event.facts, Exception):
             self.tell(f"What is not saved cannot be kept aside here ({event.facts}); w saves it to a file.", bad=True)
         elif event.what == "running":
             self._activity = event.facts
-        self.draw()
         self.look()
 
     # Moving between steps
@@ -241,7 +228,7 @@ class BuildScreen(EditingScreen):
         if not 0 <= index < len(STEPS):
             return
         self.pane.close()
-        self.live = self._aside = None
+        self.live = self._typing = self._aside = None
         self._visited |= {self._at, index}
         self._at = index
         self._drawn = ""
@@ -258,8 +245,9 @@ class BuildScreen(EditingScreen):
         self.go(self._at + 1)
 
     def look(self) -> None:
-        """Look again at what the draft names."""
+        """Look again at what the draft names, and draw."""
         self.background.look()
+        self.draw()
 
     def keep(self) -> None:
         """Keep what no file holds, soon."""
@@ -365,8 +353,7 @@ class BuildScreen(EditingScreen):
     def action_launch(self) -> None:
         """Start the run; what is wrong is shown instead when something is."""
         self.go(len(STEPS) - 1)
-        errors = [finding for finding in self.draft.findings if finding.severity == "error"]
-        if errors:
+        if self.session.errors:
             self.action_findings()
         elif not self._starting:
             self._starting, self._problem = True, ""

@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.errors import WorkbenchError
+from engine.figures import count
 from engine.run.compare import answers, differences, each_once, extremes, shared_curves
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
@@ -27,7 +28,6 @@ from workbench.panels.beside import GAP, beside, padded
 from workbench.panels.chart import Chart
 from workbench.panels.curve import Line as Curve
 from workbench.panels.drawn import Scrolled
-from workbench.panels.figures import count
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, cut, paragraph, wrap
 from workbench.panels.units import in_unit, titled, unit_of, worded
@@ -149,10 +149,10 @@ class CompareScreen(Screen[None]):
             watch.close()
 
     def _read(self) -> None:
-        from engine.config.files import load
+        from engine.config.files import parse
 
         try:
-            self.post_message(Read([load(run.config).mapping for run in self._runs]))
+            self.post_message(Read([parse(run.read_config(), path=run.config).mapping for run in self._runs]))
         except (WorkbenchError, OSError) as problem:
             self.post_message(Read((), str(problem)))
 

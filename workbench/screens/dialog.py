@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
@@ -121,3 +121,23 @@ class Ask(Dialog[str]):
     @on(Input.Submitted)
     def _enter(self, event: Input.Submitted) -> None:
         self.dismiss(event.value)
+
+
+class Show(Dialog[None]):
+    """Lines of text to read; Esc leaves."""
+
+    DEFAULT_CSS = """
+    Show #text { height: auto; max-height: 60vh; }
+    """
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title, self._text = title, text
+
+    def compose(self) -> ComposeResult:
+        """Title, text, the way back."""
+        with Vertical(id="box"):
+            yield Static(self._title, id="title", markup=False)
+            with VerticalScroll(id="text"):
+                yield Static(self._text, markup=False)
+            yield Static("esc back", classes="note", markup=False)

@@ -6,33 +6,33 @@ read at each key press as if it were kept, so that the finding stands under the 
 
 from __future__ import annotations
 
-import copy
 import os
 import shlex
 import subprocess
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual import on
+from textual.content import Content
 from textual.screen import Screen
 
-from engine.config.files import put
 from engine.config.findings import Finding
-from engine.config.meaning import Unmeant, meaning
-from engine.config.recipes import recipe_text
-from engine.config.schema import FieldSpec, fields, read
-from engine.config.typed import as_typed
+from engine.config.text_values import as_typed
+from engine.config.tree import FieldSpec, fields
 from engine.errors import WorkbenchError, redact, visible
+from engine.session.build import BuildSession
+from engine.session.draft import Draft
 from workbench.messages import EditWanted
 from workbench.panels.bars import FindingLine, KeyLine
 from workbench.panels.fields import options_of, plain
 from workbench.panels.form import FormPane, Row
+from workbench.panels.paint import clean
+from workbench.screens.dialog import Item, Pick
 from workbench.screens.pages import LAUNCH
 
 if TYPE_CHECKING:
-    from engine.config.draft import Draft
     from workbench.app import WorkbenchApp
     from workbench.unsaved import Kept
 
@@ -50,7 +50,9 @@ class EditingScreen(Screen[None]):
     finding_line: FindingLine
     keys: KeyLine
     live: tuple[Finding, ...] | None = None
-    """The findings of what is being typed."""
+    """All findings, as they would be if what is being typed were kept; nothing while nothing is."""
+    _typing: tuple[str, str] | None = None
+    """The setting in the editor, and the text that stands there."""
     left: list[Kept]
     """Configs that earlier windows left unsaved."""
     _not_taken: tuple[str, str] | None = None
@@ -61,13 +63,20 @@ class EditingScreen(Screen[None]):
         """The config being built."""
         return self.app.draft
 
-    @property
-    def base(self) -> Path:
-        """The folder that relative paths of this config start from."""
-        return self.draft.path.parent if self.draft.path else Path.cwd()
+    session: BuildSession
+    """The draft, what is known about it, what follows from it."""
 
-    def draw(self, key: str | None = None, *, edited: bool = False) -> None:
+    @property
+    def step(self) -> str:
+        """The id of the step on screen."""
+        raise NotImplementedError
+
+    def draw(self, key: str | None = None) -> None:
         """Make everything from the draft."""
+        raise NotImplementedError
+
+    def draw_typed(self) -> None:
+        """Make the findings anew from what is being typed."""
         raise NotImplementedError
 
     def look(self) -> None:
@@ -87,8 +96,7 @@ class EditingScreen(Screen[None]):
         raise NotImplementedError
 
     def changed(self) -> None:
-        """The person changed the draft: draw it, and look again."""
-        self.draw(edited=True)
+        """The person changed the draft: look again, and draw it."""
         self.look()
         self.keep()
 
@@ -104,7 +112,7 @@ class EditingScreen(Screen[None]):
         if row.key == LAUNCH:
             self.action_launch()
         elif row.key.startswith("unsaved:"):
-            self._take_unsaved(int(row.key.removeprefix("unsaved:")))
+            self._ask_unsaved(int(row.key.removeprefix("unsaved:")))
         elif row.key.startswith("recipe:"):
             self._take_recipe(row.key.removeprefix("recipe:"))
         else:
@@ -135,7 +143,7 @@ class EditingScreen(Screen[None]):
             if spec.control == "path" or spec is fields.model.name:
                 from workbench.screens.listing import PathSuggester
 
-                suggester = PathSuggester(self.base)
+                suggester = PathSuggester(self.draft.base)
             self.keys.use(EDIT_KEYS["text"])
             self.pane.edit_text(row, as_typed(value), suggester)
 
@@ -160,37 +168,34 @@ class EditingScreen(Screen[None]):
             self.change(path, made) if made else self.change(path, None, unset=True)
 
         what = "path of a file, or builtin/dates" if sources else "a prompt"
-        suggester = PathSuggester(self.base) if sources else None
+        suggester = PathSuggester(self.draft.base) if sources else None
         self.app.push_screen(ListScreen(spec.title, texts, what=what, suggester=suggester), keep)
 
     @on(FormPane.Typed)
     def _typed(self, event: FormPane.Typed) -> None:
-        """Every key press is read as if it were kept; the finding stands under the row at once."""
-        spec = fields.of(self.draft.config, event.key)
-        if spec is None:
+        """Every key press is read as if it were kept; the whole screen says at once what would be found then."""
+        if fields.of(self.draft.config, event.key) is not None:
+            self._typing = (event.key, event.text)
+            self.draw_typed()
+
+    def read_typed(self) -> None:
+        """Find what would be found if what stands in the editor were kept."""
+        if self._typing is None:
             return
-        draft = self.draft
-        mapping = copy.deepcopy(draft.mapping)
-        if event.text.strip():
-            meant = meaning(spec, event.text)
-            put(mapping, event.key, event.text if isinstance(meant, Unmeant) else meant)
-            reading = read(mapping, draft.facts)
-            self.live = tuple(finding for finding in reading.findings if finding.path == event.key)
-        else:
-            self.live = ()
-        self.pane.note(
-            tuple(
-                (visible(finding.text), {"error": "bad", "warning": "warn"}.get(finding.severity, "hint"))
-                for finding in self.live
-            )
-        )
-        self.finding_line.show(replace(self.live[0], fix=None) if self.live else None)
+        self.live = self.session.typed(*self._typing)
+
+    def note_typed(self) -> None:
+        """What is found of the setting in the editor stands under it."""
+        if self._typing is not None and self.live is not None:
+            styles = {"error": "bad", "warning": "warn"}
+            mine = [finding for finding in self.live if finding.path == self._typing[0]]
+            self.pane.note(tuple((visible(each.text), styles.get(each.severity, "hint")) for each in mine))
 
     @on(FormPane.Ended)
     def _ended(self, event: FormPane.Ended) -> None:
         self.pane.close()
         self.keys.use(self.keys.usual)
-        self.live = None
+        self.live = self._typing = None
         if event.answer is None:
             self.draw()
             return
@@ -204,29 +209,61 @@ class EditingScreen(Screen[None]):
 
     def change(self, path: str, value: Any, *, unset: bool = False) -> None:
         """Write one setting, or take it out."""
-        if unset:
-            self.draft.unset(path)
-        else:
-            self.draft.set(path, value)
+        draft = self.draft
+        self.session.edit(lambda: draft.unset(path) if unset else draft.set(path, value))
         self.changed()
 
     def _take_recipe(self, name: str) -> None:
-        draft = self.draft
-        draft.replace_text(recipe_text(name))
-        draft.recipe = name
+        """Begin from a ready config. A config of the person's own is never replaced without asking."""
+        if not self.session.is_own:
+            self._begin_from(name)
+            return
+        items = [
+            Item("keep", Content("Keep my model and data, take the rest from it")),
+            Item("replace", Content("Replace all of it, model and data too")),
+            Item("stay", Content("Leave it as it is")),
+        ]
+
+        def answered(answer: str | None) -> None:
+            if answer in ("keep", "replace"):
+                self._begin_from(name, keep_own=answer == "keep")
+                self.tell("u takes it back; nothing is written to the file before w.")
+
+        self.app.push_screen(Pick(f"{self._called()}: take the ready config {name}?", items), answered)
+
+    def _begin_from(self, name: str, *, keep_own: bool = False) -> None:
+        self.session.begin_from(name, keep_own=keep_own)
         self.changed()
         self.forward()
 
+    def _called(self) -> str:
+        return clean(self.draft.path.name) if self.draft.path else "This config has its own model or data"
+
+    def _ask_unsaved(self, number: int) -> None:
+        """Go on with a config that an earlier window left unsaved; asks where that would replace another of one's own."""
+        if not self.session.is_own:
+            self._take_unsaved(number)
+            return
+        items = [
+            Item("take", Content("Put what was not saved in its place")),
+            Item("stay", Content("Leave it as it is")),
+        ]
+
+        def answered(answer: str | None) -> None:
+            if answer == "take":
+                self._take_unsaved(number)
+
+        self.app.push_screen(Pick(f"{self._called()}: go on with another config?", items), answered)
+
     def _take_unsaved(self, number: int) -> None:
-        """Go on with a config that an earlier window left unsaved; undo takes it back."""
+        """Take that config; undo takes it back."""
         kept = self.left.pop(number)
         draft = self.draft
         try:
-            draft.replace_text(kept.text)
+            self.session.begin(kept.text, kept.recipe)
         except WorkbenchError as problem:
             self.tell(f"It cannot be read: {problem.message} It lies in {kept.place}.", bad=True)
             return
-        draft.recipe = kept.recipe
         if kept.path is not None and kept.path.exists():
             draft.path = kept.path
         self.changed()
@@ -248,23 +285,26 @@ class EditingScreen(Screen[None]):
 
     def apply(self, finding: Finding) -> None:
         """Apply a finding's fix."""
-        assert finding.fix is not None
-        self.draft.apply(finding.fix)
+        fix = finding.fix
+        assert fix is not None
+        self.session.edit(lambda: self.draft.apply(fix))
         self.changed()
 
     def action_undo(self) -> None:
         """Take back."""
-        if self.draft.undo():
-            self.changed()
-        else:
-            self.tell("Nothing to take back.")
+        self._step_back(self.draft.undo, "Nothing to take back.")
 
     def action_redo(self) -> None:
         """Do again."""
-        if self.draft.redo():
+        self._step_back(self.draft.redo, "Nothing to do again.")
+
+    def _step_back(self, step: Callable[[], bool], nothing: str) -> None:
+        edits = self.draft.edits
+        self.session.edit(step)
+        if self.draft.edits != edits:
             self.changed()
         else:
-            self.tell("Nothing to do again.")
+            self.tell(nothing)
 
     # The file
 
@@ -283,7 +323,7 @@ class EditingScreen(Screen[None]):
                 return
             text = place.read_text(encoding="utf-8")
             self._not_taken = (self.draft.text(), text)
-            self.draft.replace_text(text)
+            self.session.edit(lambda: self.draft.replace_text(text))
             self._not_taken = None
         except WorkbenchError as problem:
             self.tell(f"Not taken; y opens it again as you left it. {problem.told}", bad=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.config.explain import of_kind, of_recipe
 from engine.config.recipes import recipes
-from engine.config.schema import fields
 from engine.config.steps import GOALS, STEPS
 from engine.config.terms import TERMS
+from engine.config.tree import fields
 from engine.errors import redact
+from engine.session.explain import of_kind, of_recipe
 
 if TYPE_CHECKING:
     from workbench.panels.explain import Explain

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from engine.config.schema import RunConfig, fields
-from engine.config.terms import TERMS
+from engine.config.tree import RunConfig
+from engine.session.explain import findable, first_sentence
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Item
 
 
 def find_items(config: RunConfig) -> list[Item]:
-    """One entry a setting; those of other methods and adapters say whose they are."""
-    items = []
-    for spec in sorted(fields, key=lambda spec: not spec.applies(config)):
-        whose = "" if spec.applies(config) else f"  only with {spec.section} {' or '.join(spec.kinds)}"
-        title = Content.assemble((spec.title, "bold"), (f"  {spec.path}{whose}", "$wb-dim"))
-        first = spec.help.partition(". ")[0].replace("`", "").rstrip(".")
-        words = f"{spec.title} {spec.path} {spec.help}".lower()
-        items.append(Item(spec.path, title, Content.styled(clean(first), "$wb-dim"), words))
-    for term, text in TERMS.items():
-        title = Content.assemble((term, "bold"), ("  a term", "$wb-dim"))
-        first = text.partition(". ")[0].rstrip(".")
-        items.append(Item(f"term:{term}", title, Content.styled(clean(first), "$wb-dim"), f"{term} {text}".lower()))
-    return items
+    """One entry a setting or term; those of other methods and adapters say whose they are."""
+    return [
+        Item(
+            each.path or f"term:{each.title}",
+            Content.assemble(
+                (each.title, "bold"), ("  " + "  ".join(filter(None, (each.path, each.whose))), "$wb-dim")
+            ),
+            Content.styled(clean(first_sentence(each.help).replace("`", "").rstrip(".")), "$wb-dim"),
+            each.text,
+        )
+        for each in findable(config)
+    ]

@@ -14,11 +14,14 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from engine.errors import WorkbenchError, redact, visible
+from engine.run.store import runs_dir as default_runs_dir
+from workbench.calling import file_name, run_name
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Dialog
 
 if TYPE_CHECKING:
-    from engine.config.draft import Draft
+    from engine.run.store import RunFolder
+    from engine.session.draft import Draft
 
 ALIVE = ("queued", "starting", "running", "stopping")
 SHOWN = 3
@@ -81,22 +84,35 @@ def suggested_name(draft: Draft) -> str:
     return f"{base}.yaml"
 
 
-def alive(root: Path) -> Iterator[str]:
-    """The ids of runs under `root` that have not ended, as their supervisors last wrote."""
+def alive(root: Path) -> Iterator[RunFolder]:
+    """The runs under `root` that have not ended, as their supervisors last wrote."""
     from engine.run.store import runs_in
 
     if root.is_dir():
         for run in runs_in(root):
             if run.read_json().get("state") in ALIVE:
-                yield run.id
+                yield run
 
 
 def what_goes_on(root: Path) -> list[str]:
     """One line a run that goes on, with the command that shows it again."""
-    ids = list(alive(root))
-    lines = [
-        f"{name} goes on without this window. `workbench {name}` shows it again." for name in map(visible, ids[:SHOWN])
-    ]
-    if len(ids) > SHOWN:
-        lines.append(f"So do {len(ids) - SHOWN} more; `workbench runs` lists them.")
+    runs = list(alive(root))
+    lines = [goes_on(run) for run in runs[:SHOWN]]
+    if len(runs) > SHOWN:
+        where = "" if root == default_runs_dir() else f" --runs {file_name(root)}"
+        lines.append(f"So do {len(runs) - SHOWN} more; `workbench runs{where}` lists them.")
     return lines
+
+
+def goes_on(run: RunFolder) -> str:
+    """A run that goes on, and the command that shows it again."""
+    return f"{visible(run.id)} goes on without this window. `workbench {visible(run_name(run))}` shows it again."
+
+
+def way_back(run: RunFolder | None, draft: Draft | None) -> str:
+    """How to come back where nothing goes on: to the run last watched, the config, or the app."""
+    if run is not None:
+        return f"`workbench {visible(run_name(run))}` shows {visible(run.id)} again."
+    if draft is not None and draft.path is not None:
+        return f"`workbench {visible(file_name(draft.path))}` opens {visible(draft.path.name)} again."
+    return "`workbench` opens the app again."

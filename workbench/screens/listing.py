@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
@@ -46,16 +46,16 @@ class PathSuggester(Suggester):
 
 
 class ListScreen(Dialog[list[Entry]]):
-    """Add, edit, remove and reorder lines. Gives the entries, or nothing where none changed."""
+    """Add, edit, remove and reorder lines. Gives the entries, or nothing where none changed.
+
+    No letter is a key here: whatever is typed or pasted begins a new line, so that no path can do anything but stand in it.
+    """
 
     BINDINGS = [
-        Binding("escape,q", "done", show=False),
-        Binding("n", "add", show=False),
-        Binding("d,delete,backspace", "remove", show=False),
-        Binding("J", "shift(1)", show=False),
-        Binding("K", "shift(-1)", show=False),
-        Binding("j", "cursor(1)", show=False),
-        Binding("k", "cursor(-1)", show=False),
+        Binding("escape", "done", show=False),
+        Binding("delete,ctrl+d", "remove", show=False),
+        Binding("shift+down", "shift(1)", show=False),
+        Binding("shift+up", "shift(-1)", show=False),
     ]
 
     def __init__(self, title: str, texts: Sequence[str], *, what: str, suggester: Suggester | None = None) -> None:
@@ -81,7 +81,7 @@ class ListScreen(Dialog[list[Entry]]):
         if self._entries:
             self._edit(None)
         else:
-            self.action_add()
+            self._edit(0)
 
     def _draw(self, at: int) -> None:
         view = self.query_one(OptionList)
@@ -90,18 +90,18 @@ class ListScreen(Dialog[list[Entry]]):
         view.highlighted = min(at, len(self._entries) - 1) if self._entries else None
         view.display = bool(self._entries)
 
-    def _edit(self, at: int | None) -> None:
+    def _edit(self, at: int | None, text: str = "") -> None:
         self._at = at
         line = self.query_one("#line", Input)
         line.display = at is not None
         keys = "enter keep   → complete   esc leave it" if self._suggester else "enter keep   esc leave it"
         self.query_one("#keys", Static).update(
-            keys if at is not None else "enter edit   n new   d remove   J K move   esc done"
+            keys if at is not None else "type adds  enter edit  ^d remove  shift+↑↓ move  esc done"
         )
         if at is None:
             self.query_one(OptionList).focus()
         else:
-            line.value = self._entries[at][1] if at < len(self._entries) else ""
+            line.value = self._entries[at][1] if at < len(self._entries) else text
             line.cursor_position = len(line.value)
             line.focus()
 
@@ -120,9 +120,22 @@ class ListScreen(Dialog[list[Entry]]):
             self._draw(at)
         self._edit(None)
 
-    def action_add(self) -> None:
-        """A new line at the end."""
-        self._edit(len(self._entries))
+    def on_key(self, event: events.Key) -> None:
+        """A character begins a new line at the end; one that comes before the line has the focus stands behind it."""
+        if not event.is_printable or not event.character:
+            return
+        if self._at is not None:
+            event.stop()
+            self.query_one("#line", Input).insert_text_at_cursor(event.character)
+        elif not event.character.isspace():
+            event.stop()
+            self._edit(len(self._entries), event.character)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """So does what is pasted."""
+        if self._at is None and event.text.strip():
+            event.stop()
+            self._edit(len(self._entries), event.text.strip().splitlines()[0])
 
     def action_remove(self) -> None:
         """Remove the line in focus."""
@@ -137,11 +150,6 @@ class ListScreen(Dialog[list[Entry]]):
         if at is not None and 0 <= at + by < len(self._entries):
             self._entries[at], self._entries[at + by] = self._entries[at + by], self._entries[at]
             self._draw(at + by)
-
-    def action_cursor(self, by: int) -> None:
-        """Move in the list."""
-        view = self.query_one(OptionList)
-        view.action_cursor_down() if by > 0 else view.action_cursor_up()
 
     def action_done(self) -> None:
         """Leave the line in edit; then leave the list, keeping it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,33 +16,37 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
 from engine.errors import WorkbenchError, visible
-from engine.run import checkpoint, control, launch
+from engine.figures import brief
+from engine.resume import resume
+from engine.run import checkpoint, control, proposals, stack
 from engine.run.curves import leading
+from engine.run.data_record import DataChanged
 from engine.run.index import Watch, open_view
+from engine.run.stopping import NAMES
 from engine.run.store import RunFolder
 from workbench.actions import bindings, key_line
 from workbench.panels.bars import KeyLine
 from workbench.panels.cause import ENDS, PostMortem
 from workbench.panels.chart import Chart
 from workbench.panels.charts import Charts, draw
-from workbench.panels.figures import brief
 from workbench.panels.groups import Groups
+from workbench.panels.paint import clean
 from workbench.panels.watching import (
-    ASKED,
     Lines,
     Receipt,
     RunBar,
     Samples,
     StatusLine,
-    committed,
 )
 from workbench.screens.batch import BatchScreen
-from workbench.screens.dialog import Ask
+from workbench.screens.dialog import Ask, Item, Pick, Show
+from workbench.screens.leave import goes_on
 from workbench.screens.stop import StopMenu
 
 if TYPE_CHECKING:
@@ -117,6 +122,7 @@ class MonitorScreen(Screen[None]):
     def on_mount(self) -> None:
         """Open the run and look at it twice a second; once where the line may be slow."""
         self.watching = open_view(self.folder)
+        self.app.watched = self.folder  # type: ignore[attr-defined]
         self.query_one(Groups).folder = self.folder
         self._lived = not self.view.over
         self._set_size()
@@ -131,11 +137,8 @@ class MonitorScreen(Screen[None]):
             return
         known: Path = self.app.runs_dir  # type: ignore[attr-defined]
         if not self.view.over and self.folder.path.parent != known:
-            path = visible(str(self.folder.path))
-            self.app.goodbye.append(  # type: ignore[attr-defined]
-                f"{self.folder.id} goes on without this window. `workbench {path}` shows it again."
-            )
-        kept = committed(self.view)
+            self.app.goodbye.append(goes_on(self.folder))  # type: ignore[attr-defined]
+        kept = self.view.committed
         if self._lived and self.view.state == "finished" and kept:
             path = visible(str(self.folder.checkpoints / f"checkpoint-{kept[-1]}"))
             words = f"{self.folder.id} is finished; its model is in {path}."
@@ -222,7 +225,7 @@ class MonitorScreen(Screen[None]):
         if control.answer(self.view, name) is not None or self.view.over:
             self._asked = None
             return ""
-        return f"{ASKED[do]}: asked {brief(time.monotonic() - since)} ago; the run answers between two steps"
+        return f"{NAMES[do]}: asked {brief(time.monotonic() - since)} ago; the run answers between two steps"
 
     # -- pages and curves ----------------------------------------------------------------------------------------------
     def action_tab(self, name: str) -> None:
@@ -341,23 +344,42 @@ class MonitorScreen(Screen[None]):
         self._asked = (name, do, time.monotonic())
         self._draw()
 
+    def action_stack(self) -> None:
+        """Where the worker is at this moment."""
+        self._tell("asking the worker where it is …", 60)
+        self.run_worker(self._stack, thread=True, exclusive=True, group="stack", exit_on_error=True)
+
+    def _stack(self) -> None:
+        try:
+            self.post_message(Answered("stack", stack.ask(self.folder)))
+        except WorkbenchError as problem:
+            self.post_message(Answered("said", problem.told))
+
     def action_resume(self) -> None:
         """Go on from the newest whole checkpoint."""
         if not self.view.over:
             self._tell(f"This run is {self.view.state}; it goes on as it is.")
             return
-        self._tell("looking for the newest whole checkpoint …", 600)
-        self.run_worker(self._resume, thread=True, exclusive=True, group="resume", exit_on_error=True)
+        self._begin_resume()
 
-    def _resume(self) -> None:
-        self.post_message(Answered("said", resumed_words(self.folder)))
+    def _begin_resume(self, accept_data: bool = False) -> None:
+        self._tell("comparing the rows, looking for the newest whole checkpoint …", 600)
+        self.run_worker(
+            lambda: self._resume(accept_data), thread=True, exclusive=True, group="resume", exit_on_error=True
+        )
+
+    def _resume(self, accept_data: bool) -> None:
+        try:
+            self.post_message(Answered("said", resumed_words(self.folder, accept_data)))
+        except DataChanged as problem:
+            self.post_message(Answered("rows", problem.message))
 
     def _find_way_on(self) -> None:
         """What resuming would start from, without reading every byte of it."""
         newest, skipped = checkpoint.newest_valid(self.folder, hashes=False)
-        why = ": no checkpoint is whole" if skipped else ""
-        words = f"resume from {newest.name}" if newest else f"start again from the beginning{why}"
-        words += "".join(f"; {path.name} is passed over ({reason})" for path, reason in skipped[:2])
+        why = ": no checkpoint is whole" if skipped and not newest else ""
+        why += "".join(f"; {path.name} is passed over ({reason})" for path, reason in skipped[:2])
+        words = proposals.way_on(self.view.cause_kind, newest.name if newest else None, why)
         self.post_message(Answered("way on", words, checkpoint.step_of(newest) if newest else None))
 
     @on(Answered)
@@ -366,6 +388,12 @@ class MonitorScreen(Screen[None]):
             self._way_on, self.query_one(PostMortem).kept_step = event.words, event.step
             if self.page == "cause":
                 self._draw()
+        elif event.what == "stack":
+            self._tell("")
+            self.app.push_screen(Show(f"Where the worker of {clean(self.folder.id)} is", event.words))
+        elif event.what == "rows":
+            self._tell("The rows are not those the run was trained on.")
+            ask_about_rows(self, self.folder, event.words, lambda: self._begin_resume(accept_data=True))
         else:
             self._tell(event.words)
 
@@ -374,11 +402,31 @@ class MonitorScreen(Screen[None]):
         self.query_one(StatusLine).show(self.view, words, self._waiting())
 
 
-def resumed_words(folder: RunFolder) -> str:
-    """Resume, and say from where, what was passed over and what is other than before; or why it cannot be."""
+def resumed_words(folder: RunFolder, accept_data: bool = False) -> str:
+    """Resume, and say from where, what was passed over and what is other than before; or why it cannot be.
+
+    Raises DataChanged, which asks for an answer.
+    """
     try:
-        newest, skipped = launch.resume(folder)
+        newest, skipped = resume(folder, accept_data=accept_data)
+    except DataChanged:
+        raise
     except WorkbenchError as problem:
         return problem.told
     words = f"{folder.id} goes on from {newest.name}" if newest else f"{folder.id} starts again from the beginning"
     return words + "".join(f"; {path.name} was passed over ({reason})" for path, reason in skipped[:3])
+
+
+def ask_about_rows(screen: Screen[None], folder: RunFolder, words: str, go_on: Callable[[], None]) -> None:
+    """Name the rows that differ and let a person decide; leaving leaves the run as it is."""
+    items = [
+        Item("leave", Content("Leave the run as it is"), Content("Put the rows back, then resume.")),
+        Item("accept", Content("Go on with the rows as they are now"), Content("The run's log keeps what differs.")),
+    ]
+
+    def answered(choice: str | None) -> None:
+        if choice == "accept":
+            go_on()
+
+    note = f"{clean(words)}\n\nworkbench preview {clean(folder.config)} --against {clean(folder.id)} shows every token."
+    screen.app.push_screen(Pick(note, items), answered)

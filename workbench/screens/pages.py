@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config.draft import Draft
+from engine.config.files import short_path
 from engine.config.findings import RANK
 from engine.config.recipes import recipes
-from engine.config.schema import Effective, FieldSpec, fields
 from engine.config.steps import GOALS, STEPS, step_fields
-from workbench.panels.consequences import ROWS, size
-from workbench.panels.fields import entry_words, in_words, row_of, short_path, unit_of
+from engine.config.tree import FieldSpec, fields
+from engine.figures import size
+from engine.planning.auto import Effective
+from engine.session.build import BuildSession
+from engine.session.collector import key_of
+from engine.session.draft import Draft
+from engine.session.pages import Block, about_data, about_model, changed_from, machine_words, uncounted
+from workbench.calling import program
+from workbench.panels.fields import entry_words, in_words, row_of, unit_of
 from workbench.panels.form import Row
 from workbench.panels.paint import clean
 
 if TYPE_CHECKING:
-    from engine.hardware import Machine
-    from workbench.screens.learn import Look
     from workbench.unsaved import Kept
 
 LEVELS = ("basic", "advanced", "expert")
@@ -43,25 +46,20 @@ CORE = (
 class View:
     """All that a page may show."""
 
-    draft: Draft
+    session: BuildSession
     level: str = "basic"
     effective: dict[str, Effective] = field(default_factory=dict)
-    estimate: Any = None
-    looks: dict[str, Look] = field(default_factory=dict)
-    tokenizer: dict[str, Any] | None = None
-    asking: str = ""
-    """What the inspector is busy with, in words."""
-    trouble: tuple[str, ...] = ()
-    runs_dir: Path = Path("runs")
     logout: str = ""
     problem: str = ""
     """Why the run could not be started."""
     starting: bool = False
-    machine: Machine | None = None
     left: tuple[Kept, ...] = ()
     """Configs that earlier windows left unsaved."""
-    rehearsed: str = ""
-    """What a measured step of this very config took."""
+
+    @property
+    def draft(self) -> Draft:
+        """The config being built."""
+        return self.session.draft
 
 
 def page(step: str, view: View) -> list[Row]:
@@ -75,9 +73,18 @@ def text(*lines: tuple[str, str] | str, most: int = 99) -> Row:
     return Row(key="", kind="text", lines=made)
 
 
-def table(rows: Iterable[tuple[str, str | None]], width: int = 15) -> Row:
-    """Labels and values, aligned; what is not known is left out."""
-    return text(*(f"{label:<{width}}{clean(value)}" for label, value in rows if value), most=1)
+def blocks(found: Iterable[Block], width: int = 15) -> Iterator[Row]:
+    """What the session says, drawn: labels `width` cells wide, rows of a file in at most three lines each."""
+    for block in found:
+        if block.kind == "gap":
+            yield text("")
+        elif block.kind == "title":
+            yield text("", (block.text, "bold"))
+        elif block.kind == "table":
+            yield text(*(f"{label:<{width}}{value}" for label, value in block.rows), most=1)
+        else:
+            style = "" if block.kind == "text" else block.kind
+            yield text((block.text, style), most=3 if block.kind == "code" else 99)
 
 
 def setting(spec: FieldSpec, view: View, path: str | None = None) -> Row:
@@ -129,7 +136,7 @@ def _entries(spec: FieldSpec, view: View, allowed: tuple[str, ...]) -> Iterator[
         if not isinstance(entry, dict):
             continue
         for item in spec.items:
-            look = view.looks.get(_key(entry))
+            look = view.session.facts.looks.get(key_of(entry))
             unclear = item.name == "columns" and look is not None and bool(look.columns) and not look.format
             if item.name == "path" or (item.level not in allowed and item.name not in entry and not unclear):
                 continue
@@ -168,10 +175,6 @@ def setting_of_entry(path: str, view: View) -> tuple[str, tuple[tuple[str, str],
     return (mine[0].severity if mine else ""), tuple((clean(f.text), styles[f.severity]) for f in mine)
 
 
-def _key(entry: Any) -> str:
-    return repr(sorted(entry.items(), key=str)) if isinstance(entry, dict) else str(entry)
-
-
 # The seven pages
 
 
@@ -208,100 +211,24 @@ def brief_title(title: str) -> str:
 
 def _model(view: View) -> Iterator[Row]:
     yield from settings("model", view)
-    facts = view.draft.facts.model
-    lines: list[tuple[str, str] | str] = ["", ("What is known of this model", "bold")]
-    if facts is None:
-        lines.append((f"Nothing yet; {view.asking or 'name a folder, a hub model or builtin/tiny'}.", "dim"))
-    elif facts.missing:
-        lines.append((f"{facts.missing}", "bad"))
-    elif facts.remote:
-        lines.append(
-            ("Its files are not on this machine; they are downloaded at launch if the hub can be reached.", "warn")
-        )
-    else:
-        rows = (
-            ("Kind", facts.model_type or None),
-            ("Parameters", f"{facts.parameters:,}" if facts.parameters else None),
-            ("Layers", f"{facts.layers} of width {facts.hidden_size:,}" if facts.layers else None),
-            ("Context", f"{facts.max_length:,} tokens" if facts.max_length else None),
-            ("Vocabulary", f"{facts.vocab_size:,}" if facts.vocab_size else None),
-            ("Chat template", {True: "yes", False: "none in its files", None: None}[facts.chat_template]),
-        )
-        yield text(*lines)
-        lines = []
-        yield table(rows)
-    if view.tokenizer:
-        tokenizer = view.tokenizer.get("tokenizer") or {}
-        template = view.tokenizer.get("template") or {}
-        own = str(template.get("name") or "").startswith("the tokenizer")
-        known = (
-            ("Tokenizer", f"{tokenizer.get('size', 0):,} tokens"),
-            ("Template", "the tokenizer's" if own else template.get("name") or "none"),
-            ("End of answer", tokenizer.get("eos_token") or "none"),
-        )
-        yield table(known)
-    elif view.asking:
-        lines.append((view.asking, "dim"))
-    yield text(*lines)
-    yield from _trouble(view)
+    yield from blocks(about_model(view.session))
 
 
 def _data(view: View) -> Iterator[Row]:
     yield from settings("data", view)
-    sources = view.draft.value(fields.data.train.path)
-    for entry in sources if isinstance(sources, list) else []:
-        look = view.looks.get(_key(entry))
-        if look is not None:
-            yield from _looked(look)
-    facts = view.draft.facts.data
-    if facts is not None and facts.rows is not None:
-        rows = (
-            ("Rows to learn from", f"{facts.rows:,}"),
-            ("Held-out rows", f"{facts.eval_rows:,}" if facts.eval_rows else None),
-            ("Tokens", f"{facts.tokens:,}" if facts.tokens else None),
-            ("of them learned", f"{facts.trained_tokens:,}" if facts.trained_tokens else None),
-            ("Longest row", f"{facts.longest:,} tokens" if facts.longest else None),
-            ("Rows too long", f"{facts.truncated:,}" if facts.truncated else None),
-            ("Nothing to learn in", f"{facts.masked:,} rows" if facts.masked else None),
-        )
-        yield text("", ("Counted over all rows" if facts.exact else "Counted so far", "bold"))
-        yield table(rows, 20)
-    elif view.asking:
-        yield text("", (view.asking, "dim"))
-    yield from _trouble(view)
-
-
-def _looked(look: Look) -> Iterator[Row]:
-    """Format, columns and three rows of one source."""
-    yield text("", (short_path(clean(look.path)) + (f", {look.count:,} rows" if look.count else ""), "bold"))
-    if look.why:
-        seen = f"{look.format}: " if look.format else ""
-        yield text((clean(f"{seen}{look.why}"), "dim"))
-    renamed = [f"{part} from {column}" for part, column in look.used if part != column]
-    if renamed:
-        yield text((clean("Read as " + ", ".join(renamed)), "dim"))
-    if look.columns and not look.format:
-        yield text((clean("Columns that can be mapped: " + ", ".join(look.columns)), "dim"))
-    for problem in look.problems[:3]:
-        yield text((clean(problem), "bad"))
-    if look.rows:
-        yield text(*((clean(row), "code") for row in look.rows), most=3)
-
-
-def _trouble(view: View) -> Iterator[Row]:
-    if view.trouble:
-        yield text("", *((clean(words), "warn") for words in view.trouble))
+    yield from blocks(about_data(view.session), 20)
 
 
 def _review(view: View) -> Iterator[Row]:
     draft = view.draft
-    errors = sum(finding.severity == "error" for finding in draft.findings)
+    errors = view.session.errors
     ready = (
         ("Ready to start: ] goes to Launch.", "good")
         if not errors
         else (f"{errors} to mend before it can start: ! lists them.", "bad")
     )
     yield text(ready)
+    yield from blocks(uncounted(view.session))
     if draft.findings:
         yield text("", ("Findings", "bold"))
         signs = {"error": ("✗", "bad"), "warning": ("!", "warn"), "hint": ("?", "hint")}
@@ -309,7 +236,7 @@ def _review(view: View) -> Iterator[Row]:
             sign, style = signs[finding.severity]
             yield text((f"{sign} {clean(finding.message)}", style))
     difference = draft.diff()
-    yield text("", (f"Changed from {'recipe ' + draft.recipe if draft.recipe else 'the defaults'}", "bold"))
+    yield text("", (changed_from(view.session), "bold"))
     if not difference:
         yield text(("nothing", "dim"))
     for path, was, now in difference:
@@ -324,8 +251,8 @@ def _review(view: View) -> Iterator[Row]:
             yield text(f"{each.path}: {clean(each.requested)} -> {becomes}", (f"  {clean(each.reason)}", "dim"))
     yield text("", ("Estimate", "bold"))
     yield text(*_estimate(view), most=1)
-    if view.rehearsed:
-        yield text(view.rehearsed)
+    if rehearsed := view.session.rehearsed:
+        yield text(rehearsed)
     yield text("", (f"The file{', ' + clean(draft.path.name) if draft.path else ', not saved yet (w saves)'}", "bold"))
     yield text(*((clean(line), "code") for line in draft.text().rstrip("\n").split("\n")), most=1)
 
@@ -337,49 +264,36 @@ def _shown(spec: FieldSpec, value: Any) -> str:
 
 
 def _estimate(view: View) -> Iterator[tuple[str, str] | str]:
-    known = False
-    for label, name, write in ROWS:
-        value = getattr(view.estimate, name, None)
-        if value is not None:
-            known = True
-            yield f"{label:<18}{write(value):>12}"
-    if view.machine is not None and view.machine.disk_free_bytes is not None:
-        yield f"{'disk free':<18}{size(view.machine.disk_free_bytes):>12}"
+    known, machine = view.session.consequences, view.draft.facts.machine
+    for each in known:
+        yield f"{each.short:<18}{each.plain:>12}"
+    if machine is not None and machine.disk_free_bytes is not None:
+        yield f"{'disk free':<18}{size(machine.disk_free_bytes):>12}"
     if not known:
         yield ("not known yet", "dim")
 
 
 def _launch(view: View) -> Iterator[Row]:
-    errors = sum(finding.severity == "error" for finding in view.draft.findings)
+    errors = view.session.errors
     if errors:
         yield text((f"{errors} to mend before the run can start: ! lists them, f mends what it can.", "bad"))
     else:
         words = "starting" if view.starting else "enter"
         yield Row(LAUNCH, "action", "Start the run", value=((f"  {words}", "dim"),))
+        yield from blocks(uncounted(view.session))
     if view.problem:
         yield text((view.problem, "bad"))
     yield text(
         "",
         ("Where", "bold"),
-        f"On {machine_words(view.machine)}.",
-        f"Its folder is made in {clean(short_path(str(view.runs_dir)))}.",
+        f"On {machine_words(view.draft.facts.machine)}.",
+        f"Its folder is made in {clean(short_path(str(view.session.runs_dir)))}.",
     )
-    yield text("", ("When this window closes", "bold"), "The run goes on. `workbench NAME` shows it again.")
+    yield text("", ("When this window closes", "bold"), f"The run goes on. `{program()} NAME` shows it again.")
     if view.logout:
         yield text(view.logout)
     yield text("")
     yield from settings("launch", view)
-
-
-def machine_words(machine: Machine | None) -> str:
-    """The machine in a few words."""
-    if machine is None:
-        return "this machine"
-    if machine.gpus:
-        gpu = machine.gpus[0]
-        many = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
-        return clean(f"{many}{gpu.name.removeprefix('NVIDIA ')}, {size(gpu.memory_bytes)}")
-    return f"CPU, {machine.cpu_count or '?'} cores, {size(machine.memory_bytes)}"
 
 
 def _plain(step: str) -> Any:

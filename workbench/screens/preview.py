@@ -7,9 +7,7 @@ stands in its file as soon as the file's index knows it, which needs no tokenize
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,11 +19,11 @@ from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
 
-from engine.config.files import absolute
-from engine.errors import Cancelled
+from engine.errors import WorkbenchError
+from engine.figures import count
+from engine.session.rows import WORST, RowQuestion, tokens_of, trained_words, why_none
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine
-from workbench.panels.figures import count, percent
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import clean, cut
 from workbench.panels.raw_rows import RawRows
@@ -33,18 +31,12 @@ from workbench.panels.tokens import TokenView
 from workbench.screens.dialog import Ask
 
 if TYPE_CHECKING:
-    from textual.timer import Timer
+    from engine.client import Inspector
+    from engine.session.draft import Draft
 
-    from engine.client import Inspector, Ticket
-    from engine.config.draft import Draft
-
-WORST = {"longest": "the longest row", "masked": "a row with nothing trained", "truncated": "the row cut the most"}
 BARS, BARS_PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#%"
 BINS = 18
 LEARN_SECONDS = 1.0
-ASK_SECONDS = 0.25
-"""Between two questions to the inspector: a held key asks 30 times a second, each time for a row that nobody will read,
-and each answer takes a process of its own beside the run that trains. The row as it stands shows at every press."""
 
 
 class Answered(Message):
@@ -68,16 +60,12 @@ class PreviewScreen(Screen[None]):
     def __init__(self, draft: Draft, inspector: Inspector, base: Path | None = None) -> None:
         super().__init__()
         self.draft, self.inspector = draft, inspector
-        self.base = base or (Path(draft.path).absolute().parent if draft.path else Path.cwd())
+        self.base = base or draft.base
         self.found: dict[str, Any] = {}
-        self._wanted: dict[str, Any] = {"kind": "index", "index": 0}
+        self.question = RowQuestion(draft, inspector.ask, lambda: self.post_message(Answered("row", None)))
         self._at = 0
         self._worst = -1
         self._words = ""
-        self._packs = True
-        self._ticket: Ticket | None = None
-        self._asked = 0.0
-        self._due: Timer | None = None
         self._raw: RawRows | None = None
         self._said = ""
         self._gone = False
@@ -99,23 +87,21 @@ class PreviewScreen(Screen[None]):
         """The raw row at once, tokens when the inspector has them."""
         self.query_one(TokenView).focus()
         self.run_worker(self._open_raw, thread=True, group="raw", exit_on_error=True)
-        self._head()
-        self._ask("starting the tokenizer")
-        self.set_interval(LEARN_SECONDS, self._spread)
+        self._draw()
+        self._ask(self.question.wanted, "starting the tokenizer")
+        self.set_interval(LEARN_SECONDS, self._draw)
 
     def on_unmount(self) -> None:
         """Nothing goes on for a screen that is gone."""
         self._gone = True
-        if self._due is not None:
-            self._due.stop()
-        if self._ticket is not None:
-            self._ticket.cancel()
+        self.question.cancel()
         if self._raw is not None:
             self._raw.close()
 
     def on_resize(self) -> None:
         """The one-line parts depend on the width."""
-        self.call_after_refresh(self._say_all)
+        self.call_after_refresh(self._draw)
+        self.call_after_refresh(lambda: self._status(self._said))
 
     # -- asking --------------------------------------------------------------------------------------------------------
     def _open_raw(self) -> None:
@@ -128,46 +114,14 @@ class PreviewScreen(Screen[None]):
         else:
             self.post_message(Answered("raw", raw))
 
-    def _mapping(self) -> dict[str, Any]:
-        mapping = absolute(self.draft.mapping, self.base)
-        if not self._packs and self.draft.config.data.packing:
-            mapping = {**mapping, "data": {**mapping["data"], "packing": False, "packing_cross_doc_attn_mask": False}}
-        return mapping
-
-    def _ask(self, words: str) -> None:
-        """Ask for what is wanted: at once, or when the last question is a moment ago, by then for the newest wish."""
-        if self._ticket is not None:
-            self._ticket.cancel()
-        if self._due is not None:
-            self._due.stop()
-        self._status(f"{words} …   esc cancels")
-        rest = self._asked + ASK_SECONDS - time.monotonic()
-        self._due = self.set_timer(rest, partial(self._send_due, words)) if rest > 0 else None
-        if self._due is None:
-            self._send(words)
-
-    def _send_due(self, words: str) -> None:
-        """Its turn has come, unless it was cancelled when the timer had already run out."""
-        if self._due is not None:
-            self._send(words)
-
-    def _send(self, words: str) -> None:
-        self._asked, self._due = time.monotonic(), None
-
-        def progress(state: dict[str, Any]) -> None:
-            total = state.get("total")
-            done = count(state.get("done")) + (f" of {count(total)}" if total else "")
-            self.post_message(Answered("progress", f"{state.get('what', words)}: {done}   esc cancels"))
-
-        def answered(done: Ticket) -> None:
-            if done is self._ticket and not isinstance(done.error, Cancelled):
-                problem = done.error
-                self.post_message(Answered("problem", problem) if problem else Answered("batch", done.result(0)))
-
-        self._ticket = self.inspector.ask(
-            "preview", on_progress=progress, config=self._mapping(), base=str(self.base), rows=self._wanted, count=1
-        )
-        self._ticket.add_done_callback(answered)
+    def _ask(self, wanted: dict[str, Any], words: str) -> None:
+        """Ask for this: at once, or when the last question is a moment ago, by then for the newest wish."""
+        rest = self.question.put(wanted, words)
+        self._status(f"{self.question.progress}   esc cancels")
+        if rest > 0:
+            self.set_timer(rest, self.question.send)
+        else:
+            self.question.send()
 
     def _go(self, number: int, words: str = "") -> None:
         """Show this row: as it stands at once, its tokens when they come."""
@@ -177,9 +131,8 @@ class PreviewScreen(Screen[None]):
         view.row, view.problem, view.note = None, "", "The row as it stands in its file; its tokens follow."
         view.to_top()
         view.redraw()
-        self._head()
-        self._wanted = {"kind": "index", "index": number}
-        self._ask(words or f"row {count(number)}")
+        self._draw()
+        self._ask({"kind": "index", "index": number}, words or f"row {count(number)}")
 
     def on_answered(self, event: Answered) -> None:
         """Show what came."""
@@ -191,21 +144,22 @@ class PreviewScreen(Screen[None]):
                 view.note = "The row as it stands in its file; its tokens follow."
             if self._raw.problem and not view.problem:
                 view.problem = self._raw.problem
-        elif event.what == "progress":
-            self._status(event.found)
+        elif (found := self.question.take()) is not None:
+            if isinstance(found, WorkbenchError):
+                view.problem = found.told
+                self._status("")
+            else:
+                self._take(found, view)
+        elif self.question.open:
+            self._status(f"{self.question.progress}   esc cancels")
             return
-        elif event.what == "problem":
-            view.problem = f"{getattr(event.found, 'message', event.found)} {getattr(event.found, 'hint', '')}".strip()
-            self._status("")
-        else:
-            self._take(event.found, view)
-        self._head()
+        self._draw()
         view.redraw()
 
     def _take(self, found: dict[str, Any], view: TokenView) -> None:
         rows = found.get("rows") or []
         if not rows:
-            self._status(self._nothing())
+            self._status(why_none(self.question.wanted))
             return
         view.problem, view.row, self.found = "", rows[0], found
         moved = rows[0]["index"] != self._at
@@ -214,65 +168,25 @@ class PreviewScreen(Screen[None]):
             view.raw = self._raw.row(self._at) if self._raw is not None else None
             view.to_top()
         warnings = found.get("warnings") or []
-        self._status(f"! {warnings[0]}" if warnings else self._why())
-
-    def _why(self) -> str:
-        """Why this row is shown, where it was not asked for by number."""
-        if self._wanted["kind"] == "worst":
-            return WORST[self._wanted["by"]]
-        return f"holds {self._words!r}; / again for the next" if self._wanted["kind"] == "search" else ""
-
-    def _nothing(self) -> str:
-        """What an empty answer means."""
-        if self._wanted["kind"] == "worst":
-            return f"there is none: {WORST[self._wanted['by']]}"
-        return f"no further row holds {self._words!r}" if self._wanted["kind"] == "search" else "there is no such row"
+        self._status(f"! {warnings[0]}" if warnings else why_shown(self.question.wanted))
 
     # -- the one-line parts --------------------------------------------------------------------------------------------
-    def _say_all(self) -> None:
-        self._head()
-        self._spread()
-        self._status(self._said)
-
-    def _head(self) -> None:
+    def _draw(self) -> None:
         row = self.query_one(TokenView).row
         total = self.found.get("total")
         kind = "Pack" if row and row.get("documents") else "Row"
         parts = [f"{kind} {count(self._at)}" + (f" of {count(total)}" if total else "")]
         parts.append(self.draft.config.method.kind.upper())
         if row:
-            tokens = [token for part in (row.get("parts") or {}).values() for token in part]
-            trained = sum(bool(token["trained"]) for token in tokens)
-            share = f" ({percent(trained / len(tokens))})" if tokens else ""
-            parts.append(
-                f"{count(len(tokens))} tokens of prompt, the model answers itself"
-                if self._prompts
-                else f"{count(len(tokens))} tokens{_side(row, len(tokens))}, {count(trained)} trained{share}"
-            )
+            prompt = f"{count(len(tokens_of(row)))} tokens of prompt, the model answers itself"
+            parts.append(prompt if of_prompts(self.draft) else trained_words(row))
             if row.get("truncated"):
                 parts.append(f"cut at {count(self.draft.config.data.max_length)}")
             if template := self.found.get("template"):
                 parts.append("its own template" if "tokenizer" in template else f"template {clean(template)}")
-        self.query_one("#head", Bar).say(
-            Content.styled(" " + cut(fitting(parts, self.app.size.width - 2), max(10, self.app.size.width - 2)), "bold")
-        )
-
-    def _spread(self) -> None:
-        """The lengths of all rows as bars with the cut, and the rows that are cut or have nothing trained."""
-        facts, room = self.draft.facts.data, max(10, self.app.size.width - 2)
-        if facts is None or not facts.lengths:
-            words = "trained tokens are underlined and stand between " + ("[ ]" if ascii_only() else "▌ ▐")
-            words = "what is trained is the model's own answers, which are made in training" if self._prompts else words
-            self.query_one("#lengths", Bar).say(Content.styled(" " + cut(words, room), "$wb-dim"))
-            return
-        limit = self.draft.config.data.max_length
-        bars, end = histogram(facts.lengths, limit if isinstance(limit, int) else 0)
-        parts = [f"lengths {bars} to {count(end)}"]
-        parts += [
-            f"{count(facts.truncated)} rows cut at {count(limit)}" if facts.truncated else f"cut at {count(limit)}"
-        ]
-        parts += [f"{count(facts.masked)} rows untrained"] if facts.masked else []
-        self.query_one("#lengths", Bar).say(Content.styled(" " + cut("   ".join(parts), room), "$wb-dim"))
+        room = max(10, self.app.size.width - 2)
+        self.query_one("#head", Bar).say(Content.styled(" " + cut(fitting(parts, room), room), "bold"))
+        self.query_one("#lengths", Bar).say(Content.styled(" " + cut(lengths_words(self.draft), room), "$wb-dim"))
 
     def _status(self, text: str) -> None:
         self._said = text
@@ -295,18 +209,16 @@ class PreviewScreen(Screen[None]):
     def action_random(self) -> None:
         """A row at random: among those that are known here, so that it shows at once."""
         known = self._raw.known() if self._raw is not None and self.found.get("total") != 0 else 0
-        if known and not self._packing:
+        if known and not self.question.packing:
             self._go(random.randrange(min(known, self.found.get("total") or known)), "a row at random")
         else:
-            self._wanted = {"kind": "random"}
-            self._ask("a row at random")
+            self._ask({"kind": "random"}, "a row at random")
 
     def action_worst(self) -> None:
         """The longest row, then one with nothing trained, then the one cut the most."""
         self._worst = (self._worst + 1) % len(WORST)
         by = list(WORST)[self._worst]
-        self._wanted = {"kind": "worst", "by": by}
-        self._ask(f"looking for {WORST[by]}")
+        self._ask({"kind": "worst", "by": by}, f"looking for {WORST[by]}")
 
     def action_search(self) -> None:
         """The next row that holds a text; the same words again go on from here."""
@@ -315,8 +227,7 @@ class PreviewScreen(Screen[None]):
             if words:
                 start = self._at + 1 if words == self._words else 0
                 self._words = words
-                self._wanted = {"kind": "search", "text": words, "start": start}
-                self._ask(f"looking for {words!r}")
+                self._ask({"kind": "search", "text": words, "start": start}, f"looking for {words!r}")
 
         self.app.push_screen(Ask("Show the next row with this text", self._words), answered)
 
@@ -326,22 +237,13 @@ class PreviewScreen(Screen[None]):
         view.ids = not view.ids
         view.redraw()
 
-    @property
-    def _prompts(self) -> bool:
-        """The rows are prompts: nothing in them is trained."""
-        return type(self.draft.config.method).rows == "prompts"
-
-    @property
-    def _packing(self) -> bool:
-        return bool(self.draft.config.data.packing) and self._packs
-
     def action_packs(self) -> None:
         """Packs with the borders of their rows, or the rows one by one."""
         if not self.draft.config.data.packing:
             self._status("rows are not packed: data.packing is off")
             return
-        self._packs = not self._packs
-        self._go(0, "packing all rows" if self._packs else "row 0")
+        self.question.packs = not self.question.packs
+        self._go(0, "packing all rows" if self.question.packs else "row 0")
 
     def action_raw(self) -> None:
         """The row as it stands in its file, or its tokens."""
@@ -355,12 +257,7 @@ class PreviewScreen(Screen[None]):
 
     def action_cancel(self) -> None:
         """Cancel what is asked; if nothing is, go back."""
-        if self._due is not None or (self._ticket is not None and not self._ticket.done):
-            if self._due is not None:
-                self._due.stop()
-                self._due = None
-            if self._ticket is not None:
-                self._ticket.cancel()
+        if self.question.cancel():
             self._status("cancelled")
         else:
             self.app.pop_screen()
@@ -370,6 +267,32 @@ def fitting(parts: list[str], width: int) -> str:
     """As many of these parts in a line as fit whole; the first in any case."""
     while len(parts) > 1 and cell_len("   ".join(parts)) > width:
         parts = parts[:-1]
+    return "   ".join(parts)
+
+
+def why_shown(wanted: Mapping[str, Any]) -> str:
+    """Why this row is shown, where it was not asked for by number."""
+    if wanted["kind"] == "worst":
+        return WORST[wanted["by"]]
+    return f"holds {wanted['text']!r}; / again for the next" if wanted["kind"] == "search" else ""
+
+
+def of_prompts(draft: Draft) -> bool:
+    """The rows are prompts: nothing in them is trained."""
+    return type(draft.config.method).rows == "prompts"
+
+
+def lengths_words(draft: Draft) -> str:
+    """The lengths of all rows as bars with the cut, and the rows that are cut or have nothing trained."""
+    facts, limit = draft.facts.data, draft.config.data.max_length
+    if facts is None or not facts.lengths:
+        if of_prompts(draft):
+            return "what is trained is the model's own answers, which are made in training"
+        return "trained tokens are underlined and stand between " + ("[ ]" if ascii_only() else "▌ ▐")
+    bars, end = histogram(facts.lengths, limit if isinstance(limit, int) else 0)
+    parts = [f"lengths {bars} to {count(end)}"]
+    parts += [f"{count(facts.truncated)} rows cut at {count(limit)}" if facts.truncated else f"cut at {count(limit)}"]
+    parts += [f"{count(facts.masked)} rows untrained"] if facts.masked else []
     return "   ".join(parts)
 
 
@@ -386,9 +309,3 @@ def histogram(lengths: tuple[int, ...], limit: int) -> tuple[str, int]:
         place = min(BINS, BINS * limit // (end + 1) + 1)
         text = text[:place] + "|" + text[place:]
     return text, end
-
-
-def _side(row: Mapping[str, Any], tokens: int) -> str:
-    """How long the longest side of a pair is: what is held against the limit, and what the bars count."""
-    longest = row.get("length") or tokens
-    return f" (longest side {count(longest)})" if longest < tokens else ""

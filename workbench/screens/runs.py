@@ -15,21 +15,22 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.errors import WorkbenchError, redact
+from engine.figures import count, duration, size
 from engine.run import launch, snapshot
 from engine.run.checkpoint import size_of
 from engine.run.compare import MOST
+from engine.run.data_record import DataChanged
 from engine.run.delete import delete
 from engine.run.index import peek
 from engine.run.store import RunFolder, runs_in
 from workbench.actions import bindings, key_line
+from workbench.calling import program
 from workbench.panels.bars import Bar, KeyLine, TitleBar
-from workbench.panels.figures import count, duration, size
 from workbench.panels.paint import clean, cut
 from workbench.panels.run_table import Row, RunTable
-from workbench.panels.watching import committed
 from workbench.screens.compare import CompareScreen
 from workbench.screens.dialog import Ask, Item, Pick
-from workbench.screens.monitor import MonitorScreen, resumed_words
+from workbench.screens.monitor import MonitorScreen, ask_about_rows, resumed_words
 
 if TYPE_CHECKING:
     pass
@@ -50,19 +51,19 @@ class Listed(Message):
 
 
 class Told(Message):
-    """A thread finished something: the words for the person."""
+    """A thread finished something: the words for the person, and the run whose rows are to be accepted where they differ."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, rows_of: RunFolder | None = None) -> None:
         super().__init__()
-        self.words = words
+        self.words, self.rows_of = words, rows_of
 
 
-def read_row(run: RunFolder, before: Row | None) -> Row:
+def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
     """The run as it stands; what was read before is kept while its files have not changed."""
     stamp = _stamp(run)
     if before is not None and before.stamp == stamp and (before.view.over or time.time() - before.read < STALE_SECONDS):
         return before
-    view = peek(run).view
+    view = peek(run, problem=problem).view
     curve: tuple[float, ...] = ()
     if before is not None and len(before.curve) > 8 and time.time() - before.read < STALE_SECONDS:
         curve = before.curve
@@ -125,10 +126,9 @@ class RunsScreen(Screen[None]):
         known = {row.run.path: row for row in self._all}
         rows = []
         for run in runs_in(self.runs_dir):
-            if launch.unattended(run) and os.access(run.path, os.W_OK):
-                launch.attend(run)
+            problem = launch.look_after(run) if os.access(run.path, os.W_OK) else ""
             try:
-                rows.append(read_row(run, known.get(run.path)))
+                rows.append(read_row(run, known.get(run.path), problem))
             except OSError:
                 continue  # it was deleted while it was read
         self.post_message(Listed(rows))
@@ -157,7 +157,7 @@ class RunsScreen(Screen[None]):
         table.empty = (
             f"No run matches {self._words!r}. Press / to change that."
             if self._all
-            else "No runs here yet.\nq goes back; `workbench demo` trains a tiny model in a minute or two."
+            else f"No runs here yet.\nq goes back; `{program()} demo` trains a tiny model in a minute or two."
         )
         table.redraw()
         what = f"{len(rows)} of {len(self._all)} runs" if words else f"{len(rows)} runs" if len(rows) != 1 else "1 run"
@@ -210,15 +210,26 @@ class RunsScreen(Screen[None]):
         """Go on with a run that ended early. Checking its checkpoint may take a while, so a thread does it."""
         if (row := self.query_one(RunTable).chosen) is None:
             return
-        self._tell(f"{row.run.id}: looking for its newest whole checkpoint …", 600)
-        run = row.run
-        self.run_worker(
-            lambda: self.post_message(Told(resumed_words(run))), thread=True, group="resume", exit_on_error=True
-        )
+        self._begin_resume(row.run)
+
+    def _begin_resume(self, run: RunFolder, accept_data: bool = False) -> None:
+        self._tell(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", 600)
+
+        def work() -> None:
+            try:
+                self.post_message(Told(resumed_words(run, accept_data)))
+            except DataChanged as problem:
+                self.post_message(Told(problem.message, rows_of=run))
+
+        self.run_worker(work, thread=True, group="resume", exit_on_error=True)
 
     def on_told(self, event: Told) -> None:
         """A thread is through."""
-        self._tell(event.words)
+        if (run := event.rows_of) is not None:
+            self._tell(f"The rows are not those {run.id} was trained on.")
+            ask_about_rows(self, run, event.words, lambda: self._begin_resume(run, accept_data=True))
+        else:
+            self._tell(event.words)
         self._look()
 
     def action_delete(self) -> None:
@@ -229,7 +240,7 @@ class RunsScreen(Screen[None]):
         if not row.view.over:
             self._tell(f"{row.run.id} is {row.view.state}; stop it first, then it can be deleted.")
             return
-        kept = committed(row.view)
+        kept = row.view.committed
         lost = f"{size(row.bytes)}: {len(kept)} checkpoint{'s' if len(kept) != 1 else ''}"
         lost += f" (the newest of step {count(kept[-1])})" if kept else ""
         items = [

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from engine.config.head import CPU_WORKSPACE, CUDA_WORKSPACE
 from engine.kernels.linear_logp.passes import (
     backward_pass,
     forward_in_slices,
@@ -31,6 +30,7 @@ from engine.kernels.linear_logp.passes import (
 )
 from engine.kernels.linear_logp.reference import TokenScores, linear_logp_reference
 from engine.kernels.linear_logp.tiles import Scaling, Upstream
+from engine.kernels.requirements import CPU_WORKSPACE, CUDA_WORKSPACE
 from engine.kernels.shapes import first_derivatives_alone, refuse_scaling, refuse_shapes
 
 __all__ = ["OUTPUTS", "LinearLogp", "TokenScores", "linear_logp", "linear_logp_reference", "workspace"]

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from engine.config.head import FEWEST_WORDS, Layout, layout
 from engine.kernels.device import sums_in_float32
 from engine.kernels.linear_logp.slices import RunningScores, Slices
 from engine.kernels.linear_logp.tiles import Scaling, Scores, Upstream, to_gradient
+from engine.kernels.requirements import FEWEST_WORDS, Layout, layout
 from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from engine.config.head import Layout
 from engine.kernels.device import kernel_serves
 from engine.kernels.linear_logp.tiles import CROWDED_ROW_TILES, CROWDING, ROW_TILES, Scaling, Scores, block, on_scratch
+from engine.kernels.requirements import Layout
 from engine.kernels.tuner import TUNER, Key, Tile, bucket
 
 

@@ -161,6 +161,20 @@ def _came(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
     return CAME(groups, lr=own.optim.learning_rate, betas=betas, clip_threshold=own["clip_threshold"])
 
 
+def _flash_adamw(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
+    from pytorch_optimizer import FlashAdamW
+
+    # What rounds a weight of 16 bits is kept beside it; the library refuses that where all have 32.
+    short = any(weight.element_size() == 2 for group in groups for weight in group["params"])
+    return FlashAdamW(
+        groups,
+        lr=own.optim.learning_rate,
+        betas=(own.optim.adam_beta1, own.optim.adam_beta2),
+        eps=own.optim.adam_epsilon,
+        master_weight_bits=24 if short else None,
+    )
+
+
 def _schedule_free_adamw(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
     from schedulefree import AdamWScheduleFree
 
@@ -218,6 +232,7 @@ _MAKERS: dict[str, Callable[[_Own, list[dict[str, Any]]], Optimizer]] = {
     "muon": _muon,
     "adopt": _adopt,
     "came": _came,
+    "flash_adamw": _flash_adamw,
     "schedule_free_adamw": _schedule_free_adamw,
     "dion": _dion,
     "galore_adamw": _galore_adamw,
@@ -227,6 +242,7 @@ _NAMES = {
     "muon": "torch.optim.Muon",
     "adopt": "pytorch_optimizer.ADOPT",
     "came": "pytorch_optimizer.CAME",
+    "flash_adamw": "pytorch_optimizer.FlashAdamW",
     "schedule_free_adamw": "schedulefree.AdamWScheduleFree",
     "dion": "our Dion",
     "galore_adamw": "pytorch_optimizer.GaLore",

@@ -47,7 +47,7 @@ class Dion(Optimizer):
                     raise ValueError(f"Dion moves matrices; got a weight of shape {tuple(weight.shape)}")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has two forms of it
         """One step of every weight that has a gradient."""
         loss = None
         if closure is not None:
@@ -56,16 +56,16 @@ class Dion(Optimizer):
         for group in self.param_groups:
             for place, weight in enumerate(group["params"]):
                 if weight.grad is not None:
-                    self._move(weight, group, place)
+                    self._move(weight, weight.grad, group, place)
         return loss
 
-    def _move(self, weight: torch.Tensor, group: dict[str, Any], place: int) -> None:
+    def _move(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any], place: int) -> None:
         lying = weight.shape[0] < weight.shape[1]
         state = self.state[weight]
         if not state:
             state["momentum"] = torch.zeros_like(weight)
             state["basis"] = first_basis(weight, group["rank_fraction"], place)
-        grad, momentum = (each.float().T if lying else each.float() for each in (weight.grad, state["momentum"]))  # type: ignore[union-attr]
+        grad, momentum = (each.float().T if lying else each.float() for each in (gradient, state["momentum"]))
         gathered = momentum + grad
         left, _ = torch.linalg.qr(gathered @ state["basis"].float())
         right = gathered.T @ left
@@ -88,7 +88,8 @@ def rank_of(rows: int, columns: int, fraction: float) -> int:
 
 def first_basis(weight: torch.Tensor, fraction: float, seed: int) -> torch.Tensor:
     """Random orthonormal columns, (shorter side, rank); its own generator leaves the run's random numbers alone."""
-    rank = rank_of(*weight.shape, fraction)  # type: ignore[call-arg]
+    rows, columns = weight.shape
+    rank = rank_of(rows, columns, fraction)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(min(weight.shape), rank, generator=generator)
     return torch.linalg.qr(drawn)[0].to(weight)

@@ -48,7 +48,7 @@ class Joined(Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has two forms of it
         """One step of every part."""
         loss = None
         if closure is not None:

@@ -9,8 +9,9 @@ import pytest
 
 from engine.config.files import absolute, as_yaml, dump, load, overrides, parse, put
 from engine.config.recipes import recipes
-from engine.config.schema import read, resolved
 from engine.errors import ConfigUnreadable, UsageError
+from engine.planning.auto import resolved
+from engine.rules import read
 
 FAN = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"{new}: &{new} [{','.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)

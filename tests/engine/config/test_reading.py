@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.config.draft import Draft
 from engine.config.findings import Finding
-from engine.config.schema import RunConfig, fields, read
+from engine.config.tree import RunConfig, fields
+from engine.rules import read
+from engine.session.draft import Draft
 
 GOOD: dict[str, Any] = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "builtin/dates"}]}}
 
@@ -83,23 +84,44 @@ def test_a_rule_is_silent_about_an_invalid_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "section", "target"),
+    ("key", "section", "value", "target"),
     [
-        ("lora_rnk", "adapter", "adapter.r"),
-        ("max_lenght", "data", "data.max_length"),
-        ("learnign_rate", "optim", "optim.learning_rate"),
-        ("gradient_checkpoint", "memory", "memory.gradient_checkpointing"),
+        ("lora_alhpa", "adapter", 7, "adapter.lora_alpha"),
+        ("max_lenght", "data", 512, "data.max_length"),
+        ("learnign_rate", "optim", 0.5, "optim.learning_rate"),
+        ("gradient_checkpoining", "memory", True, "memory.gradient_checkpointing"),
+        ("learning-rate", "optim", 0.5, "optim.learning_rate"),
     ],
 )
-def test_a_typo_is_answered_with_the_nearest_key_and_a_rename(key: str, section: str, target: str) -> None:
-    mapping: dict[str, Any] = {section: {**GOOD.get(section, {}), key: 7}}
+def test_a_slip_of_the_finger_is_answered_with_its_key_and_a_rename(
+    key: str, section: str, value: Any, target: str
+) -> None:
+    mapping: dict[str, Any] = {section: {**GOOD.get(section, {}), key: value}}
     if section == "adapter":
         mapping[section]["kind"] = "lora"
     finding = one(mapping, f"{section}.{key}")
-    assert finding.rule == "unknown-key"
+    assert finding.rule in ("unknown-key", "wrong-section")
     assert finding.fix is not None
     assert list(finding.fix.set) == [target]
-    assert mended(mapping, finding).value(target) == 7
+    assert mended(mapping, finding).value(target) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "section", "value", "said"),
+    [
+        ("gradient_checkpoint", "memory", True, "memory.gradient_checkpointing"),  # alike, but no slip
+        ("adam_beta3", "optim", 0.9, "optim.adam_beta"),  # another number is another thing
+        ("max_lenght", "data", "short", "data.max_length"),  # nothing that can stand there
+        ("lora_rnk", "adapter", 7, "adapter.r"),  # the slip of a name that is not ours
+        ("max_lengths", None, 512, "data.max_length"),
+    ],
+)
+def test_what_is_only_alike_gives_a_word_and_no_fix(key: str, section: str | None, value: Any, said: str) -> None:
+    kind = {"kind": "lora"} if section == "adapter" else {}
+    mapping = {section: {**GOOD.get(section, {}), **kind, key: value}} if section else {key: value}
+    finding = one(mapping, f"{section}.{key}" if section else key)
+    assert f"Did you mean {said}" in finding.message
+    assert finding.fix is None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +133,7 @@ def test_a_typo_is_answered_with_the_nearest_key_and_a_rename(key: str, section:
         ("micro_batch_size", 2, "optim.per_device_train_batch_size", 2),
         ("lora_r", 32, "adapter.r", 32),
         ("base_model", "some/model", "model.name", "some/model"),
-        ("datasets", [{"path": "a.jsonl", "type": "alpaca"}], "data.train", [{"path": "a.jsonl", "format": "alpaca"}]),
+        ("datasets", [{"path": "a.jsonl", "type": "alpaca"}], "data.train", [{"path": "a.jsonl", "type": "alpaca"}]),
         ("load_in_4bit", True, "model.quantization", "nf4"),
         ("warmup_ratio", 0.1, "optim.warmup_steps", 0.1),
         ("cutoff_len", 99, "data.max_length", 99),
@@ -124,10 +146,13 @@ def test_a_typo_is_answered_with_the_nearest_key_and_a_rename(key: str, section:
     ],
 )
 def test_another_tools_name_is_an_error_whose_fix_is_the_rename(key: str, value: Any, path: str, wanted: Any) -> None:
-    finding = one({key: value}, key)
+    section = path.partition(".")[0]
+    # Nothing stands where it goes yet, and LoRA's settings have an adapter to go to.
+    rest = {name: {"kind": "lora"} if name == "adapter" else None for name in (section,) if path != "adapter.kind"}
+    finding = one({**rest, key: value}, key)
     assert finding.severity == "error"
     assert finding.rule == "name-of-another-tool"
-    draft = mended({key: value}, finding)
+    draft = mended({**rest, key: value}, finding)
     assert draft.value(path) == wanted
     assert draft.value(key) is None
 
@@ -195,23 +220,28 @@ def test_findings_are_sorted_by_severity() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "todo", "changes"),
     [
-        ("val_set_size", 0.05, "name the held-out rows under data.eval", {}),
-        ("special_tokens", {"pad_token": "<|end|>"}, "model.tokenizer names another", {}),
-        ("evals_per_epoch", 4, "run.eval_steps counts steps", {}),
+        ("val_set_size", 0.05, "name the held-out rows under data.eval", None),
+        ("val_set_size", 0.0, "name the held-out rows under data.eval", {}),
+        ("special_tokens", {"pad_token": "<|end|>"}, "model.tokenizer names another", None),
+        ("evals_per_epoch", 4, "run.eval_steps counts steps", None),
         ("pad_to_sequence_len", True, "packs need no padding", {}),
         ("bf16", "auto", "Here it is model.dtype", {"model.dtype": "bfloat16"}),
         ("lora_target", "all", "Here it is adapter.target_modules", {"adapter.target_modules": "all-linear"}),
         ("lora_target", "q_proj", "Here it is adapter.target_modules", {"adapter.target_modules": ["q_proj"]}),
         ("lora_target", "q,v", "Here it is adapter.target_modules", {"adapter.target_modules": ["q", "v"]}),
         ("lora_target_linear", True, "Here it is adapter.target_modules", {"adapter.target_modules": "all-linear"}),
-        ("max_lengths", True, "No setting has such a name", {}),  # alike, but a length is no yes
-        ("max_lengths", 512, "Did you mean data.max_length", {"data.max_length": 512}),
+        ("max_samplings", True, "No setting has such a name", None),
+        ("chat_template", "qwen_25", "Names of templates differ between tools", None),
+        ("chat_template", "chatml", "It belongs in model", {"model.chat_template": "chatml"}),
     ],
 )
 def test_a_key_of_another_tool_is_never_carried_to_where_its_value_makes_no_sense(
-    key: str, value: Any, todo: str, changes: dict[str, Any]
+    key: str, value: Any, todo: str, changes: dict[str, Any] | None
 ) -> None:
-    finding = next(each for each in read({key: value}).findings if each.path == key)
+    finding = next(each for each in read({"adapter": {"kind": "lora"}, key: value}).findings if each.path == key)
     assert todo in finding.message
-    assert finding.fix is not None
-    assert (finding.fix.set, finding.fix.unset) == (changes, (key,))
+    if changes is None:
+        assert finding.fix is None
+    else:
+        assert finding.fix is not None
+        assert (finding.fix.set, finding.fix.unset) == (changes, (key,))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.config.draft import Draft
 from engine.config.files import as_yaml
+from engine.session.draft import Draft
 
 
 @pytest.mark.parametrize(

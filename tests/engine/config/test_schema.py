@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
-from engine.config import reference
-from engine.config.defaults import AUTO, FIT, LEARNING_RATES
-from engine.config.explain import Explanation, explain, names
-from engine.config.facts import DataFacts, Facts, model_facts
+from engine.config.coercion import expectation
+from engine.config.facts import DataFacts, Facts
 from engine.config.findings import shown
 from engine.config.kernels import COMPILE_OPTIONS
-from engine.config.meaning import expectation
+from engine.config.method import LEARNING_RATES
 from engine.config.optimizers import BUILT_HERE, KINDS
 from engine.config.recipes import recipe_mapping, recipes
 from engine.config.renames import CHANGES, NAMES
-from engine.config.schema import SECTIONS, effective, fields, fields_of, read, resolved
 from engine.config.steps import GOALS, STEPS, step_fields, step_of_path
 from engine.config.terms import TERMS
-from engine.config.tree import in_plain_words
+from engine.config.tree import SECTIONS, fields, fields_of, in_plain_words
 from engine.errors import UsageError
+from engine.facts.model_shape import model_facts
 from engine.hardware import parse_machine
+from engine.planning.auto import AUTO, FIT, effective, resolved
+from engine.rules import read
+from engine.session import reference
+from engine.session.explain import Explanation, explain, names
 
 CONTROLS = {"bool", "int", "float", "text", "choice", "list", "mapping", "path", "sources", "prompts"}
 
@@ -223,6 +225,8 @@ def test_other_tools_names_lead_to_real_settings_and_hide_none_of_ours() -> None
     ids=str,
 )
 def test_an_editor_knows_the_optimizers_own_settings(optim: dict[str, Any], fits: bool) -> None:
+    from jsonschema import Draft202012Validator  # slow where JupyterLab is
+
     validator = Draft202012Validator(json.loads(reference.json_schema()))
     assert validator.is_valid({"version": 1, "model": {"name": "builtin/tiny"}, "optim": optim}) == fits
 
@@ -238,22 +242,18 @@ def test_an_optimizers_own_settings_are_explained() -> None:
 
 def test_names_are_those_of_the_libraries() -> None:
     """A setting that transformers, PEFT or TRL has under a name has that name here."""
-    code = (
-        "import dataclasses, json\n"
-        "from transformers import TrainingArguments\n"
-        "from transformers.trainer_utils import SchedulerType\n"
-        "from transformers.training_args import OptimizerNames\n"
-        "from peft import LoraConfig\n"
-        "from trl import DPOConfig\n"
-        "import torch._inductor.config as inductor\n"
-        "names = lambda c: [f.name for f in dataclasses.fields(c)]\n"
-        "have = lambda key: hasattr(inductor.triton if key.startswith('triton.') else inductor, key.split('.')[-1])\n"
-        f"options = [key for key in {COMPILE_OPTIONS!r} if not have(key)]\n"
-        "print(json.dumps([names(TrainingArguments), names(LoraConfig), names(DPOConfig),"
-        " [s.value for s in SchedulerType], [o.value for o in OptimizerNames], options]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
-    arguments, lora, dpo, schedules, optimizers, missing = json.loads(done.stdout.splitlines()[-1])
+    import torch._inductor.config as inductor
+    from peft import LoraConfig
+    from transformers import TrainingArguments
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+    from trl import DPOConfig
+
+    known = (TrainingArguments, LoraConfig, DPOConfig)
+    arguments, lora, dpo = ([field.name for field in dataclasses.fields(each)] for each in known)
+    schedules, optimizers = ([each.value for each in kinds] for kinds in (SchedulerType, OptimizerNames))
+    places = ((inductor.triton if key.startswith("triton.") else inductor, key) for key in COMPILE_OPTIONS)
+    missing = [key for place, key in places if not hasattr(place, key.rsplit(".", 1)[-1])]
     assert missing == []
     assert set(fields.optim.lr_scheduler_type.choices) <= set(schedules)
     assert set(fields.optim.optim.choices) - BUILT_HERE <= set(optimizers)
@@ -280,24 +280,29 @@ def test_shown_values_are_short_and_plain() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "engine.config.schema",
-        "engine.config.draft",
+        "engine.rules",
+        "engine.features.table",
+        "engine.session.draft",
         "engine.config.steps",
-        "engine.config.reference",
-        "engine.config.explain",
+        "engine.session.reference",
+        "engine.session.explain",
+        "engine.session.build",
+        "engine.session.collector",
+        "engine.session.first_rows",
+        "engine.session.pages",
         "engine.hardware",
         "engine.errors",
-        "engine.memory.estimate",
-        "engine.data.look",
+        "engine.planning.estimate",
+        "engine.data.gather_facts",
     ],
 )
 def test_nothing_heavy_is_imported(module: str) -> None:
     """Neither by importing nor by using it."""
     code = (
         f"import sys, {module}\n"
-        "from engine.config.draft import Draft\n"
-        "from engine.data.look import look_at\n"
-        "from engine.memory.estimate import estimate\n"
+        "from engine.session.draft import Draft\n"
+        "from engine.data.gather_facts import look_at\n"
+        "from engine.planning.estimate import estimate\n"
         "draft = Draft.new('demo')\n"
         "draft.learn(look_at(draft.config))\n"
         "draft.findings, draft.text(), estimate(draft.config, draft.facts)\n"
@@ -305,3 +310,12 @@ def test_nothing_heavy_is_imported(module: str) -> None:
         "sys.exit(', '.join(heavy) or None)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_parts_of_rows_that_columns_may_name_are_those_that_are_read() -> None:
+    from engine.config.data import PARTS
+    from engine.data.formats import FORMATS
+
+    assert {name: {part.removesuffix("?") for part in each.parts} for name, each in FORMATS.items()} == {
+        name: set(parts) for name, parts in PARTS.items()
+    }

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.caches import own_cache
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.data.chat import GENERATION, Chat, MaskError, token_mask
+from engine.data.chat import GENERATION, Chat, MaskError, in_parts, takes_parts, token_mask
 
 Message = dict[str, Any]
 
@@ -193,12 +194,14 @@ def test_marked_templates_give_the_same_mask_as_transformers(minimind: Any, mess
     for name, template in _pairs():
         if not GENERATION.search(template):
             continue
+        chat = Chat(minimind, template, name)
         try:
-            rendered = Chat(minimind, template, name).spans(messages)
+            rendered = chat.spans(messages)
         except MaskError:
             continue  # this conversation is not for this template; each refusal has its own test
+        given = [in_parts(message) for message in messages] if takes_parts(minimind, template, {}) else messages
         theirs = minimind.apply_chat_template(
-            messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+            given, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
         )
         ours = minimind(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
         assert ours["input_ids"] == theirs["input_ids"], name
@@ -298,3 +301,78 @@ def test_a_token_is_trained_when_any_of_its_characters_is() -> None:
     assert token_mask([(0, 1), (1, 2), (2, 3)], []) == [False, False, False]
     # Bytes of one character share its place.
     assert token_mask([(0, 1), (1, 2), (1, 2), (2, 3)], [(1, 2)]) == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{{ 7 ** (messages | length * 10 ** 9) }}",
+            "runs longer than 2 seconds",
+        ),
+        ("{{ ('x' * 2000000000) | length }}", "needs too much memory"),
+        ("{{ 'x' | center(4000000000) }}", "needs too much memory"),
+        ("{{ 7 ** (10 ** 9) }}", "runs longer than 2 seconds"),  # worked out while it is compiled
+    ],
+)
+def test_one_long_call_of_c_is_ended_in_any_thread_and_the_next_conversation_goes_on(
+    minimind: Any, template: str, sentence: str
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(MaskError, match=sentence), ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: Chat(minimind, template).spans(messages)).result(20)
+    bad = (
+        "{% if messages[0].content == 'bad' %}{{ 7 ** (messages | length * 10 ** 9) }}{% endif %}"
+        + minimind.chat_template
+    )
+    chat = Chat(minimind, bad)
+    with pytest.raises(MaskError):
+        chat.spans([{"role": "user", "content": "bad"}, messages[1]])
+    assert chat.spans(messages).text == chat.render(messages)
+
+
+TYPED = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}: "
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
+)
+
+
+def test_a_template_of_typed_parts_alone_is_given_them_and_its_mask_is_exact(minimind: Any) -> None:
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "four"}]
+    rendered = Chat(minimind, TYPED).spans(messages)
+    assert rendered.text == "User: 2 + 2?<|im_end|>\nAssistant: four<|im_end|>\n"
+    assert [rendered.text[start:end] for start, end in rendered.spans] == ["four<|im_end|>"]
+
+
+@pytest.mark.parametrize(("trained", "learned"), [("assistant", ["b"]), ("last", []), ("flag", []), ("all", None)])
+def test_a_turn_flagged_as_not_trained_is_not_learned(minimind: Any, trained: str, learned: list[str] | None) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "dropped", "train": False},
+    ]
+    rendered = Chat(minimind, minimind.chat_template).spans(messages, None, trained)
+    texts = [rendered.text[start:end] for start, end in rendered.spans]
+    if learned is not None:
+        assert [text.removesuffix("<|im_end|>") for text in texts] == learned
+    assert "dropped" not in "".join(texts)
+
+
+@pytest.mark.parametrize("trained", ["assistant", "last"])
+def test_an_empty_answer_does_not_teach_the_end_mark_alone(minimind: Any, trained: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": " \n"}]
+    assert Chat(minimind, minimind.chat_template).spans(messages, None, trained).spans == ()
+    asked = [messages[0], {**messages[1], "train": True}]
+    assert Chat(minimind, minimind.chat_template).spans(asked, None, trained).spans != ()
+
+
+def test_no_template_is_rendered_but_in_the_child() -> None:
+    """Everywhere else a template could take any time and memory: what renders one goes through `Chat`."""
+    calls = re.compile(r"\.apply_chat_template\(|render_jinja_template\(")
+    engine = Path(__file__).parents[3] / "engine"
+    found = {str(path.relative_to(engine)) for path in engine.rglob("*.py") if calls.search(path.read_text("utf-8"))}
+    assert found == {"data/chat.py"}

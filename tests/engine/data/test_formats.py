@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from engine.config.kinds import example_row
 from engine.config.method import METHODS
 from engine.data.detect import detect
 from engine.data.formats import read_example, transcript
-from engine.data.parts import FormatError
+from engine.data.parts import FormatError, columns_of
 from engine.data.rows import open_rows
 
 Write = Callable[..., Path]
@@ -59,7 +60,7 @@ def test_the_last_turn_of_a_judged_conversation_is_the_answer() -> None:
     assert (example.prompt, example.chosen, example.label) == (turns[:1], turns[1:], False)
     with pytest.raises(FormatError, match="must end with the assistant's answer"):
         read_example({"messages": turns[:1], "label": True}, "unpaired_preference", {})
-    with pytest.raises(FormatError, match=r"column label must hold true or false; got text \(good\)"):
+    with pytest.raises(FormatError, match=r"column label must hold true or false, or 1 or 0; got text \(good\)"):
         read_example({"prompt": "a", "completion": "b", "label": "good"}, "unpaired_preference", {})
     with pytest.raises(FormatError, match="neither a completion nor messages"):
         read_example({"prompt": "a", "label": True}, "unpaired_preference", {})
@@ -202,3 +203,52 @@ def test_the_row_that_is_shown_for_a_method_is_one_that_it_learns_from(kind: str
     found = detect(open_rows(tmp_path / "rows.jsonl"))
     assert found.format in METHODS[kind].formats
     assert not found.problems
+
+
+def _rows(place: Path, *rows: dict[str, object]) -> Path:
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def test_a_ranking_is_its_best_answer_against_its_worst(tmp_path: Path) -> None:
+    row = {"instruction": "Add", "input": "2+2", "output": ["4", "four", "5"]}
+    found = detect(open_rows(_rows(tmp_path / "r.jsonl", row)))
+    assert (found.format, found.problems) == ("ranking", ())
+    pair = read_example(row, "ranking", found.columns)
+    assert (pair.prompt, pair.chosen, pair.rejected) == ("Add\n2+2", "4", "5")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"instruction": "Add", "input": "2+2", "chosen": "4", "rejected": "5"},
+        {"instruction": "Add", "input": "2+2", "output": "4", "label": 1},
+        {"instruction": "Add", "input": "2+2", "answer": "4"},
+    ],
+)
+def test_what_stands_beside_an_instruction_belongs_to_the_prompt(tmp_path: Path, row: dict[str, object]) -> None:
+    found = detect(open_rows(_rows(tmp_path / "r.jsonl", row)))
+    if found.format == "prompt_completion":
+        found = detect(open_rows(tmp_path / "r.jsonl"), format="prompts")
+    assert read_example(row, found.format or "", found.columns).prompt == "Add\n2+2"
+
+
+def test_names_of_roles_are_told_with_the_way_to_map_them_and_mapped(tmp_path: Path) -> None:
+    turns = [{"speaker": "Customer", "text": "Hi"}, {"speaker": "Agent", "text": "Hello"}]
+    path = _rows(tmp_path / "r.jsonl", {"messages": turns})
+    keys = {"role": "speaker", "content": "text"}
+    (problem,) = detect(open_rows(path), columns_of({}, keys, {})).problems
+    assert problem.endswith("Say what it means under the source's roles, as Customer: user.")
+    columns = columns_of({}, keys, {"Customer": "user", "Agent": "assistant"})
+    found = detect(open_rows(path), columns)
+    assert not found.problems
+    assert [turn["role"] for turn in read_example({"messages": turns}, "messages", columns).messages] == [
+        "user",
+        "assistant",
+    ]
+
+
+def test_one_bad_row_at_the_start_hides_neither_the_format_nor_the_others(tmp_path: Path) -> None:
+    good = {"messages": [{"role": "user", "content": "a"}]}
+    found = detect(open_rows(_rows(tmp_path / "r.jsonl", {"other": 1}, *[good] * 8)))
+    assert (found.format, found.bad, found.looked) == ("messages", 1, 9)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.data.collate import IGNORED
 from engine.data.plan import plan_of
 from engine.data.prepare import prepare
+from engine.data.pretokenized import IGNORED
 from engine.errors import DataError, WorkbenchError
 
 Write = Callable[..., Path]
@@ -301,3 +301,36 @@ def test_the_preview_names_a_template_only_where_one_is_used(
     assert (
         any(token["text"] == "<|im_start|>" for part in found["rows"][0]["parts"].values() for token in part) is named
     )
+
+
+@pytest.mark.parametrize("change", ["grows", "vanishes"])
+def test_a_file_that_changes_while_it_is_read_is_named(
+    tmp_path: Path, make_config: Config, minimind: Any, change: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n' * 600)
+
+    def meddle(what: str, done: int, total: int) -> None:
+        if what == "tokenizing" and change == "vanishes":
+            path.unlink(missing_ok=True)
+        elif what == "tokenizing":
+            with path.open("a") as file:
+                file.write('{"prompt": "a", "completion": "b"}\n')
+
+    with pytest.raises(DataError, match=r"rows\.jsonl: (changed from .* bytes, while|is gone: )"):
+        prepare(make_config(path), minimind, on_progress=meddle)
+    path.write_text('{"prompt": "a", "completion": "b"}\n' * 600)
+    assert not prepare(make_config(path), minimind).cached
+
+
+def test_flags_in_completions_choose_what_is_learned_of_them(
+    tmp_path: Path, make_config: Config, minimind: Any
+) -> None:
+    turns = [{"role": "assistant", "content": "one", "train": False}, {"role": "assistant", "content": "two"}]
+    row = {"prompt": [{"role": "user", "content": "q"}], "completion": turns}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    for trained in ("assistant", "last"):
+        made = prepare(make_config(tmp_path / "rows.jsonl", trained_turns=trained), minimind)
+        learned = minimind.decode([label for label in made.dataset[0]["labels"] if label >= 0])
+        assert "two" in learned
+        assert "one" not in learned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
@@ -81,7 +82,8 @@ def test_csv_without_a_header_names_its_columns(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstandard.compress)]
+    ("suffix", "pack"),
+    [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".zst", zstandard.compress)],
 )
 def test_compressed_files_read_like_plain_ones(write: Write, suffix: str, pack: Any) -> None:
     content = b"".join(json.dumps({"text": f"row {n}"}).encode() + b"\n" for n in range(3000))
@@ -92,13 +94,21 @@ def test_compressed_files_read_like_plain_ones(write: Write, suffix: str, pack: 
 
 
 @pytest.mark.parametrize(
-    ("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstandard.compress)]
+    ("suffix", "pack"),
+    [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".zst", zstandard.compress)],
 )
 def test_a_cut_compressed_file_says_so(write: Write, suffix: str, pack: Any) -> None:
     content = b"".join(json.dumps({"text": f"row {n} {hash(n * 7919)}"}).encode() + b"\n" for n in range(60000))
     path = write(pack(content)[:-500], f"rows.jsonl{suffix}")
     with pytest.raises(DataError, match=r"rows\.jsonl.*broken or cut off|middle|not a JSON"):
         list(open_rows(path))
+
+
+def test_a_scratch_folder_of_no_use_is_named_where_rows_are_unpacked(write: Write, monkeypatch: Any) -> None:
+    monkeypatch.setenv("WORKBENCH_SCRATCH", "/nowhere/at/all")
+    with pytest.raises(DataError, match=r"unpacked into /nowhere/at/all: No such file") as told:
+        list(open_rows(write(gzip.compress(b'{"text": "row"}\n'), "rows.jsonl.gz")))
+    assert "WORKBENCH_SCRATCH" in told.value.hint
 
 
 def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
@@ -144,7 +154,14 @@ GOOD = b'{"text": "one"}\n'
         (b'{"a": 1, "a": 2}\n', "r.jsonl", r"r\.jsonl:1: the key “a” stands twice"),
         (b'{"text": "\\ud800"}\n', "r.jsonl", r"r\.jsonl:1: half of a character"),
         (b'{"text": "a\x00b"}\n', "r.jsonl", r"r\.jsonl:1:12: not a JSON object: invalid control character"),
-        (b'{\n"a": 1}', "r.json", r"r\.json:1:1: must be a list of objects"),
+        (b'{\n"a": 1}\n{"a": 2}', "r.json", r"r\.json:2:8: text follows after the end of the object"),
+        (b'{\n"a": 1', "r.json", r"r\.json:1:1: the file ends in the middle of this row"),
+        (b'[{"a": 1},\n{"a": 2},\n]', "r.json", r"r\.json:2:9: a comma stands after the last row of the list"),
+        (b'[{"a": 1},, {"a": 2}]', "r.json", r"r\.json:1:11: a row is missing before this comma"),
+        (b'[, {"a": 1}]', "r.json", r"r\.json:1:2: a row is missing before this comma"),
+        (b'[{"a": 1} {"a": 2}]', "r.json", r"r\.json:1:11: a comma is missing before this row"),
+        (b'[{"a": 1}, 5, {"a": 2}]', "r.json", r"r\.json:1:12: each row must be a JSON object; got a number: “5”"),
+        (b'[{"a": 1}, null]', "r.json", r"r\.json:1:12: each row must be a JSON object; got null"),
         (b'[{"a": 1}, {"a": 2', "r.json", r"r\.json:1:12: the file ends in the middle of this row"),
         (b'[{"a": 1}]\n{"a": 2}', "r.json", r"r\.json:1:11: text follows after the end of the list"),
         (b'[{"a": 1},\n {"a": x}]', "r.json", r"r\.json:2:8: not a JSON object"),
@@ -255,10 +272,22 @@ def test_lines_of_places_far_into_a_large_file_are_exact_and_counted_once() -> N
 def test_a_picture_named_as_rows_is_told_with_a_way_out(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from engine.data.look import look_at_source
+    from engine.data.gather_facts import look_at_source
 
     (tmp_path / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00")
-    entry = SimpleNamespace(path="cat.png", columns={}, properties={}, format=None)
-    problem = look_at_source(entry, tmp_path).problem
+    entry = SimpleNamespace(path="cat.png", columns={}, properties={}, roles={}, format=None)
+    problem = look_at_source(entry, tmp_path).bad_row
     assert problem.startswith("line 1:1: not UTF-8: byte 0x89")
     assert problem.endswith(". Convert the file, for example with iconv -t UTF-8.")
+
+
+def test_one_object_over_several_lines_is_one_row(write: Write) -> None:
+    text = b'{\n "text": "one",\n "more": [1, {"a": "}"}]\n}\n'
+    for name in ("one.json", "one.jsonl"):
+        assert list(open_rows(write(text, name))) == [{"text": "one", "more": [1, {"a": "}"}]}]
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero"])
+def test_a_device_is_named_and_not_read(path: str) -> None:
+    with pytest.raises(DataError, match="is a device"):
+        open_rows(path)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.data.collate import IGNORED, collator_for
+from engine.data.collate import collator_for
 from engine.data.prepare import prepare
+from engine.data.pretokenized import IGNORED
 from engine.data.preview import preview
 from engine.errors import DataError
 

@@ -22,8 +22,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels import device, tuner
+from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
 from engine.kernels.fp8_rows import rounded_rows, transposed
 from engine.kernels.gated import ACTIVATIONS, gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
@@ -35,7 +37,7 @@ from engine.kernels.tuned import Kept
 
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1",
-    torch.uint8: "*u8",
+    torch.uint8: "*u8", torch.int32: "*i32",
 }  # fmt: skip
 BYTES = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 DONE: set[str] = set()
@@ -50,12 +52,20 @@ def compiled(fn: JITFunction, capability: int, values: dict[str, Any], options: 
         value = values[name]
         if name in constants:
             signature[name] = "constexpr"
+        elif isinstance(value, TensorDescriptor):
+            signature[name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
             aligned[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, int) and value == 1:  # so does Triton specialise
+            constants[name], signature[name] = 1, "constexpr"
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32"
-    key = json.dumps([fn.__name__, signature, {k: str(v) for k, v in constants.items()}, options], sort_keys=True)
+            if isinstance(value, int) and value % 16 == 0:
+                aligned[(i,)] = [["tt.divisibility", 16]]
+    key = json.dumps(
+        [fn.__name__, signature, sorted(aligned), {k: str(v) for k, v in constants.items()}, options], sort_keys=True
+    )
     if key in DONE:
         return
     DONE.add(key)
@@ -88,6 +98,10 @@ def main(capability: int, every_tile: bool) -> None:
     for module in ("linear_logp.tiles", "linear_logp.slices", "logp_entropy", "norm_rope", "rope", "gated", "fp8_rows"):
         __import__(f"engine.kernels.{module}")
         sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
+    from engine.kernels.experts import launch
+
+    launch.kernel_serves = lambda *tensors: True
+    launch.copies_tiles = lambda device: capability >= 90
     assert not device.interpreted()
     with tempfile.TemporaryDirectory() as folder:
         if every_tile:
@@ -128,6 +142,32 @@ def launch_everything() -> None:
         rounded_rows(torch.zeros(2, width, dtype=half), torch.ones(1, width))
         transposed(numbers)
         gated_gradients(*(torch.zeros(2, words, dtype=half) for _ in range(3)), activation, with_product=True)
+    launch_experts(half)
+
+
+def launch_experts(half: torch.dtype) -> None:
+    """A block as most models have it and one as gpt-oss has it, with tiles of 128 rows."""
+    experts, hidden, width, rank, tokens = 2, 512, 256, 16, 128
+    ids = torch.zeros(tokens, 2, dtype=torch.int64)
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=half, requires_grad=True)
+
+    for like_gpt_oss in (False, True):
+        gate_up, down = (
+            torch.zeros(experts, 2 * width, hidden, dtype=half),
+            torch.zeros(experts, hidden, width, dtype=half),
+        )
+        biases = (None, None)
+        if like_gpt_oss:
+            gate_up, down = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (gate_up, down))
+            biases = torch.zeros(experts, 2 * width, dtype=half), torch.zeros(experts, hidden, dtype=half)
+        expert_mlp(
+            leaf(tokens, hidden), ids, leaf(tokens, 2), gate_up, down, gate_up_bias=biases[0], down_bias=biases[1],
+            gate_up_lora=ExpertLoRA(leaf(experts, rank, hidden), leaf(experts, 2 * width, rank)),
+            down_lora=ExpertLoRA(leaf(experts, rank, width), leaf(experts, hidden, rank)),
+            gate=Gate("clamped_swiglu", interleaved=True) if like_gpt_oss else Gate(),
+        ).sum().backward()  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -24,6 +24,15 @@ from engine.kernels.linear_logp import OUTPUTS, linear_logp
 from engine.kernels.logp_entropy import logp_entropy, logp_entropy_reference
 from engine.kernels.norm_rope import norm_rope, norm_rope_reference
 from engine.kernels.rope import rope
+from tests.engine.kernels.experts_cases import (
+    experts_cases,
+    experts_crosses,
+    experts_empty,
+    experts_far,
+    experts_formats,
+    experts_plan,
+    experts_registered,
+)
 from tests.engine.kernels.fp8_cases import fp8_rows_cases, fp8_rows_numbers
 from tests.engine.kernels.gated_cases import gated_again, gated_cases, gated_registered, gated_tiles
 from tests.engine.kernels.head_cases import (
@@ -382,6 +391,7 @@ WIDE = {
         linear_cross_entropy_cases,
         linear_logp_cases,
         gated_cases,
+        experts_cases,
     )
 }
 """Cases that run in each number format."""
@@ -405,6 +415,12 @@ CHECKS = WIDE | {
         gated_again,
         gated_tiles,
         gated_registered,
+        experts_crosses,
+        experts_plan,
+        experts_registered,
+        experts_empty,
+        experts_far,
+        experts_formats,
         registered,
         linear_cross_entropy_scaled,
         unknown_targets,
@@ -429,10 +445,10 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(INTERPRETED)  # fills fresh memory with NaN, so an unwritten element shows
     # The interpreter computes masked lanes too, where numpy finds infinities less infinities.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+    formats = list(DTYPES)
     for name in sys.argv[1:] or CHECKS:
         check, _, dtype = name.partition(":")
-        if dtype:
-            DTYPES[:] = [getattr(torch, dtype)]
+        DTYPES[:] = [getattr(torch, dtype)] if dtype else formats
         begun = process_time()
         CHECKS[check]()
         print(f"ok   {check} took {process_time() - begun:.2f} s of CPU")

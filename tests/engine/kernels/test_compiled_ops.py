@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
 from engine.kernels.gated import gated
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
@@ -85,3 +86,14 @@ def test_the_ops_on_logits_and_heads_are_in_the_graph():
     compare(
         lambda x: [gated(*x.chunk(2, -1), "gelu_tanh"), gated(x, x, "gelu")], torch.randn(2, 3, 8, requires_grad=True)
     )
+
+
+def test_experts_are_one_node_of_a_graph():
+    ids = torch.tensor([[0, 2], [1, 3], [-1, 0]])
+    shapes = (3, 8), (3, 2), (4, 12, 8), (4, 8, 6), (4, 2, 8), (4, 12, 2)
+
+    def op(x, routing, gate_up, down, a, b):
+        return [expert_mlp(x, ids, routing, gate_up, down, gate_up_lora=ExpertLoRA(a, b, 0.5), gate=Gate("gelu"))]
+
+    # Plain torch adds the experts up in another order inside a graph.
+    compare(op, *(torch.randn(shape, dtype=torch.float64, requires_grad=i != 2) for i, shape in enumerate(shapes)))

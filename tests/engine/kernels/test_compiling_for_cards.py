@@ -37,6 +37,11 @@ KERNELS = {
     "gated_bwd_kernel": (GATED_BACKWARD, ("BLOCK", "num_warps")),
 }
 
+EXPERTS = {
+    "count_kernel", "plan_kernel", "place_kernel", "inner_kernel", "up_kernel", "product_kernel", "gram_kernel",
+    "gate_backward_kernel", "combine_kernel",
+}  # fmt: skip
+
 
 def built(*arguments: str) -> list[dict]:
     done = subprocess.run(
@@ -50,7 +55,7 @@ def built(*arguments: str) -> list[dict]:
 @pytest.mark.parametrize("capability", ["80", "89", "100"])
 def test_every_kernel_compiles_for_an_a100_an_l40_and_a_b200(capability):
     found = built(capability, "by hand")
-    assert {each["kernel"] for each in found} == {*KERNELS, "rounded_rows_kernel", "transpose_kernel"}
+    assert {each["kernel"] for each in found} == {*KERNELS, *EXPERTS, "rounded_rows_kernel", "transpose_kernel"}
 
 
 def test_on_an_h100_tiles_take_no_more_registers_than_they_are_pruned_by():
@@ -58,6 +63,9 @@ def test_on_an_h100_tiles_take_no_more_registers_than_they_are_pruned_by():
     assert len(found) > 50
     assert any("WIDE" in each["flags"] for each in found)
     for each in found:
+        if each["kernel"] in EXPERTS:
+            assert each["stack"] <= 64, each
+            continue
         if each["kernel"] not in KERNELS or "WIDE" in each["flags"]:
             assert each["stack"] == 0, each
             continue

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers.activations import ACT2FN
 
 from engine.kernels.device import _card_serves, lacking, sums_in_float32
 from engine.kernels.fp8_rows import rounded_rows, transposed
@@ -27,8 +26,8 @@ from tests.engine.kernels.kernel_cases import CHECKS, WIDE
 CASES = Path(__file__).parent / "kernel_cases.py"
 
 
-def run_cases(*parts: str, **environment: str) -> None:
-    """All cases in one process, or each of `parts` in one of its own, side by side: most of the time is compilation."""
+def run_cases(*parts: list[str], **environment: str) -> None:
+    """The cases of each part in a process of its own, side by side: most of the time is compilation."""
     runs = [
         subprocess.Popen(
             [sys.executable, str(CASES), *names],
@@ -37,7 +36,7 @@ def run_cases(*parts: str, **environment: str) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for names in ([[part] for part in parts] or [[]])
+        for names in parts
     ]
     said = [run.communicate() for run in runs]
     bad = [line for out, _ in said for line in out.splitlines() if not line.startswith("ok")]
@@ -46,15 +45,17 @@ def run_cases(*parts: str, **environment: str) -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_kernels_match_float64_in_the_interpreter():
-    run_cases(TRITON_INTERPRET="1")
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("", marks=pytest.mark.slow)])
+def test_kernels_match_float64_in_the_interpreter(dtype):
+    """The cases of one number format, or those of every one."""
+    run_cases([f"{name}:{dtype}" if dtype and name in WIDE else name for name in CHECKS], TRITON_INTERPRET="1")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_kernels_match_float64_on_the_gpu():
     wide = [f"{name}:{dtype}" for name in WIDE for dtype in ("float32", "bfloat16", "float16")]
-    run_cases(*wide, *(name for name in CHECKS if name not in WIDE), TRITON_INTERPRET="0")
+    run_cases(*([name] for name in (*wide, *(name for name in CHECKS if name not in WIDE))), TRITON_INTERPRET="0")
 
 
 def test_log_probabilities_and_entropy_are_those_of_torch_on_cpu():
@@ -82,6 +83,7 @@ def test_loss_from_hidden_states_is_torch_cross_entropy_on_cpu():
     ("activation", "theirs"), [("silu", "silu"), ("gelu_tanh", "gelu_pytorch_tanh"), ("gelu", "gelu")]
 )
 def test_gated_activations_are_those_of_transformers_models(activation, theirs):
+    ACT2FN = pytest.importorskip("transformers.activations").ACT2FN
     gate, up = (torch.randn(2, 9, 16, dtype=torch.float64, requires_grad=True) for _ in range(2))
     slope, wanted = torch.randn(2, 9, 16, dtype=torch.float64), ACT2FN[theirs](gate) * up
     truth = torch.autograd.grad(wanted, (gate, up), slope)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config.head import layout
 from engine.kernels.linear_logp import OUTPUTS, linear_logp, linear_logp_reference
+from engine.kernels.requirements import layout
 
 
 @pytest.mark.parametrize(

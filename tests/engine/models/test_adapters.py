@@ -20,14 +20,15 @@ from transformers import (
 )
 
 from engine.config.adapter import Lora, NoAdapter
-from engine.config.counted import parameters
-from engine.config.facts import Facts, model_facts
-from engine.config.schema import read
-from engine.config.unfrozen import trained_by_name
+from engine.config.facts import Facts
 from engine.errors import ModelError
+from engine.facts.counts import parameters
+from engine.facts.model_shape import model_facts
+from engine.facts.unfrozen import trained_by_name
 from engine.models.adapters import add_adapter
-from tests.engine.patches.conftest import tiny_model
-from tests.engine.patches.families import FAMILIES, SHAPE, made
+from engine.rules import read
+from tests.engine.features.conftest import tiny_model
+from tests.engine.features.families import FAMILIES, SHAPE, made
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401  runs in this process
 
 IDS = torch.arange(2 * 12).reshape(2, 12) % 128

@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.config.schema import read, resolved
+from engine.features.load import load_model
 from engine.models.adapters import add_adapter
-from engine.models.load import load_model
+from engine.planning.auto import resolved
+from engine.rules import read
+from tests.caches import own_cache
 from tests.engine.trainers.building import apart
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, TEXTS, lines, source, train  # noqa: F401
 
@@ -60,7 +62,7 @@ def step(model: Any) -> tuple[float, dict[str, torch.Tensor]]:
 def test_adapters_beside_a_bfloat16_model_in_few_bits_are_bfloat16(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     trained = [weight for weight in model(kind, "bfloat16").parameters() if weight.requires_grad]
     assert len(trained) == 2 * LINEARS
     assert {weight.dtype for weight in trained} == {torch.bfloat16}
@@ -70,7 +72,7 @@ def test_adapters_beside_a_bfloat16_model_in_few_bits_are_bfloat16(
 def test_gradients_are_those_of_the_weights_taken_out_of_four_bits(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     quantized = model(kind)
     layers = [layer for layer in quantized.modules() if isinstance(layer, bnb.nn.Linear4bit)]
     assert len(layers) == LINEARS
@@ -90,7 +92,7 @@ def test_the_receipt_counts_weights_and_not_the_bytes_they_are_packed_into(
 ) -> None:
     from engine.trainers.receipt import _parameters, _precision
 
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     config = SimpleNamespace(adapter=None, model=SimpleNamespace(dtype="float32"))
     plain, quantized = model("none"), model(kind)
     assert _parameters(config, quantized)["detail"] == _parameters(config, plain)["detail"]
@@ -105,7 +107,7 @@ def test_looking_at_held_out_rows_changes_no_gradient(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the processor multiplies bfloat16 by itself, bitsandbytes would lay four bits out for it, and lose gradients."""
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     quantized = model(kind)
     loss, before = step(quantized)
     with torch.no_grad():

@@ -13,14 +13,15 @@ import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from engine.builtin import tiny
 from engine.errors import ModelError
+from engine.features.built import decoder_layers
+from engine.features.compile.apply import compile_layers
+from engine.features.load import load, load_model
 from engine.models.adapters import add_adapter
-from engine.models.load import load_model
-from engine.models.stored_fp8 import Fp8Linear, dequantized
-from engine.patches.compiled import compile_layers, decoder_layers
+from engine.models.stored_fp8 import Fp8Linear, dequantized, load_fp8, stored_fp8
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
 
 # The last blocks are ragged, and their number divides the sizes, which must not be taken for a block of another size.
@@ -106,11 +107,13 @@ def gradients(model):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_on_fp8_have_the_gradients_of_the_dequantized_model(plain, tmp_path, block, dtype):
     fp8, twin = folders(plain, tmp_path, block)
-    found = []
+    found, held = [], []
     for folder in (fp8, twin):
         torch.manual_seed(1)
         made = config(folder, dtype)
-        model = add_adapter(load_model(made), made)
+        loaded = load(made)
+        held.append(loaded.stored_fp8)
+        model = add_adapter(loaded.model, made)
         found.append((model, *gradients(model)))
     (ours, loss, grads), (theirs, twin_loss, twin_grads) = found
     assert loss == twin_loss
@@ -124,17 +127,19 @@ def test_adapters_on_fp8_have_the_gradients_of_the_dequantized_model(plain, tmp_
     for module, other in zip(layers, (m.base_layer for m in theirs.modules() if hasattr(m, "base_layer")), strict=True):
         assert module.weight.element_size() == 1
         assert module.weight.numel() == other.weight.numel()
-    assert ours.stored_fp8.kept
+    assert held[0].kept
+    assert held[1] is None
 
 
 def test_a_model_stored_in_fp8_is_trained_whole_as_plain_numbers(plain, tmp_path):
     fp8, twin = folders(plain, tmp_path, (48, 48))
     for method in ("sft", "reward"):
         torch.manual_seed(1)
-        ours = load_model(config(fp8, adapter="none", method=method))
+        loaded = load(config(fp8, adapter="none", method=method))
+        ours = loaded.model
         torch.manual_seed(1)
         theirs = load_model(config(twin, adapter="none", method=method))
-        assert not ours.stored_fp8.kept
+        assert not loaded.stored_fp8.kept
         assert not hasattr(ours.config, "quantization_config")
         for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             assert torch.equal(weight, other), name
@@ -148,17 +153,19 @@ def test_experts_stored_in_fp8_are_scaled_and_the_rest_stays(tmp_path, adapter):
     }  # fmt: skip
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)).save_pretrained(tmp_path / "plain")
-    found = []
+    found, held = [], []
     for folder in folders(tmp_path / "plain", tmp_path, (24, 24)):
         torch.manual_seed(1)
         made = config(folder, adapter=adapter, target_parameters=["experts.down_proj"] if adapter == "lora" else [])
-        model = add_adapter(load_model(made), made)
+        loaded = load(made)
+        held.append(loaded.stored_fp8)
+        model = add_adapter(loaded.model, made)
         found.append((model, *gradients(model)))
     (ours, loss, grads), (_, twin_loss, twin_grads) = found
     assert loss == twin_loss
     assert grads.keys() == twin_grads.keys()
     assert all((grads[name] - twin_grads[name]).norm() <= 1e-6 * twin_grads[name].norm() for name in grads)
-    assert ours.stored_fp8.fused == 2 * 4 * 3
+    assert held[0].fused == 2 * 4 * 3
     layers = sum(isinstance(module, Fp8Linear) for module in ours.modules())
     assert layers == (2 * 4 if adapter == "lora" else 0)
 
@@ -188,6 +195,20 @@ def test_a_cast_or_a_copy_of_the_model_leaves_the_numbers_and_their_scales():
         assert model.weight.dtype == torch.float8_e4m3fn
         assert torch.equal(model.weight_scale_inv, scales)
         assert not model.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [("../outside.safetensors", "leads out of the folder"), ("evil.bin", "is no safetensors file")],
+)
+def test_an_index_of_fp8_weights_leads_nowhere_else(plain, tmp_path, file, words):
+    fp8, _ = folders(plain, tmp_path, None)
+    (fp8 / "model.safetensors").rename(fp8 / file)
+    index = {"weight_map": dict.fromkeys(load_file(fp8 / file), file)}
+    (fp8 / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = stored_fp8(str(fp8), None)
+    with pytest.raises(ModelError, match=words):
+        load_fp8(Qwen3ForCausalLM, found, {}, keep=False)
 
 
 def test_what_the_backward_pass_keeps_is_the_fp8_weight():
@@ -268,7 +289,7 @@ def test_files_that_do_not_add_up_are_one_sentence(plain, tmp_path):
     with pytest.raises(ModelError, match=r"modules_to_save: .*up_proj' is held in FP8"):
         add_adapter(load_model(made), made)
     made.model.quantization = "nf4"
-    with pytest.raises(ModelError, match="must be none for a model that is stored in FP8; got nf4"):
+    with pytest.raises(ModelError, match=r"must be none for .*, whose weights are stored in FP8; got nf4"):
         load_model(made)
 
 
@@ -295,7 +316,7 @@ def test_on_a_card_the_weights_stay_in_fp8_and_the_gradients_are_the_twins(plain
         made = config(folder, "bfloat16")
         model = add_adapter(load_model(made), made).to("cuda")
         if compiled:
-            compile_layers(list(decoder_layers(SimpleNamespace(model=model))), {})
+            compile_layers(list(decoder_layers(model)), {})
         found.append((*gradients(model), sum(w.numel() * w.element_size() for w in model.parameters())))
     torch._dynamo.reset()
     (loss, grads, size), (twin_loss, twin_grads, twin_size) = found

@@ -14,6 +14,7 @@ from datasets import Dataset
 from engine.builtin import tiny
 from engine.errors import ModelError
 from engine.models.vocabulary import refuse_tokens_without_weights
+from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
 
 ROWS = Dataset.from_list(
@@ -26,7 +27,7 @@ def tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The built-in tokenizer of 512 tokens with one more, number 512."""
     from transformers import AutoTokenizer
 
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     found = AutoTokenizer.from_pretrained(tiny.folder())
     assert found.add_tokens(["<odd>"]) == 1
     assert found.convert_tokens_to_ids("<odd>") == 512

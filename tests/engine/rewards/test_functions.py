@@ -107,7 +107,7 @@ def test_what_goes_wrong_names_function_and_row(functions, name: str, words: str
 def test_one_that_hangs_is_ended_within_its_time(functions) -> None:
     hanging = functions("mine.py:hangs", timeout=1.0)
     hanging.start()
-    pid = hanging._process.pid
+    pid = hanging._processes[0].process.pid
     begun = time.monotonic()
     with pytest.raises(WorkbenchError, match=r"mine.py:hangs did not return within 1 seconds on row 5 of the data"):
         hanging.score(0, {"completions": ["1"]}, [5])
@@ -143,3 +143,80 @@ def test_an_argument_that_no_column_fills_is_named_with_those_that_are_given(fun
     ) as caught:
         functions("mine.py:score").score(0, {"completions": ["1"], "answer": ["1"]}, [0])
     assert "**columns" in caught.value.hint
+
+
+FORGING = """
+import json, os, subprocess, sys
+
+def pipes():
+    return [n for n in map(int, os.listdir("/proc/self/fd")) if n > 2 and os.path.exists(f"/proc/self/fd/{n}")
+            and os.readlink(f"/proc/self/fd/{n}").startswith("pipe:")]
+
+def write(values):
+    for pipe in pipes():
+        try:
+            os.write(pipe, json.dumps({"values": values}).encode() + b"\\n")
+        except OSError:
+            pass
+
+def before(completions):
+    write([100.0] * len(completions))
+    return [0.0] * len(completions)
+
+def garbage(completions):
+    for pipe in pipes():
+        try:
+            os.write(pipe, b"no json\\n")
+        except OSError:
+            pass
+    return [0.0] * len(completions)
+
+def honest(completions):
+    return [0.5] * len(completions)
+
+def aborts(completions):
+    if os.fork() == 0:
+        import time
+        time.sleep(20)
+        os._exit(0)
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))
+    os.abort()
+
+def sees(completions):
+    return [float(os.environ.get(name, "no") != "no") for name in ("HF_TOKEN", "MY_API_KEY", "JUDGE_KEY")]
+
+def tells(completions):
+    raise ValueError("https://me:geheim@host and " + os.environ.get("HF_TOKEN", "none"))
+"""
+
+
+@pytest.mark.parametrize("name", ["before", "garbage"])
+def test_a_function_cannot_write_answers_through_descriptors_that_it_inherits(functions, tmp_path, name: str) -> None:
+    (tmp_path / "forging.py").write_text(FORGING)
+    forging = tmp_path / "forging.py"
+    made = functions(f"{forging}:{name}", f"{forging}:honest")
+    assert made.score(1, {"completions": ["a"]}, [0]) == [0.5]
+    with pytest.raises(WorkbenchError, match=rf"forging.py:{name} wrote into the pipe that its answers go through"):
+        made.score(0, {"completions": ["a"]}, [0])
+
+
+def test_a_native_abort_under_a_memory_limit_does_not_wait_for_what_it_started(functions, tmp_path) -> None:
+    (tmp_path / "forging.py").write_text(FORGING)
+    made = functions(f"{tmp_path / 'forging.py'}:aborts", timeout=15.0)
+    made.start()
+    begun = time.monotonic()
+    with pytest.raises(WorkbenchError, match=r"ended its process \(exit code -6\)"):
+        made.score(0, {"completions": ["a"]}, [0])
+    assert time.monotonic() - begun < 10
+
+
+def test_a_function_sees_no_secret_but_those_that_it_is_given(functions, tmp_path, monkeypatch) -> None:
+    (tmp_path / "forging.py").write_text(FORGING)
+    for name in ("HF_TOKEN", "MY_API_KEY", "JUDGE_KEY"):
+        monkeypatch.setenv(name, "value-of-it")
+    monkeypatch.setenv("WORKBENCH_REWARD_SECRETS", "JUDGE_KEY")
+    made = functions(f"{tmp_path / 'forging.py'}:sees", f"{tmp_path / 'forging.py'}:tells")
+    assert made.score(0, {"completions": ["a", "b", "c"]}, [0, 1, 2]) == [0.0, 0.0, 1.0]
+    with pytest.raises(WorkbenchError, match=r"\[hidden\]@host and none"):
+        made.score(1, {"completions": ["a"]}, [0])

@@ -66,6 +66,25 @@ def test_a_reward_model_scores_the_whole_conversation(judge: Path) -> None:
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize("break_at", ["compile", "render"])
+def test_the_template_of_a_reward_model_cannot_hold_the_run_up(judge: Path, tmp_path: Path, break_at: str) -> None:
+    import shutil
+
+    folder = tmp_path / "judge"
+    shutil.copytree(judge, folder)
+    for file in folder.glob("*.jinja"):
+        file.unlink()
+    power = "10 ** 9" if break_at == "compile" else "messages | length * 10 ** 9"
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{{ messages[0].content }}{{ 7 ** (" + power + ") }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    rewards = Rewards([f"model:{folder}"], 20.0, CPU)
+    asked = [[{"role": "user", "content": "?"}]], [[{"role": "assistant", "content": "x"}]]
+    with pytest.raises(WorkbenchError, match=r"method\.reward_funcs: .*judge.* runs longer than 2 seconds") as caught:
+        rewards.score(*asked, [[1]], {}, [0])
+    assert caught.value.hint == "Name another reward model."
+
+
 def test_a_model_without_a_scoring_head_is_refused() -> None:
     from engine.builtin import tiny
 

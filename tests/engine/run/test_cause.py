@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from engine.run.cause import explain
@@ -35,6 +37,13 @@ def test_the_full_disk_of_an_earlier_worker_is_not_the_cause_of_this_end(taken_u
     log, log_from = taken_up_again
     assert explain(1, log, log_from=log_from).cause == "exit 1"
     assert explain(1, log).cause == "disk full"  # read from the beginning, it would be
+
+
+def test_a_quota_a_limit_and_a_failing_disk_are_not_called_full(tmp_path):
+    log = tmp_path / "worker.log"
+    for number, word in ((122, "disk quota"), (27, "file size limit"), (5, "disk error")):
+        log.write_text(f"Traceback (most recent call last):\nOSError: [Errno {number}] {os.strerror(number)}\n")
+        assert explain(1, log).cause == word
 
 
 def test_an_own_traceback_is_told_whole(taken_up_again):

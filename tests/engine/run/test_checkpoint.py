@@ -115,7 +115,7 @@ def test_collect_removes_halves_and_names_what_was_complete(run):
     whole.rename(whole.with_name("checkpoint-8.tmp"))
     (run.checkpoints / ".trash-checkpoint-1-aa").mkdir()
     checkpoint.collect(run)
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == [".ballast", "checkpoint-8"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["checkpoint-8"]
     assert checkpoint.is_valid(whole, hashes=True)
 
 
@@ -151,17 +151,32 @@ def test_no_room_is_said_before_anything_is_written(run, monkeypatch):
     assert not (run.checkpoints / "checkpoint-2.tmp").exists()
 
 
+QUOTA = RuntimeError("I/O error: Disk quota exceeded (os error 122)")
+FULL = "the disk is full: checkpoint-3 found no room; more than 4 B needed, "
+
+
 @pytest.mark.parametrize(
-    ("problem", "free", "full"),
+    ("problem", "free", "words", "cause"),
     [
-        (OSError(28, "No space left on device"), 1 << 40, True),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), 1 << 40, True),
-        (RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 142080 vs 141968"), 4096, True),
-        (RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 142080 vs 141968"), 1 << 30, False),
-        (OSError(13, "Permission denied"), 1 << 30, False),
+        (OSError(28, "No space left on device"), 1 << 40, FULL, "disk full"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 1 << 40, FULL, "disk full"),
+        (RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 142080 vs 141968"), 4096, FULL, "disk full"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 142080 vs 141968"),
+            1 << 30,
+            "writing failed: [enforce fail at inline_container.cc] . unexpected pos 142080 vs 141968; checkpoint-3",
+            "write failed",
+        ),
+        (OSError(122, "Disk quota exceeded"), 1 << 30, "the disk quota is used up: checkpoint-3 found no", "disk quota"),
+        (QUOTA, 70 << 30, "more than 4 B needed; the disk itself has 70.0 GiB free", "disk quota"),
+        (OSError(27, "File too large"), 1 << 30, "takes no file that long: checkpoint-3", "file size limit"),
+        (RuntimeError("I/O error: (os error 5)"), 1 << 30, "the disk reports an input/output error", "disk error"),
+        (OSError(30, "Read-only file system"), 1 << 30, "the file system is read-only now", "disk read-only"),
     ],
-)
-def test_a_file_that_found_no_room_is_told_so_and_its_half_removed(run, monkeypatch, problem, free, full):
+)  # fmt: skip
+def test_a_file_that_could_not_be_written_is_told_so_and_its_half_removed(
+    run, monkeypatch, problem, free, words, cause
+):
     tmp = checkpoint.begin(run, 3)
     (tmp / "model.safetensors").write_bytes(b"half")
 
@@ -170,11 +185,19 @@ def test_a_file_that_found_no_room_is_told_so_and_its_half_removed(run, monkeypa
 
     monkeypatch.setattr(os, "statvfs", lambda _: Space)
     told = checkpoint.without_room(tmp, problem)
-    assert (told is not None) is full
-    assert tmp.exists() is not full
-    if told is not None:
-        assert "the disk is full: checkpoint-3 found no room" in str(told)
-        assert "resume" in told.hint
+    assert told is not None
+    assert words in str(told)
+    assert str(tmp / "model.safetensors") in str(told)
+    assert told.cause == cause
+    assert "resume" in told.hint
+    assert list(run.checkpoints.iterdir()) == []
+
+
+def test_a_failure_of_another_kind_is_not_the_disks(run):
+    tmp = checkpoint.begin(run, 3)
+    assert checkpoint.without_room(tmp, OSError(13, "Permission denied")) is None
+    assert checkpoint.without_room(tmp, RuntimeError("size mismatch for lm_head")) is None
+    assert tmp.exists()
 
 
 def test_deleting_follows_no_link(run, tmp_path):

@@ -12,9 +12,9 @@ import pytest
 
 from engine.errors import WorkbenchError
 from engine.run import control
+from engine.run.async_writer import LateWriter
 from engine.run.control import Controls
 from engine.run.events import EventWriter
-from engine.run.late import LateWriter
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
 
@@ -163,8 +163,8 @@ def test_who_listens_hears_each_request_once_and_a_step_looks_at_no_file(run, mo
         ear = Controls(run, writer, every=0.0)
         ear.listen(writer)
         own, looked = threading.current_thread(), []
-        stat = os.stat
-        monkeypatch.setattr(os, "stat", lambda *a, **k: looked.append(threading.current_thread()) or stat(*a, **k))
+        listdir = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda *a: looked.append(threading.current_thread()) or listdir(*a))
         ids, heard = [], []
         (run.control / "nonsense.json").write_text("{")
         for do in ("checkpoint", "checkpoint", "end_of_epoch"):

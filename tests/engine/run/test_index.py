@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
+import zlib
 
 import pytest
 
@@ -14,7 +16,7 @@ from engine.run.index import Watch, open_view, peek
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
 
-LONG = 30_000
+LONG = 12_000
 
 
 def write(run, count, *, first=1, segment=None, final="finished"):
@@ -190,3 +192,84 @@ def test_a_folder_that_cannot_be_written_is_watched_all_the_same(run, monkeypatc
         loaded(watch)
         assert watch.view.series == whole(run).series
     assert list(run.index.iterdir()) == []
+
+
+def forged(run, change):
+    """The run's own snapshot with its header changed and all sums put right, as a stranger who knows the format can."""
+    path = run.index / snapshot.NAME
+    data = path.read_bytes()
+    start = len(b"workbench view 1\n") + 8
+    size = int.from_bytes(data[start - 8 : start], "little")
+    header, body = json.loads(data[start : start + size]), data[start + size :]
+    body = change(header, body) or body
+    header["crc"] = zlib.crc32(body)
+    text = json.dumps(header).encode()
+    path.write_bytes(data[: start - 8] + len(text).to_bytes(8, "little") + text + body)
+
+
+def set_in(*path):
+    *place, value = path
+
+    def change(header, body):
+        at = header
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] = value
+
+    return change
+
+
+def not_finite(header, body):
+    return body[:-8] + struct.pack("<d", float("nan"))
+
+
+FORGED = {
+    "series no mapping": set_in("series", [1, 2]),
+    "view no mapping": set_in("view", [1]),
+    "a state unknown": set_in("view", "state", "\x1b]0;x"),
+    "a field of another type": set_in("view", "max_steps", "many"),
+    "a field too many": set_in("view", "more", 1),
+    "samples no mappings": set_in("view", "samples", [7]),
+    "samples without keys": set_in("view", "samples", [{"step": 1}]),
+    "a checkpoint's step a text": set_in(
+        "view", "checkpoints", [{"step": "x", "path": "", "bytes": 1, "seconds": 1.0, "state": "committed"}]
+    ),
+    "controls a list": set_in("view", "controls", [1]),
+    "progress of texts": set_in("view", "progress", {"what": 1, "done": "x", "total": "y", "unit": 2}),
+    "latest texts": set_in("view", "latest", {"loss": "low"}),
+    "time not a number": set_in("view", "eta_seconds", float("nan")),
+    "a number past all": set_in("view", "step", 10**400),
+    "the last step short": set_in("view", "_last_step", [1]),
+    "the place negative": set_in("offset", -1),
+    "the place a text": set_in("offset", "1"),
+    "columns of another type": set_in("series", "loss", 0, 1, 0, 0, "b"),
+    "a column longer than the file": set_in("series", "loss", 0, 1, 0, 1, 1 << 40),
+    "a level too many": lambda header, body: header["series"].update(loss=header["series"]["loss"] * 20),
+    "no level": set_in("series", "loss", []),
+    "deep": lambda header, body: header.update(view=json.loads("[" * 900 + "]" * 900)),
+    "a value not finite": not_finite,
+}
+
+
+def test_a_forged_index_is_built_again_and_never_shown(run):
+    write(run, LONG)
+    with open_view(run) as watch:
+        loaded(watch)
+    good = whole(run)
+    for name, change in FORGED.items():
+        assert snapshot.load(run) is not None, f"before {name}"
+        forged(run, change)
+        assert snapshot.load(run) is None, name
+        with open_view(run) as watch:
+            loaded(watch)
+            assert watch.view.series == good.series, name
+            shown = watch.view.state, watch.view.step, watch.view.samples
+            assert shown == (good.state, good.step, good.samples), name
+
+
+def test_an_index_that_is_a_pipe_holds_nobody_up(run):
+    write(run, 10)
+    os.mkfifo(run.index / snapshot.NAME)
+    begun = time.monotonic()
+    assert snapshot.load(run) is None
+    assert time.monotonic() - begun < 1

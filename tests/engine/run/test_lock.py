@@ -138,3 +138,15 @@ def test_doctor_can_tell_whether_locks_hold_here(tmp_path):
     holds, words = locks_hold(tmp_path)
     assert holds, words
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_that_was_lost_does_not_open_a_lock_that_the_kernel_holds(run):
+    process, said = hold(run)
+    try:
+        assert said.startswith("held flock")
+        run.lock.write_bytes(b"")
+        with pytest.raises(RunBusy):
+            RunLock(run).acquire(settle=0.1)
+    finally:
+        process.kill()
+        process.wait()

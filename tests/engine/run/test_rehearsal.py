@@ -14,12 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
+import engine.config.recipes
 from engine.config.facts import Facts
-from engine.config.schema import read
+from engine.config.files import absolute, overrides, parse
+from engine.config.recipes import recipe_mapping
 from engine.errors import WorkbenchError
+from engine.rules import read
 from engine.run import rehearsal, spawn
 from engine.run.rehearsal import kept, last, rehearse
+from tests.caches import own_cache
 
+RECIPES = [path.stem for path in (Path(engine.config.recipes.__file__).parent).glob("*.yaml")]
 CONFIG = read({"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "builtin/dates"}]}}).config
 WORKER = """
 import json, os, sys, time
@@ -36,7 +41,7 @@ DONE = {"kind": "rehearsed", "memory_peak": 2_000, "memory_before": 1_000, "seco
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts another program in the worker's place; returns the file that tells its process id."""
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     monkeypatch.setenv("WORKBENCH_SCRATCH", str(tmp_path))
 
     def write(events: list[dict[str, Any]], rest: str = "") -> Path:
@@ -131,3 +136,35 @@ def test_the_child_makes_the_first_step_and_those_that_a_sampling_serves_but_not
 ) -> None:
     config = read({"method": method, "data": {"train": [{"path": "builtin/dates"}]}}).config
     assert rehearsal._shortened(config).optim.max_steps == steps
+
+
+SETTINGS = (
+    "run.eval_steps=20", "run.prompts_steps=25", "run.prompts=[a]", "run.save_total_limit=3",
+    "optim.warmup_steps=500", "optim.bf16_full_eval=true", "optim.per_device_eval_batch_size=3",
+    "optim.max_steps=2000", "data.eval=[{path: builtin/dates, split: eval}]", "data.shuffle=false",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_a_config_that_can_be_launched_can_be_rehearsed(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config that the rehearsal's worker gets is judged by the rules as any other; those of its length must hold too."""
+    monkeypatch.setenv("WORKBENCH_SCRATCH", str(tmp_path))
+    found: list[str] = []
+
+    def follow(run: Any, *_: Any) -> Any:
+        judged = read(parse(run.read_config()).mapping)
+        found.extend(finding.message for finding in judged.findings if finding.severity == "error")
+        raise WorkbenchError("seen")
+
+    monkeypatch.setattr(rehearsal, "_follow", follow)
+    taken = 0
+    for more in ((), *((setting,) for setting in SETTINGS)):
+        reading = read(overrides(absolute(recipe_mapping(recipe), tmp_path), list(more)), Facts())
+        if reading.ok:
+            taken += 1
+            with pytest.raises(WorkbenchError, match="seen"):
+                rehearse(reading.config, Facts())
+            assert found == [], more
+    assert taken > 2 or not read(absolute(recipe_mapping(recipe), tmp_path), Facts()).ok

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import RunNotFound, WorkbenchError
-from engine.run import store
+from engine.run import inside, store
 from engine.run.store import RunFolder
 
 
@@ -53,7 +53,7 @@ def test_a_damaged_state_file_is_empty_and_not_a_crash(run, damage):
 
 def test_the_state_file_is_replaced_whole_or_not_at_all(run, monkeypatch):
     before = run.json.read_bytes()
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "replace", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         run.update_json(state="running")
     assert run.json.read_bytes() == before
@@ -117,6 +117,6 @@ def test_watching_a_run_imports_nothing_heavy():
 def test_a_link_in_the_place_of_a_file_is_refused(run, tmp_path):
     run.lock.symlink_to(tmp_path / "victim")
     with pytest.raises(WorkbenchError, match="is a symbolic link"):
-        store.open_inside(run.lock, os.O_RDWR | os.O_CREAT)
+        inside.open_file(run, run.lock, os.O_RDWR | os.O_CREAT)
     assert not (tmp_path / "victim").exists()
     assert RunFolder(run.path).id == "dates-0001"

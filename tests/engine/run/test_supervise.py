@@ -10,6 +10,7 @@ import pytest
 from engine.run.events import EventWriter
 from engine.run.process import identity
 from engine.run.supervise import Supervisor
+from engine.run.tail import Tail
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,26 @@ def test_the_first_rank_may_leave_first_once_it_has_said_how_the_run_ended(run, 
     assert run.state == state
     if state == "failed":
         assert f"Rank {rank} (process {os.getpid()})" in run.read_json()["message"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("cause", "message"),
+    [
+        ("diverged", "The training diverged at step 7: the loss was not finite."),
+        ("error", "data.train: rows.jsonl has no rows."),
+        ("cuda_oom", "The GPU ran out of memory."),
+    ],
+)
+def test_what_the_first_rank_says_of_itself_stands_whoever_is_gone_first(run, rank, cause, message):
+    """All ranks end together there, and which of them is seen to go first is chance."""
+    watch = Supervisor(run)
+    watch.worker = identity(os.getpid())
+    watch.family = SimpleNamespace(lost_rank=(rank, watch.worker), end=lambda: None)
+    run.log.touch()
+    with EventWriter(run, segment=0) as writer:
+        writer.write("failed", cause=cause, message=message, step=7)
+    watch._conclude(1)
+    values = run.read_json()
+    assert (values["state"], values["cause"], values["message"]) == ("failed", cause, message)
+    assert [event["kind"] for event in Tail(run.events).read()] == ["failed"]

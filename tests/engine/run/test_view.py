@@ -172,3 +172,38 @@ def test_samples_before_training_and_the_newest_stay():
 def test_curves_are_bounded_in_number():
     view = history([started(), *({"kind": "metrics", "step": 1, f"m{n}": 1.0} for n in range(2000))])
     assert len(view.series) == 256
+
+
+def test_time_between_two_segments_is_no_work():
+    from engine.run.view import RunView, fold_many
+
+    def event(t, kind, segment, **more):
+        return {"v": 1, "seq": int(t), "t": t, "segment": segment, "kind": kind, **more}
+
+    view = fold_many(
+        RunView(),
+        [
+            event(100.0, "started", 0, max_steps=20),
+            event(110.0, "metrics", 0, step=5, loss=1.0),
+            event(5000.0, "started", 1, max_steps=20, resumed_from_step=5),
+            event(5030.0, "finished", 1, step=20),
+        ],
+    )
+    assert (view.seconds, view.started, view.ended) == (40.0, 100.0, 5030.0)
+
+
+def test_a_slow_first_step_does_not_weigh_on_the_time_left_for_long():
+    from engine.run.view import RunView, fold_many
+
+    view, t = RunView(), 0.0
+    events = [{"v": 1, "seq": 0, "t": t, "segment": 0, "kind": "started", "max_steps": 110}]
+    for step in range(11):
+        t += 20.0 if step == 1 else 1.0
+        events.append({"v": 1, "seq": step + 1, "t": t, "segment": 0, "kind": "metrics", "step": step, "loss": 1.0})
+    left = fold_many(view, events).eta_seconds
+    assert 100 <= left <= 2.0 * 100 * 1.5
+
+
+@pytest.mark.parametrize("state", ["created", "queued", "starting", "running", "finished", "stopped", "failed", "lost"])
+def test_a_run_is_over_once_nothing_more_can_come(state):
+    assert RunView(state=state).over == (state in ("finished", "stopped", "failed", "lost"))

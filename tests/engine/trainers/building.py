@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from engine.config.schema import read, resolved
-from engine.patches.head import fused_heads, with_our_op
+from engine.features.cut_cross_entropy import apply as cut_cross_entropy
+from engine.planning.auto import resolved
+from engine.rules import read
+from tests.engine.features.conftest import built_of
 from tests.engine.trainers.conftest import BASE
 
 
@@ -25,8 +27,9 @@ class Built:
 
         from engine.data.collate import collator_for
         from engine.data.prepare import prepare
+        from engine.features.load import load_model
         from engine.models.adapters import add_adapter
-        from engine.models.load import load_model, load_processing_class
+        from engine.models.load import load_processing_class
         from engine.trainers.job import Job
         from engine.trainers.table import method
 
@@ -52,9 +55,8 @@ class Built:
         for each in (self.model, self.reference):
             if each is not None:
                 each.double()
-        if exact_head:
-            for head in fused_heads(self.trainer):
-                head.forward = with_our_op(head.forward)
+        kernels = self.config.kernels.model_copy(update={"use_cut_ce": exact_head or self.config.kernels.use_cut_ce})
+        cut_cross_entropy.apply(self.config.model_copy(update={"kernels": kernels}), built_of(self.trainer))
         self.move()
         self.rows = [self.prepared.dataset[index] for index in range(min(4, len(self.prepared.dataset)))]
 

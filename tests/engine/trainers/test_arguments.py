@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.schema import read, resolved
+from engine.planning.auto import resolved
+from engine.rules import read
 from engine.trainers.table import METHODS, method
 
 TIERS = {False: False, True: True, "selective": True, "medium": True, "full": True}

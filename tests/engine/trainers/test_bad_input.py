@@ -6,8 +6,8 @@ import pytest
 
 from engine.config.facts import Facts
 from engine.config.files import put
-from engine.config.schema import read
 from engine.hardware import GiB, Machine
+from engine.rules import read
 from tests.engine.trainers.conftest import PAIRS, RATED, STEPS, lines
 
 CPU = Machine(cpu_count=2, memory_bytes=16 * GiB, disk_free_bytes=100 * GiB, name="cpu")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.caches import own_cache
 from tests.engine.trainers.building import Built
 from tests.engine.trainers.conftest import PAIRS, STEPS, TAUGHT, TEXTS
 from tests.engine.trainers.test_losses import both
@@ -43,7 +44,7 @@ def likeliest(built: Built, ids: list[int]) -> int:
 @pytest.mark.parametrize("kind", ["simpo", "orpo"])
 @torch.no_grad()
 def test_pairs_without_a_reference(tmp_path, monkeypatch, kind):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({"method.kind": kind, "method.beta": 0.5}, PAIRS, tmp_path)
     first = built.rows[0]
     hit = likeliest(built, first["prompt_ids"])
@@ -82,7 +83,7 @@ def test_pairs_without_a_reference(tmp_path, monkeypatch, kind):
 
 @torch.no_grad()
 def test_a_teachers_probabilities(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({"method.kind": "distill"}, TAUGHT, tmp_path)
     first = built.rows[0]
     learned = next(place for place, label in enumerate(first["labels"]) if place and label != -100)
@@ -114,7 +115,7 @@ def test_a_teachers_probabilities(tmp_path, monkeypatch):
 
 @torch.no_grad()
 def test_verdicts_on_steps(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({"method.kind": "prm"}, STEPS, tmp_path)
     with torch.enable_grad():
         found = logged(built)
@@ -132,7 +133,7 @@ def test_verdicts_on_steps(tmp_path, monkeypatch):
 
 @torch.no_grad()
 def test_texts_that_belong_together(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({"method.kind": "embedding"}, TEXTS, tmp_path)
     with torch.enable_grad():
         found = logged(built)

@@ -121,22 +121,6 @@ def test_a_request_is_answered_and_keeps_what_it_promises(train, source, monkeyp
     assert {path.name for path in run.checkpoints.glob("checkpoint-*")} == saved
 
 
-def test_a_loss_that_is_not_a_number_is_said_at_once(train, source, monkeypatch):
-    import engine.models.load as load
-
-    whole = load.load_model
-
-    def broken(config):
-        model = whole(config)
-        next(model.parameters()).data[0] = float("nan")
-        return model
-
-    monkeypatch.setattr(load, "load_model", broken)
-    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 2})
-    assert lines(run, "diverged")[0]["step"] == 1
-    assert lines(run, "metrics")[0]["loss"] is None
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -192,3 +176,28 @@ def test_pickled_weights_are_not_read(train, source, tmp_path):
     (folder / "model.safetensors").unlink()
     run = train({"model.name": str(folder), "data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
     assert "no safetensors" in lines(run, "failed")[0]["message"]
+
+
+def test_a_step_takes_what_the_clock_shows_and_waiting_is_reading_alone(train, source, monkeypatch):
+    """Between the callbacks of a step lies the reading of rows; what is slow there is the step's, and counted as waiting."""
+    from engine.data.collate import LanguageCollator
+
+    collate = LanguageCollator.__call__
+    monkeypatch.setattr(LanguageCollator, "__call__", lambda self, rows: (time.sleep(0.05), collate(self, rows))[1])
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "run.save_steps": 50, "run.logging_steps": 2})
+    found = lines(run, "metrics")
+    for before, line in list(pairwise(found))[1:]:
+        shown = line["step_seconds"] * (line["step"] - before["step"])
+        assert shown == pytest.approx(line["t"] - before["t"], rel=0.15, abs=0.03)
+        assert line["data_seconds"] <= line["step_seconds"]
+    # A batch is read ahead, so the reading of an epoch's first lies before it.
+    assert sum(line["data_seconds"] for line in found) / len(found) == pytest.approx(0.1, rel=0.3)
+
+
+def test_saving_and_evaluating_are_no_part_of_a_step(train, source, monkeypatch):
+    from engine.run import checkpoint
+
+    commit = checkpoint.commit
+    monkeypatch.setattr(checkpoint, "commit", lambda *args: (time.sleep(0.7), commit(*args))[1])
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "run.save_steps": 2, "optim.max_steps": 6})
+    assert max(line["step_seconds"] for line in lines(run, "metrics")[1:]) < 0.6

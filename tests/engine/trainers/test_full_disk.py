@@ -28,7 +28,7 @@ def test_a_disk_that_is_full_at_the_first_save_is_said_and_keeps_no_half(train, 
         (small / "others").write_bytes(bytes(space.f_bavail * space.f_frsize - room))
         train(folder=run, code=1)
         told = lines(run, "failed")[0]
-        assert (told["cause"], "the disk is full: checkpoint-4" in told["message"]) == ("error", True)
+        assert (told["cause"], "the disk is full: checkpoint-4" in told["message"]) == ("disk full", True)
         assert not list(run.checkpoints.glob("checkpoint-*"))
         (small / "others").unlink()
         train(folder=run)

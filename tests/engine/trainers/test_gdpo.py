@@ -7,6 +7,7 @@ import torch
 
 from engine.run.store import RunFolder
 from engine.trainers.gdpo import without_spread
+from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import CONVERSATIONS
 from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS, curve, ids_of, plain_loss, same_after_a_resume, sampled
@@ -37,7 +38,7 @@ def test_resuming_in_the_middle_of_a_buffer_equals_never_stopping(train, source,
 
 
 def test_advantages_are_those_of_each_reward_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**GDPO, "method.steps_per_generation": 4, "optim.per_device_train_batch_size": 4}, ROWS, tmp_path)
     trainer = built.trainer
     trainer.attach(RunFolder(tmp_path), None, 1, {})
@@ -68,7 +69,7 @@ def test_advantages_are_those_of_each_reward_by_itself(tmp_path, monkeypatch):
 )
 def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
     """With the advantages of the test above; all losses are GRPO's, where each has its test."""
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     settings = {**GDPO, **adapter, "method.steps_per_generation": 4, "method.beta": 0.1}
     built = Built({**settings, "optim.per_device_train_batch_size": 4}, ROWS, tmp_path, exact_head=exact_head)
     batches = sampled(built, tmp_path)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.config.counted import batches_per_epoch
 from engine.config.facts import DataFacts, Facts
+from engine.facts.counts import batches_per_epoch
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from engine.trainers.rollouts import EpochSampler
+from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 
@@ -147,7 +148,7 @@ def sampled(built, tmp_path):
 
 @pytest.mark.parametrize("sampled", [{}, {"method.num_iterations": 2}, {"method.steps_per_generation": 4}])
 def test_an_epoch_has_as_many_batches_as_the_estimate_counts(tmp_path, monkeypatch, sampled):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**GRPO, **sampled}, ROWS * 5, tmp_path)
     built.trainer.rewards.close()
     facts = Facts(data=DataFacts(rows=len(ROWS) * 5))
@@ -224,7 +225,7 @@ def plain_loss(built, batch, advantages, loss_type, sequence, high):
     ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
 )
 def test_gradients_of_every_loss_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     settings = {**GRPO, **adapter, "method.steps_per_generation": 4, "method.beta": 0.1}
     built = Built({**settings, "optim.per_device_train_batch_size": 4}, ROWS, tmp_path, exact_head=exact_head)
     batches = sampled(built, tmp_path)

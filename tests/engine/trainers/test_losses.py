@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from engine.config.preference import DpoLoss
-from engine.config.schema import read
-from tests.engine.patches.families import made
+from engine.rules import read
+from tests.caches import own_cache
+from tests.engine.features.families import made
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS
 
@@ -18,28 +19,40 @@ LORA = {"adapter.kind": "lora", "adapter.r": 4}
 TALKS = [{"messages": messages} for messages in CONVERSATIONS]
 LINES = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2}."} for number in range(24)]
 SCORED = [{**row, "score": number % 3} for number, row in enumerate(TEXTS) if "negative" not in row]
+ADDED = {"method.label_smoothing": 0.1, "method.z_loss": 0.01}
+ROBUST = {"method.loss_type": "robust", "method.label_smoothing": 0.1}
+MEANS = {"method.kind": "dpo", "method.dpo_norm_loss": True}
 APART = {"data.packing": True, "data.packing_cross_doc_attn_mask": True}
 
 
 def language(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
-    """The mean negative log-probability of the learned tokens, each document of a pack by itself."""
-    found = []
+    """The mean cross-entropy of the learned tokens, each document of a pack by itself: a share of a token's weight spread
+    over the vocabulary (arXiv:1512.00567, section 7), and the squared logarithm of the normaliser (arXiv:2204.02311, section
+    5)."""
+    found, method = [], built.config.method
     for row in rows:
         start = 0
         for length in row.get("seq_lengths") or [len(row["input_ids"])]:
             ids, labels = (row[part][start : start + length] for part in ("input_ids", "labels"))
-            spread = built.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-            found += [-spread[place - 1, ids[place]] for place in range(1, length) if labels[place] != -100]
+            logits = built.model(input_ids=torch.tensor([ids])).logits[0]
+            spread, normaliser = logits.log_softmax(-1), logits.exp().sum(-1).log()
+            for place in range(1, length):
+                if labels[place] != -100:
+                    own, every = -spread[place - 1, ids[place]], -spread[place - 1].mean()
+                    smooth = (1 - method.label_smoothing) * own + method.label_smoothing * every
+                    found.append(smooth + method.z_loss * normaliser[place - 1] ** 2)
             start += length
     return torch.stack(found).mean()
 
 
 def dpo(built: Built, rows: list[dict[str, Any]]) -> torch.Tensor:
-    """arXiv:2305.18290, equation 7; `robust` as in arXiv:2403.00409, equation 11; the likelihood as in arXiv:2404.19733."""
+    """arXiv:2305.18290, equation 7; `robust` as in arXiv:2403.00409, equation 11; the likelihood as in arXiv:2404.19733;
+    an answer's log-probability is the sum over its tokens, or their mean."""
     method, losses, chosen = built.config.method, [], []
+    whole = torch.mean if method.dpo_norm_loss else torch.sum
     for row in rows:
         ours, theirs = both(built, row), both(built, row, reference=True)
-        margin = method.beta * ((ours[0] - theirs[0]).sum() - (ours[1] - theirs[1]).sum())
+        margin = method.beta * (whole(ours[0] - theirs[0]) - whole(ours[1] - theirs[1]))
         right, wrong, swapped = torch.sigmoid(margin).log(), torch.sigmoid(-margin).log(), method.label_smoothing
         losses.append(((1 - swapped) * -right - swapped * -wrong) / (1 - 2 * swapped))
         chosen.append(ours[0])
@@ -185,9 +198,19 @@ CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] 
     ("sft", {}, TALKS, language),
     ("pretrain", {"method.kind": "pretrain"}, LINES, language),
     ("pretrain, packs kept apart", {"method.kind": "pretrain", **APART}, LINES, language),
+    ("sft, smoothed, with z-loss", ADDED, TALKS, language),
+    ("pretrain, smoothed", {"method.kind": "pretrain", "method.label_smoothing": 0.3}, LINES, language),
+    (
+        "pretrain, with z-loss, packs kept apart",
+        {"method.kind": "pretrain", "method.z_loss": 0.01, **APART},
+        LINES,
+        language,
+    ),
     ("dpo", {"method.kind": "dpo"}, PAIRS, dpo),
-    ("dpo, robust", {"method.kind": "dpo", "method.loss_type": "robust", "method.label_smoothing": 0.1}, PAIRS, dpo),
+    ("dpo, robust", {"method.kind": "dpo", **ROBUST}, PAIRS, dpo),
     ("dpo, with likelihood", {"method.kind": "dpo", "method.rpo_alpha": 0.5}, PAIRS, dpo),
+    ("dpo, by means", {**MEANS, "method.beta": 2.0}, PAIRS, dpo),
+    ("dpo, robust, by means, with likelihood", {**MEANS, **ROBUST, "method.rpo_alpha": 0.5}, PAIRS, dpo),
     ("kto", {"method.kind": "kto"}, RATED, kto),
     ("ipo", {"method.kind": "ipo"}, PAIRS, ipo),
     ("simpo", {"method.kind": "simpo", "method.cpo_alpha": 0.3}, PAIRS, simpo),
@@ -207,11 +230,18 @@ CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] 
 )
 @pytest.mark.parametrize(("settings", "rows", "plain"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_gradients_equal_plain_torch(tmp_path, monkeypatch, settings, rows, plain, adapter, exact_head, near):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**settings, **adapter}, rows, tmp_path, exact_head=exact_head)
     (loss, ours), (expected, theirs) = built.gradients(), built.of(plain)
     assert loss == pytest.approx(expected, rel=near)
     assert apart(ours, theirs) <= near
+
+
+def test_means_over_tokens_are_refused_with_just_those_losses_of_dpo_that_take_them_already_or_compare_nothing():
+    for name in get_args(DpoLoss):
+        reading = read({"method": {"kind": "dpo", "loss_type": name, "label_smoothing": 0.1, "dpo_norm_loss": True}})
+        refused = [finding.path for finding in reading.findings if finding.rule.startswith("means-over")]
+        assert refused == (["method.dpo_norm_loss"] if name in ("ipo", "sigmoid_norm", "sft") else []), name
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite", "cohere"])
@@ -220,7 +250,7 @@ def test_a_teacher_is_followed_through_a_models_own_cap_and_scale_of_its_logits(
 
     from engine.builtin import tiny
 
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
     model = made(family, vocab_size=len(tokenizer), max_position_embeddings=256)
     model.get_output_embeddings().weight.data.mul_(20)  # so that a cap of 5 bends them
@@ -234,7 +264,7 @@ def test_a_teacher_is_followed_through_a_models_own_cap_and_scale_of_its_logits(
 
 
 def test_smoothed_labels_are_refused_with_just_those_losses_of_dpo_that_they_would_not_change(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({"method.kind": "dpo"}, PAIRS, tmp_path)
     trainer, batch = built.trainer, built.collate(built.rows)
     for name in get_args(DpoLoss):

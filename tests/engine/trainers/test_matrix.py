@@ -12,8 +12,8 @@ import torch
 
 from engine.config.facts import Facts
 from engine.config.files import put
-from engine.config.schema import read
 from engine.hardware import GiB, Machine
+from engine.rules import read
 from engine.trainers.table import METHODS
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
 from tests.engine.trainers.test_grpo import GRPO

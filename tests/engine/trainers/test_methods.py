@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.caches import own_cache
 from tests.engine.trainers.building import Built
 from tests.engine.trainers.conftest import PAIRS, RATED, STEPS, TEXTS, lines
 
@@ -174,7 +175,7 @@ def test_an_embedding_model_finds_more_held_out_captions_and_its_loss_falls(
 def test_a_model_in_16_bits_is_judged_in_32(tmp_path, monkeypatch, kind, rows):
     import torch
 
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({"method.kind": kind}, rows, tmp_path)
     built.model.bfloat16()
     loss = built.trainer.compute_loss(built.model, dict(built.collate(built.rows)))

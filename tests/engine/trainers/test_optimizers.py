@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config.counted import parameters
-from engine.config.facts import Facts, model_facts
-from engine.config.footprint import state_bytes
-from engine.config.schema import read
+from engine.config.facts import Facts
+from engine.facts.counts import parameters
+from engine.facts.model_shape import model_facts
+from engine.planning.memory_model import state_bytes
+from engine.rules import read
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 
 pytest.importorskip("bitsandbytes", reason="the optimizers come from bitsandbytes")

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from engine.trainers.ppo import gae, token_rewards
+from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
 from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS, curve, ids_of, same_after_a_resume
@@ -108,7 +109,7 @@ def norms_in_float64(model):
     ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
 )
 def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     settings = {**PPO, **adapter, "method.steps_per_generation": 4, "optim.per_device_train_batch_size": 4}
     built = Built(settings, ROWS * 4, tmp_path, exact_head=exact_head)
     trainer = built.trainer
@@ -150,7 +151,7 @@ def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head,
 
 
 def test_the_value_head_learns_at_its_own_rate_and_does_not_decay(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     rates = {"optim.learning_rate": 1e-5, "optim.weight_decay": 0.5, "method.value_learning_rate": 0.25}
     trainer = Built({**PPO, **rates}, ROWS * 4, tmp_path).trainer
     trainer.rewards.close()
@@ -165,7 +166,7 @@ def test_the_value_head_learns_at_its_own_rate_and_does_not_decay(tmp_path, monk
 
 
 def test_the_divergence_is_taken_off_the_reward_token_by_token(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     settings = {**PPO, "method.steps_per_generation": 4, "optim.per_device_train_batch_size": 4, "method.beta": 0.5}
     built = Built({**settings, "method.gamma": 1.0, "method.lam": 1.0}, ROWS * 4, tmp_path)
     trainer = built.trainer
@@ -186,7 +187,7 @@ def test_the_divergence_is_taken_off_the_reward_token_by_token(tmp_path, monkeyp
 
 
 def test_an_answer_that_no_reward_applies_to_teaches_neither_policy_nor_value_head(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     (tmp_path / "some.py").write_text(
         "def some(completions):\n"
         "    return [None if place % 3 == 0 else place / 7 - 1 for place, _ in enumerate(completions)]\n"

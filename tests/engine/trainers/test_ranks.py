@@ -12,15 +12,17 @@ import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+from transformers import Trainer
 
 from engine.config.facts import Facts
-from engine.config.schema import read
+from engine.rules import read
 from engine.run import launch
 from engine.run.from_config import launch_config
 from engine.run.rollouts import read_group
 from engine.run.store import ENDED, RunFolder
 from engine.trainers.rollouts import EpochSampler
 from engine.trainers.saving import RunTrainer
+from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import BASE, CONVERSATIONS, lines, resumed_from
 from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS
@@ -67,7 +69,7 @@ def alone(tmp_path):
 @pytest.mark.parametrize("method", ["grpo", "ppo"])
 def test_a_shared_prompt_and_a_value_head_are_reduced_once(alone, tmp_path, monkeypatch, method):
     """Both lie outside of the one pass that DistributedDataParallel sees; two backward passes, since it complains late."""
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     made = built(method, 8, tmp_path)
     trainer = made.trainer
     batch = trainer._prepare_inputs([made.rows[row] for row in ASKED[:8]])
@@ -85,22 +87,17 @@ def test_a_shared_prompt_and_a_value_head_are_reduced_once(alone, tmp_path, monk
         assert apart(made._taken(loss)[1], expected[1]) < 1e-12
 
 
-class Loading:
-    """What transformers does for one of two processes: prompts in an order of their own, dealt out in batches."""
-
-    def get_train_dataloader(self):
+def test_a_resume_in_a_later_epoch_goes_on_in_that_epochs_order(monkeypatch):
+    def share_of_the_second(_):
+        """What transformers does for one of two processes: prompts in an order of their own, dealt out in batches."""
         rows = list(range(24))
         loader = DataLoader(rows, 2, sampler=EpochSampler(rows, 1, seed=7))
         return prepare_data_loader(loader, num_processes=2, process_index=1, use_seedable_sampler=True)
 
+    monkeypatch.setattr(Trainer, "get_train_dataloader", share_of_the_second)
 
-class Resumed(RunTrainer, Loading):
-    """Our mixin over it."""
-
-
-def test_a_resume_in_a_later_epoch_goes_on_in_that_epochs_order():
     def order(skipped):
-        loader = Resumed.get_train_dataloader(object.__new__(Resumed))
+        loader = RunTrainer.get_train_dataloader(object.__new__(RunTrainer))
         loader = skip_first_batches(loader, skipped) if skipped else loader
         loader.set_epoch(3)
         return [batch.tolist() for batch in loader]
@@ -139,7 +136,7 @@ def _rank(rank, method, batch, folder):
     ids=lambda value: value if isinstance(value, str) else {8: "whole groups", 6: "a group on both"}[value],
 )
 def test_a_step_of_two_processes_is_that_of_one(tmp_path, monkeypatch, method, batch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     torch.multiprocessing.spawn(_rank, (method, batch, str(tmp_path)), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     made = built(method, 2 * batch, tmp_path)

@@ -12,8 +12,9 @@ import pytest
 from engine.config.files import put
 from engine.config.method import METHODS
 from engine.config.recipes import recipe_mapping, recipes
-from engine.config.schema import fields, read
-from engine.data.look import look_at
+from engine.config.tree import fields
+from engine.data.gather_facts import look_at
+from engine.rules import read
 from engine.run.curves import LEADING, leading, ordered, words
 from engine.run.rollouts import read_group
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from engine.config.counted import rehearsed_steps, steps_a_sampling
 from engine.config.files import as_yaml
-from engine.config.schema import read
+from engine.facts.counts import rehearsed_steps, steps_a_sampling
 from engine.rehearse import Measuring
+from engine.rules import read
 from engine.run.store import RunFolder, create
 from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
 from tests.engine.trainers.test_grpo import GRPO

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.features.built import base_model
 from engine.run.store import RunFolder
 from engine.trainers.shared_prompts import answers_each
+from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS
 
@@ -32,7 +34,7 @@ def tokens_of(model):
 @pytest.mark.parametrize("method", [GRPO, PPO], ids=["grpo", "ppo"])
 @pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
 def test_gradients_are_those_of_the_plain_pass_from_fewer_tokens(tmp_path, monkeypatch, method, adapter):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**method, **adapter, **ONE_BATCH, "method.num_generations": 4}, ROWS, tmp_path, exact_head=True)
     trainer = built.trainer
     assert trainer.shares_prompts
@@ -43,7 +45,7 @@ def test_gradients_are_those_of_the_plain_pass_from_fewer_tokens(tmp_path, monke
     batch = dict(trainer._prepare_inputs([row for row in built.rows for _ in range(4)]))
     trainer.rewards.close()
     batch["advantages"] = torch.linspace(-1, 1, batch["advantages"].numel()).view(batch["advantages"].shape).double()
-    seen = tokens_of(trainer.base_of(trainer.model))
+    seen = tokens_of(base_model(trainer.model))
     found = []
     for shares in (True, False):
         trainer.shares_prompts = shares
@@ -62,7 +64,7 @@ def test_gradients_are_those_of_the_plain_pass_from_fewer_tokens(tmp_path, monke
 
 
 def test_the_same_answers_are_sampled(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**GRPO, **ONE_BATCH}, ROWS, tmp_path)
     trainer = built.trainer
     trainer.attach(RunFolder(tmp_path), None, 1, {})
@@ -84,7 +86,7 @@ def test_the_same_answers_are_sampled(tmp_path, monkeypatch):
 
 
 def test_a_group_that_ends_on_another_rank_is_sampled_without_sharing(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**GRPO, **ONE_BATCH}, ROWS, tmp_path)
     trainer = built.trainer
     trainer.rewards.close()
@@ -101,7 +103,7 @@ def test_a_group_that_ends_on_another_rank_is_sampled_without_sharing(tmp_path, 
     ids=["checkpointing", "offloading"],
 )
 def test_what_cannot_share_does_not(tmp_path, monkeypatch, settings):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**GRPO, **ONE_BATCH, **settings}, ROWS, tmp_path)
     built.trainer.rewards.close()
     assert not built.trainer.shares_prompts
@@ -109,7 +111,7 @@ def test_what_cannot_share_does_not(tmp_path, monkeypatch, settings):
 
 
 def test_a_sampling_for_several_batches_tears_groups_apart_and_the_receipt_says_what_is_left(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     several = {"optim.per_device_train_batch_size": 8, "optim.gradient_accumulation_steps": 2}
     trainer = Built({**GRPO, **ONE_BATCH, **several, "method.num_generations": 4}, ROWS, tmp_path).trainer
     assert "in sampling" in trainer.told()

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from engine.models import load
-from engine.patches import compose
+from engine.features import load
+from engine.features.auto_compose import apply as auto_compose
 from engine.run import control
 from engine.run.control import Controls
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
@@ -29,7 +29,7 @@ def ends(run, segment=None):
     ("asked", "code", "by"), [("stop", 0, "me"), ("save_stop", 0, "me"), (signal.SIGTERM, 143, "SIGTERM")]
 )
 def test_while_kernels_are_timed(train, source, monkeypatch, asked, code, by):
-    passes, found, real = [], [], compose._pass
+    passes, found, real = [], [], auto_compose._pass
     listening = Controls.listen
     monkeypatch.setattr(Controls, "listen", lambda self, writer: (found.append(self), listening(self, writer)))
 
@@ -44,7 +44,7 @@ def test_while_kernels_are_timed(train, source, monkeypatch, asked, code, by):
                 signal.raise_signal(asked)
         return seconds
 
-    monkeypatch.setattr(compose, "_pass", then_asked)
+    monkeypatch.setattr(auto_compose, "_pass", then_asked)
     given = settings(source, **{"kernels.kernel_auto_compose": True, "kernels.torch_compile": False})
     run = train(given, code=code)
     assert (len(passes), ends(run), lines(run, "started")) == (1, [(0, by)], [])

@@ -1,7 +1,11 @@
-"""On the import path of a test's processes: `engine.worker` is the small worker beside this file, without torch."""
+"""On the import path of a test's processes: `engine.worker` is the small worker beside this file, without torch.
+
+`SMALL_BALLAST` is the room that a run holds, for disks of a few hundred KiB.
+"""
 
 import importlib.abc
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -14,3 +18,8 @@ class SmallWorker(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, SmallWorker())
+
+if "SMALL_BALLAST" in os.environ:
+    from engine.run import store
+
+    store.BALLAST_BYTES = int(os.environ["SMALL_BALLAST"])

@@ -52,7 +52,8 @@ def test_json_has_the_agreed_shape(tmp_path: Path) -> None:
     place.write_text(GOOD + "sequence_len: 9\n")
     result = run(str(place), "--json")
     found = json.loads(result.output)
-    assert set(found) == {"ok", "findings"}
+    assert set(found) == {"ok", "findings", "data"}
+    assert found["data"]["truncated_share"] == {"value": None, "counted": None}
     assert found["ok"] is False
     assert [set(each) for each in found["findings"]] == [{"path", "severity", "rule", "message", "fix"}]
     assert found["findings"][0]["fix"] == {
@@ -176,7 +177,7 @@ def test_a_problem_of_the_rows_is_placed_once(problem: str, place: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "code", "words"),
-    [("error", 1, "rows.jsonl:2"), ("truncate", 0, "1 of 2 rows are longer than max_length 64 and will be cut")],
+    [("error", 1, "rows.jsonl:2"), ("truncate", 0, "1 of 2 rows is longer than max_length 64 and will be cut")],
 )
 def test_with_data_the_rows_are_counted_by_the_inspector(policy: str, code: int, words: str, tmp_path: Path) -> None:
     rows = [

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from engine.client import Inspector
 from engine.errors import UsageError, WorkbenchError
+from engine.figures import size
 from engine.hardware import this_machine
-from workbench.cli.estimate import command, gib
+from tests import warm
+from tests.caches import own_cache
+from workbench.cli.estimate import command
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_inspector() -> Iterator[None]:
+    with Inspector() as shared, warm.sharing(shared):
+        yield
 
 
 def run(*arguments: str) -> Result:
@@ -63,6 +75,15 @@ def test_a_rehearsal_is_of_this_machine_alone(config: Path) -> None:
     assert "not on 1xH100-80GB" in problem.message
 
 
+def test_a_scratch_folder_of_no_use_is_named_where_a_step_is_rehearsed(config: Path, monkeypatch: Any) -> None:
+    config.write_text("model:\n  name: builtin/tiny\ndata:\n  train: builtin/dates\n")
+    monkeypatch.setenv("WORKBENCH_SCRATCH", "/nowhere/at/all")
+    problem = run(str(config), "--rehearse").exception
+    assert isinstance(problem, WorkbenchError)
+    assert problem.message.startswith("/nowhere/at/all: a rehearsal cannot be written here: No such file")
+    assert "WORKBENCH_SCRATCH" in problem.hint
+
+
 def test_a_config_with_errors_is_not_rehearsed(config: Path) -> None:
     config.write_text(config.read_text() + "sequence_len: 3\n")
     found = run(str(config), "--rehearse")
@@ -74,7 +95,7 @@ def test_a_config_with_errors_is_not_rehearsed(config: Path) -> None:
 def test_a_rehearsal_measures_shows_its_error_and_is_remembered(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     monkeypatch.setenv("WORKBENCH_SCRATCH", str(tmp_path))
     config.write_text("model:\n  name: builtin/tiny\nadapter:\n  kind: none\ndata:\n  train: few.jsonl\n")
     rows = [{"prompt": "a" * size, "completion": "b"} for size in (3, 90, 5)]
@@ -89,13 +110,9 @@ def test_a_rehearsal_measures_shows_its_error_and_is_remembered(
     assert not list(tmp_path.glob("rehearsal-*"))
     later = run(str(config)).output
     assert f"{found['longest']} tokens" in later
-    assert gib(found["memory_peak"]) in later
+    assert size(found["memory_peak"]) in later
     config.write_text(config.read_text() + "optim:\n  per_device_train_batch_size: 2\n")
     assert "rehearsed" not in run(str(config)).output, "another batch size is another step"
-
-
-def test_bytes_are_readable() -> None:
-    assert [gib(size) for size in (3 * 1024**3, 5 * 1024**2, 2048, 0)] == ["3.0 GiB", "5.0 MiB", "2.0 KiB", "0.0 KiB"]
 
 
 def test_settings_beside_the_file_change_the_estimate(config: Path) -> None:

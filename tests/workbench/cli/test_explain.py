@@ -8,10 +8,10 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
-from engine.config.explain import Explanation, explain
-from engine.config.schema import SECTIONS, fields
 from engine.config.terms import TERMS
+from engine.config.tree import SECTIONS, fields
 from engine.errors import UsageError
+from engine.session.explain import Explanation, explain
 from workbench.cli.explain import command
 
 
@@ -25,7 +25,7 @@ def test_a_setting_says_what_it_takes_and_what_auto_means() -> None:
     assert re.search(r"auto, dpo +1e-05 with LoRA, 1e-06 with full weights\n", output)
     assert run("learning_rate").output == output
     assert "arXiv:2305.18290" in run("beta").output
-    assert "known, and refused by this version" in run("data.streaming").output
+    assert "known, and refused by this version" in run("run.backend").output
 
 
 def test_a_section_lists_its_settings() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.client import Inspector
+from tests import warm
+
 Write = Callable[..., Path]
+Preview = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -33,15 +35,22 @@ def config_file(shared_data: Path, tmp_path: Path) -> Write:
     return write
 
 
-def _run(*arguments: Any, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "workbench", "preview", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
+@pytest.fixture(scope="module")
+def inspector() -> Iterator[Inspector]:
+    """One for all: a real process that imports the tokenizers once; each question still gets a child of its own."""
+    with Inspector() as shared:
+        yield shared
+
+
+@pytest.fixture
+def preview(inspector: Inspector) -> Preview:
+    """`workbench preview` with these words, from its entry to its exit code, here."""
+
+    def run(*words: Any) -> subprocess.CompletedProcess[str]:
+        with warm.sharing(inspector):
+            return warm.here("preview", *map(str, words))
+
+    return run
 
 
 def _chat(question: str, answer: str) -> dict[str, Any]:
@@ -54,7 +63,8 @@ def test_json_has_the_shape_that_scripts_read_also_of_rows_named_beside_the_file
     rows = [_chat("a?", "one"), _chat("b?", "two")]
     (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     beside = f"data.train.0.path={tmp_path.name}/more.jsonl"
-    done = _run(config_file([_chat("c?", "three")]), beside, "--rows", 2, "--json", cwd=tmp_path.parent)
+    words = [str(config_file([_chat("c?", "three")])), beside, "--rows", "2", "--json"]
+    done = warm.command("preview", *words, cwd=tmp_path.parent, timeout=250)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {"method", "rows", "fingerprint"} <= set(found)
@@ -65,9 +75,11 @@ def test_json_has_the_shape_that_scripts_read_also_of_rows_named_beside_the_file
     assert (found["rows"][0]["truncated"], found["rows"][0]["images"]) == (False, [])
 
 
-def test_people_see_counts_and_marked_tokens_and_which_settings_did_nothing(config_file: Write) -> None:
+def test_people_see_counts_and_marked_tokens_and_which_settings_did_nothing(
+    preview: Preview, config_file: Write
+) -> None:
     rows = [_chat("[bold]a[/]?", "one \x1b[31m[/red]"), _chat("b?", "two")]
-    done = _run(config_file(rows), "data.max_lenght=9", "--row", 0, "--rows", 1)
+    done = preview(config_file(rows), "data.max_lenght=9", "--row", 0, "--rows", 1)
     assert done.returncode == 0, done.stderr
     assert "x data.max_lenght: must be a setting of data" in done.stderr
     assert "columns messages: messages (OpenAI) (2 rows)" in done.stdout
@@ -86,52 +98,56 @@ def test_people_see_counts_and_marked_tokens_and_which_settings_did_nothing(conf
         (["max_length"], 2, "must be of the form section.setting=value"),
     ],
 )
-def test_wrong_calls_say_why(config_file: Write, arguments: list[str], code: int, sentence: str) -> None:
-    done = _run(config_file([_chat("a?", "one")]), *arguments)
+def test_wrong_calls_say_why(
+    preview: Preview, config_file: Write, arguments: list[str], code: int, sentence: str
+) -> None:
+    done = preview(config_file([_chat("a?", "one")]), *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_pair_says_how_long_its_longest_side_is(config_file: Write) -> None:
+def test_a_pair_says_how_long_its_longest_side_is(preview: Preview, config_file: Write) -> None:
     pair = {"prompt": "2 + 2?", "chosen": "4, of course, as anyone can see", "rejected": "5"}
     path = config_file([pair], method="dpo")
-    found = json.loads(_run(path, "--json").stdout)["rows"][0]
+    found = json.loads(preview(path, "--json").stdout)["rows"][0]
     sides = [len(found["parts"]["prompt"]) + len(found["parts"][side]) for side in ("chosen", "rejected")]
     both = sum(len(part) for part in found["parts"].values())
     assert max(sides) < both
-    assert f"{both} tokens (longest side {max(sides)})" in _run(path).stdout
+    assert f"{both} tokens (longest side {max(sides)})" in preview(path).stdout
 
 
-def test_a_search_in_vain_and_worst_rows_that_are_not_there_are_said(config_file: Write) -> None:
+def test_a_search_in_vain_and_worst_rows_that_are_not_there_are_said(preview: Preview, config_file: Write) -> None:
     path = config_file([_chat("2 + 2?", "4")])
     for arguments, words in (
         (("--search", "zebra"), "No row holds 'zebra'."),
         (("--worst", "masked"), "Every row has something to learn."),
         (("--worst", "truncated"), "No row is cut."),
     ):
-        done = _run(path, *arguments)
+        done = preview(path, *arguments)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, words)
-    done = _run(path, "--search", "")
+    done = preview(path, "--search", "")
     assert (done.returncode, done.stderr.strip()) == (1, "Error: a search needs some text")
 
 
-def test_a_config_that_is_not_there_and_rows_that_are_bad(config_file: Write, tmp_path: Path) -> None:
-    done = _run(tmp_path / "no.yaml")
+def test_a_config_that_is_not_there_and_rows_that_are_bad(preview: Preview, config_file: Write, tmp_path: Path) -> None:
+    done = preview(tmp_path / "no.yaml")
     assert done.returncode == 2
     assert "no.yaml" in done.stderr
-    done = _run(config_file([_chat("a?", "one"), {"messages": 7}]))
+    done = preview(config_file([_chat("a?", "one"), {"messages": 7}]))
     assert done.returncode == 1
     assert "rows.jsonl:2: column messages must hold a list of messages" in done.stderr
 
 
-def test_a_terminal_gets_colour_and_underline_and_no_markup() -> None:
+def test_a_terminal_gets_colour_and_underline_and_a_pipe_gets_marks() -> None:
     from workbench.cli.preview import marked
 
-    part = [{"id": 1, "text": "[b]q\x1b[0m", "trained": False}, {"id": 2, "text": "answer", "trained": True}]
-    text = marked(part, colour=True)
-    assert text.plain == "[b]q␛[0manswer"
-    assert [(span.start, span.end, str(span.style)) for span in text.spans] == [(8, 14, "green underline")]
+    part = [{"id": 1, "text": "[b]q", "trained": False}, {"id": 2, "text": "answer", "trained": True}]
+    assert [(text, dict(look)) for text, look in marked(part, colour=True)] == [
+        ("[b]q", {}),
+        ("answer", {"fg": "green", "underline": True}),
+    ]
+    assert "".join(text for text, _ in marked(part, colour=False)) == "[b]q‹answer›"
 
 
 @pytest.mark.slow  # the hub's client tries again for half a minute and more
@@ -142,7 +158,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence_with_the_way_out(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     (tmp_path / "rows.jsonl").write_text(json.dumps(_chat("a", "b")) + "\n")
     (tmp_path / "run.yaml").write_text("model:\n  name: no-org/no-model\ndata:\n  train:\n    - path: rows.jsonl\n")
-    done = _run(tmp_path / "run.yaml")
+    done = warm.command("preview", str(tmp_path / "run.yaml"), timeout=250)
     assert done.returncode == 1
     assert "no-org/no-model is neither a folder here nor to be had from the hub" in done.stderr
     assert "Check the name and the network, or download it on another machine" in done.stderr

@@ -18,6 +18,7 @@ from engine.errors import UsageError, WorkbenchError
 from engine.run import launch, store
 from engine.run.process import send
 from engine.run.store import ENDED, RunFolder
+from tests import warm
 from workbench.__main__ import cli
 from workbench.cli.runs import command as runs_command
 
@@ -45,9 +46,8 @@ def place(tmp_path, monkeypatch):
                 send(who, signal.SIGKILL)
 
 
-def workbench(place, *words, **more):
-    argv = [sys.executable, "-P", "-m", "workbench", *words]
-    return subprocess.run(argv, cwd=place, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, **more)
+def workbench(place, *words):
+    return warm.command(*words, cwd=place)
 
 
 def long(monkeypatch, **more):
@@ -72,7 +72,21 @@ def test_train_runs_to_the_end_and_the_other_commands_know_it(place):
     assert "✓ finished: my-0001, 60 steps" in done.stderr
     assert done.stdout == ""
     (listed,) = json.loads(workbench(place, "runs", "--json").stdout)
-    keys = {"id", "state", "method", "model", "step", "max_steps", "loss", "started", "ended", "cause"}
+    keys = {
+        "id",
+        "state",
+        "method",
+        "model",
+        "step",
+        "max_steps",
+        "loss",
+        "started",
+        "ended",
+        "cause",
+        "cause_kind",
+        "diverged_at",
+        "silent_seconds",
+    }
     assert set(listed) == keys
     assert (listed["id"], listed["state"], listed["step"], listed["max_steps"]) == ("my-0001", "finished", 60, 60)
     assert listed["ended"] >= listed["started"]
@@ -264,7 +278,7 @@ def test_with_a_terminal_ctrl_c_asks_and_leaves_the_run_going(place, monkeypatch
     read_until(b"go on watching")
     read_until(b"[l]:")
     os.write(terminal, b"\r")
-    read_until(b"`workbench watch my-0001` shows it")
+    read_until(b"workbench watch my-0001` shows it")
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from engine.config.draft import Draft
 from engine.hardware import Gpu, Machine
-from engine.memory.estimate import Estimate
+from engine.planning.estimate import Estimate
+from engine.session.collector import FactsCollector
+from engine.session.draft import Draft
 from workbench.app import WorkbenchApp
-from workbench.screens.background import Background
 
 Compare = Callable[..., bool]
 SOUND = """version: 1
@@ -38,13 +38,13 @@ optim: {learnign_rate: 1e-4, num_train_epochs: lots}
 
 @pytest.fixture(autouse=True)
 def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    import engine.data.look as look
+    import engine.data.gather_facts as look
 
     card = Gpu("NVIDIA H100 80GB HBM3", 79 * (1 << 30), (9, 0))
     machine = Machine((card,), 16, 128 << 30, 512 << 30, "box")
     monkeypatch.setattr(look, "this_machine", lambda folder=".": machine)
-    monkeypatch.setattr("workbench.screens.build.estimate", guess)
-    monkeypatch.setattr(Background, "_ask", lambda self: None)  # no inspector: its answers come when they come
+    monkeypatch.setattr("engine.session.build.estimate", guess)
+    monkeypatch.setattr(FactsCollector, "_ask_due", lambda self: None)  # no inspector: its answers come when they come
     monkeypatch.setattr(
         "workbench.screens.background._logout", lambda: (False, "This machine does not end your processes at logout.")
     )

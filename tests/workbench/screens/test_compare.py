@@ -52,7 +52,7 @@ async def test_marked_runs_are_laid_over_each_other_with_what_differs_and_what_t
         await pilot.press("c")
         await until(pilot, lambda: isinstance(app.screen, CompareScreen) and "optim.learning_rate" in shown(app))
         text = " ".join(shown(app).split())
-        lines = app.screen.query_one(Chart)._lines
+        lines = app.screen.query_one(Chart).curves.lines
         order = [line.name for line in lines]
         assert sorted(order) == ["quick-0001", "slow-0001"]
         rates = {"slow-0001": "0.0001", "quick-0001": "0.0003"}
@@ -110,8 +110,8 @@ async def test_four_runs_in_sixty_columns_break_no_word_and_keep_their_signs(mak
         chart = screen.query_one(Chart)
         while chart.title != "reward margin":
             await pilot.press("v")
-        assert [line.tone for line in chart._lines] == [0, 2, 3]
-        assert [column.tone for column in chart._fetch()] == [0, 2, 3]
+        assert [line.tone for line in chart.curves.lines] == [0, 2, 3]
+        assert [column.tone for column in chart.curves.fetched(chart.size.width)] == [0, 2, 3]
         legend = shown(app).splitlines()[2]
         assert [legend.index(sign) for sign in (signs[0], signs[2], signs[3])]
         assert signs[1] not in legend

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from engine.errors import WorkbenchError
-from engine.run import launch
+from engine.run import launch, stack
+from engine.run.stopping import ways
 from workbench.app import WorkbenchApp
 from workbench.panels.cause import PostMortem
 from workbench.panels.chart import Chart
 from workbench.panels.glyphs import STATES
 from workbench.panels.watching import Lines, Numbers, Receipt, Samples
 from workbench.screens.batch import BatchScreen
+from workbench.screens.dialog import Show
 from workbench.screens.monitor import MonitorScreen
-from workbench.screens.stop import ways
 
 Shown = Callable[[Any], str]
 
@@ -157,7 +158,7 @@ async def test_the_stop_menu_says_what_is_kept_how_long_it_takes_and_what_can_be
         await pilot.press("s")
         await pilot.pause(0.2)
         assert "Keeps all 67 steps (about 1.2 s, 40.0 MiB)." in shown(app)
-        text = "\n".join(" ".join(item.text.plain.split()) for item in ways(app.screen_stack[-2].view))
+        text = "\n".join(way.keeps for way in ways(app.screen_stack[-2].view))
         assert text.splitlines() == [
             "Keeps all 67 steps (about 1.2 s, 40.0 MiB). It can be resumed.",
             "Keeps all steps so far (about 1.2 s, 40.0 MiB). The run continues.",
@@ -174,8 +175,7 @@ async def test_a_run_without_a_checkpoint_says_that_stopping_now_keeps_nothing(m
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause(0.2)
         now = ways(app.screen.view)[-1]
-    assert now.text is not None
-    assert " ".join(now.text.plain.split()) == "Keeps nothing: there is no checkpoint yet. 7 steps are lost."
+    assert now.keeps == "Keeps nothing: there is no checkpoint yet. 7 steps are lost."
 
 
 async def test_a_request_and_its_answer_are_shown(make_run: Any, shown: Shown, writer: Any) -> None:
@@ -273,6 +273,35 @@ async def test_a_resume_that_is_refused_says_why(make_run: Any, shown: Shown, mo
         await pilot.pause(0.2)
         await pilot.press("R")
         await until(pilot, lambda: "the disk is full. Free some space." in shown(app))
+
+
+async def test_rows_that_differ_are_named_and_nothing_goes_on_before_a_person_accepts_them(
+    make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("stopped")
+    resumed: list[dict[str, Any]] = []
+
+    def resume(folder: Any, **how: Any) -> Any:
+        resumed.append(how)
+        return run.checkpoints / "checkpoint-60", []
+
+    monkeypatch.setattr(launch, "resume", resume)
+    said = ["data.train: row 3 of 40 differs from what the run was trained on"]
+    monkeypatch.setattr("engine.resume.data_changes", lambda folder, on_progress=None: said)
+    app = app_of(run)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("R")
+        await until(pilot, lambda: "row 3 of 40 differs" in shown(app))
+        assert "--against" in shown(app)
+        await pilot.press("enter")
+        await pilot.pause(0.2)
+        assert resumed == []
+        await pilot.press("R")
+        await until(pilot, lambda: "Go on with the rows as they are now" in shown(app))
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: "goes on from checkpoint-60" in shown(app))
+    assert resumed == [{"accept_data": True}]
 
 
 async def test_every_page_shows_its_part_and_hostile_text_stays_text(make_run: Any, shown: Shown, hostile: str) -> None:
@@ -487,7 +516,7 @@ async def test_other_curves_come_into_the_large_chart_and_keys_act_on_it_from_an
         assert chart.title.startswith("tokens")
         app.set_focus(None)
         await pilot.press("L", "m", "left")
-        assert (chart.log_scale, chart.smoothing, chart.cursor) == (True, "mean", 60)
+        assert (chart.log_scale, chart.curves.smoothing, chart.cursor) == (True, "mean", 60)
         await pilot.press("escape")
         assert chart.cursor is None
 
@@ -551,3 +580,34 @@ async def test_every_number_is_named_in_full_at_80_columns(make_run: Any, shown:
         ["token", "accuracy", "60", "%"],
         ["held-out", "50", "%"],
     ]
+
+
+async def test_the_stack_of_the_worker_is_shown_in_a_dialog_that_can_be_left(
+    make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f'  File "train.py", line {number} in step_{number}' for number in range(60)]
+    monkeypatch.setattr(stack, "ask", lambda run: "\n".join(["Thread 0x1 (most recent call first):", *lines]))
+    app = app_of(make_run())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("K")
+        await until(pilot, lambda: isinstance(app.screen, Show))
+        await pilot.pause(0.1)
+        text = shown(app)
+        assert "Where the worker of dates-0001 is" in text
+        assert "most recent call first" in text
+        assert "line 3 in step_3" in text
+        assert "esc back" in text
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, MonitorScreen))
+
+
+async def test_a_worker_that_is_not_there_to_ask_is_told_in_a_sentence(make_run: Any, shown: Shown) -> None:
+    app = app_of(make_run("finished"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("K")
+        await until(pilot, lambda: "asking the worker" not in shown(app))
+        await pilot.pause(0.2)
+        assert isinstance(app.screen, MonitorScreen)
+        assert "no worker" in shown(app)

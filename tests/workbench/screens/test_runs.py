@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ async def listed(pilot: Any, count: int) -> RunTable:
     raise AssertionError("the runs were not listed")
 
 
+async def test_a_run_that_nobody_can_look_after_is_a_line_that_says_why(make_run: Any, shown: Shown) -> None:
+    run = make_run()
+    odd = make_run(name="odd")
+    odd.json.unlink()
+    os.mkfifo(odd.json)
+    async with app_of(run.path.parent).run_test(size=(160, 24)) as pilot:
+        await listed(pilot, 2)
+        text = shown(pilot.app)
+    assert "run.json is not a plain file" in next(line for line in text.splitlines() if odd.id in line)
+    assert "running" in next(line for line in text.splitlines() if run.id in line)
+
+
 async def test_a_line_tells_state_method_step_loss_and_disk(make_run: Any, shown: Shown) -> None:
     run = make_run()
     make_run("failed", name="other", method="embedding")
@@ -47,7 +60,7 @@ async def test_a_line_tells_state_method_step_loss_and_disk(make_run: Any, shown
     assert "60/100" in line
     assert "0.2" in line
     assert "█" in line
-    assert "MiB" in line
+    assert "KiB" in line
     other = next(line for line in text.splitlines() if "other-0001" in line)
     assert "✗ failed" in other
     assert " embedding " in other, "whole, in the narrowest window too"
@@ -186,6 +199,37 @@ async def test_resume_says_what_came_of_it(make_run: Any, shown: Shown, monkeypa
                 return
             await pilot.pause(0.05)
     raise AssertionError("nothing was said")
+
+
+async def test_a_resume_from_the_list_asks_too_where_rows_differ(
+    make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("stopped")
+    resumed: list[dict[str, Any]] = []
+
+    def resume(folder: Any, **how: Any) -> Any:
+        resumed.append(how)
+        return folder.checkpoints / "checkpoint-60", []
+
+    monkeypatch.setattr(launch, "resume", resume)
+    monkeypatch.setattr("engine.resume.data_changes", lambda folder, on_progress=None: ["data.train: row 3 differs"])
+    app = app_of(run.path.parent)
+
+    async def shows(pilot: Any, words: str) -> None:
+        for _ in range(100):
+            if words in shown(app):
+                return
+            await pilot.pause(0.05)
+        raise AssertionError(words)
+
+    async with app.run_test(size=(80, 24)) as pilot:
+        await listed(pilot, 1)
+        await pilot.press("R")
+        await shows(pilot, "row 3 differs")
+        assert resumed == []
+        await pilot.press("down", "enter")
+        await shows(pilot, "goes on from checkpoint-60")
+    assert resumed == [{"accept_data": True}]
 
 
 async def test_an_empty_list_says_how_to_begin(tmp_path: Path, shown: Shown) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from engine.config.draft import Draft
 from engine.run import checkpoint
+from engine.session.draft import Draft
 from workbench.app import WorkbenchApp
 from workbench.panels.run_table import RunTable
 from workbench.screens import runs as runs_module

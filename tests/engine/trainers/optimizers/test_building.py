@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from engine.config.counted import Parameters
-from engine.config.footprint import state_bytes
 from engine.config.optim import Optim
 from engine.config.optimizers import BUILT_HERE, KINDS, MATRICES_ONLY, PROJECTED
 from engine.errors import WorkbenchError
+from engine.facts.counts import Parameters
+from engine.planning.memory_model import state_bytes
 from engine.trainers.optimizers.building import optimizer_for, projected, split, told
 
 PACKAGES = {"pytorch-optimizer": "pytorch_optimizer", "schedulefree": "schedulefree", "bitsandbytes": "bitsandbytes"}
@@ -106,10 +106,12 @@ def by_hand(name: str, model: nn.Module) -> list[Any]:
         return [pytorch_optimizer.GaLore(low + rest, lr=3e-3, eps=1e-8)]
     if name == "adopt":
         return [pytorch_optimizer.ADOPT(groups, lr=3e-3, weight_decouple=True)]
+    if name == "flash_adamw":
+        return [pytorch_optimizer.FlashAdamW(groups, lr=3e-3)]
     return [pytorch_optimizer.CAME(groups, lr=3e-3)]
 
 
-@pytest.mark.parametrize("name", ["muon", "adopt", "came", "schedule_free_adamw", "galore_adamw"])
+@pytest.mark.parametrize("name", ["muon", "adopt", "came", "flash_adamw", "schedule_free_adamw", "galore_adamw"])
 def test_weights_move_as_by_the_librarys_own_class(name):
     ours, theirs = Model(), Model()
     steps(ours, built(ours, section(name)), 0, 6)
@@ -226,7 +228,7 @@ def test_the_receipt_counts_what_each_part_moves(name):
         (r".*\.1\.up", {"layers.1.up"}),
         (["nothing"], set()),
     ],
-    ids=str,
+    ids=["all-linear", "down", "pattern", "nothing"],
 )
 def test_galore_projects_the_layers_that_are_named(named, taken):
     optim, model = section("galore_adamw", optim_target_modules=named), Model()
@@ -266,6 +268,24 @@ def test_the_estimate_counts_the_states_that_are_there(name):
     # In a model of this size the code of 8-bit states, weights too small for 8 bits, and sums of rows weigh more.
     room = {"q_galore_adamw_8bit": 0.35, "came": 0.15}.get(name, 0.02)
     assert held_bytes(optimizer) == pytest.approx(state_bytes(config, counts), rel=room)
+
+
+def test_flash_adamw_moves_weights_of_16_bits_by_less_than_they_can_show_and_the_estimate_knows_what_that_takes():
+    optim, model = section("flash_adamw").model_copy(update={"learning_rate": 1e-5}), Model().bfloat16()
+    optimizer = built(model, optim)
+    weight = next(weight for weight in model.parameters() if weight.requires_grad)
+    start, exact = weight.detach().clone(), weight.detach().double().mean().item()
+    for _ in range(200):
+        for each in model.parameters():
+            each.grad = torch.ones_like(each)
+        optimizer.step()
+    assert not torch.equal(weight, start)
+    moved = optimizer.get_fp32_model_state_dict(model)
+    name = next(name for name, each in model.named_parameters() if each is weight)
+    assert exact - moved[name].double().mean().item() == pytest.approx(200 * 1e-5, rel=0.3)
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    config = SimpleNamespace(optim=optim, model=SimpleNamespace(dtype="bfloat16"), adapter=SimpleNamespace(kind="none"))
+    assert held_bytes(optimizer) == pytest.approx(state_bytes(config, Parameters(trained, trained, 0, ())), rel=0.02)
 
 
 def test_a_group_that_is_added_later_belongs_to_adamw():

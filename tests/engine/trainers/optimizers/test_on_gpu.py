@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from engine.config.counted import Parameters
-from engine.config.footprint import state_bytes
 from engine.config.optimizers import BUILT_HERE, PROJECTED
+from engine.facts.counts import Parameters
+from engine.planning.memory_model import state_bytes
 from tests.engine.trainers.optimizers.test_building import Model, built, give_gradients, section, whole_and_resumed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -46,13 +46,13 @@ def optimizer_in_receipt(run):
 
 def test_schedule_free_shows_and_saves_its_average_and_trains_on(train, source, tmp_path, monkeypatch):
     pytest.importorskip("schedulefree")
-    answering, answer = [], engine.generate.generate
+    answering, answer = [], engine.generate.complete
 
     def noted(model, *args, **kwargs):
         answering.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
         return answer(model, *args, **kwargs)
 
-    monkeypatch.setattr(engine.generate, "generate", noted)
+    monkeypatch.setattr(engine.generate, "complete", noted)
     flat = {"optim.lr_scheduler_type": "constant_with_warmup", "optim.warmup_steps": 2}
     held_out = {"data.eval": [{"path": source(CONVERSATIONS[:8])}], "run.eval_steps": 2}
     shown = {"run.prompts": ["What comes after 3?"], "run.prompts_steps": 2, "run.max_new_tokens": 3}
@@ -91,10 +91,10 @@ def held_out_loss(run):
     from transformers import AutoModelForCausalLM
 
     from engine.config.files import load
-    from engine.config.schema import read
     from engine.data.collate import collator_for
     from engine.data.prepare import prepare
     from engine.models.load import load_processing_class
+    from engine.rules import read
 
     config = read(load(run.config).mapping).config
     tokenizer = load_processing_class(config)
@@ -123,6 +123,20 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(train, source,
     assert any("exp_avg_sq" in state for state in saved) == (adapter == "none")
     if adapter == "none":
         resumes_exactly(train, run, tmp_path / "again")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_flash_adamw_keeps_8_bits_and_what_rounding_took_and_resumes_exactly(train, source, tmp_path, dtype):
+    pytest.importorskip("pytorch_optimizer")
+    run = train(settings(source, "flash_adamw", **{"model.dtype": dtype, "optim.weight_decay": 0.01}))
+    assert losses(run)[6] < losses(run)[1]
+    assert optimizer_in_receipt(run)["effective"] == "pytorch_optimizer.FlashAdamW"
+    states = torch.load(run.checkpoints / "checkpoint-6" / "optimizer.pt", weights_only=True)["state"].values()
+    kinds = {name.replace("::", " "): state[name].dtype for state in states for name in state}
+    rest = {"error_bits": torch.int8} if dtype == "bfloat16" else {}
+    moments = {"exp_avg quantized": torch.int8, "exp_avg_sq quantized": torch.uint8}
+    assert kinds == {**moments, **dict.fromkeys(("exp_avg scales", "exp_avg_sq scales"), torch.float16), **rest}
+    resumes_exactly(train, run, tmp_path / "again")
 
 
 @pytest.mark.slow

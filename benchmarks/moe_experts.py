@@ -1,0 +1,230 @@
+"""Experts with LoRA beside their peers on one CUDA device: time, extra memory and the floor, in one run.
+
+    python benchmarks/moe_experts.py [WORK ...] [--results benchmarks/results.csv] [--commit HASH]
+
+Works are `even skewed long mixtral olmoe many gptoss`: shapes of Qwen3-30B-A3B with 4,096 tokens spread evenly, unevenly,
+and with 16,384, then those of other models. Forward and backward, frozen base in bfloat16, adapters on both projections.
+Refuses to report while the accuracy cases fail; everyone's result and gradients must agree with a float32 reference.
+The floor is the larger of the base products at 790 TFLOP/s and of the weights read twice with each tensor of rows written
+and read once at 3.0 TB/s (one H100 SXM).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from _accuracy import refuse_while_red
+from _figures import Results, result_options
+from dense_kernels import contest
+
+from engine.kernels.experts import ExpertLoRA, expert_mlp, expert_mlp_reference
+
+BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
+SCALE = 2.0
+Step = Callable[[], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One block of experts; `skew` spreads the router's preferences."""
+
+    experts: int
+    hidden: int
+    width: int
+    top_k: int
+    tokens: int
+    rank: int = 16
+    skew: float = 0.0
+
+    @property
+    def shape(self) -> str:
+        skewed = f" skew {self.skew}" if self.skew else ""
+        return f"E{self.experts} H{self.hidden} I{self.width} k{self.top_k} r{self.rank} T{self.tokens}{skewed}"
+
+    @property
+    def floor(self) -> float:
+        slots = self.tokens * self.top_k
+        products = 12 * slots * self.hidden * self.width / FLOP_PER_MS
+        weights = 2 * 3 * self.experts * self.hidden * self.width * 2
+        rows = 2 * 2 * slots * (2 * self.hidden + 3 * self.width) * 2
+        return max(products, (weights + rows) / BYTES_PER_MS)
+
+
+QWEN = Work(128, 2048, 768, 8, 4096)
+WORKS = {
+    "even": QWEN,
+    "skewed": Work(128, 2048, 768, 8, 4096, skew=0.5),
+    "long": Work(128, 2048, 768, 8, 16_384),
+    "mixtral": Work(8, 4096, 14_336, 2, 4096),
+    "olmoe": Work(64, 2048, 1024, 8, 4096),
+    "many": Work(256, 2048, 512, 8, 4096),
+    "gptoss": Work(32, 2880, 2880, 4, 4096),
+}
+
+
+class Block:
+    """Inputs of one work, and everyone's forward and backward over them."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        experts, hidden, width, rank = work.experts, work.hidden, work.width, work.rank
+        generator = torch.Generator(device="cuda").manual_seed(3)
+
+        def drawn(*shape: int, scale: float = 0.02) -> torch.Tensor:
+            return (torch.randn(shape, device="cuda", generator=generator) * scale).bfloat16()
+
+        self.gate_up, self.down = drawn(experts, 2 * width, hidden), drawn(experts, hidden, width)
+        self.x, self.dy = (drawn(work.tokens, hidden, scale=1.0) for _ in range(2))
+        logits = torch.randn(work.tokens, experts, device="cuda", generator=generator)
+        logits += work.skew * torch.randn(experts, device="cuda", generator=generator)
+        routing, self.ids = torch.softmax(logits, -1).topk(work.top_k, -1)
+        self.routing = (routing / routing.sum(-1, keepdim=True)).bfloat16()
+        self.factors = [
+            drawn(experts, rank, hidden), drawn(experts, 2 * width, rank), drawn(experts, rank, width),
+            drawn(experts, hidden, rank),
+        ]  # fmt: skip
+
+    def gradients(self, block: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        out = block(*leaves)
+        return out, *torch.autograd.grad(out, leaves, self.dy.to(out.dtype))
+
+    def leaves(self, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+        return [each.to(dtype, copy=True).requires_grad_() for each in (self.x, *self.factors)]
+
+    def ours(self) -> Step:
+        leaves = self.leaves()
+        return lambda: self.gradients(lambda *t: self._mlp(expert_mlp, *t), leaves)
+
+    def truth(self) -> tuple[torch.Tensor, ...]:
+        return self.gradients(lambda *t: self._mlp(expert_mlp_reference, *t), self.leaves(torch.float32))
+
+    def _mlp(self, op: Callable[..., torch.Tensor], x: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
+        weights = (each.to(x.dtype) for each in (self.gate_up, self.down))
+        loras = {"gate_up_lora": ExpertLoRA(*factors[:2], SCALE), "down_lora": ExpertLoRA(*factors[2:], SCALE)}
+        return op(x, self.ids, self.routing, *weights, **loras)
+
+    def split(self, compiled: bool) -> Step:
+        """torch's grouped products with the factors kept apart, gathered and added up in plain torch."""
+
+        def adapted(rows, weight, a, b, ends):
+            inner = F.grouped_mm(rows, a.transpose(1, 2), offs=ends)
+            return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends) + SCALE * F.grouped_mm(
+                inner, b.transpose(1, 2), offs=ends
+            )
+
+        def block(x, a1, b1, a2, b2):
+            experts, top_k, width = self.work.experts, self.work.top_k, self.work.width
+            owner, order = torch.sort(self.ids.reshape(-1))
+            ends = torch.cumsum(torch.histc(owner.int(), experts, 0, experts - 1), 0, dtype=torch.int32)
+            both = adapted(x[order // top_k], self.gate_up, a1, b1, ends)
+            h = F.silu(both[:, :width]) * both[:, width:]
+            rows = adapted(h, self.down, a2, b2, ends) * self.routing.reshape(-1)[order][:, None]
+            place = torch.empty_like(order)
+            place[order] = torch.arange(order.numel(), device=order.device)
+            return rows[place].view(x.shape[0], top_k, -1).sum(1)
+
+        run, leaves = torch.compile(block, dynamic=False) if compiled else block, self.leaves()
+        return lambda: self.gradients(run, leaves)
+
+    def peft(self) -> Step:
+        """transformers' grouped experts under PEFT's adapters of parameters, as a user gets them."""
+        from peft import LoraConfig, get_peft_model
+        from transformers import Qwen3MoeConfig
+        from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+        work = self.work
+        config = Qwen3MoeConfig(
+            hidden_size=work.hidden, moe_intermediate_size=work.width, num_experts=work.experts,
+            num_experts_per_tok=work.top_k,
+        )  # fmt: skip
+        config._experts_implementation = "grouped_mm"
+        ids, routing = self.ids, self.routing
+
+        class Around(torch.nn.Module):
+            def __init__(self, experts: torch.nn.Module) -> None:
+                super().__init__()
+                self.experts = experts
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.experts(x, ids, routing)
+
+        with torch.device("meta"):
+            experts = Qwen3MoeExperts(config)
+        experts.gate_up_proj, experts.down_proj = (
+            torch.nn.Parameter(each, requires_grad=False) for each in (self.gate_up, self.down)
+        )
+        targets = ["experts.gate_up_proj", "experts.down_proj"]
+        lora = LoraConfig(r=work.rank, lora_alpha=int(work.rank * SCALE), target_modules=[], target_parameters=targets)
+        model = get_peft_model(Around(experts), lora, autocast_adapter_dtype=False)
+        x = self.x.clone().requires_grad_()
+        leaves = [x, *(each for name, each in model.named_parameters() if "lora_" in name)]
+
+        def step() -> tuple[torch.Tensor, ...]:
+            return torch.autograd.grad(model(x), leaves, self.dy)
+
+        return step
+
+    def products(self) -> Step:
+        """The four base products alone, of rows that are sorted already."""
+        ends = torch.bincount(self.ids.flatten(), minlength=self.work.experts).cumsum(0).int()
+        slots = self.ids.numel()
+        rows, both, h = (
+            torch.randn(slots, n, device="cuda").bfloat16()
+            for n in (self.work.hidden, 2 * self.work.width, self.work.width)
+        )
+        turned = self.gate_up.transpose(1, 2), self.down.transpose(1, 2)
+        pairs = (rows, turned[0]), (h, turned[1]), (both, self.gate_up), (rows, self.down)
+        return lambda: tuple(F.grouped_mm(a, b, offs=ends) for a, b in pairs)
+
+
+def agreeing(block: Block, entrants: dict[str, Step]) -> dict[str, Step]:
+    """Those whose result and gradients are a rounding away from float32; of the others it says how far they are."""
+    truth = [each.detach() for each in block.truth()]
+    kept = {}
+    for name, step in entrants.items():
+        try:
+            found = step()
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as problem:
+            print(f"{name} is left out: {str(problem).splitlines()[0][:150]}")
+            continue
+        pairs = zip(found, truth, strict=True)
+        error = max(float((a.float() - b).norm() / b.norm()) for a, b in pairs)
+        print(f"{block.work.shape} {name}: {error:.1e} from float32 at most", flush=True)
+        if error < 2e-2:
+            kept[name] = step
+    return kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("works", nargs="*", default=list(WORKS))
+    parser.add_argument("--unchecked", action="store_true", help="the accuracy cases have passed just now")
+    result_options(parser)
+    options = parser.parse_args()
+    if not options.unchecked:
+        refuse_while_red("experts_cases", "experts_plan")
+    results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
+    for name in options.works:
+        work = WORKS[name]
+        block = Block(work)
+        entrants = {
+            "ours": block.ours(),
+            "grouped_mm + split LoRA": block.split(False),
+            "grouped_mm + split LoRA, compiled": block.split(True),
+        }
+        entrants = agreeing(block, entrants)
+        # Its factors are its own, so their gradients are others; the four products are no block at all.
+        entrants["grouped_mm, base products alone"] = block.products()
+        if name in ("even", "skewed", "long"):
+            entrants["transformers grouped_mm + peft"] = block.peft()
+        contest("moe_lora", work.shape, work.floor, entrants, results)
+        del block, entrants
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

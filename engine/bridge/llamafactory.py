@@ -1,0 +1,608 @@
+"""LLaMA-Factory's keys and what they mean here, by its arguments (read 2026), with its list of data sets.
+
+Data sets stand by name in `dataset_info.json`, which is read where it lies: below `dataset_dir` or beside the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.bridge import trainer_keys
+from engine.bridge.keys import (
+    NO_DEFAULT,
+    OFF,
+    Answer,
+    File,
+    Key,
+    changed,
+    flag,
+    mapped,
+    needless,
+    nothing,
+    placed,
+    same,
+    unless,
+    unless_off,
+    unsupported,
+    where_known,
+)
+from engine.bridge.ledger import Row
+from engine.config.files import DATA_SUFFIXES
+from engine.config.renames import TEMPLATES, is_off, sentence_for
+
+LIST = "dataset_info.json"
+MOST_BYTES = 8 * 1024 * 1024
+_STAGES = {"sft": "sft", "pt": "pretrain", "kto": "kto", "rm": "reward", "ppo": "ppo"}
+_PREFERENCES = {"sigmoid": "dpo", "hinge": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+PAIRS = ("dpo", "ipo", "orpo", "simpo", "reward")
+
+
+def method_of(file: File) -> str:
+    """The method that `stage` and, for preferences, `pref_loss` name."""
+    stage = file.get("stage", "sft")
+    if stage == "dpo":
+        return _PREFERENCES.get(str(file.get("pref_loss", "sigmoid")), "dpo")
+    return _STAGES.get(str(stage), "sft")
+
+
+def _is_lora(file: File) -> bool:
+    return bool(file.get("finetuning_type", "lora") == "lora")
+
+
+# Data sets
+
+
+def _datasets(setting: str) -> Any:
+    def means(value: Any, file: File) -> Answer:
+        names = value if isinstance(value, list) else [name.strip() for name in str(value).split(",")]
+        settings: dict[str, Any] = {}
+        missing: list[str] = []
+        place, listed = _list(file)
+        known = 0
+        for name in [str(each) for each in names if str(each)]:
+            entry = listed.get(name)
+            at = f"{setting}.{known}"
+            if isinstance(entry, Mapping):
+                settings.update(_entry(at, name, entry, file, place))
+            elif name.lower().endswith(DATA_SUFFIXES) or "/" in name:
+                settings[f"{at}.path"] = file.place(name)
+            else:
+                missing.append(name)
+                continue
+            rows = file.get("max_samples")
+            if isinstance(rows, int) and rows > 0:
+                settings[f"{at}.rows"] = min(rows, settings.get(f"{at}.rows", rows))
+            known += 1
+        if missing:
+            where = f"{LIST} does not name {', '.join(missing)}." if listed else f"No {LIST} was found."
+            words = f"{where} {sentence_for('dataset')}"
+            return changed(settings, words) if settings else unsupported(words)
+        return mapped(settings)
+
+    return means
+
+
+def _list(file: File) -> tuple[Path, Mapping[str, Any]]:
+    """Where the list of data sets lies, and what it says; an empty one where none is found."""
+    named = str(file.get("dataset_dir", "data"))
+    places = (
+        [file.lists]
+        if file.lists is not None
+        else [file.found(named), file.folder, file.folder / "data", Path.cwd() / "data"]
+    )
+    for place in places:
+        if place is None or not (place / LIST).is_file() or (place / LIST).stat().st_size > MOST_BYTES:
+            continue
+        try:
+            listed = json.loads((place / LIST).read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(listed, Mapping):
+            return place, listed
+    return file.folder, {}
+
+
+_TAGS = {"role_tag": "role", "content_tag": "content"}
+_ROLE_TAGS = {
+    "user_tag": ("user", "human"),
+    "assistant_tag": ("assistant", "gpt"),
+    "observation_tag": ("tool", "observation"),
+    "function_tag": ("assistant", "function_call"),
+    "system_tag": ("system", "system"),
+}
+_COLUMNS = {
+    "sft": {"prompt": "instruction", "query": "input", "response": "output", "history": "history"},
+    "pretrain": {"prompt": "text"},
+    "kto": {"prompt": "prompt", "query": "input", "response": "completion", "kto_tag": "label"},
+    "ppo": {"prompt": "prompt", "query": "input", "response": "answer"},
+}
+_PAIR_COLUMNS = {"prompt": "prompt", "query": "input", "chosen": "chosen", "rejected": "rejected"}
+_MESSAGES = {"sft": "conversations", "kto": "messages", "ppo": "prompt"}
+_FORMATS = {"pretrain": "text", "kto": "unpaired_preference", "ppo": "prompts"}
+_DEFAULT_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+_MEDIA = ("images", "videos", "audios")
+
+
+def _entry(at: str, name: str, entry: Mapping[str, Any], file: File, place: Path) -> dict[str, Any]:
+    """The settings of one data set of the list; each of its keys becomes a row of the ledger."""
+    method = method_of(file)
+    chat = entry.get("formatting", "alpaca") != "alpaca"
+    paired = method in PAIRS
+    if paired:
+        form = "preference"
+    else:
+        form = _FORMATS.get(method, "sharegpt" if chat else "alpaca")
+    settings: dict[str, Any] = {f"{at}.format": form}
+
+    def say(key: str, value: Any, answer: Answer) -> None:
+        file.from_lists.append(
+            Row(f"{LIST}: {name}.{key}", value, answer.outcome, answer.settings, answer.reason, "list")
+        )
+        if key in ("file_name", "hf_hub_url", "num_samples"):
+            settings.update(answer.settings)
+
+    hub = "hf_hub_url" in entry
+    for key, value in entry.items():
+        if key == "columns" and isinstance(value, Mapping):
+            for part, column in value.items():
+                say(f"columns.{part}", column, _column(at, str(part), column, method, chat))
+        elif key == "tags" and isinstance(value, Mapping):
+            for tag, word in value.items():
+                say(f"tags.{tag}", word, _tag(at, str(tag), word))
+        elif key == "file_name":
+            say(
+                key,
+                value,
+                needless("hf_hub_url counts before it.") if hub else mapped({f"{at}.path": _file(value, place, file)}),
+            )
+        elif key == "hf_hub_url":
+            say(key, value, mapped({f"{at}.path": str(value)}))
+        elif key == "formatting":
+            say(key, value, mapped({f"{at}.format": form}))
+        elif key == "ranking":
+            say(key, value, needless("The method says it: pairs are read as chosen and rejected."))
+        elif key == "split":
+            say(key, value, mapped({f"{at}.split": value}) if hub else needless("A file has no splits."))
+        elif key == "num_samples":
+            say(key, value, mapped({f"{at}.rows": value}))
+        else:
+            say(key, value, _REST.get(str(key), _UNKNOWN))
+    if not chat and "columns" not in entry:
+        columns = {part: column for part, column in _named(method).items() if part in _DEFAULT_COLUMNS}
+        wanted = {ours: _DEFAULT_COLUMNS[part] for part, ours in columns.items() if ours != _DEFAULT_COLUMNS[part]}
+        if wanted:
+            settings[f"{at}.columns"] = wanted
+    return settings
+
+
+_UNKNOWN = unsupported(f"It is no key that is known of {LIST}, so nothing was taken from it.")
+_REST = {
+    "ms_hub_url": needless("The data set is taken from the Hugging Face hub, or from its file."),
+    "om_hub_url": needless("The data set is taken from the Hugging Face hub, or from its file."),
+    "script_url": unsupported("A data set that brings code is not read: bring its rows as a file."),
+    "cloud_file_name": unsupported("Bring the rows as a file."),
+    "subset": unsupported(sentence_for("dataset_config")),
+    "folder": unsupported(sentence_for("dataset_config")),
+    "revision": unsupported("A data set is read at its main branch here."),
+}
+
+
+def _file(value: Any, place: Path, file: File) -> str:
+    there = place / str(value)
+    return file.from_out(there) if there.exists() else str(value)
+
+
+def _named(method: str) -> Mapping[str, str]:
+    return _PAIR_COLUMNS if method in PAIRS else _COLUMNS.get(method, _COLUMNS["sft"])
+
+
+def _column(at: str, part: str, column: Any, method: str, chat: bool) -> Answer:
+    if part in _MEDIA:
+        return mapped({f"{at}.columns": {part: column}}) if part == "images" else unsupported("Train on text alone.")
+    if part == "messages" and chat:
+        ours = "prompt" if method in PAIRS else _MESSAGES.get(method)
+    elif part in ("system", "tools"):
+        ours = part
+    else:
+        ours = _named(method).get(part)
+    if ours is None:
+        return needless(f"Rows of method {method} have no such part.")
+    return mapped({f"{at}.columns": {ours: column}}) if ours != column else needless("The column has our name.")
+
+
+def _tag(at: str, tag: str, word: Any) -> Answer:
+    if tag in _TAGS:
+        same_name = _TAGS[tag] == word or word in ("from", "value")
+        return needless("It is known by that name.") if same_name else mapped({f"{at}.properties": {_TAGS[tag]: word}})
+    if tag in _ROLE_TAGS:
+        role, usual = _ROLE_TAGS[tag]
+        known = word in (role, usual)
+        return needless("The role is known by that name.") if known else mapped({f"{at}.roles": {str(word): role}})
+    return _UNKNOWN
+
+
+# Single keys
+
+
+def _stage(value: Any, file: File) -> Answer:
+    if value == "dpo":
+        loss = file.get("pref_loss", "sigmoid")
+        return (
+            mapped({"method.kind": _PREFERENCES[loss]})
+            if loss in _PREFERENCES
+            else unsupported("method.kind names the methods there are.")
+        )
+    return (
+        mapped({"method.kind": _STAGES[value]})
+        if value in _STAGES
+        else unsupported("method.kind names the methods there are.")
+    )
+
+
+def _pref_loss(value: Any, file: File) -> Answer:
+    if value == "hinge" and method_of(file) == "dpo":
+        return mapped({"method.loss_type": "hinge"})
+    return (
+        needless("method.kind says it.")
+        if value in _PREFERENCES
+        else unsupported("method.loss_type names the losses there are.")
+    )
+
+
+def _beta(value: Any, file: File) -> Answer:
+    return mapped({"method.beta": value})
+
+
+def _beta_default(file: File) -> Any:
+    return 0.1 if method_of(file) in ("dpo", "ipo", "orpo", "simpo", "kto") else NO_DEFAULT
+
+
+def _finetuning(value: Any, file: File) -> Answer:
+    if value == "full":
+        return mapped({"adapter.kind": "none"})
+    return (
+        mapped({"adapter.kind": "lora"})
+        if value == "lora"
+        else unsupported("adapter.kind is lora or none; adapter.unfrozen_parameters trains some weights alone.")
+    )
+
+
+def _alpha_default(file: File) -> Any:
+    rank = file.get("lora_rank", 8)
+    return rank * 2 if _is_lora(file) and isinstance(rank, int) else NO_DEFAULT
+
+
+def _for_lora(value: Any) -> Any:
+    return lambda file: value if _is_lora(file) else NO_DEFAULT
+
+
+def _targets(value: Any, file: File) -> Answer:
+    names = value if isinstance(value, list) else [name.strip() for name in str(value).split(",") if name.strip()]
+    return mapped({"adapter.target_modules": "all-linear" if names == ["all"] else names})
+
+
+def _texts(setting: str) -> Any:
+    def means(value: Any, file: File) -> Answer:
+        names = value if isinstance(value, list) else [name.strip() for name in str(value).split(",") if name.strip()]
+        return mapped({setting: names})
+
+    return means
+
+
+def _bits(value: Any, file: File) -> Answer:
+    kinds = {4: file.get("quantization_type", "nf4"), 8: "int8"}
+    if file.get("quantization_method", "bnb") not in ("bnb", "bitsandbytes"):
+        return unsupported(_QUANTIZED)
+    return mapped({"model.quantization": kinds[value]}) if value in (4, 8) else unsupported(_QUANTIZED)
+
+
+_QUANTIZED = "model.quantization takes nf4, fp4, int8 or fp8."
+
+
+def _length(value: Any, file: File) -> Answer:
+    if method_of(file) == "pretrain":
+        return mapped({"data.max_length": value, "data.excess_length": "split"}, "Longer texts are split, as there.")
+    return mapped({"data.max_length": value, "data.excess_length": "truncate"}, "Longer rows are cut, as there.")
+
+
+def _template(value: Any, file: File) -> Answer:
+    if value in TEMPLATES:
+        return mapped({"model.chat_template": value})
+    if is_off(value):
+        return needless("Rows of plain text need no template." if method_of(file) == "pretrain" else OFF)
+    return changed(
+        {"model.chat_template": None},
+        "LLaMA-Factory's templates have names of their own: the tokenizer's own template stands here.",
+    )
+
+
+def _packing_default(file: File) -> Any:
+    return True if method_of(file) == "pretrain" and not file.on("neat_packing") else NO_DEFAULT
+
+
+def _packing(value: Any, file: File) -> Answer:
+    if is_off(value):
+        return needless("neat_packing packs them.") if file.on("neat_packing") else mapped({"data.packing": False})
+    return mapped({"data.packing": True, "data.packing_cross_doc_attn_mask": file.on("neat_packing")})
+
+
+def _neat(value: Any, file: File) -> Answer:
+    return needless(OFF) if is_off(value) else mapped({"data.packing": True, "data.packing_cross_doc_attn_mask": True})
+
+
+def _max_samples(value: Any, file: File) -> Answer:
+    _, listed = _list(file)
+    names = str(file.get("dataset", ""))
+    known = listed or any(name.strip().lower().endswith(DATA_SUFFIXES) or "/" in name for name in names.split(","))
+    return (
+        needless("Each source takes its first rows with `rows`, as dataset says.")
+        if known
+        else unsupported(sentence_for("max_samples"))
+    )
+
+
+def _learns_prompt(value: Any, file: File) -> Answer:
+    return needless(OFF) if is_off(value) else mapped({"data.trained_turns": "all"})
+
+
+def _last_turn(value: Any, file: File) -> Answer:
+    return needless(OFF) if is_off(value) else mapped({"data.trained_turns": "last"})
+
+
+def _no_checkpointing(value: Any, file: File) -> Answer:
+    if is_off(value):
+        return mapped({"memory.gradient_checkpointing": True})
+    return mapped({"memory.gradient_checkpointing": False})
+
+
+def _bf16(value: Any, file: File) -> Answer:
+    return needless(OFF) if is_off(value) else mapped({"model.dtype": "bfloat16"})
+
+
+def _pure(value: Any, file: File) -> Answer:
+    """Without it the weights that are trained are held in float32."""
+    if not is_off(value):
+        return mapped({"model.dtype": "bfloat16"})
+    if _is_lora(file):
+        return mapped({"adapter.autocast_adapter_dtype": True}, "An adapter is trained in float32 there.")
+    return changed(
+        {},
+        "Weights that are trained are held in float32 there, beside products in bfloat16; here all is in model.dtype.",
+    )
+
+
+def _attention(value: Any, file: File) -> Answer:
+    words = {
+        "auto": "auto",
+        "disabled": "eager",
+        "sdpa": "sdpa",
+        "fa2": "flash_attention_2",
+        "fa3": "flash_attention_3",
+    }
+    return (
+        mapped({"model.attention": words[value]})
+        if value in words
+        else unsupported("model.attention names what there is.")
+    )
+
+
+def _rewards(value: Any, file: File) -> Answer:
+    kind = file.get("reward_model_type", "lora")
+    if method_of(file) != "ppo":
+        return needless("It counts with stage ppo.")
+    if kind == "full":
+        return mapped({"method.reward_funcs": [f"model:{file.place(str(value))}"]})
+    return unsupported("A reward model stands in method.reward_funcs as `model:NAME`, merged with its adapter.")
+
+
+def _galore(value: Any, file: File) -> Answer:
+    return needless(OFF) if is_off(value) else mapped({"optim.optim": "galore_adamw"})
+
+
+def _of_galore(key: str) -> Any:
+    def means(value: Any, file: File) -> Answer:
+        if not file.on("use_galore"):
+            return needless("It counts with use_galore.")
+        if key == "target":
+            names = [name.strip() for name in str(value).split(",")]
+            return mapped({"optim.optim_target_modules": "all-linear" if names == ["all"] else names})
+        return mapped({"optim.optim_args": {key: value}})
+
+    return means
+
+
+def _galore_default(value: Any) -> Any:
+    return lambda file: value if file.on("use_galore") else NO_DEFAULT
+
+
+def _shuffled(value: Any, file: File) -> Answer:
+    return mapped({"data.shuffle": bool(is_off(value))})
+
+
+_BADAM = nothing("It counts with use_badam.")
+_APOLLO = nothing("It counts with use_apollo.")
+_OFT = nothing("It counts with finetuning_type oft.")
+_FREEZE = unless_off(sentence_for("freeze_trainable_layers"))
+_SWAN = unless_off()
+_ANSWERS = nothing("It concerns answers after training.")
+_EXPORTED = nothing("It concerns the export of a model.")
+_PPO = "PPO's own settings stand below method: num_iterations, beta, gamma, lam."
+
+KEYS: dict[str, Key] = {
+    **trainer_keys.KEYS,
+    # The model
+    "model_name_or_path": placed("model.name"),
+    "adapter_name_or_path": unless_off(),
+    "adapter_folder": unless_off("Merge it into its model first and name the merged model."),
+    "cache_dir": nothing("Models are kept where the hub's own client keeps them."),
+    "use_fast_tokenizer": unless(True, "Fast tokenizers are taken where there are any."),
+    "resize_vocab": unless_off(),
+    "split_special_tokens": unless_off("Special tokens stay whole."),
+    "add_tokens": unless_off(),
+    "add_special_tokens": unless_off(),
+    "new_special_tokens_config": unless_off("model.tokenizer names a tokenizer that has them already."),
+    "init_special_tokens": nothing("It counts where tokens are added."),
+    "model_revision": same("model.revision"),
+    "low_cpu_mem_usage": nothing("Weights are loaded piece by piece."),
+    "rope_scaling": unless_off("A model is taken as its config.json has it: change that in a folder of your own."),
+    "flash_attn": Key(_attention),
+    "shift_attn": unless_off("model.attention names what there is."),
+    "mixture_of_depths": unless_off("A model is taken as its config.json has it."),
+    "use_unsloth": unless_off(),
+    "use_unsloth_gc": unless_off(),
+    "enable_liger_kernel": unless_off(),
+    "moe_aux_loss_coef": unless_off("The router's loss counts as the model's config.json says."),
+    "disable_gradient_checkpointing": Key(_no_checkpointing),
+    "use_reentrant_gc": nothing(sentence_for("gradient_checkpointing_kwargs")),
+    "upcast_layernorm": same("memory.fp32_norms"),
+    "upcast_lmhead_output": unless_off("Log-probabilities are computed in float32 from the head's own numbers."),
+    "train_from_scratch": unless_off("Weights are loaded; builtin/tiny alone begins untrained."),
+    "infer_backend": _ANSWERS,
+    "infer_dtype": _ANSWERS,
+    "offload_folder": nothing("memory.activation_offloading and layer_offloading have places of their own."),
+    "use_kv_cache": nothing("Keys and values are kept where answers are sampled."),
+    "use_v1_kernels": unless_off("The section kernels has the workbench's own."),
+    "hf_hub_token": nothing("A token for the hub is read from the environment."),
+    "ms_hub_token": nothing("A token for the hub is read from the environment."),
+    "om_hub_token": nothing("A token for the hub is read from the environment."),
+    "print_param_status": nothing("The receipt says what is trained and in which precision."),
+    "trust_remote_code": unless_off(),
+    "quantization_method": nothing("quantization_bit says how many bits."),
+    "quantization_bit": Key(_bits),
+    "quantization_type": nothing("model.quantization says it, as quantization_bit does."),
+    "double_quantization": nothing("Weights of 4 bits are quantized twice here too."),
+    "quantization_device_map": unless_off("run.devices says on which GPUs a run works."),
+    "fp8": flag({"kernels.quantization_aware": "fp8"}),
+    "fp8_backend": nothing("FP8 products are torchao's."),
+    "fp8_enable_fsdp_float8_all_gather": unless_off("It counts with FSDP, which is not here yet."),
+    "image_max_pixels": unless_off(),
+    "image_min_pixels": unless_off(),
+    "image_do_pan_and_scan": unless_off(),
+    "crop_to_patches": unless_off("Train on text alone."),
+    "video_max_pixels": unless_off(),
+    "video_min_pixels": unless_off(),
+    "video_fps": unless_off(),
+    "video_maxlen": unless_off(),
+    "use_audio_in_video": unless_off("Train on text alone."),
+    "audio_sampling_rate": unless_off(),
+    "media_dir": unless_off(),
+    "freeze_vision_tower": nothing("Models with pictures are not here yet."),
+    "freeze_multi_modal_projector": nothing("Models with pictures are not here yet."),
+    "freeze_language_model": unless_off(),
+    "bf16": Key(_bf16),
+    "fp16": flag({"model.dtype": "float16"}),
+    "pure_bf16": Key(_pure, default=False),
+    # The adapter
+    "finetuning_type": Key(_finetuning, default="lora"),
+    "lora_rank": same("adapter.r", default=_for_lora(8)),
+    "lora_alpha": same("adapter.lora_alpha", default=_alpha_default, why="It is twice lora_rank there."),
+    "lora_dropout": trainer_keys.lora_dropout(method_of),
+    "lora_target": Key(_targets),
+    "additional_target": Key(_texts("adapter.modules_to_save")),
+    "loraplus_lr_ratio": unless_off(),
+    "loraplus_lr_embedding": nothing("It counts with LoRA+."),
+    "use_rslora": same("adapter.use_rslora"),
+    "use_dora": same("adapter.use_dora"),
+    "pissa_init": unless_off(),
+    "pissa_iter": nothing("It counts with PiSSA."),
+    "pissa_convert": unless_off(),
+    "create_new_adapter": unless_off(),
+    "module_dropout": _OFT,
+    "oft_rank": _OFT,
+    "oft_block_size": _OFT,
+    "oft_target": _OFT,
+    "freeze_trainable_layers": _FREEZE,
+    "freeze_trainable_modules": _FREEZE,
+    "freeze_extra_modules": _FREEZE,
+    # The method
+    "stage": Key(_stage),
+    "pref_beta": Key(_beta, default=_beta_default),
+    "pref_loss": Key(_pref_loss),
+    "pref_ftx": same("method.rpo_alpha"),
+    "pref_bco_weight": unless_off("method.loss_type bco_pair is that loss alone."),
+    "dpo_label_smoothing": Key(lambda value, file: mapped({"method.label_smoothing": value}) if method_of(file) == "dpo" else needless("It counts with stage dpo.")),
+    "kto_chosen_weight": trainer_keys.desirable_weight(method_of),
+    "kto_rejected_weight": same("method.undesirable_weight"),
+    "simpo_gamma": same("method.simpo_gamma", default=lambda file: 0.5 if method_of(file) == "simpo" else NO_DEFAULT),
+    "ld_alpha": unless_off("Tokens of an answer are weighed alike."),
+    "ref_model": unless_off("The reference is the model that training began with: method.reference."),
+    "ref_model_adapters": unless_off("The reference is the model that training began with: method.reference."),
+    "ref_model_quantization_bit": unless_off("The reference is the model that training began with: method.reference."),
+    "reward_model": Key(_rewards),
+    "reward_model_type": nothing("It counts with reward_model."),
+    "reward_model_adapters": unless_off("Merge them first; method.reward_funcs takes `model:NAME`."),
+    "reward_model_quantization_bit": unless_off("Reward models are held in model.dtype."),
+    "ppo_buffer_size": unless_off(_PPO),
+    "ppo_epochs": same("method.num_iterations"),
+    "ppo_score_norm": unless_off(_PPO),
+    "ppo_target": unless_off(_PPO),
+    "ppo_whiten_rewards": unless_off(_PPO),
+    "use_dft_loss": unless_off("SFT's loss is the cross-entropy of the learned tokens."),
+    # The rows
+    "dataset": Key(_datasets("data.train")),
+    "eval_dataset": Key(_datasets("data.eval")),
+    "dataset_dir": nothing(f"Its {LIST} is read, and each source has a path of its own."),
+    "template": Key(_template),
+    "cutoff_len": Key(_length, default=2048),
+    "train_on_prompt": Key(_learns_prompt),
+    "mask_history": Key(_last_turn),
+    "streaming": unless_off(),
+    "buffer_size": nothing("It counts with streaming."),
+    "mix_strategy": unless("concat", "weight below a source says how often its rows are used in an epoch.", "Sources are laid together, here too."),
+    "interleave_probs": unless_off("weight below a source says how often its rows are used in an epoch."),
+    "overwrite_cache": nothing("Prepared rows are made anew by themselves when their source changes."),
+    "preprocessing_batch_size": nothing("Rows are prepared in blocks by themselves."),
+    "preprocessing_num_workers": nothing("Rows are prepared before the run and read from memory."),
+    "max_samples": Key(_max_samples),
+    "eval_num_beams": nothing("It concerns answers after training."),
+    "ignore_pad_token_for_loss": unless(True, "Padding is never learned from.", "Padding is never learned from."),
+    "val_size": where_known("data.val_set_size", unless_off(sentence_for("val_size"))),
+    "eval_on_each_dataset": unless_off("All rows of data.eval are measured together."),
+    "packing": Key(_packing, default=_packing_default),
+    "neat_packing": Key(_neat),
+    "tool_format": unless_off("The chat template says how tools are written."),
+    "default_system": unless_off("A system turn stands in the rows or in the template."),
+    "enable_thinking": Key(lambda value, file: mapped({"model.chat_template_kwargs": {"enable_thinking": value}})),
+    "tokenized_path": unless_off("data.dataset_prepared_path is a folder for rows that were prepared here."),
+    "data_shared_file_system": nothing("A run works on one machine."),
+    "disable_shuffling": Key(_shuffled),
+    # The optimizer
+    "label_smoothing_factor": trainer_keys.label_smoothing(method_of),
+    "save_total_limit": trainer_keys.KEEPS_ALL,
+    "use_galore": Key(_galore),
+    "galore_target": Key(_of_galore("target")),
+    "galore_rank": Key(_of_galore("rank"), default=_galore_default(16)),
+    "galore_update_interval": Key(_of_galore("update_proj_gap"), default=_galore_default(200)),
+    "galore_scale": Key(_of_galore("scale"), default=_galore_default(2.0)),
+    "galore_proj_type": Key(_of_galore("proj_type")),
+    "galore_layerwise": unless_off("GaLore moves all layers in one step."),
+    "use_apollo": unless_off(),
+    **dict.fromkeys(("apollo_target", "apollo_rank", "apollo_update_interval", "apollo_scale", "apollo_proj", "apollo_proj_type", "apollo_scale_type", "apollo_layerwise", "apollo_scale_front"), _APOLLO),
+    "use_badam": unless_off(),
+    **dict.fromkeys(("badam_mode", "badam_start_block", "badam_switch_mode", "badam_switch_interval", "badam_update_ratio", "badam_mask_mode", "badam_verbose"), _BADAM),
+    "use_adam_mini": unless_off("optim.optim names the optimizers there are."),
+    "use_muon": flag({"optim.optim": "muon"}),
+    "use_llama_pro": unless_off(),
+    "use_mca": unless_off("Megatron is not here."),
+    "use_hyper_parallel": unless_off("Each GPU holds the whole model here."),
+    "use_asft_loss": unless_off("SFT's loss is the cross-entropy of the learned tokens."),
+    "asft_alpha": nothing("It counts with use_asft_loss."),
+    "use_eaft_loss": unless_off("SFT's loss is the cross-entropy of the learned tokens."),
+    "eaft_alpha": nothing("It counts with use_eaft_loss."),
+    # The run
+    "compute_accuracy": unless_off("The loss on data.eval is measured; for pairs how many are told right is a curve."),
+    "early_stopping_steps": where_known("optim.early_stopping_patience", unless_off()),
+    "plot_loss": nothing("The loss is plotted while a run trains and afterwards."),
+    "include_effective_tokens_per_second": nothing("Tokens a second are always a curve."),
+    "use_swanlab": _SWAN,
+    **dict.fromkeys(("swanlab_project", "swanlab_workspace", "swanlab_run_name", "swanlab_mode", "swanlab_api_key", "swanlab_logdir", "swanlab_lark_webhook_url", "swanlab_lark_secret"), _SWAN),
+    **dict.fromkeys(("ray_run_name", "ray_storage_path", "ray_storage_filesystem", "ray_num_workers", "resources_per_worker", "placement_strategy", "ray_init_kwargs", "master_addr", "master_port"), nothing("It counts with Ray.")),
+    **dict.fromkeys(("do_sample", "temperature", "top_p", "top_k", "num_beams", "max_length", "max_new_tokens", "repetition_penalty", "length_penalty", "skip_special_tokens", "system_message"), _ANSWERS),
+    **dict.fromkeys(("export_dir", "export_size", "export_device", "export_quantization_bit", "export_quantization_dataset", "export_quantization_nsamples", "export_quantization_maxlen", "export_legacy_format", "export_hub_model_id"), _EXPORTED),
+    **dict.fromkeys(("vllm_maxlen", "vllm_gpu_util", "vllm_enforce_eager", "vllm_max_lora_rank", "vllm_config", "sglang_maxlen", "sglang_mem_fraction", "sglang_tp_size", "sglang_config", "sglang_lora_backend"), _ANSWERS),
+    "use_kt": unless_off("KTransformers is not here."),
+    **dict.fromkeys(("kt_optimize_rule", "cpu_infer", "chunk_size", "mode", "kt_maxlen", "kt_use_cuda_graph", "kt_mode", "kt_force_think"), nothing("It counts with use_kt.")),
+}  # fmt: skip

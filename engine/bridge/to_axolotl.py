@@ -1,0 +1,372 @@
+"""Our settings as Axolotl's keys: the inverse of `engine.bridge.axolotl`, for what both can say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.bridge.axolotl import NO_WARMUP, PAIRS
+from engine.bridge.giving import (
+    Giving,
+    Meaning,
+    attention,
+    balance,
+    by_itself,
+    checkpointing,
+    filled,
+    key,
+    module_of,
+    optimizer,
+    placed,
+    reference,
+    resolved_rate,
+    rewards,
+    sliced,
+)
+from engine.bridge.keys import Answer, changed, mapped, needless, unsupported
+from engine.config.data import DataSource
+from engine.config.tree import fields
+
+_FORMATS = {"messages": "chat_template", "text": "completion", "stepwise_supervision": "stepwise_supervised"}
+
+
+def _kind(value: Any, giving: Giving) -> Answer:
+    if value in ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo"):
+        return mapped({"rl": value})
+    if value == "reward":
+        return mapped({"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1})
+    if value == "prm":
+        return mapped({"process_reward_model": True, "model_type": "AutoModelForTokenClassification", "num_labels": 2})
+    if value == "pretrain":
+        return needless("A source of type completion says it.")
+    return needless("It is the method without rl.") if value == "sft" else unsupported(f"Axolotl has no {value}.")
+
+
+def _template(value: Any, giving: Giving) -> Answer:
+    if value is None:
+        return needless("The tokenizer's own is taken by itself.")
+    if value in ("chatml", "llama3"):
+        return mapped({"chat_template": value})
+    if str(value).lower().endswith((".jinja", ".j2")):
+        return mapped({"chat_template": "jinja", "chat_template_jinja": giving.place(value)})
+    return unsupported("Axolotl has no template of that name: write it into a Jinja file.")
+
+
+def _dtype(value: Any, giving: Giving) -> Answer:
+    if value == "float16":
+        return mapped({"bf16": False, "fp16": True})
+    return mapped({"bf16": True} if value == "bfloat16" else {"bf16": False, "float32": True})
+
+
+def _quantization(value: Any, giving: Giving) -> Answer:
+    if value == "none":
+        return needless("Weights stay as they are by themselves.")
+    if value == "int8":
+        return mapped({"load_in_8bit": True})
+    if value == "fp8":
+        return unsupported(
+            "Axolotl does not hold base weights in 8-bit floating point: nf4, fp4 and int8 are known there."
+        )
+    more = {"bnb_config_kwargs": {"bnb_4bit_quant_type": "fp4"}} if value == "fp4" else {}
+    return mapped({"load_in_4bit": True, **more})
+
+
+def _adapter(value: Any, giving: Giving) -> Answer:
+    if value == "none":
+        return needless("All weights are trained without an adapter.")
+    return mapped({"adapter": "qlora" if giving.config.model.quantization in ("nf4", "fp4") else "lora"})
+
+
+def _targets(value: Any, giving: Giving) -> Answer:
+    return mapped({"lora_target_linear": True} if value == "all-linear" else {"lora_target_modules": value})
+
+
+def _beta(value: Any, giving: Giving) -> Answer:
+    kind = giving.config.method.kind
+    return mapped({"orpo_alpha" if kind == "orpo" else "trl.beta" if kind in ("grpo", "gdpo") else "rl_beta": value})
+
+
+def _loss(value: Any, giving: Giving) -> Answer:
+    kind = giving.config.method.kind
+    if kind in ("grpo", "gdpo"):
+        return mapped({"trl.loss_type": value})
+    if value in ("sigmoid", "kto"):
+        return needless("It is the loss by itself.")
+    return mapped({"dpo_loss_type": [value]}) if kind == "dpo" else unsupported("Axolotl has KTO's own loss alone.")
+
+
+def _smoothing(value: Any, giving: Giving) -> Answer:
+    if not value:
+        return needless("It is 0 by itself.")
+    if giving.config.method.kind == "dpo":
+        return mapped({"dpo_label_smoothing": value})
+    return unsupported("Axolotl smooths the labels of pairs alone.")
+
+
+def _scaled(value: Any, giving: Giving) -> Answer:
+    if value == "batch":
+        return unsupported("Axolotl scales by each group or not at all.")
+    return mapped({"trl.scale_rewards": value == "group"})
+
+
+def _rewards(value: Any, giving: Giving) -> Answer:
+    found, problem = rewards(value, giving)
+    names = [module_of(spec, giving) if spec.kind == "function" else None for spec in found]
+    if problem or not all(names):
+        return unsupported(problem or "Axolotl takes functions of modules in the folder where it is started.")
+    weights = [spec.weight for spec in found]
+    more = {"trl.reward_weights": weights} if set(weights) != {1.0} else {}
+    return mapped({"trl.reward_funcs": names, **more})
+
+
+# Rows
+
+
+def _sources(name: str) -> Meaning:
+    def means(value: Any, giving: Giving) -> Answer:
+        if not value:
+            return needless("None are named.")
+        entries: list[dict[str, Any]] = []
+        for source in value:
+            entry = _entry(source, giving)
+            if isinstance(entry, str):
+                return unsupported(f"{source.path}: {entry}")
+            entries.append(entry)
+        words = _OF_PAIRS.get(giving.config.method.kind, _OF_PAIRS["dpo"] if giving.config.method.kind in PAIRS else "")
+        return changed({name: entries}, words) if words else mapped({name: entries})
+
+    return means
+
+
+_OF_PAIRS = {
+    "dpo": "Such rows must hold messages there: a list as the prompt, one message each as chosen and rejected.",
+    "reward": "Axolotl reads the columns input, chosen and rejected of such rows.",
+    "kto": "Axolotl reads the columns prompt, completion and label of such rows.",
+}
+
+
+def _entry(source: DataSource, giving: Giving) -> dict[str, Any] | str:
+    """One source as Axolotl has it, or the reason why it cannot."""
+    method, form = giving.config.method.kind, source.format
+    if source.path.startswith("builtin/"):
+        return "Its rows are built into the workbench: name a file or a data set."
+    if source.weight != 1:
+        return "Axolotl takes every row of a source once in an epoch: leave out its weight."
+    if form is None:
+        return "Axolotl needs to be told what a row holds: name its format."
+    entry: dict[str, Any] = {"path": giving.place(source.path)}
+    is_file = source.path.lower().endswith((".json", ".jsonl", ".csv", ".parquet", ".txt"))
+    if is_file:
+        entry["ds_type"] = {"jsonl": "json", "txt": "text"}.get(
+            ending := source.path.lower().rpartition(".")[2], ending
+        )
+    split = sliced(source)
+    if split is not None:
+        entry["split"] = split
+        if is_file and source.rows is not None:
+            return "Of a file Axolotl takes all rows: leave out rows."
+    elif not is_file:
+        entry["split"] = "train"
+    columns = dict(source.columns)
+    if method in PAIRS and form == "preference":
+        entry["type"] = "bradley_terry.chat_template" if method == "reward" else "chat_template.default"
+        names = {"prompt": "field_messages", "chosen": "field_chosen", "rejected": "field_rejected"}
+        names = {} if method == "reward" else names
+        columns = columns if method == "reward" else {"prompt": "prompt", **columns}
+    elif method == "kto" and form == "unpaired_preference":
+        template = giving.config.model.chat_template
+        if template not in ("chatml", "llama3"):
+            return "Axolotl writes KTO's rows with chatml or llama3: name one as model.chat_template."
+        entry["type"], names = f"{template}.ultra", {}
+    elif method == "prm" and form == "stepwise_supervision":
+        entry["type"], names = "stepwise_supervised", {}
+        if fields.method.train_on_last_step_only.value(giving.config):
+            entry["train_on_last_step_only"] = True
+    elif form == "messages":
+        entry["type"], names = "chat_template", {"messages": "field_messages"}
+    elif form == "text":
+        entry["type"], names = "completion", {"text": "field"}
+    else:
+        return f"Axolotl has nothing that reads {form} as it is read here: bring the rows as messages."
+    names = {**names, "tools": "field_tools", "system": "field_system"} if entry["type"] == "chat_template" else names
+    for part, column in columns.items():
+        if part not in names:
+            return f"Axolotl has no key for the column of {part}: rename it in the file."
+        entry[names[part]] = column
+    if source.properties:
+        entry["message_property_mappings"] = dict(source.properties)
+    if source.roles:
+        roles: dict[str, list[str]] = {}
+        for name, role in source.roles.items():
+            roles.setdefault(role, []).append(name)
+        entry["roles"] = roles
+    if giving.config.data.trained_turns == "flag" and form == "messages":
+        entry["message_field_training"] = "train"
+    return entry
+
+
+def _too_long(value: Any, giving: Giving) -> Answer:
+    if giving.config.method.kind == "pretrain":
+        if value == "split":
+            return needless("Texts of type completion are split by themselves.")
+        return changed({}, "Texts of type completion are split there, whatever is said.")
+    words = {"error": "raise", "drop": "drop", "truncate": "truncate"}
+    return (
+        mapped({"excess_length_strategy": words[value]})
+        if value in words
+        else unsupported("Axolotl splits plain text alone.")
+    )
+
+
+def _side(value: Any, giving: Giving) -> Answer:
+    if value == "right" or giving.config.data.excess_length != "truncate":
+        return needless("Rows are cut at their end there.")
+    return unsupported("Rows are cut at their end there.")
+
+
+def _turns(value: Any, giving: Giving) -> Answer:
+    if value == "flag":
+        return mapped({}, "message_field_training of each source says it.")
+    if value == "all":
+        return mapped({"train_on_inputs": True})
+    return (
+        needless("Assistant turns are learned by themselves.")
+        if value == "assistant"
+        else unsupported("Axolotl has nothing that learns the last turn alone.")
+    )
+
+
+def _packing(value: Any, giving: Giving) -> Answer:
+    if value and not giving.config.data.packing_cross_doc_attn_mask:
+        return unsupported("Packs keep their rows apart there: set data.packing_cross_doc_attn_mask to true.")
+    return mapped({"sample_packing": value})
+
+
+def _shuffled(value: Any, giving: Giving) -> Answer:
+    return mapped(
+        {"shuffle_merged_datasets": True} if value else {"shuffle_merged_datasets": False, "curriculum_sampling": True}
+    )
+
+
+# The optimizer and the run
+
+
+def _projected(value: Any, giving: Giving) -> Answer:
+    if "galore" not in giving.config.optim.optim:
+        return needless("It counts with GaLore.")
+    return mapped({"optim_target_modules": "all_linear" if value == "all-linear" else value})
+
+
+def _warmup(value: Any, giving: Giving) -> Answer:
+    if value == 0:
+        return changed({"warmup_ratio": NO_WARMUP}, "0 means 3 % of all steps there; so small a share is no step.")
+    if value < 1:
+        return mapped({"warmup_ratio": value})
+    return mapped({"warmup_steps": int(value)}) if value == int(value) else unsupported("Axolotl counts whole steps.")
+
+
+def _offloading(value: Any, giving: Giving) -> Answer:
+    if value is None:
+        return needless("It is off by itself.")
+    return mapped({"activation_offloading": "disk" if value == "disk" else True})
+
+
+def _eval_steps(value: Any, giving: Giving) -> Answer:
+    if not giving.config.data.eval:
+        return needless("No rows are held out.")
+    if value == "auto":
+        return changed({"eval_strategy": "epoch"}, "Ten times a run cannot be said there: each epoch ends with it.")
+    return mapped({"eval_steps": value})
+
+
+def _in_trl(name: str) -> Meaning:
+    return key(f"trl.{name}")
+
+
+TABLE: dict[str, Meaning] = {
+    "model.name": placed("base_model"),
+    "model.revision": key("revision_of_model"),
+    "model.tokenizer": placed("tokenizer_config"),
+    "model.chat_template": _template,
+    "model.chat_template_kwargs": filled("chat_template_kwargs"),
+    "model.dtype": _dtype,
+    "model.quantization": _quantization,
+    "model.attention": attention,
+    "method.kind": _kind,
+    "method.beta": _beta,
+    "method.loss_type": _loss,
+    "method.label_smoothing": _smoothing,
+    "method.reference": reference("Axolotl"),
+    "method.balance_weights": balance,
+    "method.desirable_weight": key("kto_desirable_weight"),
+    "method.undesirable_weight": key("kto_undesirable_weight"),
+    "method.simpo_gamma": key("simpo_gamma"),
+    "method.cpo_alpha": key("cpo_alpha"),
+    "method.center_rewards_coefficient": key("center_rewards_coefficient"),
+    "method.train_on_last_step_only": by_itself("Each source says it."),
+    "method.reward_funcs": _rewards,
+    "method.num_generations": _in_trl("num_generations"),
+    "method.max_completion_length": _in_trl("max_completion_length"),
+    "method.temperature": _in_trl("temperature"),
+    "method.top_p": _in_trl("top_p"),
+    "method.top_k": _in_trl("top_k"),
+    "method.repetition_penalty": _in_trl("repetition_penalty"),
+    "method.num_iterations": _in_trl("num_iterations"),
+    "method.epsilon": _in_trl("epsilon"),
+    "method.epsilon_high": _in_trl("epsilon_high"),
+    "method.scale_rewards": _scaled,
+    "method.mask_truncated_completions": _in_trl("mask_truncated_completions"),
+    "method.importance_sampling_level": _in_trl("importance_sampling_level"),
+    "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
+    "method.rollout_groups": by_itself("It concerns what is kept to look at."),
+    "adapter.kind": _adapter,
+    "adapter.unfrozen_parameters": filled("unfrozen_parameters"),
+    "adapter.r": key("lora_r"),
+    "adapter.lora_alpha": key("lora_alpha"),
+    "adapter.lora_dropout": key("lora_dropout"),
+    "adapter.target_modules": _targets,
+    "adapter.target_parameters": filled("lora_target_parameters"),
+    "adapter.modules_to_save": filled("lora_modules_to_save"),
+    "adapter.use_rslora": key("peft_use_rslora", False),
+    "adapter.use_dora": key("peft_use_dora", False),
+    "adapter.autocast_adapter_dtype": key("peft_autocast_adapter_dtype"),
+    "data.train": _sources("datasets"),
+    "data.eval": _sources("test_datasets"),
+    "data.max_length": key("sequence_len"),
+    "data.excess_length": _too_long,
+    "data.truncation_side": _side,
+    "data.trained_turns": _turns,
+    "data.packing": _packing,
+    "data.packing_cross_doc_attn_mask": by_itself("Packs keep their rows apart there."),
+    "data.dataset_prepared_path": by_itself("It concerns where prepared rows are kept."),
+    "data.on_bad_row": by_itself("It counts where a row cannot be read."),
+    "data.shuffle": _shuffled,
+    "optim.learning_rate": resolved_rate,
+    "optim.per_device_train_batch_size": key("micro_batch_size"),
+    "optim.per_device_eval_batch_size": key("eval_batch_size"),
+    "optim.gradient_accumulation_steps": key("gradient_accumulation_steps"),
+    "optim.num_train_epochs": key("num_epochs"),
+    "optim.max_steps": key("max_steps"),
+    "optim.optim": optimizer("optimizer", {"adopt": "adopt_adamw", "came": "came_pytorch"}),
+    "optim.optim_args": filled("optim_args"),
+    "optim.optim_target_modules": _projected,
+    "optim.lr_scheduler_type": key("lr_scheduler"),
+    "optim.lr_scheduler_kwargs": filled("lr_scheduler_kwargs"),
+    "optim.warmup_steps": _warmup,
+    "optim.weight_decay": key("weight_decay"),
+    "optim.adam_beta1": key("adam_beta1"),
+    "optim.adam_beta2": key("adam_beta2"),
+    "optim.adam_epsilon": key("adam_epsilon"),
+    "optim.max_grad_norm": key("max_grad_norm"),
+    "optim.tf32": key("tf32", "auto"),
+    "memory.gradient_checkpointing": checkpointing,
+    "memory.activation_offloading": _offloading,
+    "memory.layer_offloading": key("layer_offloading", False),
+    "memory.tiled_mlp": key("tiled_mlp", False),
+    "run.output_dir": key("output_dir"),
+    "run.name": key("wandb_name"),
+    "run.seed": key("seed"),
+    "run.logging_steps": key("logging_steps"),
+    "run.save_steps": key("save_steps"),
+    "run.save_total_limit": key("save_total_limit"),
+    "run.eval_steps": _eval_steps,
+}  # fmt: skip

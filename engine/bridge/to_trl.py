@@ -1,0 +1,365 @@
+"""Our settings as the keys of `trl sft|dpo|kto|reward|grpo --config FILE`: the inverse of `engine.bridge.trl`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.bridge.giving import (
+    Giving,
+    Meaning,
+    attention,
+    balance,
+    by_itself,
+    checkpointing,
+    filled,
+    key,
+    module_of,
+    optimizer,
+    placed,
+    reference,
+    resolved_rate,
+    rewards,
+    sliced,
+)
+from engine.bridge.keys import Answer, changed, mapped, needless, unsupported
+from engine.config.data import DataSource
+from engine.config.tree import fields
+
+_READERS = {"json": "json", "jsonl": "json", "csv": "csv", "parquet": "parquet", "txt": "text"}
+# method -> formats whose rows TRL knows by the names of their columns
+_FORMATS = {
+    "sft": ("messages", "prompt_completion"),
+    "pretrain": ("text",),
+    "dpo": ("preference",),
+    "ipo": ("preference",),
+    "reward": ("preference",),
+    "kto": ("unpaired_preference",),
+    "grpo": ("prompts",),
+    "gdpo": ("prompts",),
+}
+COMMANDS = {
+    "sft": "sft",
+    "pretrain": "sft",
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "kto": "kto",
+    "reward": "reward",
+    "grpo": "grpo",
+    "gdpo": "grpo",
+}
+"""The command of TRL for each method that it has one for."""
+
+
+def _kind(value: Any, giving: Giving) -> Answer:
+    if value not in COMMANDS:
+        return unsupported(f"TRL has no command for {value}: it has {', '.join(sorted(set(COMMANDS.values())))}.")
+    more: dict[str, Any] = {}
+    if value == "ipo":
+        more = {"loss_type": ["ipo"]}
+    elif value == "gdpo":
+        more = {"multi_objective_aggregation": "normalize_then_sum"}
+    return mapped(more, f"`trl {COMMANDS[value]} --config FILE` trains it.")
+
+
+def _dtype(value: Any, giving: Giving) -> Answer:
+    if value == "float32":
+        return mapped({"dtype": "float32", "bf16": False})
+    return mapped(
+        {"dtype": value, "bf16": True} if value == "bfloat16" else {"dtype": value, "bf16": False, "fp16": True}
+    )
+
+
+def _quantization(value: Any, giving: Giving) -> Answer:
+    if value == "none":
+        return needless("Weights stay as they are by themselves.")
+    if value == "int8":
+        return mapped({"load_in_8bit": True})
+    if value == "fp8":
+        return unsupported(
+            "TRL's command does not hold base weights in 8-bit floating point: nf4, fp4 and int8 are known there."
+        )
+    return mapped({"load_in_4bit": True, "bnb_4bit_quant_type": value, "use_bnb_nested_quant": True})
+
+
+def _template(value: Any, giving: Giving) -> Answer:
+    if value is None:
+        return needless("The tokenizer's own is taken by itself.")
+    if str(value).lower().endswith((".jinja", ".j2")) and giving.config.method.kind in ("sft", "reward"):
+        return mapped({"chat_template_path": giving.place(value)})
+    return unsupported("TRL takes a Jinja file, for sft and reward alone.")
+
+
+def _template_values(value: Any, giving: Giving) -> Answer:
+    if not value:
+        return needless("It is empty.")
+    if giving.config.method.kind in ("grpo", "gdpo"):
+        return mapped({"chat_template_kwargs": value})
+    return unsupported("TRL takes values for the template from a column of the rows.")
+
+
+def _adapter(value: Any, giving: Giving) -> Answer:
+    return needless("All weights are trained without an adapter.") if value == "none" else mapped({"use_peft": True})
+
+
+def _autocast(value: Any, giving: Giving) -> Answer:
+    there = giving.config.model.quantization == "none"
+    if value == there:
+        return needless("It is so there by itself.")
+    words = "An adapter is held in float32 there, but beside quantized weights, where it is bfloat16."
+    return changed({}, words)
+
+
+def _targets(value: Any, giving: Giving) -> Answer:
+    if isinstance(value, list) and not value:
+        return unsupported("TRL then takes PEFT's own layers: name modules too.")
+    if isinstance(value, list) and len(value) == 1:
+        return unsupported("TRL reads one name as a pattern of whole names: write a pattern, or two names.")
+    return mapped({"lora_target_modules": value})
+
+
+def _loss(value: Any, giving: Giving) -> Answer:
+    kind = giving.config.method.kind
+    if kind != "dpo":
+        return mapped({"loss_type": value})
+    alpha = fields.method.rpo_alpha.value(giving.config)
+    if alpha and value != "sigmoid":
+        return unsupported("With method.rpo_alpha the loss must be sigmoid there.")
+    if alpha:
+        return mapped({"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, alpha]})
+    return mapped({"loss_type": [value]})
+
+
+def _smoothing(value: Any, giving: Giving) -> Answer:
+    name = "label_smoothing" if giving.config.method.kind == "dpo" else "label_smoothing_factor"
+    return mapped({name: value}) if value else needless("It is 0 by itself.")
+
+
+def _rewards(value: Any, giving: Giving) -> Answer:
+    found, problem = rewards(value, giving)
+    if problem:
+        return unsupported(problem)
+    models = [spec for spec in found if spec.kind == "model"]
+    if len(models) > 1 or (models and found[0].kind != "model"):
+        return unsupported("TRL takes one reward model, before the functions.")
+    names = [module_of(spec, giving) for spec in found if spec.kind == "function"]
+    if not all(names):
+        return unsupported("TRL takes functions of modules in the folder where it is started.")
+    settings: dict[str, Any] = {"reward_funcs": names} if names else {}
+    if models:
+        settings["reward_model_name_or_path"] = giving.place(models[0].argument)
+    weights = [spec.weight for spec in found]
+    return mapped({**settings, **({"reward_weights": weights} if set(weights) != {1.0} else {})})
+
+
+def _sources(value: Any, giving: Giving) -> Answer:
+    if not value:
+        return needless("None are named.")
+    wanted = _FORMATS.get(giving.config.method.kind, ())
+    for source in value:
+        problem = _problem(source, wanted, giving)
+        if problem:
+            return unsupported(f"{source.path}: {problem}")
+    settings: dict[str, Any] = {}
+    plain = len(value) == 1 and _reader(value[0]) is None and value[0].rows is None
+    if plain:
+        settings["dataset_name"] = giving.place(value[0].path)
+        if value[0].split is not None:
+            settings["dataset_train_split"] = value[0].split
+    else:
+        settings["datasets"] = [_entry(source, giving) for source in value]
+    if giving.config.method.kind == "pretrain":
+        settings["dataset_text_field"] = value[0].columns.get("text", "text")
+    return changed(settings, "TRL tells by the names of the columns what a row holds, and is not told.")
+
+
+def _problem(source: DataSource, wanted: tuple[str, ...], giving: Giving) -> str:
+    """Why a source cannot be said; empty where it can."""
+    if source.path.startswith("builtin/"):
+        return "Its rows are built into the workbench: name a file or a data set."
+    if source.format is not None and source.format not in wanted:
+        return f"TRL has nothing that reads {source.format} as it is read here."
+    if source.format is None and giving.config.method.kind in ("sft", "pretrain"):
+        return "What is learned of a row depends on what it holds: name its format."
+    named = {part for part in source.columns if part != "text" or giving.config.method.kind != "pretrain"}
+    if named or source.properties or source.roles:
+        return "TRL takes columns, keys and roles by their own names: rename them in the rows."
+    return "TRL takes every row of a source once in an epoch: leave out its weight." if source.weight != 1 else ""
+
+
+def _reader(source: DataSource) -> str | None:
+    return _READERS.get(source.path.lower().rpartition(".")[2])
+
+
+def _entry(source: DataSource, giving: Giving) -> dict[str, Any]:
+    reader, split = _reader(source), sliced(source)
+    place = giving.place(source.path)
+    named = {"path": reader, "data_files": place} if reader else {"path": place}
+    return {**named, **({"split": split} if split is not None else {})}
+
+
+def _held_out(value: Any, giving: Giving) -> Answer:
+    if not value:
+        return needless("None are named.")
+    train = giving.config.data.train
+    fits = len(value) == 1 and len(train) == 1 and value[0].path == train[0].path and value[0].split is not None
+    if not fits or _reader(train[0]) is not None or value[0].rows is not None:
+        return unsupported("TRL takes held-out rows from another split of the one data set that is trained on.")
+    return mapped({"dataset_test_split": value[0].split, "eval_strategy": "steps"})
+
+
+def _too_long(value: Any, giving: Giving) -> Answer:
+    kind, data = giving.config.method.kind, giving.config.data
+    if kind in ("grpo", "gdpo"):
+        return (
+            changed({}, "Prompts are not bounded there.")
+            if value != "error"
+            else needless("Prompts are not bounded there.")
+        )
+    if value == "truncate":
+        return mapped({"truncation_mode": "keep_end" if data.truncation_side == "left" else "keep_start"})
+    if value == "split" and kind == "pretrain" and data.packing:
+        return mapped({"packing_strategy": "bfd_split"})
+    if value == "error":
+        return changed({}, "Longer rows are cut there; a run that works here has none.")
+    return unsupported("Longer rows are cut there: take error or truncate.")
+
+
+def _length(value: Any, giving: Giving) -> Answer:
+    if giving.config.method.kind in ("grpo", "gdpo"):
+        return changed({}, "Prompts are not bounded there.")
+    return mapped({"max_length": value})
+
+
+def _turns(value: Any, giving: Giving) -> Answer:
+    if giving.config.method.kind != "sft":
+        return needless("It counts with sft.")
+    formats = {source.format for source in giving.config.data.train}
+    if len(formats) > 1:
+        return unsupported("Sources of several formats cannot be said together there.")
+    if value not in ("assistant", "all"):
+        return unsupported("TRL learns every assistant turn, or all turns.")
+    name = "completion_only_loss" if formats == {"prompt_completion"} else "assistant_only_loss"
+    more = {"completion_only_loss": False} if value == "all" else {}
+    return mapped({name: value == "assistant", **more})
+
+
+def _packing(value: Any, giving: Giving) -> Answer:
+    if giving.config.method.kind not in ("sft", "pretrain"):
+        return needless("It counts with sft.")
+    if value and not giving.config.data.packing_cross_doc_attn_mask:
+        return unsupported("Packs keep their rows apart there: set data.packing_cross_doc_attn_mask to true.")
+    return mapped({"packing": value})
+
+
+def _shuffled(value: Any, giving: Giving) -> Answer:
+    kind = giving.config.method.kind
+    if kind in ("grpo", "gdpo"):
+        return mapped({"shuffle_dataset": value})
+    return mapped({"train_sampling_strategy": "random" if value else "sequential"})
+
+
+def _optim_args(value: Any, giving: Giving) -> Answer:
+    text = ",".join(f"{name}={item}" for name, item in value.items())
+    return mapped({"optim_args": text}) if value else needless("It is empty.")
+
+
+def _projected(value: Any, giving: Giving) -> Answer:
+    if "galore" not in giving.config.optim.optim:
+        return needless("It counts with GaLore.")
+    return mapped({"optim_target_modules": value})
+
+
+def _offloading(value: Any, giving: Giving) -> Answer:
+    if value is None:
+        return needless("It is off by itself.")
+    return (
+        mapped({"activation_offloading": True})
+        if value == "cpu"
+        else changed({"activation_offloading": True}, "They move to the host's memory there.")
+    )
+
+
+def _eval_steps(value: Any, giving: Giving) -> Answer:
+    if not giving.config.data.eval:
+        return needless("No rows are held out.")
+    if value == "auto":
+        return changed({"eval_steps": 0.1}, "A tenth of all steps there.")
+    return mapped({"eval_steps": value})
+
+
+TABLE: dict[str, Meaning] = {
+    "model.name": placed("model_name_or_path"),
+    "model.revision": key("model_revision"),
+    "model.chat_template": _template,
+    "model.chat_template_kwargs": _template_values,
+    "model.dtype": _dtype,
+    "model.quantization": _quantization,
+    "model.attention": attention,
+    "method.kind": _kind,
+    "method.beta": key("beta"),
+    "method.loss_type": _loss,
+    "method.label_smoothing": _smoothing,
+    "method.rpo_alpha": by_itself("loss_weights says it."),
+    "method.reference": reference("TRL"),
+    "method.balance_weights": balance,
+    "method.desirable_weight": key("desirable_weight"),
+    "method.undesirable_weight": key("undesirable_weight"),
+    "method.center_rewards_coefficient": key("center_rewards_coefficient"),
+    "method.reward_funcs": _rewards,
+    **{
+        f"method.{name}": key(name)
+        for name in (
+            "num_generations", "max_completion_length", "temperature", "top_p", "top_k", "repetition_penalty",
+            "num_iterations", "steps_per_generation", "epsilon", "epsilon_high", "scale_rewards",
+            "mask_truncated_completions", "importance_sampling_level",
+        )
+    },
+    "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
+    "method.rollout_groups": by_itself("It concerns what is kept to look at."),
+    "adapter.kind": _adapter,
+    "adapter.r": key("lora_r"),
+    "adapter.lora_alpha": key("lora_alpha"),
+    "adapter.lora_dropout": key("lora_dropout"),
+    "adapter.target_modules": _targets,
+    "adapter.target_parameters": filled("lora_target_parameters"),
+    "adapter.modules_to_save": filled("lora_modules_to_save"),
+    "adapter.use_rslora": key("use_rslora", False),
+    "adapter.use_dora": key("use_dora", False),
+    "adapter.autocast_adapter_dtype": _autocast,
+    "data.train": _sources,
+    "data.eval": _held_out,
+    "data.max_length": _length,
+    "data.excess_length": _too_long,
+    "data.truncation_side": by_itself("truncation_mode says it."),
+    "data.trained_turns": _turns,
+    "data.packing": _packing,
+    "data.packing_cross_doc_attn_mask": by_itself("Packs keep their rows apart there."),
+    "data.dataset_prepared_path": by_itself("It concerns where prepared rows are kept."),
+    "data.on_bad_row": by_itself("It counts where a row cannot be read."),
+    "data.shuffle": _shuffled,
+    "optim.learning_rate": resolved_rate,
+    **{
+        f"optim.{name}": key(name)
+        for name in (
+            "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+            "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1",
+            "adam_beta2", "adam_epsilon", "max_grad_norm",
+        )
+    },
+    "optim.optim": optimizer("optim", {}),
+    "optim.optim_args": _optim_args,
+    "optim.optim_target_modules": _projected,
+    "optim.lr_scheduler_kwargs": filled("lr_scheduler_kwargs"),
+    "optim.tf32": key("tf32", "auto"),
+    "optim.bf16_full_eval": key("bf16_full_eval", False),
+    "memory.gradient_checkpointing": checkpointing,
+    "memory.activation_offloading": _offloading,
+    "run.output_dir": key("output_dir"),
+    "run.name": key("run_name"),
+    "run.seed": key("seed"),
+    "run.full_determinism": key("full_determinism", False),
+    "run.logging_steps": key("logging_steps"),
+    "run.save_steps": key("save_steps"),
+    "run.save_total_limit": key("save_total_limit"),
+    "run.eval_steps": _eval_steps,
+}  # fmt: skip

@@ -1,0 +1,182 @@
+"""What this version does not do yet, by the names that other tools give it: each is refused with its own sentence.
+
+One table, from which follow the sentences of the reader and the README's list. And files that are no trainings at all:
+`other_file` says what such a file is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """One thing that is not here yet: its name in the README, the keys that ask for it, and what there is instead."""
+
+    what: str
+    keys: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    instead: str
+
+    @property
+    def sentence(self) -> str:
+        """The answer to a key that asks for it."""
+        return f"Not here yet: {self.what}. {self.instead}"
+
+
+ABSENT = (
+    Absent(
+        "images, sound and video",
+        ("processor_type", "media_dir", "images", "freeze_vision_tower", "freeze_multi_modal_projector",
+         "freeze_language_model", "image_size", "image_resize_algorithm", "image_processor", "is_multimodal"),
+        ("image_", "video_", "audio_", "vision_"),
+        "Train on text alone.",
+    ),
+    Absent(
+        "a buffer that mixes a stream",
+        ("buffer_size", "streaming_multipack_buffer_size", "mix_strategy", "interleave_probs"),
+        ("streaming_",),
+        "data.streaming mixes shards and the rows in each; a source's weight says how often its rows come.",
+    ),
+    Absent(
+        "several machines",
+        ("num_machines", "num_nodes", "nnodes", "node_rank", "machine_rank", "main_process_ip", "master_addr"),
+        (),
+        "run.devices takes the GPUs of one machine.",
+    ),
+    Absent(
+        "FSDP",
+        ("fsdp", "fsdp_config"),
+        ("fsdp_",),
+        "Each GPU holds the whole model: LoRA, model.quantization and memory.layer_offloading make it smaller.",
+    ),
+    Absent(
+        "DeepSpeed",
+        ("deepspeed", "ds_config"),
+        ("deepspeed_", "zero_", "zero3_"),
+        "Each GPU holds the whole model: LoRA, model.quantization and memory.layer_offloading make it smaller.",
+    ),
+    Absent(
+        "tensor, context, pipeline and expert parallelism",
+        ("tp_size", "cp_size", "pp_size", "ep_size", "sp_size", "dp_shard_size", "dp_replicate_size", "ring_attn_func",
+         "heads_k_stride"),
+        ("tensor_parallel", "context_parallel", "sequence_parallel", "pipeline_parallel", "pipeline_model_parallel",
+         "expert_parallel", "expert_model_parallel", "tensor_model_parallel"),
+        "With run.devices above 1 each GPU takes batches of its own.",
+    ),
+    Absent(
+        "vLLM and SGLang for sampled answers",
+        ("use_vllm", "vllm", "use_sglang", "sglang"),
+        ("vllm_", "sglang_"),
+        "Answers are sampled by the model that is trained.",
+    ),
+    Absent(
+        "quantized experts",
+        ("quantize_moe_experts", "quantize_experts"),
+        (),
+        "Weights that hold all experts of a layer stay in 16 bits whatever model.quantization says.",
+    ),
+    Absent(
+        "further training of an adapter",
+        ("adapter_name_or_path", "lora_model_dir", "adapter_path", "peft_adapter"),
+        (),
+        "Merge it into its model first and name the merged model; `workbench resume` goes on with a run of its own.",
+    ),
+    Absent(
+        "LoRA+, PiSSA, LoftQ and other starts of an adapter",
+        ("init_lora_weights", "peft_init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern",
+         "alpha_pattern", "create_new_adapter"),
+        ("loraplus_", "pissa_", "loftq", "eva_", "corda_"),
+        "adapter.use_dora and adapter.use_rslora are.",
+    ),
+    Absent(
+        "BAdam, APOLLO, LISA, ReLoRA, OFT and block expansion",
+        ("use_badam", "use_apollo", "relora", "use_llama_pro", "spectrum", "jagged_restart_steps"),
+        ("badam_", "apollo_", "lisa_", "relora_", "oft_"),
+        "optim.optim has GaLore and Q-GaLore, adapter.unfrozen_parameters trains some weights alone.",
+    ),
+    Absent(
+        "noise on embeddings (NEFTune)",
+        ("neftune_noise_alpha", "noisy_embedding_alpha"),
+        (),
+        "adapter.lora_dropout is a noise of another kind.",
+    ),
+    Absent(
+        "early stopping",
+        ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+        ("early_stopping",),
+        "`workbench stop RUN --save` ends a run at any time, and its curves show when.",
+    ),
+    Absent(
+        "Unsloth, Liger and plugins",
+        ("plugins", "use_unsloth", "use_unsloth_gc", "use_liger_kernel", "enable_liger_kernel", "use_liger_loss", "unsloth"),
+        ("unsloth_", "liger_"),
+        "The section kernels has the workbench's own.",
+    ),
+    Absent(
+        "new tokens and changed special tokens",
+        ("added_tokens_overrides", "new_special_tokens", "add_special_tokens", "add_tokens", "resize_vocab", "tokens",
+         "resize_token_embeddings_to_32x", "fix_untrained_tokens"),
+        (),
+        "model.tokenizer names a tokenizer that has them already.",
+    ),
+    Absent(
+        "uploads to a hub",
+        ("push_to_hub", "push_dataset_to_hub", "export_hub_model_id"),
+        ("hub_", "push_to_hub_"),
+        "Checkpoints lie in the run folder.",
+    ),
+    Absent(
+        "Weights & Biases and other trackers",
+        ("report_to", "use_wandb", "use_mlflow", "use_swanlab", "use_comet", "use_tensorboard"),
+        ("wandb_", "mlflow_", "swanlab_", "comet_", "trackio_", "tensorboard_"),
+        "A run keeps its curves in its own folder, and `workbench compare` lays runs beside each other.",
+    ),
+    Absent(
+        "code that a model brings",
+        ("trust_remote_code",),
+        (),
+        "Models are those of the installed transformers.",
+    ),
+)  # fmt: skip
+
+METHODS = ("bco", "cpo", "gkd", "minillm", "nash_md", "online_dpo", "papo", "rloo", "xpo")
+"""Methods of TRL that this version does not have."""
+
+
+def absent(key: str) -> Absent | None:
+    """What is not here yet and this key asks for."""
+    low = key.strip().lower().replace("-", "_")
+    exact = next((each for each in ABSENT if low in each.keys), None)
+    return exact or next((each for each in ABSENT if low.startswith(each.prefixes)), None)
+
+
+# What a file is for, the keys of which so many must be there, and keys with which it is a training after all.
+_OTHER_FILES: tuple[tuple[str, frozenset[str], int], ...] = (
+    ("how Accelerate launches processes", frozenset({"compute_environment", "distributed_type", "machine_rank", "main_training_function", "num_machines", "num_processes"}), 2),
+    ("how DeepSpeed works", frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"}), 1),
+    ("a merge of models", frozenset({"merge_method", "slices", "export_dir", "export_size", "export_device", "export_legacy_format", "merge_lora"}), 1),
+    ("answering prompts (inference)", frozenset({"infer_backend", "infer_dtype", "do_sample", "max_new_tokens", "num_beams", "vllm_maxlen", "api_host", "api_port", "api_model_name"}), 1),
+    ("an evaluation", frozenset({"task_dir", "n_shot", "num_fewshot"}), 1),
+    ("a model (its config.json)", frozenset({"architectures", "hidden_size", "num_hidden_layers", "vocab_size", "transformers_version"}), 2),
+    ("an adapter (its adapter_config.json)", frozenset({"base_model_name_or_path", "peft_type", "inference_mode"}), 2),
+)  # fmt: skip
+_OF_TRAININGS = (
+    "dataset", "datasets", "dataset_name", "dataset_mixture", "pretraining_dataset", "train_file", "train_files", "stage",
+    "rl", "data", "method", "optim", "learning_rate", "num_train_epochs", "num_epochs", "max_steps", "sequence_len", "cutoff_len",
+)  # fmt: skip
+
+
+def other_file(mapping: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What a file that describes no training is for, and the key that shows it; nothing where it may be one."""
+    keys = {key for key in mapping if isinstance(key, str)}
+    ours = any(isinstance(mapping.get(name), Mapping) for name in ("model", "adapter", "run"))
+    if ours or keys & set(_OF_TRAININGS):
+        return None
+    for what, known, least in _OTHER_FILES:
+        shown = sorted(keys & known)
+        if len(shown) >= least:
+            return what, next(key for key in mapping if key in shown)
+    return None

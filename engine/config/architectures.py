@@ -1,0 +1,49 @@
+"""Which architectures the installed transformers knows, and by which of its classes: read from its tables, not imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+_TABLES = {
+    "AutoModel": "MODEL_MAPPING_NAMES",
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+}
+_FEWEST = 50
+"""Architectures below which the tables were not understood, and nothing is said by them."""
+
+
+def loaders_of(model_type: str) -> frozenset[str] | None:
+    """The classes that serve an architecture, none for one that is not known; `None` where the tables cannot be read."""
+    tables = _tables()
+    if tables is None or not model_type:
+        return None
+    known, classes = tables
+    return frozenset(name for name, served in classes.items() if model_type in known and model_type in served)
+
+
+@cache
+def _tables() -> tuple[frozenset[str], dict[str, frozenset[str]]] | None:
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "models" / "auto"
+    try:
+        configs = "".join((folder / name).read_text("utf-8") for name in ("auto_mappings.py", "configuration_auto.py"))
+        models = (folder / "modeling_auto.py").read_text("utf-8")
+    except OSError:
+        return None
+    known = frozenset(re.findall(r'"([^"]+)"[,:] "\w+Config"', configs))
+    classes = {name: _served(models, table) for name, table in _TABLES.items()}
+    return (known, classes) if len(known) >= _FEWEST and all(map(bool, classes.values())) else None
+
+
+def _served(text: str, table: str) -> frozenset[str]:
+    begin = re.search(rf"^{table} = OrderedDict\(", text, re.MULTILINE)
+    if begin is None:
+        return frozenset()
+    return frozenset(re.findall(r'\("([^"]+)",', text[begin.end() :].partition("\n)")[0]))

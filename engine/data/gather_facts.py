@@ -1,0 +1,280 @@
+"""One quick look at everything a config names: machine, model files, packages, sources. Torch-free, for both faces.
+
+Gives the facts that rules and estimate need before anything is prepared: whether a source is there, how large, what its
+first rows hold, how many rows it has if that is known within a moment. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.config.facts import Facts, ModelFacts, SourceFacts, TokenizerFacts
+from engine.config.files import DATA_SUFFIXES, place_of
+from engine.config.findings import Finding
+from engine.config.reward_specs import files_of
+from engine.config.tree import RunConfig
+from engine.data.kept import kept
+from engine.errors import WorkbenchError, visible
+from engine.facts.model_shape import model_facts, tokenizer_facts
+from engine.hardware import Machine, installed, this_machine
+from engine.model_files import read_json
+from engine.rules.data import FROM_COUNTS
+
+if TYPE_CHECKING:
+    from engine.data.detect import Detection
+
+FIRST_ROWS = 1000
+SCRATCH = "WORKBENCH_SCRATCH"
+TEMPLATES = Path(__file__).parent / "templates"
+PATIENCE = 0.25
+"""Seconds to wait for a row count; an index that takes longer is counted by the inspector."""
+
+
+class Installed(Mapping[str, str | None]):
+    """The versions of packages here, each looked up when a rule asks for it; a package that is missing is `None`."""
+
+    def __getitem__(self, package: str) -> str | None:
+        return installed(package)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Installed)
+
+    def __hash__(self) -> int:
+        return hash(Installed)
+
+
+def look_at(
+    config: RunConfig, base: str | Path = ".", machine: Machine | None = None, *, sources: bool = True
+) -> Facts:
+    """What can be known of this config at once. With `machine` the packages here say nothing about it."""
+    folder = Path(base)
+    name = config.model.name
+    model = model_facts(place_of(name, folder), config.model.revision)
+    here = machine is None
+    model = replace(model, name=name) if model else None
+    return Facts(
+        machine=this_machine(folder / config.run.output_dir) if machine is None else machine,
+        model=model,
+        data=kept(config, folder, model),
+        packages=Installed() if here else None,
+        sources=look_at_sources([*config.data.train, *config.data.eval], folder) if sources else None,
+        files={
+            **{path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))},
+            **_template_there(config.model.chat_template, model, folder),
+        },
+        tokenizer=_tokenizer(config, folder),
+        scratch=_scratch() if here else "",
+    )
+
+
+def _tokenizer(config: RunConfig, folder: Path) -> TokenizerFacts | None:
+    """The files of the tokenizer that the config takes: the model's own, or another's."""
+    name = config.model.tokenizer or config.model.name
+    revision = None if config.model.tokenizer else config.model.revision
+    found = tokenizer_facts(place_of(name, folder), revision)
+    return replace(found, name=name) if found else None
+
+
+def _template_there(wanted: str | None, model: ModelFacts | None, folder: Path) -> dict[str, bool]:
+    """Whether a chat template of this name or file is there; nothing where only the model's own files could tell."""
+    if not wanted or wanted == "none" or (TEMPLATES / f"{Path(wanted).name}.jinja").is_file():
+        return {}
+    if "/" in wanted or wanted.lower().endswith((".jinja", ".j2")):
+        return {wanted: _is_file(Path(place_of(wanted, folder))) or _is_file(folder / wanted)}
+    if _is_file(folder / wanted) or model is None or not model.folder:
+        return {}
+    return {} if _own_templates(Path(model.folder)) else {wanted: False}
+
+
+def _own_templates(folder: Path) -> bool:
+    """Whether a tokenizer brings several templates with names of their own."""
+    if (folder / "additional_chat_templates").is_dir():
+        return True
+    try:
+        return isinstance(read_json(folder / "tokenizer_config.json").get("chat_template"), (list, dict))
+    except (WorkbenchError, AttributeError):
+        return False
+
+
+def _is_file(place: Path) -> bool:
+    try:
+        return place.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _scratch() -> str:
+    """Why nothing can be written into $WORKBENCH_SCRATCH; empty where that is unset or of use."""
+    named = os.environ.get(SCRATCH)
+    if not named:
+        return ""
+    place = Path(named).expanduser()
+    if not place.is_dir():
+        return "there is no such folder" if not place.exists() else "it is no folder"
+    return "" if os.access(place, os.W_OK | os.X_OK) else "it cannot be written to"
+
+
+def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
+    """These facts, and what a look would still add: for a launch that comes before the look after the last edit."""
+    model = facts.model if facts.model is not None and facts.model.name == config.model.name else None
+    paths = {entry.path for entry in (*config.data.train, *config.data.eval) if entry.path}
+    sources = facts.sources if facts.sources is not None and paths <= facts.sources.keys() else None
+    if facts.machine is not None and model is not None and sources is not None:
+        return facts
+    found = look_at(config, base, sources=sources is None)
+    return replace(
+        facts,
+        machine=facts.machine or found.machine,
+        data=facts.data or found.data,
+        model=model or found.model,
+        packages=found.packages if facts.packages is None else facts.packages,
+        sources=found.sources if sources is None else sources,
+        files=found.files,
+        tokenizer=found.tokenizer,
+        scratch=found.scratch,
+    )
+
+
+def counted_over(config: RunConfig) -> list[Any]:
+    """Whose tokens a count is of: model and tokenizer, sources, method. Counts made over others say nothing of this one."""
+    model, data = config.model, config.data
+    rows = [entry.model_dump() for entry in (*data.train, *data.eval)]
+    return [model.name, model.revision, model.tokenizer, rows, len(data.train), config.method.kind]
+
+
+def countable(findings: Iterable[Finding]) -> bool:
+    """Whether rows can be counted: nothing else is wrong with model and data than what counts have told."""
+    owners = ("data", "model")
+    return not any(
+        finding.severity == "error" and finding.rule not in FROM_COUNTS and finding.path.partition(".")[0] in owners
+        for finding in findings
+    )
+
+
+def not_counted(config: RunConfig, facts: Facts) -> str:
+    """That the rows are not counted yet, for whoever would read silence as all being well; empty once they are."""
+    if not config.data.train or (facts.data is not None and facts.data.holds_for(config) and facts.data.counted):
+        return ""
+    return "rows not counted"
+
+
+def outcome(row: Mapping[str, Any]) -> str:
+    """What training does with a row of the preview that it does not use, as a sentence; empty for one that it does."""
+    if row.get("refused"):
+        return f"Training refuses this row: {visible(row['refused'])}"
+    return f"Training leaves this row out: {visible(row['left_out'])}" if row.get("left_out") else ""
+
+
+def _there(path: str, folder: Path) -> bool:
+    """Whether a reward's file is there, or the folder of a model."""
+    try:
+        places = Path(place_of(path, folder)), folder / path
+        return any(
+            place.is_file() or (place / "config.json").is_file() or (place / "adapter_config.json").is_file()
+            for place in places
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def look_at_sources(entries: Iterable[Any], folder: Path) -> dict[str, SourceFacts]:
+    """One look at each source, by its path as the config writes it."""
+    found: dict[str, SourceFacts] = {}
+    for entry in entries:
+        if entry.path and entry.path not in found:
+            found[entry.path] = look_at_source(entry, folder)
+    return found
+
+
+def look_at_source(entry: Any, folder: Path) -> SourceFacts:
+    """There or not, size, first rows, format. Never raises for bad data: a problem is part of the answer."""
+    if entry.path == "builtin/dates":
+        return _builtin(entry)
+    if entry.path.startswith("builtin/"):
+        return SourceFacts(entry.path)
+    written = place_of(entry.path, folder)
+    place = Path(written)
+    try:
+        if not place.exists():
+            local = written.startswith("/") or written.lower().endswith(DATA_SUFFIXES)
+            return SourceFacts(entry.path, exists=False if local else None)
+        if place.is_dir() or ".parquet" in place.suffixes or ".arrow" in place.suffixes:
+            # columns of these need pyarrow, which the inspector has loaded
+            return SourceFacts(entry.path, exists=True, bytes=None if place.is_dir() else place.stat().st_size)
+        return _file(entry, place)
+    except OSError as problem:
+        return SourceFacts(
+            entry.path, exists=True, problem=f"cannot be read: {problem.strerror or 'input/output error'}."
+        )
+
+
+def _in_turns(seen: Detection) -> bool | None:
+    """Whether the first row that was read holds messages; None where none could be."""
+    from engine.data.formats import read_example
+
+    if seen.format is None or seen.example is None:
+        return None
+    try:
+        example = read_example(seen.example, seen.format, seen.columns)
+    except WorkbenchError:
+        return None
+    return bool(example.messages) or isinstance(example.prompt, list)
+
+
+def _builtin(entry: Any) -> SourceFacts:
+    from engine.builtin import dates
+
+    rows = dates.HELD_OUT_DAYS if entry.split == "eval" else dates.TRAIN_ROWS
+    return SourceFacts(entry.path, exists=True, rows=rows, columns=("messages",), format="messages", turns=True)
+
+
+def _file(entry: Any, place: Path) -> SourceFacts:
+    from engine.data.detect import detect
+    from engine.data.parts import columns_of
+    from engine.data.rows import open_rows
+
+    size = place.stat().st_size
+    try:
+        rows = open_rows(place)
+    except WorkbenchError as problem:
+        sentence = problem.message.removeprefix(f"{visible(str(place))}: ")
+        return SourceFacts(entry.path, exists=True, bytes=size, problem=f"{sentence}. {problem.hint}".strip())
+    try:
+        seen = detect(rows, columns_of(entry.columns, entry.properties, entry.roles), entry.format, look=FIRST_ROWS)
+        trouble = ""
+        if seen.problems:
+            trouble = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip(":")
+            trouble = f"line {trouble}" if trouble[:1].isdigit() else trouble
+            trouble += "" if trouble.endswith(".") else "."
+        fatal = seen.format is None or seen.bad >= seen.looked
+        columns = tuple(visible(str(column)) for column in (seen.example or {}))
+        try:
+            count = rows.wait(PATIENCE)
+        except WorkbenchError:
+            count = None
+        return SourceFacts(
+            entry.path,
+            True,
+            size,
+            count,
+            columns,
+            seen.format,
+            problem=trouble if fatal else "",
+            bad=seen.bad,
+            looked=seen.looked,
+            bad_row="" if fatal else trouble,
+            turns=_in_turns(seen),
+            images=bool((seen.example or {}).get(entry.columns.get("images", "images"))),
+        )
+    finally:
+        rows.close()

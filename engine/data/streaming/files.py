@@ -1,0 +1,261 @@
+"""The files of a stream: every source that a config names with all its files, their formats, and how each is cut.
+
+Files are opened when a shard of theirs is read, a few at a time, so a source of thousands of files takes no more room than
+one of a few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.config.files import COMPRESSIONS
+from engine.config.tree import RunConfig
+from engine.data.cache import tokens_parts
+from engine.data.detect import detect
+from engine.data.mapped import Rows
+from engine.data.parsing import Row
+from engine.data.parts import columns_of
+from engine.data.plan import BUILTIN, Plan, Source, check_fit, plan_of, refuse_problems, source_rows, stamp_of
+from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_file, cut_rows, paths_of
+from engine.data.streaming.order import Lane
+from engine.errors import DataError, visible
+
+OPEN = 16
+"""Files that are open at once."""
+HEAD = 1 << 20
+LOOKED = 4
+"""Files of a source, and shards of a file, that are looked at before training."""
+
+
+@dataclass
+class StreamFile:
+    """One file or data set of a stream."""
+
+    path: str
+    entry: Any
+    """The source in the config that it belongs to."""
+    count: int | None = None
+    units: Sequence[int] | None = None
+    size: int = 0
+    rows: int | None = None
+    """Its rows, where their number is known at once."""
+
+
+@dataclass
+class Files:
+    """All files of a stream in order. `cut` opens one."""
+
+    split: str
+    seed: int
+    files: list[StreamFile] = field(default_factory=list)
+    _open: OrderedDict[int, Cut] = field(default_factory=OrderedDict)
+
+    def cut(self, number: int) -> Cut:
+        """The file's shards, opened now unless it is open."""
+        if number not in self._open:
+            while len(self._open) >= OPEN:
+                self._open.popitem(last=False)[1].rows.close()
+            file = self.files[number]
+            self._open[number] = _cut(file.path, file.entry, self.split, self.seed)
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def close(self) -> None:
+        """Close what is open."""
+        while self._open:
+            self._open.popitem()[1].rows.close()
+
+    def reopened(self) -> Files:
+        """The same files, none of them open: for another process."""
+        return Files(self.split, self.seed, self.files)
+
+    def lanes(self) -> list[Lane]:
+        """What an epoch reads of each source: as often as its weight says."""
+        lanes: list[Lane] = []
+        for members in self._by_entry():
+            files = [self.files[number] for number in members]
+            weight = files[0].entry.weight
+            for copy in range(math.ceil(weight)):
+                guess = max(1, sum(file.size for file in files) // BYTES)
+                counts, units = tuple(file.count for file in files), tuple(file.units for file in files)
+                lanes.append(Lane(len(lanes), members, counts, units, copy, min(1.0, weight - copy), guess))
+        return lanes
+
+    def rows(self) -> int | None:
+        """Rows of an epoch before any is left out, which may take a pass over the files; None where some are not known."""
+        total = 0.0
+        for number, file in enumerate(self.files):
+            length = file.rows
+            if length is None and file.count is not None:
+                length = self.cut(number).length()
+            if length is None:
+                return None
+            total += length * file.entry.weight
+        return round(total)
+
+    def unknown(self) -> str:
+        """The first file whose length is not known before it is read; empty where there is none."""
+        return next((file.path for file in self.files if file.count is None), "")
+
+    def bases(self) -> tuple[int, ...]:
+        """The number of each file's first row: counted through where all of them know their rows at once."""
+        known = [file.rows for file in self.files if file.rows is not None]
+        if len(known) < len(self.files):
+            return tuple(PLACE + FILE * number for number in range(len(self.files)))
+        return tuple(sum(known[:number]) for number in range(len(known)))
+
+    def _by_entry(self) -> Iterator[tuple[int, ...]]:
+        """The numbers of the files of each source."""
+        begun = 0
+        while begun < len(self.files):
+            after = begun
+            while after < len(self.files) and self.files[after].entry is self.files[begun].entry:
+                after += 1
+            yield tuple(range(begun, after))
+            begun = after
+
+
+class First(Rows):
+    """Rows of a few shards of a file by number, for whoever looks at some before all are read."""
+
+    def __init__(self, cut: Cut, most: int = 1) -> None:
+        self.path, self.kind, self.note, self._rows = cut.rows.path, cut.rows.kind, cut.rows.note, cut.rows
+        count = 1 if cut.count is None else min(most, cut.count)
+        spread = [0] if cut.count is None else [place * cut.count // count for place in range(count)]
+        self._places = cut.some_places(spread)
+
+    @property
+    def length(self) -> int | None:
+        return len(self._places)
+
+    @property
+    def progress(self) -> float:
+        return 1.0
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return len(self._places)
+
+    def known(self) -> int:
+        return len(self._places)
+
+    def first(self, count: int) -> list[Row]:
+        return [self[index] for index in range(min(count, len(self._places)))]
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[self._places[index]]
+
+    def size(self, index: int) -> int:
+        return self._rows.size(self._places[index])
+
+    def text(self, index: int, limit: int = 64 * 1024) -> str:
+        return self._rows.text(self._places[index], limit)
+
+    def named(self, index: int) -> str:
+        return self._rows.named(self._places[index])
+
+    def place(self, index: int) -> tuple[str, int | None]:
+        return self._rows.place(self._places[index])
+
+    def error(self, index: int, message: str, hint: str = "") -> DataError:
+        return self._rows.error(self._places[index], message, hint)
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = False) -> tuple[Plan, Files]:
+    """The plan of streamed rows, a source for each file, and the files. Raises `DataError` for a source that cannot be
+    opened or read. Rows of the plan's sources are there once a shard of theirs is."""
+    plan = plan_of(config, processing_class, "train", open_all=False)
+    policy = "skip" if tolerant else config.data.on_bad_row
+    files = Files("train", config.run.seed)
+    for entry in config.data.train:
+        detection = None
+        paths = paths_of(entry.path)
+        if entry.rows is not None and len(paths) > 1:
+            raise DataError(
+                "is a folder of several files, of which the first rows cannot be taken while they are streamed",
+                "Name one of its files, or remove rows from this source.",
+                path=visible(entry.path),
+            )
+        for path in paths:
+            stamp = stamp_of(path)
+            cut = _cut(path, entry, files.split, files.seed)
+            if detection is None:
+                rows = First(cut)
+                detection = detect(rows, columns_of(entry.columns, entry.properties, entry.roles), entry.format)
+                refuse_problems(path, detection, policy)
+            files.files.append(StreamFile(path, entry, cut.count, cut.units, _guessed_size(path), cut.known_rows))
+            plan.sources.append(Source(path, cut.rows, detection, split=entry.split, stamp=stamp))
+            cut.rows.close()
+        check_fit(plan.sources[-1], plan.method)
+    plan.bases = files.bases()
+    return plan, files
+
+
+def looked_at_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = False) -> Plan:
+    """The plan of a look at streamed rows: some shards of some files of each source, spread over it."""
+    plan, files = streamed_plan(config, processing_class, tolerant=tolerant)
+    chosen: list[Source] = []
+    for members in files._by_entry():
+        count = min(LOOKED, len(members))
+        for number in (members[place * len(members) // count] for place in range(count)):
+            source = plan.sources[number]
+            source.rows = First(_cut(source.path, files.files[number].entry, "train", files.seed), LOOKED)
+            source.weight = 1.0
+            chosen.append(source)
+    plan.sources, plan.bases = chosen, ()
+    return plan
+
+
+def stream_parts(plan: Plan, files: Files, processing_class: Any) -> dict[str, Any]:
+    """All that decides what the shards of a stream hold: what makes tokens of a row, and the files by size, date, beginning
+    and end. Their weights, seed and order decide only how shards are read."""
+    content = [
+        {
+            "content": _content(source, file),
+            "format": source.detection.format,
+            "columns": dict(source.detection.columns),
+            "limit": file.entry.rows,
+            "split": file.entry.split,
+        }
+        for source, file in zip(plan.sources, files.files, strict=True)
+    ]
+    return {**tokens_parts(plan, processing_class), "stream": BYTES, "sources": content}
+
+
+def _cut(path: str, entry: Any, split: str, seed: int) -> Cut:
+    if Path(path).is_file():
+        return cut_file(path, entry.rows)
+    return cut_rows(source_rows(path, entry.split, split, seed), entry.rows)
+
+
+def _guessed_size(path: str) -> int:
+    """Bytes that a file has when it is unpacked, for a guess of its shards."""
+    found = stamp_of(path)
+    packed = Path(path).suffix.lower() in COMPRESSIONS
+    return (found[0] * (4 if packed else 1)) if found else BYTES
+
+
+def _content(source: Source, file: StreamFile) -> str:
+    """What tells a file from another version of it, at once whatever its size."""
+    if source.stamp is None:
+        dataset = getattr(source.rows, "_dataset", None)
+        if dataset is not None:
+            return str(dataset._fingerprint)
+        if source.path == BUILTIN:
+            return repr((source.path, file.entry.split))
+        return repr((source.path, file.count))
+    size, date, _ = source.stamp
+    digest = hashlib.blake2b(f"{size} {date}".encode())
+    with Path(source.path).open("rb") as opened:
+        for start in (0, max(size - HEAD, 0)):
+            opened.seek(start)
+            digest.update(opened.read(HEAD))
+    return digest.hexdigest()

@@ -1,0 +1,209 @@
+"""What can be counted before a run: rows, batches, steps, parameters, tokens. Pure, quick, and honest about gaps.
+
+Counts of rows, batches, steps and parameters are `None` while a fact they need is unknown; tokens are then a guess within
+the limit that the config sets. What all of it weighs is `engine.planning.memory_model`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.config.facts import Facts, ModelFacts
+from engine.config.method import METHODS
+from engine.config.tree import RunConfig
+from engine.facts.unfrozen import matrices_by_name, trained_by_name
+
+
+def device_count(config: RunConfig, facts: Facts) -> int:
+    """How many devices the run would use."""
+    devices = config.run.devices
+    if isinstance(devices, list):
+        return max(1, len(devices))
+    return devices if isinstance(devices, int) else 1
+
+
+def effective_batch(config: RunConfig, facts: Facts) -> int:
+    """Rows (or packs) that one optimizer step sees over all devices."""
+    optim = config.optim
+    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * device_count(config, facts)
+
+
+def train_rows(config: RunConfig, facts: Facts) -> int | None:
+    """Rows of one epoch: as prepared where that is known, else as the files say."""
+    if facts.data is not None and facts.data.rows is not None:
+        return facts.data.rows
+    if facts.sources is None or not config.data.train:
+        return None
+    total = 0.0
+    for entry in config.data.train:
+        source = facts.sources.get(entry.path)
+        if source is None or source.rows is None:
+            return None
+        rows = source.rows if entry.rows is None else min(entry.rows, source.rows)
+        total += rows * entry.weight
+    return round(total)
+
+
+def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
+    """Batches of one device in one epoch; packing makes fewer, fuller ones, known once tokens are counted."""
+    rows = train_rows(config, facts)
+    if rows is None:
+        return None
+    if config.data.packing:
+        if facts.data is None or facts.data.tokens is None:
+            return None
+        # best-fit packing fills about 97 % of each pack
+        rows = math.ceil(facts.data.tokens / (0.97 * config.data.max_length))
+    batch = config.optim.per_device_train_batch_size * device_count(config, facts)
+    if METHODS[config.method.kind].rows == "prompts":
+        return _sampled_batches(config, rows, batch)
+    return math.ceil(rows / batch)
+
+
+def _sampled_batches(config: RunConfig, prompts: int, batch: int) -> int:
+    """Batches of answers that one epoch of prompts gives; prompts that do not fill a sampling are left out."""
+    method, together = config.method, sampled_together(config)
+    each = max(1, batch * together // getattr(method, "num_generations", 1))
+    return prompts // each * together * getattr(method, "num_iterations", 1)
+
+
+def sampled_together(config: RunConfig) -> int:
+    """Batches whose answers are sampled at once."""
+    return getattr(config.method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
+
+
+def steps_a_sampling(config: RunConfig) -> int:
+    """Optimizer steps that are trained on the answers of one sampling; 1 where a method samples none."""
+    if METHODS[config.method.kind].rows != "prompts":
+        return 1
+    uses = sampled_together(config) * getattr(config.method, "num_iterations", 1)
+    return max(1, math.ceil(uses / config.optim.gradient_accumulation_steps))
+
+
+def rehearsed_steps(config: RunConfig) -> int:
+    """The first step and those that one sampling serves, of which at most eight."""
+    return 1 + min(8, steps_a_sampling(config))
+
+
+def total_steps(config: RunConfig, facts: Facts) -> int | None:
+    """Optimizer steps of the whole run."""
+    if config.optim.max_steps is not None:
+        return config.optim.max_steps
+    batches = batches_per_epoch(config, facts)
+    if batches is None:
+        return None
+    per_epoch = max(1, math.ceil(batches / config.optim.gradient_accumulation_steps))
+    return max(1, math.ceil(per_epoch * config.optim.num_train_epochs))
+
+
+def known_model(config: RunConfig, facts: Facts) -> ModelFacts | None:
+    """The model's facts, if they are those of the model that the config names now."""
+    return facts.model if facts.model is not None and facts.model.name == config.model.name else None
+
+
+def wide_of(model: ModelFacts) -> int:
+    """The width of a layer's MLP: the usual one where the model's files do not say."""
+    return model.intermediate_size or 4 * (model.hidden_size or 0)
+
+
+def products(model: ModelFacts) -> list[tuple[int, int]]:
+    """Inner size and width of each matrix product of a dense decoder layer."""
+    hidden, wide, width = model.hidden_size or 0, wide_of(model), model.head_dim or 0
+    q, kv = width * (model.heads or 0), width * (model.kv_heads or 0)
+    return [(hidden, q), (hidden, kv), (hidden, kv), (q, hidden), (hidden, wide), (hidden, wide), (wide, hidden)]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How many numbers are trained, and of which kind."""
+
+    base: int
+    trained_base: int
+    adapter: int
+    matrices: tuple[tuple[int, int, int], ...] = ()
+    """Those of them that are matrices inside the layers, as (rows, columns, how many)."""
+
+    @property
+    def trained(self) -> int:
+        """All trained parameters."""
+        return self.trained_base + self.adapter
+
+
+def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
+    """Base, trained base and adapter parameters; nothing while the model's shape is unknown."""
+    model = known_model(config, facts)
+    if model is None or model.parameters is None:
+        return None
+    adapter = config.adapter
+    if adapter.kind == "none":
+        named = trained_by_name(model, adapter.unfrozen_parameters) if adapter.unfrozen_parameters else None
+        if named is not None:
+            return Parameters(model.parameters, named, 0, matrices_by_name(model, adapter.unfrozen_parameters))
+        whole = tuple((wide_out, wide_in, count) for _, wide_in, wide_out, count in model.linears)
+        return Parameters(model.parameters, model.parameters, 0, whole)
+    if not model.linears:
+        return None
+    trained, factors = 0, []
+    for name, wide_in, wide_out, count in model.linears:
+        if _is_target(name, adapter.target_modules):
+            trained += count * adapter.r * (wide_in + wide_out)
+            factors += [(adapter.r, wide_in, count), (wide_out, adapter.r, count)]
+            if adapter.use_dora:
+                trained += count * wide_out
+    for name, wide_in, wide_out, count in model.expert_weights:
+        if any(target.rpartition(".")[2] == name for target in adapter.target_parameters):
+            # PEFT gives each expert a pair of its own; those of a layer lie side by side.
+            rank = adapter.r * (model.experts or 1)
+            trained += count * rank * (wide_in + wide_out)
+            factors += [(rank, wide_in, count), (wide_out, rank, count)]
+    saved = sum(_whole_module(name, model) for name in adapter.modules_to_save)
+    return Parameters(model.parameters, 0, trained + saved, tuple(factors))
+
+
+def _is_target(name: str, targets: str | list[str]) -> bool:
+    import re
+
+    if targets == "all-linear":
+        return True
+    if isinstance(targets, list):
+        return any(name == target or target.endswith(f".{name}") or name.endswith(f".{target}") for target in targets)
+    try:
+        pattern = re.compile(targets)
+    except re.error:
+        return False
+    block = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+    return any(pattern.fullmatch(full) for full in (name, f"model.layers.0.{block}.{name}", f"layers.0.{block}.{name}"))
+
+
+def _whole_module(name: str, model: ModelFacts) -> int:
+    if name in ("embed_tokens", "lm_head", "wte") and model.vocab_size and model.hidden_size:
+        return model.vocab_size * model.hidden_size
+    return 0
+
+
+def longest_row(config: RunConfig, facts: Facts) -> int:
+    """Tokens of the longest row of a batch: a pack is full, a prompt has its longest answer, otherwise
+    as counted, else a guess within the limit."""
+    limit = config.data.max_length
+    if METHODS[config.method.kind].rows == "prompts":
+        prompt = min(limit, facts.data.longest) if facts.data is not None and facts.data.longest else limit
+        return prompt + int(getattr(config.method, "max_completion_length", 0))
+    if config.data.packing or config.method.kind == "pretrain":
+        return limit
+    if facts.data is not None and facts.data.longest:
+        return min(limit, facts.data.longest)
+    return limit
+
+
+def tokens_and_length(config: RunConfig, facts: Facts) -> tuple[int, int]:
+    """Tokens of a batch that gradients flow through, and of its longest sequence."""
+    method, length = METHODS[config.method.kind], longest_row(config, facts)
+    # The other half of a batch of rated answers only measures the drift, without gradients.
+    each = 1 if method.rows == "rated" else method.sequences
+    return config.optim.per_device_train_batch_size * length * each, length
+
+
+def batch_tokens(config: RunConfig, facts: Facts) -> int:
+    """Tokens of the largest batch that gradients flow through."""
+    return tokens_and_length(config, facts)[0]

@@ -1,0 +1,350 @@
+"""The shape of a model from the files that lie on this machine: `config.json` as JSON, safetensors headers, nothing run.
+
+Counts come from the headers where the weights are here, else from the shape by the family's formula (Llama, Mistral,
+Qwen2, Qwen3, Gemma, Phi-3, OLMo, their mixtures of experts, GPT-2). A family that is not known has unknown counts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine import model_files
+from engine.config.architectures import loaders_of
+from engine.config.facts import ModelFacts, TokenizerFacts
+from engine.errors import ModelError, visible
+from engine.model_files import Tensor
+
+Shape = Mapping[str, Any]
+# The built-in model's shape; held equal to the one it is built from by a test.
+TINY: Shape = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "vocab_size": 512,
+}
+# Shapes of the models that recipes name, as published, so that they can be judged before they are downloaded:
+# hidden, layers, heads, kv heads, MLP width, embeddings tied.
+_QWEN3 = {
+    "0.6B": (1024, 28, 16, 8, 3072, True),
+    "1.7B": (2048, 28, 16, 8, 6144, True),
+    "4B": (2560, 36, 32, 8, 9728, True),
+    "8B": (4096, 36, 32, 8, 12288, False),
+}
+
+
+def _published(name: str) -> Shape | None:
+    size = name.removeprefix("Qwen/Qwen3-").removesuffix("-Base")
+    if not name.startswith("Qwen/Qwen3-") or size not in _QWEN3:
+        return None
+    hidden, layers, heads, kv_heads, wide, tied = _QWEN3[size]
+    return {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+        "intermediate_size": wide,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 32_768 if name.endswith("-Base") else 40_960,
+    }
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+# Families of the Llama kind: which vectors and biases they carry beside the matrices.
+_QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text", "gemma3", "olmo2")
+_QKV_BIAS = ("qwen2", "qwen2_moe")
+_FOUR_NORMS = ("gemma2", "gemma3_text", "gemma3")
+_LIKE_LLAMA = {
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3",
+    "gemma3_text", "phi3", "olmo", "olmo2", "olmoe", "granite", "smollm3",
+}  # fmt: skip
+_OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_EMBEDDING = "embed_tokens.weight"
+_TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2"}
+
+
+def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
+    """What is known of the model without loading it; nothing when the name says nothing at all."""
+    if not name.strip() or "\0" in name:
+        return None
+    if name == "builtin/tiny":
+        return replace(_facts(name, TINY, None, template=True), processor=False)
+    if name.startswith("builtin/"):  # no hub has it; which ones there are is a rule's to say
+        return None
+    folder = _folder(name, revision)
+    if folder is None:
+        if name.startswith(("/", ".", "~")):
+            return ModelFacts(name, missing="there is no such folder")
+        if not _HUB_NAME.fullmatch(name) or ".." in name:
+            return ModelFacts(name, missing="it is neither a folder here nor a name that a hub could have")
+        shape = _published(name)
+        return (
+            replace(_facts(name, shape, None, template=None), remote=True) if shape else ModelFacts(name, remote=True)
+        )
+    config, problem = _json(folder / "config.json")
+    if config is None:
+        if (folder / "adapter_config.json").is_file():
+            problem = "it holds an adapter and not the model below it: merge the two first (PEFT: merge_and_unload)"
+        return ModelFacts(name, folder=str(folder), missing=problem)
+    return _facts(name, config, folder, template=_has_template(folder), own=_is_own(name))
+
+
+def tokenizer_facts(name: str, revision: str | None = None) -> TokenizerFacts | None:
+    """What is known of the tokenizer without loading it; nothing where its files are not on this machine."""
+    if not name.strip() or "\0" in name or name.startswith("builtin/") or (folder := _folder(name, revision)) is None:
+        return None
+    try:
+        model_files.refuse_what_it_names(folder)
+        if _is_own(name):
+            model_files.refuse_without_tokens(folder)
+    except ModelError as problem:
+        return TokenizerFacts(name, flaw=problem.told)
+    base, tokens = model_files.largest_tokens(folder) or (None, None)
+    return TokenizerFacts(name, tokens=tokens, base=base)
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is a folder of the person's, which is complete or broken; a snapshot of the hub may be still on its way."""
+    return Path(os.path.expanduser(name)).is_dir()
+
+
+def _folder(name: str, revision: str | None) -> Path | None:
+    """The local folder of a path, or the newest snapshot of a hub name in the hub's cache."""
+    place = Path(os.path.expanduser(name))
+    try:
+        if place.is_dir():
+            return place
+    except OSError:
+        return None
+    home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")) / f"models--{name.replace('/', '--')}"
+    if not _HUB_NAME.fullmatch(name) or ".." in name or not cache.is_dir():
+        return None
+    wanted = revision or "main"
+    try:
+        commit = (cache / "refs" / wanted).read_text().strip() if not re.fullmatch(r"[0-9a-f]{40}", wanted) else wanted
+    except (OSError, ValueError):
+        return None
+    snapshot = cache / "snapshots" / commit
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def _json(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The JSON object in a file, or a sentence why there is none."""
+    if not path.exists():
+        return None, f"it holds no {path.name}"
+    try:
+        found = model_files.read_json(path)
+    except ModelError as problem:
+        reason = problem.message.rpartition(f"{path.name}: ")[2].rstrip(".")
+        return None, f"its {path.name} cannot be read as JSON: it {reason}"
+    if not isinstance(found, dict):
+        return None, f"its {path.name} is not a JSON object"
+    return found, ""
+
+
+def _has_template(folder: Path) -> bool | None:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    config, _ = _json(folder / "tokenizer_config.json")
+    if config is None:
+        # A tokenizer without settings of its own has no template; one that is not here is not known.
+        return False if (folder / "tokenizer.json").is_file() else None
+    return bool(config.get("chat_template"))
+
+
+def _number(shape: Shape, *names: str) -> int | None:
+    """The first of these entries that is a sensible count."""
+    for name in names:
+        value = shape.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40:
+            return value
+    return None
+
+
+def _facts(name: str, config: Shape, folder: Path | None, template: bool | None, own: bool = False) -> ModelFacts:
+    text = config.get("text_config")
+    shape: Shape = {**config, **text} if isinstance(text, dict) else config
+    model_type = str(shape.get("model_type", ""))[:60]
+    hidden, heads = _number(shape, "hidden_size", "n_embd"), _number(shape, "num_attention_heads", "n_head")
+    experts = _number(shape, "num_experts", "num_local_experts", "n_routed_experts")
+    facts: dict[str, Any] = {
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "layers": _number(shape, "num_hidden_layers", "n_layer"),
+        "heads": heads,
+        "kv_heads": _number(shape, "num_key_value_heads") or heads,
+        "head_dim": _number(shape, "head_dim") or (hidden // heads if hidden and heads else None),
+        "intermediate_size": _number(shape, "intermediate_size", "n_inner")
+        or (4 * hidden if hidden and model_type == "gpt2" else None),
+        "vocab_size": _number(shape, "vocab_size"),
+        "max_length": _number(shape, "max_position_embeddings", "n_positions"),
+        "experts": experts,
+        "chat_template": template,
+        "processor": any((folder / each).is_file() for each in model_files.PROCESSORS) if folder else None,
+        "folder": str(folder) if folder else "",
+        "stored": _stored(config),
+    }
+    bare = ModelFacts(name, **facts)
+    linears = tuple(_linears(bare, shape))
+    stored, flaw = _stored_weights(folder, own)
+    known = replace(
+        bare,
+        linears=linears,
+        expert_weights=tuple(_expert_weights(bare, shape)) if linears else (),
+        parameters=_counted(stored) or _formula(bare, shape, linears),
+        flaw=flaw,
+        loaders=loaders_of(str(config.get("model_type", ""))),
+    )
+    if not stored or facts["stored"] or shape is not config:
+        return known
+    tied = shape.get("tie_word_embeddings", model_type in _TIED_UNLESS_SAID)
+    return replace(
+        known,
+        flaw=flaw or _unlike(known, stored),
+        headless=model_type in _LIKE_LLAMA and not tied and not any(key.endswith("lm_head.weight") for key in stored),
+        biases=any(key.endswith("bias") for key in stored),
+        modules=None if experts else frozenset(_modules(stored)),
+    )
+
+
+def _stored_weights(folder: Path | None, own: bool) -> tuple[dict[str, Tensor] | None, str]:
+    """The weights by the headers of a folder's files, and why the files would not be loaded."""
+    if folder is None:
+        return None, ""
+    try:
+        model_files.refuse_what_it_names(folder)
+    except ModelError as problem:
+        return None, problem.told
+    try:
+        return model_files.stored_weights(folder), ""
+    except ModelError as problem:
+        return None, problem.told if own else ""
+
+
+def _counted(stored: Mapping[str, Tensor] | None) -> int | None:
+    """Numbers in all of these weights; nothing for packed (quantized) ones."""
+    if not stored or any(tensor.dtype not in ("F32", "F16", "BF16", "F64") for tensor in stored.values()):
+        return None
+    return sum(math.prod(tensor.shape) for tensor in stored.values())
+
+
+def _modules(stored: Iterable[str]) -> Iterator[str]:
+    """The paths of all modules above these weights."""
+    for name in stored:
+        while name := name.rpartition(".")[0]:
+            yield name
+
+
+def _unlike(model: ModelFacts, stored: Mapping[str, Tensor]) -> str:
+    """A sentence on the first weight of a known family that the files lack or hold in another shape; empty for none."""
+    by_end = {name[max(name.find("layers."), 0) :]: (name, tensor) for name, tensor in stored.items()}
+    embedding = next(((name, each) for name, each in stored.items() if name.endswith(_EMBEDDING)), None)
+    if model.model_type not in _LIKE_LLAMA or not model.linears:
+        return ""
+    wanted = {f"model.{_EMBEDDING}": (embedding, (model.vocab_size, model.hidden_size))}
+    for number in range(model.layers or 0):
+        for name, wide, high, _ in model.linears:
+            if model.experts and name not in _OF_ATTENTION:
+                continue
+            part = "self_attn" if name in (*_OF_ATTENTION, "qkv_proj") else "mlp"
+            end = f"layers.{number}.{part}.{name}.weight"
+            wanted[f"model.{end}"] = (by_end.get(end), (high, wide))
+    lost = [name for name, (found, _) in wanted.items() if found is None]
+    if lost:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        return f"its files hold no {lost[0]}{more}, so it would start from random numbers. Take a folder with the whole model."
+    for found, shape in wanted.values():
+        if found is not None and None not in shape and found[1].shape != shape:
+            held, want = (" x ".join(map(str, each)) for each in (found[1].shape, shape))
+            return (
+                f"its {visible(found[0])} has the shape {held}, and its config.json wants {want}. Mend its config.json."
+            )
+    return ""
+
+
+def _stored(config: Shape) -> str:
+    quantization = config.get("quantization_config")
+    return str(quantization.get("quant_method", ""))[:60] if isinstance(quantization, Mapping) else ""
+
+
+def _linears(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, int]]:
+    """Linear layers as `(name, in, out, how many)`, without the head; fused experts are no linear layers."""
+    hidden, layers, wide = model.hidden_size, model.layers, model.intermediate_size
+    if not (hidden and layers and model.heads and model.kv_heads and model.head_dim and wide):
+        return
+    if model.model_type == "gpt2":
+        yield from (("c_attn", hidden, 3 * hidden, layers), ("attn.c_proj", hidden, hidden, layers))
+        yield from (("c_fc", hidden, wide, layers), ("mlp.c_proj", wide, hidden, layers))
+        return
+    if model.model_type not in _LIKE_LLAMA:
+        return
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    if model.model_type == "phi3":
+        yield from (("qkv_proj", hidden, queries + 2 * keys, layers), ("o_proj", queries, hidden, layers))
+        yield from (("gate_up_proj", hidden, 2 * wide, layers), ("down_proj", wide, hidden, layers))
+        return
+    yield from (("q_proj", hidden, queries, layers), ("k_proj", hidden, keys, layers))
+    yield from (("v_proj", hidden, keys, layers), ("o_proj", queries, hidden, layers))
+    if model.experts:
+        shared = _number(shape, "shared_expert_intermediate_size")
+        if shared:
+            yield from (("gate_proj", hidden, shared, layers), ("up_proj", hidden, shared, layers))
+            yield ("down_proj", shared, hidden, layers)
+        return
+    yield from (("gate_proj", hidden, wide, layers), ("up_proj", hidden, wide, layers))
+    yield ("down_proj", wide, hidden, layers)
+
+
+def _expert_weights(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, int]]:
+    """What transformers holds the experts of a layer in, as `(name, in, out, how many)` for one expert."""
+    wide = _number(shape, "moe_intermediate_size") or model.intermediate_size
+    if model.experts and model.hidden_size and model.layers and wide:
+        yield ("gate_up_proj", model.hidden_size, 2 * wide, model.layers)
+        yield ("down_proj", wide, model.hidden_size, model.layers)
+
+
+def _formula(model: ModelFacts, shape: Shape, linears: tuple[tuple[str, int, int, int], ...]) -> int | None:
+    """Parameters by the family's formula; nothing where the family or the shape is not known."""
+    hidden, layers, vocabulary = model.hidden_size, model.layers, model.vocab_size
+    if not (linears and hidden and layers and vocabulary and model.heads and model.kv_heads and model.head_dim):
+        return None
+    matrices = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in linears)
+    tied = shape.get("tie_word_embeddings", model.model_type in _TIED_UNLESS_SAID)
+    total = matrices + vocabulary * hidden * (1 if tied else 2)
+    if model.model_type == "gpt2":
+        biases = sum(wide_out * count for _, _, wide_out, count in linears)
+        return total + biases + layers * 4 * hidden + 2 * hidden + (model.max_length or 0) * hidden
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    total += layers * hidden * (4 if model.model_type in _FOUR_NORMS else 2) + hidden
+    if model.model_type in _QK_NORM:
+        total += layers * (queries + keys if model.model_type == "olmo2" else 2 * model.head_dim)
+    if model.model_type == "olmoe":
+        total += layers * (queries + keys)
+    if model.model_type in _QKV_BIAS:
+        total += layers * (queries + 2 * keys)
+    elif shape.get("attention_bias"):
+        total += layers * (queries + 2 * keys + hidden)
+    if model.experts:
+        wide = _number(shape, "moe_intermediate_size") or model.intermediate_size or 0
+        total += layers * (model.experts * 3 * hidden * wide + hidden * model.experts)
+        if _number(shape, "shared_expert_intermediate_size"):
+            total += layers * hidden
+    if model.model_type == "olmo":
+        total -= layers * hidden * 2 + hidden
+    return total

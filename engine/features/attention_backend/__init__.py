@@ -1,0 +1,239 @@
+"""Which implementation of attention serves a model on a machine: packages, cards, widths of a head. Pure and quick.
+
+SDPA, torch's own, is the rule: it needs no package and takes the card's flash kernel itself wherever rows are whole. It has
+no form for packed rows that are kept apart but a mask of all pairs of tokens. There `auto` takes the flash attention that is
+installed and fits, cuDNN's among them, else `varlen`, the one over documents that torch carries, else flex attention, which
+serves every format and width but is compiled at the first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.rule import Refused, one_of, refused, rule, take
+from engine.config.tree import RunConfig, fields
+
+SETTING = fields.model.attention
+AFTER = ()
+_TAKE_SDPA = Fix("take sdpa", {SETTING.path: "sdpa"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flash:
+    """A release of flash attention: its package, how to install it, the cards and the widest head it serves."""
+
+    package: str
+    install: str
+    least: tuple[int, int]
+    below: tuple[int, int] | None
+    widest: int
+
+
+CUDNN = "cudnn"
+"""cuDNN's attention over documents, `engine.features.attention_backend.cudnn_documents`."""
+NOT_DETERMINISTIC = "Its deterministic form would take gigabytes of workspace"
+FLASH = {
+    "flash_attention_2": Flash("flash-attn", "pip install flash-attn --no-build-isolation", (8, 0), None, 256),
+    "flash_attention_3": Flash("flash-attn-3", "pip install flash-attn-3 --no-build-isolation", (9, 0), (10, 0), 256),
+    "flash_attention_4": Flash("flash-attn-4", "pip install flash-attn-4", (9, 0), None, 128),
+    CUDNN: Flash("nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend==1.18.0", (9, 0), (10, 0), 128),
+}
+"""By the name under which transformers knows it. Version 3 is built for Hopper; both ways through version 4 go up to 128.
+cuDNN's was tried on Hopper alone: 1.07 ms on an H200 where torch's over documents takes 1.57 (8 documents in 8,192)."""
+VARLEN, VARLEN_LEAST, VARLEN_WIDEST = "varlen", (8, 0), 256
+"""Torch's flash attention over documents: 16 bits, Ampere cards and newer, heads of up to 256 numbers."""
+EAGER_ALONE = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "granite_swa", "hy_v4", "mimo_v2_flash", "vaultgemma"})
+"""Types of models whose scores are capped or share their sum with a sink, which torch's fused attention has no form for."""
+SDPA = "torch's own fused attention, which needs no package"
+
+
+def kept_apart(config: RunConfig) -> bool:
+    """Whether rows are packed and must not see each other."""
+    return config.data.packing and config.data.packing_cross_doc_attn_mask
+
+
+def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
+    """Why this release of flash attention does not serve here, or None."""
+    flash, model = FLASH[name], facts.model
+    if facts.packages is None or not facts.packages.get(flash.package):
+        return f"the package {flash.package} is not installed"
+    for gpu in facts.machine.gpus if facts.machine else ():
+        if gpu.capability < flash.least or (flash.below is not None and gpu.capability >= flash.below):
+            return f"{gpu.name} is not a card of {name}"
+    if config.model.dtype == "float32":
+        return "flash attention computes in 16 bits only"
+    if name == CUDNN and config.run.full_determinism:
+        return f"{name}: {NOT_DETERMINISTIC[0].lower()}{NOT_DETERMINISTIC[1:]}"
+    if model is not None and model.name == config.model.name and (model.head_dim or 0) > flash.widest:
+        return f"heads of {model.head_dim} numbers are wider than the {flash.widest} of {name}"
+    return None
+
+
+def unfit_varlen(config: RunConfig, facts: Facts) -> str | None:
+    """Why torch's own attention over documents does not serve here, or None."""
+    model = facts.model
+    for gpu in facts.machine.gpus if facts.machine else ():
+        if gpu.capability < VARLEN_LEAST:
+            return f"{gpu.name} is older than the cards of {VARLEN}"
+    if config.model.dtype == "float32":
+        return f"{VARLEN} computes in 16 bits only"
+    if model is not None and model.name == config.model.name and (model.head_dim or 0) > VARLEN_WIDEST:
+        return f"heads of {model.head_dim} numbers are wider than the {VARLEN_WIDEST} of {VARLEN}"
+    return None
+
+
+def in_force(config: RunConfig, facts: Facts) -> str:
+    """The attention that the run computes with."""
+    asked = config.model.attention
+    return chosen(config, facts)[0] if asked == "auto" else asked
+
+
+def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
+    """What `auto` takes, and why."""
+    if facts.machine is None or not facts.machine.gpus or not kept_apart(config):
+        model = facts.model
+        if model is not None and model.name == config.model.name and model.model_type in EAGER_ALONE:
+            return "eager", f"torch's fused attention has no form for {model.model_type}"
+        return "sdpa", SDPA
+    # From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper too. cuDNN's is the fastest of the rest.
+    blackwell = all(gpu.capability >= (10, 0) for gpu in facts.machine.gpus)
+    newest = ("flash_attention_4",) if blackwell else ("flash_attention_3", "flash_attention_4")
+    order = (*newest, CUDNN, "flash_attention_2")
+    reasons = {name: unfit(name, config, facts) for name in order}
+    fit = next((name for name in order if reasons[name] is None), None)
+    if fit is not None:
+        return fit, f"{FLASH[fit].package} is installed and keeps packed rows apart without a mask of all pairs"
+    name, why = without_mask(config, facts)
+    other = (
+        reasons["flash_attention_2"] if facts.packages is not None else "which others are installed is seen at launch"
+    )
+    return name, f"{why}; {other}" if name == VARLEN else why
+
+
+def without_mask(config: RunConfig, facts: Facts) -> tuple[str, str]:
+    """What keeps packed rows apart on these cards with no package, and why."""
+    unfit_here = unfit_varlen(config, facts)
+    if unfit_here is None:
+        return VARLEN, "torch's own attention over documents needs no mask of all pairs"
+    if any(gpu.capability < VARLEN_LEAST for gpu in (facts.machine.gpus if facts.machine else ())):
+        return "sdpa", f"{SDPA}; {unfit_here}"
+    return "flex_attention", f"it keeps packed rows apart without a mask of all pairs; {unfit_here}"
+
+
+refused(
+    __name__,
+    Refused(
+        "flash-attention-needs-half-precision",
+        SETTING,
+        one_of(*FLASH),
+        "sdpa with float32",
+        "Flash attention computes in 16 bits only: take sdpa, or dtype bfloat16.",
+        _TAKE_SDPA,
+        beside={fields.model.dtype: one_of("float32")},
+    ),
+    Refused(
+        "flex-attention-needs-a-gpu",
+        SETTING,
+        one_of("flex_attention"),
+        "sdpa or eager on a CPU",
+        "On a CPU torch has no gradients for it. Take sdpa.",
+        _TAKE_SDPA,
+        gpu=False,
+    ),
+    Refused(
+        "cudnn-adds-in-another-order-each-time",
+        SETTING,
+        one_of(CUDNN),
+        "varlen or sdpa with run.full_determinism",
+        f"{NOT_DETERMINISTIC}: take varlen.",
+        take(SETTING, VARLEN),
+        beside={fields.run.full_determinism: bool},
+    ),
+)
+
+
+@rule(reads=(SETTING,))
+def flash_attention_needs_its_package(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    attention = config.model.attention
+    if attention not in FLASH or facts.packages is None:
+        return
+    flash = FLASH[attention]
+    if facts.packages.get(flash.package, "") is None:
+        todo = f"Install it with `{flash.install}`, or take sdpa."
+        yield must(SETTING.path, f"sdpa without the package {flash.package}", attention, todo, fix=_TAKE_SDPA)
+
+
+@rule(reads=(SETTING,))
+def flash_attention_needs_its_card(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    attention, path = config.model.attention, SETTING.path
+    if attention not in FLASH or facts.machine is None:
+        return
+    flash = FLASH[attention]
+    if not facts.machine.gpus:
+        yield must(path, "sdpa or eager on a CPU", attention, "Take sdpa.", fix=_TAKE_SDPA)
+    elif any(gpu.capability < flash.least for gpu in facts.machine.gpus):
+        need, name = f"{flash.least[0]}.{flash.least[1]}", facts.machine.gpus[0].name
+        todo = f"It needs compute capability {need}. Take sdpa."
+        yield must(path, f"sdpa on {name}", attention, todo, fix=_TAKE_SDPA)
+    elif flash.below is not None and any(gpu.capability >= flash.below for gpu in facts.machine.gpus):
+        name = facts.machine.gpus[0].name
+        todo = "It is built for cards of compute capability 9.0: take flash_attention_4 or sdpa."
+        yield must(path, f"flash_attention_4 or sdpa on {name}", attention, todo, fix=_TAKE_SDPA)
+
+
+@rule(reads=(SETTING, fields.model.name))
+def flash_attention_serves_heads_up_to_a_width(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    attention, model = config.model.attention, facts.model
+    if attention not in FLASH or model is None or model.name != config.model.name or model.head_dim is None:
+        return
+    widest = FLASH[attention].widest
+    if model.head_dim > widest:
+        rule_text = f"sdpa or flex_attention for heads of {model.head_dim} numbers"
+        yield must(SETTING.path, rule_text, attention, f"It serves at most {widest}.", fix=_TAKE_SDPA)
+
+
+@rule(reads=(SETTING, fields.model.dtype, fields.model.name))
+def varlen_needs_a_card_16_bits_and_heads_of_its_width(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.attention != VARLEN:
+        return
+    if facts.machine is not None and not facts.machine.gpus:
+        yield must(SETTING.path, "sdpa or eager on a CPU", VARLEN, "Take sdpa.", fix=_TAKE_SDPA)
+    elif (reason := unfit_varlen(config, facts)) is not None:
+        todo = f"{reason[0].upper()}{reason[1:]}: take flex_attention or sdpa."
+        yield must(SETTING.path, "flex_attention or sdpa here", VARLEN, todo, fix=_TAKE_SDPA)
+
+
+@rule(reads=(SETTING, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
+def attention_over_documents_is_for_packs_kept_apart(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.attention in (VARLEN, CUDNN) and not kept_apart(config):
+        todo = "Rows that are whole are computed by torch's fused attention under this name too."
+        yield must(
+            SETTING.path,
+            "auto, or packed rows kept apart",
+            config.model.attention,
+            todo,
+            severity="hint",
+            fix=Fix("take auto", {SETTING.path: "auto"}),
+        )
+
+
+@rule(reads=(SETTING, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
+def packs_kept_apart_want_no_mask_of_all_pairs(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    machine, path = facts.machine, SETTING.path
+    if not kept_apart(config) or machine is None or not machine.gpus:
+        return
+    if (taken := in_force(config, facts)) in ("sdpa", "eager"):
+        better, _ = without_mask(config, facts)
+        better = "flex_attention" if better == taken else better
+        todo = f"{taken} keeps packed rows apart by a mask of all pairs of tokens, in every layer; {better} has none."
+        yield must(
+            path,
+            f"{better} or an installed flash attention to be quick",
+            config.model.attention,
+            todo,
+            severity="warning",
+            fix=Fix(f"take {better}", {path: better}),
+        )

@@ -1,0 +1,77 @@
+"""Packed rows that are kept apart without a mask: where each document begins is told to all layers at once.
+
+transformers finds the documents of a pack in its positions, but only in a batch of one row, and in every layer anew; in
+larger batches it would let the documents of a row see each other. The model's own instance therefore gets a hook that finds
+the beginnings once a pass, over all rows of the batch, and hands them on under the names that transformers' flash attention
+reads, as does torch's own attention over documents. Refuses models whose `forward` hands nothing on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from engine.config.tree import RunConfig
+from engine.errors import ModelError
+from engine.features.applied import Applied
+from engine.features.attention_backend import cudnn_documents, varlen
+from engine.features.built import Built, base_model
+
+FEATURE = "packed attention"
+
+
+def prepare(config: RunConfig, built: Built) -> Applied | None:
+    """Hooks the model's backbone; None where rows are not packed and kept apart, or another attention tells them apart."""
+    model = base_model(built.policy)
+    apart = config.data.packing and config.data.packing_cross_doc_attn_mask
+    attention = str(model.config._attn_implementation)
+    if not apart or not ("flash" in attention or attention in _TELLS):
+        return None
+    backbone = model.base_model
+    if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(type(backbone).forward).parameters.values()):
+        raise ModelError(
+            f"data.packing_cross_doc_attn_mask: {type(backbone).__name__} does not tell its layers where documents begin, "
+            f"which {attention} needs.",
+            "Set model.attention to sdpa.",
+        )
+    tell = _TELLS.get(attention, _with_beginnings)
+    hook = backbone.register_forward_pre_hook(tell, with_kwargs=True)
+    detail = "documents of all rows of a batch in one call of variable lengths; no mask"
+    return Applied(FEATURE, True, attention, None, detail, hook.remove)
+
+
+def _with_beginnings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    positions = kwargs.get("position_ids")
+    known = kwargs.get("attention_mask") is not None or kwargs.get("past_key_values") is not None
+    if known or positions is None or positions.dim() != 2:
+        return None
+    return args, {**kwargs, **beginnings(positions)}
+
+
+def _with_beginnings_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without a mask given transformers would make one of all pairs; one of four dimensions it hands on as it is."""
+    told = _with_beginnings(module, args, kwargs)
+    if told is None:
+        return None
+    taken_by_nobody = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=kwargs["position_ids"].device)
+    return told[0], {**told[1], "attention_mask": taken_by_nobody}
+
+
+def _in_places_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    told = _with_beginnings_and_no_mask(module, args, kwargs)
+    return told and (told[0], {**told[1], **cudnn_documents.in_places(told[1])})
+
+
+_TELLS = {varlen.NAME: _with_beginnings_and_no_mask, cudnn_documents.NAME: _in_places_and_no_mask}
+
+
+def beginnings(positions: torch.Tensor) -> dict[str, Any]:
+    """Of positions [B, T] that begin at 0 in each document: the documents' bounds in the flattened batch, int32, and the
+    longest one's tokens. Waits for the device once."""
+    flat = positions.flatten()
+    starts = (flat == 0).nonzero().flatten()
+    bounds = torch.cat([starts, starts.new_tensor([flat.numel()])]).int()
+    longest = int(bounds.diff().max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}

@@ -1,0 +1,224 @@
+"""Whether decoder layers are compiled where nobody said so: on a card, where it was measured to win. Pure and quick.
+
+`auto` is held to more than `true`: what compiles but was measured on no card, or could not go back to plain layers in the
+middle of a step, is left to be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.kernels import COMPILE_OPTIONS
+from engine.config.method import METHODS
+from engine.config.rule import Refused, one_of, refused, rule, take
+from engine.config.tree import RunConfig, fields
+from engine.errors import nearest
+from engine.facts import counts
+from engine.features import attention_backend
+from engine.features.feature import TIMED, Layers
+
+SETTING = fields.kernels.torch_compile
+AFTER = (
+    "auto_compose",
+    "activation_offloading",
+    "bf16_full_eval",
+    "fused_experts",
+    "fused_lora",
+    "fused_norm_rope",
+    "router_load",
+    "tile_timing",
+)
+"""Compiled are layers as they compute in the end."""
+
+EARNS = 100
+"""Steps that a run must have. The first batch waits 10 to 15 s on an H200, and a step of a 0.6B shape is 0.13 s shorter."""
+EARNS_PADDED = 1000
+"""Batches that a run of padded ones must have. They are compiled for any length at once: on an H200 the first one waited 35
+to 40 s, the first of one row and the first held out wait again, and one of a 0.6B shape is 0.14 s shorter."""
+LEAST = (8, 0)
+"""Compute capability of the oldest cards taken: those that multiply in bfloat16."""
+SHARED = "answers share their prompt's keys, which compiled layers do not"
+"""Why compiled layers have no place where answers are trained after prompts that are computed once."""
+_TILES = "A tile is differentiated inside the backward pass, which torch's compiler cannot follow"
+_BY_TIMING = ("coordinate_descent_tuning", "coordinate_descent_check_all_directions", "max_autotune_gemm")
+"""Options of torch's compiler that choose by timing, which it leaves out where numbers must be the same."""
+
+
+def in_force(config: RunConfig, facts: Facts) -> bool | Literal["auto"]:
+    """Whether layers are compiled; `auto` where that is chosen by timing."""
+    asked = config.kernels.torch_compile
+    return chosen(config, facts)[0] if asked == "auto" else asked
+
+
+def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str]:
+    """What `auto` takes, and why."""
+    if config.kernels.torch_compile_options:
+        return True, "torch_compile_options are given"
+    if config.kernels.kernel_auto_compose:
+        return "auto", TIMED
+    if facts.machine is None:
+        return False, "the machine is not known yet; the launch decides"
+    if (reason := _no_card(facts) or _in_the_way(config) or _of_the_model(config, facts)) is not None:
+        return False, reason
+    steps = counts.total_steps(config, facts)
+    if steps is not None and steps < EARNS:
+        return False, f"{steps:,} steps are too few to earn the first batch's wait, {EARNS} would"
+    if not config.data.packing and (reason := _too_few_padded(config, steps)) is not None:
+        return False, reason
+    card = facts.machine.gpus[0].name
+    many = "a run of unknown length" if steps is None else f"{steps:,} steps"
+    return True, f"{card} computes compiled layers faster, and {many} earn the first batch's wait"
+
+
+def _too_few_padded(config: RunConfig, steps: int | None) -> str | None:
+    if steps is None:
+        return f"padded batches wait longer for the compiler; {EARNS_PADDED:,} would earn it, and their number is not known yet"
+    batches = steps * config.optim.gradient_accumulation_steps
+    if batches >= EARNS_PADDED:
+        return None
+    return f"{batches:,} batches of many lengths are too few to earn the compiler's wait, {EARNS_PADDED:,} would"
+
+
+def _no_card(facts: Facts) -> str | None:
+    if facts.machine is None or not facts.machine.gpus:
+        return "there is no GPU"
+    old = next((gpu.name for gpu in facts.machine.gpus if gpu.capability < LEAST), None)
+    return None if old is None else f"{old} is older than the cards that it serves"
+
+
+def _in_the_way(config: RunConfig) -> str | None:
+    """The setting that is better left uncompiled unless compiling was asked for, as a reason."""
+    memory, kernels = config.memory, config.kernels
+    if METHODS[config.method.kind].rows == "prompts":
+        return SHARED
+    if config.adapter.kind == "lora" and config.adapter.use_dora:
+        return "DoRA breaks a layer into many graphs"
+    if config.model.quantization == "int8":
+        return "bitsandbytes' 8-bit layers break a layer into many graphs"
+    if memory.tiled_mlp:
+        return _TILES
+    if memory.layer_offloading:
+        return "layers that stream are compiled where it is asked for"
+    if memory.activation_offloading:
+        return "activations that are offloaded are compiled where it is asked for"
+    if kernels.fused_lora is True:
+        return "LoRA's own backward pass is asked for"
+    if kernels.quantization_aware is True:
+        return "layers that round to int8 are compiled where it is asked for"
+    return None
+
+
+def _of_the_model(config: RunConfig, facts: Facts) -> str | None:
+    model = counts.known_model(config, facts)
+    if model is not None and model.experts:
+        return "mixtures of experts are compiled where it is asked for"
+    if model is not None and model.stored:
+        return f"weights stored in {model.stored} are compiled where it is asked for"
+    computed = attention_backend.in_force(config, facts)
+    if computed not in ("sdpa", attention_backend.VARLEN, attention_backend.CUDNN):
+        return f"{computed} is compiled where it is asked for"
+    if not config.data.packing and config.model.quantization != "none":
+        return f"padded batches over {config.model.quantization} weights are compiled where it is asked for"
+    if counts.device_count(config, facts) > 1:
+        return "layers on several devices are compiled where it is asked for"
+    return None
+
+
+refused(
+    __name__,
+    Refused(
+        "torch-compile-options-need-torch-compile",
+        fields.kernels.torch_compile_options,
+        bool,
+        "empty while kernels.torch_compile is false",
+        "They act on compiled layers alone: set torch_compile to true, or remove them.",
+        take(SETTING, True, "compile the layers"),
+        beside={SETTING: one_of(False)},
+    ),
+)
+
+KEPT = 0.75
+"""The share of what is kept that compiled layers keep where nothing is computed again: 0.74 of it for LoRA on an 8B and on a
+0.6B shape, on an H200."""
+
+
+def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
+    """Compiled layers keep less; they count as compiled where that is asked for."""
+    on_gpu = facts.machine is None or bool(facts.machine.gpus)
+    return replace(layers, kept=KEPT) if on_gpu and config.kernels.torch_compile is True else layers
+
+
+@rule(reads=(fields.kernels.torch_compile_options,))
+def torch_compile_options_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for key in config.kernels.torch_compile_options:
+        if key not in COMPILE_OPTIONS:
+            path = f"{fields.kernels.torch_compile_options.path}.{key}"
+            close = nearest(str(key), COMPILE_OPTIONS)
+            todo = f"Did you mean {close}?" if close else "Remove it."
+            yield must(path, f"one of {', '.join(COMPILE_OPTIONS)}", key, todo)
+
+
+@rule(reads=(fields.kernels.torch_compile_options,))
+def torch_compile_options_are_switches(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for key, value in config.kernels.torch_compile_options.items():
+        if key in COMPILE_OPTIONS and not isinstance(value, bool):
+            yield must(
+                f"{fields.kernels.torch_compile_options.path}.{key}", "true or false", value, "Each option is a switch."
+            )
+
+
+@rule(reads=(fields.kernels.torch_compile_options, fields.data.packing))
+def cuda_graphs_need_one_shape(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    options = config.kernels.torch_compile_options
+    if options.get("triton.cudagraphs") is True:
+        batches = "packs differ in their documents" if config.data.packing else "batches differ in their longest row"
+        todo = f"A graph is recorded for one shape, and {batches}: each new shape is recorded anew and held in memory."
+        path = f"{fields.kernels.torch_compile_options.path}.triton.cudagraphs"
+        yield must(path, "false unless all batches have one shape", True, todo, severity="warning")
+
+
+@rule(
+    reads=(
+        SETTING,
+        fields.kernels.torch_compile_options,
+        fields.adapter.kind,
+        fields.adapter.use_dora,
+    )
+)
+def dora_breaks_compiled_layers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, options = SETTING.path, fields.kernels.torch_compile_options.path
+    if config.adapter.kind == "lora" and config.adapter.use_dora and in_force(config, facts) is True:
+        todo = (
+            "Numbers stay the same, but torch's compiler cannot follow how PEFT takes the lengths of DoRA's weights: four "
+            "layers fell into 44 graphs with 46 breaks under DPO, where plain LoRA has none."
+        )
+        fix = Fix("leave them uncompiled", {path: False}, unset=(options,))
+        yield must(path, "false with use_dora to be of use", True, todo, severity="hint", fix=fix)
+
+
+@rule(reads=(fields.memory.tiled_mlp, SETTING, fields.kernels.torch_compile_options))
+def tiles_are_not_compiled(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = SETTING.path
+    if config.memory.tiled_mlp and in_force(config, facts) is True:
+        yield must(
+            path,
+            "false with tiled_mlp",
+            config.kernels.torch_compile,
+            f"{_TILES}.",
+            fix=Fix("leave tiles out", unset=(fields.memory.tiled_mlp.path,)),
+        )
+
+
+@rule(reads=(fields.run.full_determinism, fields.kernels.torch_compile_options))
+def full_determinism_tunes_nothing(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for key in _BY_TIMING:
+        path = f"{fields.kernels.torch_compile_options.path}.{key}"
+        if config.run.full_determinism and config.kernels.torch_compile_options.get(key) is True:
+            todo = "It chooses by timing, which the compiler leaves out there."
+            yield must(
+                path, f"false with {fields.run.full_determinism.path}", True, todo, fix=Fix("remove it", unset=(path,))
+            )

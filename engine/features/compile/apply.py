@@ -1,0 +1,233 @@
+"""`kernels.torch_compile`: each decoder layer compiled by itself, in every method.
+
+A layer is compiled once and serves all that are like it, so the wait does not grow with depth, and nothing between layers
+can break the graph. Its checkpoint is part of what is compiled, also where the release of transformers puts it around the
+layer: so the compiler chooses by the tier what is kept, at no cost for the host, and what the backward pass does not ask
+for (the last product of a layer) is not computed again. What generates keeps the plain layers: with a cache of keys that
+grows each token would be a new shape. The options reach the compiler with each compilation and are restored by it. What
+came of it the first step tells (`engine.features.compile.fallback`). Where `auto` took it, whatever is in the way, at the first
+batch or at a later one, leaves plain layers and a reason; where it was asked for, it ends the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from engine.compat.instances import all_of, noted, put, whole
+from engine.config.tree import RunConfig, fields
+from engine.errors import ModelError
+from engine.features import failures
+from engine.features.applied import Applied
+from engine.features.built import Built
+from engine.features.compile import fallback
+from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
+from engine.features.compile.gate import Gate, gated
+from engine.features.compile.grouped import group
+from engine.features.compile.one_graph import OneGraph
+
+
+@whole()
+def apply(config: RunConfig, built: Built) -> Applied | None:
+    """Compiles the layers of every model of the trainer; None where it was neither asked for nor left to be chosen."""
+    auto = built.notes.reasons.get(fields.kernels.torch_compile.path)
+    if config.kernels.torch_compile is not True:
+        return None if auto is None else Applied(FEATURE, "auto", "off", None, auto)
+    auto = None if config.kernels.torch_compile_options else auto
+    layers = built.decoder_layers()
+    problem = refusal() if layers else "the model has no decoder layers that could be compiled."
+    if problem is None and auto is not None and not config.data.packing and _sees_images(built):
+        problem = "padded batches with images are compiled where it is asked for."
+    if problem is not None and auto is None:
+        raise ModelError(f"kernels.torch_compile: {problem}", TURN_OFF)
+    if problem is not None:
+        return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {problem}")
+    gate, one_way, undo_gate = _one_way(built, layers)
+    if auto is not None and one_way and gate is None:
+        return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {one_way}")
+    undo_cache = _without_cache(built)
+    undo_checkpoints = checkpoint_inside(built.pretrained())
+    together, undo_groups = group(layers, gate)
+    switch, one = Switch(asked=auto is None), OneGraph(layers)
+    options = dict(config.kernels.torch_compile_options)
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True  # no choice of the compiler by timing
+    lean = config.memory.gradient_checkpointing in (True, "full")
+    if lean:
+        from engine.features.compile.low_rank_sums import ThinSums
+
+        options["post_grad_custom_post_pass"] = ThinSums()
+    undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one)
+    undo_notes = one.watch_checkpoints(built.pretrained())
+    words = f"; adapters' products taken together in {together} modules" if together else ""
+    words += "; thin products are added inside wide ones, which saves memory" if together and lean else ""
+    words += f"; {one_way}" if one_way else ""
+    words += f"; {auto}" if auto else ""
+    undo_step = watch_first_step(built, switch, Compiling(len(layers), words, auto, _call.__code__))
+
+    undo = all_of([undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_notes, undo_step])
+    requested = True if auto is None else "auto"
+    return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
+
+
+def _one_way(built: Built, layers: list[torch.nn.Module]) -> tuple[Gate | None, str, Callable[[], None]]:
+    """The gate by which the model with its adapter off is the reference, words for the receipt, and the undo."""
+    if built.reference_by == "precomputed":
+        return (
+            None,
+            "the stored reference was computed by plain layers, which round apart from compiled ones",
+            lambda: None,
+        )
+    if built.reference_by != "adapter_off":
+        return None, "", lambda: None
+    gate, reason, undo = gated(built.policy, layers)
+    if gate is not None:
+        return gate, "policy and reference run the same graph", undo
+    return None, f"the reference is a graph of its own: {reason}" if reason else "", undo
+
+
+def refusal() -> str | None:
+    """Why this machine cannot compile, as a sentence, or None."""
+    compilers = [os.environ.get("CC"), os.environ.get("CXX"), "c++", "g++", "gcc", "cc", "clang"]
+    if not any(name and shutil.which(name) for name in compilers):
+        return "torch needs a C compiler on this machine (gcc or clang), and none is on the PATH."
+    return None
+
+
+class _Inside:
+    """Stands where a layer keeps its checkpoint function and lets calls pass: the compiled code makes the checkpoint."""
+
+    def __init__(self, checkpoint: functools.partial[Any]) -> None:
+        self.checkpoint, self.keywords = checkpoint, checkpoint.keywords
+
+    def __call__(self, run: Callable[..., Any], *args: Any) -> Any:
+        return run(*args)
+
+
+def checkpoint_inside(models: list[Any]) -> Callable[[], None]:
+    """From now on these models' layers make their checkpoints in the compiled code; returns the undo.
+
+    Where transformers makes them in a layer's `forward` (5.23), there is nothing to do; before, `__call__` made them
+    around it.
+    """
+    around = [model for model in models if any(map(_checkpoints_around, model.modules()))]
+    before = [vars(model).get("gradient_checkpointing_enable") for model in around]
+    for model in around:
+        model.gradient_checkpointing_enable = _then_inside(model, model.gradient_checkpointing_enable)
+        _move_inside(model)
+
+    def undo() -> None:
+        for model, held in zip(around, before, strict=True):
+            vars(model).pop("gradient_checkpointing_enable")
+            if held is not None:
+                model.gradient_checkpointing_enable = held
+            for module in model.modules():
+                moved = vars(module).get("_gradient_checkpointing_func")
+                if isinstance(moved, _Inside):
+                    module._gradient_checkpointing_func = moved.checkpoint
+
+    return noted(undo)
+
+
+def _checkpoints_around(module: torch.nn.Module) -> bool:
+    return isinstance(module, GradientCheckpointingLayer) and type(module).__call__ is not torch.nn.Module.__call__
+
+
+def _then_inside(model: PreTrainedModel, enable: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enable)
+    def gradient_checkpointing_enable(*args: Any, **kwargs: Any) -> Any:
+        done = enable(*args, **kwargs)
+        _move_inside(model)
+        return done
+
+    return gradient_checkpointing_enable
+
+
+def _move_inside(model: PreTrainedModel) -> None:
+    moved: dict[int, _Inside] = {}
+    layers: Iterator[Any] = filter(_checkpoints_around, model.modules())
+    for module in layers:
+        held = vars(module).get("_gradient_checkpointing_func")
+        if isinstance(held, functools.partial):
+            module._gradient_checkpointing_func = moved.setdefault(id(held), _Inside(held))
+
+
+def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled of each layer: its call, in the checkpoint that was moved inside."""
+    if layer.training and layer.gradient_checkpointing and isinstance(layer._gradient_checkpointing_func, _Inside):
+        checkpoint = layer._gradient_checkpointing_func.checkpoint
+        return checkpoint(functools.partial(layer._call_impl, **kwargs), *args)
+    return layer._call_impl(*args, **kwargs)
+
+
+def compile_layers(
+    layers: list[torch.nn.Module],
+    options: dict[str, Any],
+    switch: Switch | None = None,
+    *,
+    one_shape: bool = True,
+    one: OneGraph | None = None,
+) -> Callable[[], None]:
+    """Has each layer compiled at its first call outside generation, as long as `switch` is on; returns the undo.
+
+    `options` are names of torch._inductor.config. With `one_shape` the first graph is for the first batch's own lengths,
+    else for any length at once, so that batches of different lengths do not compile anew until torch gives up.
+    """
+    compiled = torch.compile(_call, options=dict(options) or None, dynamic=None if one_shape else True)
+    switch, one = switch or Switch(), one or OneGraph(layers)
+    return all_of(
+        [put(layer, "_compiled_call_impl", _unless_generating(layer, compiled, switch, one)) for layer in layers]
+    )
+
+
+def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch, one: OneGraph) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
+            return layer._call_impl(*args, **kwargs)
+        if not switch.on:
+            return _call(layer, *args, **kwargs)
+        switch.used = True
+        try:
+            with as_many_graphs(switch):
+                return one.call(compiled, layer, args, kwargs)
+        except fallback.limit_hit():
+            if switch.give_up is None:
+                raise fallback.too_many(switch) from None
+            switch.give_up(fallback.too_many(switch))
+        except failures.known() as error:
+            if switch.give_up is None:
+                raise
+            switch.give_up(error)
+        return _call(layer, *args, **kwargs)
+
+    return call
+
+
+def _sees_images(built: Built) -> bool:
+    """Whether a model takes images, whose own layers meet other numbers of patches in each batch."""
+    return any(hasattr(model.config, "vision_config") for model in built.pretrained())
+
+
+def _without_cache(built: Built) -> Callable[[], None]:
+    """A forward pass of training makes no cache of keys, which would be a new shape in each layer; returns the undo."""
+    configs = {id(held): held for model in built.models() if (held := _cached(model)) is not None}
+    return all_of([put(held, "use_cache", False) for held in configs.values()])
+
+
+def _cached(value: Any) -> Any | None:
+    held: Any = getattr(value, "config", None) if isinstance(value, torch.nn.Module) else None
+    held = held.get_text_config() if hasattr(held, "get_text_config") else held
+    return held if getattr(held, "use_cache", False) else None
+
+
+def _words(config: RunConfig) -> str:
+    options = config.kernels.torch_compile_options
+    given = ", ".join(f"{name}={str(value).lower()}" for name, value in options.items())
+    return f"{given or 'no options'}; generation runs the plain layers"

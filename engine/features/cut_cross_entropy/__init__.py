@@ -1,0 +1,135 @@
+"""Bytes of the vocabulary head at the peak of a batch, for each way in which the scores of tokens are computed here.
+
+No way holds all scores: they are formed in tiles, and what counts is the tile, the hidden states gathered for it, and the
+buffers of gradients. `fused` is what TRL 1.16 does in every method with a vocabulary head, `cut` is `kernels.use_cut_ce`;
+methods without a head take nothing. A test holds the sizes of tiles to those of the installed code, another the bytes to
+what the code takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must
+from engine.config.method import METHODS, CrossEntropy
+from engine.config.rule import rule
+from engine.config.tree import FieldSpec, RunConfig, fields
+from engine.features.feature import kernel_chosen
+from engine.kernels.requirements import CPU_WORKSPACE, CUDA_WORKSPACE, FEWEST_ROWS, layout
+
+SETTING = fields.kernels.use_cut_ce
+AFTER = ("auto_compose",)
+
+Path = Literal["none", "fused", "cut"]
+# A tile of TRL's head is so many tokens high and so many words wide, whatever the vocabulary.
+TOKEN_CHUNK, VOCABULARY_CHUNK = 4096, 32768
+# Without Triton tiles are worked on in plain torch, in float32: TRL makes seven copies and a mask, ours so many copies.
+FOLDED, COPIES_BY_ROWS, COPIES_BY_WORDS = 29, 3, 5
+
+
+def beside_it(config: RunConfig) -> tuple[FieldSpec, ...]:
+    """The settings in force that this op alone adds to the cross-entropy: TRL's head gives no more than log-probabilities."""
+    adds = (fields.method.label_smoothing, fields.method.z_loss) if isinstance(config.method, CrossEntropy) else ()
+    return tuple(spec for spec in adds if spec.value(config))
+
+
+def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str]:
+    """What `auto` takes, and why."""
+    if added := beside_it(config):
+        return True, f"it computes {' and '.join(spec.path for spec in added)}"
+    return kernel_chosen(config, "the trainer's own blocks serve; true takes smaller ones")
+
+
+@rule(reads=(SETTING, fields.method.kind, fields.method.label_smoothing, fields.method.z_loss))
+def what_adds_to_the_cross_entropy_needs_the_cut_one(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    added = beside_it(config)
+    if added and config.kernels.use_cut_ce is False:
+        todo = "TRL's own head gives log-probabilities alone."
+        rule_text = f"true or auto with {' and '.join(spec.path for spec in added)}"
+        yield must(SETTING.path, rule_text, False, todo, fix=Fix("let it be chosen", unset=(SETTING.path,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """One head in one batch: `tokens` that are scored, `size` bytes of a number, `trained` where it is learned too."""
+
+    tokens: int
+    hidden: int
+    vocabulary: int
+    size: float
+    trained: bool
+    on_gpu: bool
+
+    @property
+    def states(self) -> float:
+        """The hidden states of all scored tokens, gathered and kept for the backward pass."""
+        return self.tokens * self.hidden * self.size
+
+    @property
+    def weight(self) -> float:
+        """The head's weight, or its gradient in the same numbers."""
+        return self.vocabulary * self.hidden * self.size
+
+    def in_float32(self, size: float) -> float:
+        """A sum in float32 beside a result of `size` bytes; with float32 numbers they are one."""
+        return size * 4 / self.size + size if self.size < 4 else size
+
+
+def path_of(config: RunConfig) -> Path:
+    """Which way this config's scores take."""
+    if METHODS[config.method.kind].head != "vocabulary":
+        return "none"
+    return "cut" if config.kernels.use_cut_ce is True or beside_it(config) else "fused"
+
+
+@rule(reads=(SETTING, fields.method.kind))
+def cut_cross_entropy_needs_a_vocabulary_head(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.use_cut_ce is True and path_of(config) == "none":
+        todo = "Its model has no vocabulary head, so there is nothing to cut."
+        fix = Fix("let it be chosen", unset=(SETTING.path,))
+        yield must(SETTING.path, f"false or auto for {config.method.kind}", True, todo, severity="warning", fix=fix)
+
+
+def is_trained(config: RunConfig) -> bool:
+    """Whether the head's weight gets a gradient."""
+    return config.adapter.kind == "none" or "lm_head" in config.adapter.modules_to_save
+
+
+def head_bytes(path: Path, head: Head) -> float:
+    """Bytes at the head's own peak, which is in its backward pass or, for `cut` before a frozen head, before it."""
+    return {"none": _none, "fused": _fused, "cut": _cut}[path](head)
+
+
+def _none(head: Head) -> float:
+    return 0.0
+
+
+def _fused(head: Head) -> float:
+    high, wide = min(head.tokens, TOKEN_CHUNK), min(head.vocabulary, VOCABULARY_CHUNK)
+    # The buffer has its full width also before a small vocabulary; pages that nobody touches cost nothing on a CPU.
+    tile = high * (VOCABULARY_CHUNK if head.on_gpu else wide) * head.size
+    folded = 0 if head.on_gpu else FOLDED * high * wide
+    sums = head.in_float32(head.states) + (head.in_float32(head.weight) if head.trained else 0.0)
+    return tile + folded + head.states + sums
+
+
+def _cut(head: Head) -> float:
+    room = CUDA_WORKSPACE if head.on_gpu else CPU_WORKSPACE
+    scores = head.tokens * head.vocabulary * head.size
+    if not head.trained:
+        by_rows = _worked(head, min(scores, max(room, FEWEST_ROWS * head.vocabulary * head.size)), COPIES_BY_ROWS)
+        # Gradients are formed beside the scores and only scaled later, when the tile is gone.
+        return head.states + max(by_rows + head.states, 2 * head.states)
+    size = int(head.size)
+    chosen = layout(head.tokens, head.hidden, head.vocabulary, size, size, room)
+    tile = head.tokens * chosen.words * head.size
+    held = chosen.kept * tile + (0 if chosen.words == head.vocabulary else tile)
+    return head.states + held + _worked(head, tile, COPIES_BY_WORDS) - tile + head.in_float32(head.states) + head.weight
+
+
+def _worked(head: Head, tile: float, copies: int) -> float:
+    """A tile with the float32 copies that plain torch makes of it; 16-bit numbers are copied once more."""
+    return tile if head.on_gpu else tile * (1 + 4 * (copies + (head.size < 4)) / head.size)

@@ -1,0 +1,66 @@
+"""What settings, planning and the worker ask of any one feature: what refuses it, what `auto` of a kernel takes, its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from engine.config.facts import Facts, ModelFacts
+from engine.config.findings import Finding
+from engine.config.rule import RULES, raise_first
+from engine.config.tree import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What the decoder layers take in one step, in the terms that a feature's `memory(config, facts, layers)` changes;
+    `engine.planning.memory_model` adds them up."""
+
+    model: ModelFacts
+    tokens: int
+    """Of one batch on one device."""
+    size: float
+    """Bytes of a number that is computed with."""
+    checkpointing: bool | str
+    """A value of `memory.gradient_checkpointing` other than `auto`."""
+    linears: float
+    """Bytes of the linear weights, with their scales."""
+    wide_kept: float
+    """Numbers that a layer keeps of a token for each of its MLP's width."""
+    on_the_host: float = 0.0
+    """The share of the weights that waits in the host's memory."""
+    at_once: float | None = None
+    """The share of the tokens whose wide results are there at once, none of which is kept; None where all are."""
+    beside: float = 0.0
+    """Bytes that all layers keep beside."""
+    in_flight: float | None = None
+    """Bytes that wait to be moved, in place of all that is kept."""
+    kept: float = 1.0
+    """The share of it that is kept."""
+    again: int | None = None
+    """Numbers that a layer keeps of a token where all else is computed again; None where nothing is."""
+
+
+TIMED = "chosen by timing before the first step"
+"""Why a kernel is still `auto` when a run starts."""
+
+
+def kernel_chosen(config: RunConfig, otherwise: str) -> tuple[bool | Literal["auto"], str]:
+    """Off for this reason, or left to be chosen by timing: the one `auto` that a run stores."""
+    return ("auto", TIMED) if config.kernels.kernel_auto_compose else (False, otherwise)
+
+
+def refusal(feature: ModuleType, config: RunConfig, facts: Facts) -> Finding | None:
+    """The first of the feature's own rules that is an error here, or None."""
+    own = (each.check for each in RULES if each.module == feature.__name__)
+    found = (finding for check in own for finding in check(config, facts))
+    return next((finding for finding in found if finding.severity == "error"), None)
+
+
+def refuse(feature: ModuleType, config: RunConfig, facts: Facts, *, machine_alone: bool = False) -> None:
+    """Raises ModelError with the words of the feature's own rule, where one of them is an error here; `machine_alone` asks
+    only those about the machine, of which a worker knows more than a check did."""
+    for each in RULES:
+        if each.module == feature.__name__ and not (machine_alone and not getattr(each.check, "of_the_machine", False)):
+            raise_first(each.check(config, facts))

@@ -1,0 +1,115 @@
+"""`kernels.fused_experts`: the experts of a mixture, with the adapters on them, in one block of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from engine.config.facts import Facts, ModelFacts
+from engine.config.findings import Finding, must
+from engine.config.rule import Refused, leave_out, one_of, refused, rule
+from engine.config.tree import RunConfig, fields
+from engine.facts.counts import known_model
+from engine.features.feature import TIMED
+from engine.kernels.requirements import CAPABILITY, LARGEST_EXPERT_RANK
+
+SETTING = fields.kernels.fused_experts
+AFTER = ("auto_compose",)
+
+_GATE = "its gate is none of those that the kernels compute"
+UNSERVED = {
+    "deepseek_v4": _GATE,
+    "glm5_next_text": _GATE,
+    "hy_v4": _GATE,
+    "inkling2_text": _GATE,
+    "muse_spark_text": "a norm follows each expert",
+    "nemotron_h": "its experts have no gate",
+}
+"""Model types whose experts the kernels do not compute, and why; those of all others that transformers has are served."""
+_UNSET = leave_out(SETTING, "let it be chosen")
+
+refused(
+    __name__,
+    Refused(
+        "fused-experts-need-a-card",
+        SETTING,
+        one_of(True),
+        "false or auto without a GPU",
+        "The kernels run on a GPU; a CPU has torch's own operations.",
+        _UNSET,
+        gpu=False,
+    ),
+    Refused(
+        "fused-experts-need-a-card",
+        SETTING,
+        one_of(True),
+        "false or auto on {gpu.name}",
+        f"The kernels are compiled for compute capability {'.'.join(map(str, CAPABILITY))} and above, and this card has {{has}}.",
+        _UNSET,
+        below=CAPABILITY,
+    ),
+    Refused(
+        "fused-experts-have-no-mixed-precision",
+        SETTING,
+        one_of(True),
+        "false or auto with model.dtype float16",
+        "float16 trains under autocast, which chooses formats by itself; bfloat16 and float32 are served.",
+        _UNSET,
+        beside={fields.model.dtype: one_of("float16")},
+    ),
+)
+
+
+def in_force(config: RunConfig, facts: Facts) -> bool | Literal["auto"]:
+    """Whether experts are computed so; `auto` where that is chosen by timing."""
+    asked = config.kernels.fused_experts
+    return chosen(config, facts)[0] if asked == "auto" else asked
+
+
+def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str]:
+    """What `auto` takes, and why."""
+    model = known_model(config, facts)
+    if model is not None and model.model_type and not model.experts:
+        return False, "the model is no mixture of experts"
+    if config.kernels.kernel_auto_compose:
+        return "auto", TIMED
+    return False, "it is taken where it is asked for"
+
+
+def _known(config: RunConfig, facts: Facts) -> ModelFacts | None:
+    """The model, where fused experts are asked for and its shape is known."""
+    model = known_model(config, facts) if config.kernels.fused_experts is True else None
+    return model if model is not None and model.model_type else None
+
+
+@rule(reads=(SETTING, fields.model.name))
+def fused_experts_know_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if (model := _known(config, facts)) is None:
+        return
+    if not model.experts:
+        todo = "This model is no mixture of experts: there is nothing to fuse."
+        yield must(SETTING.path, f"false or auto for the model type {model.model_type}", True, todo, fix=_UNSET)
+    elif (reason := UNSERVED.get(model.model_type)) is not None:
+        todo = f"Its experts stay with transformers: {reason}."
+        yield must(SETTING.path, f"false or auto for the model type {model.model_type}", True, todo, fix=_UNSET)
+
+
+@rule(reads=(SETTING, fields.model.name, fields.adapter.kind, fields.adapter.r, fields.adapter.target_parameters))
+def fused_experts_have_adapters_of_small_rank(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    adapter = config.adapter
+    if config.kernels.fused_experts is not True or adapter.kind != "lora" or not adapter.target_parameters:
+        return
+    if adapter.r > LARGEST_EXPERT_RANK:
+        todo = f"The kernels hold adapters of experts up to rank {LARGEST_EXPERT_RANK}; PEFT computes larger ones."
+        yield must(
+            SETTING.path, f"false or auto with {fields.adapter.r.path} {adapter.r:,} on experts", True, todo, fix=_UNSET
+        )
+
+
+@rule(reads=(SETTING, fields.model.quantization))
+def fused_experts_read_plain_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    packed = config.model.quantization == "fp8" or (facts.model is not None and facts.model.stored)
+    if config.kernels.fused_experts is True and packed:
+        held = f"weights stored in {facts.model.stored}" if facts.model and facts.model.stored else "weights in fp8"
+        todo = "The kernels multiply experts in bfloat16, float16 and float32."
+        yield must(SETTING.path, f"false or auto beside {held}", True, todo, fix=_UNSET)

@@ -1,0 +1,37 @@
+"""A model as a run trains it: loaded, with the attention that was asked for and, where it was, a base in FP8."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.config.tree import RunConfig
+from engine.features.attention_backend.backend import TRIED, settle
+from engine.features.attention_backend.sdpa_cudnn_workaround import at_stake, guard
+from engine.features.fp8_base.layers import compute_in_fp8, refuse_what_has_no_fp8
+from engine.models.load import Loaded, load_pretrained
+
+
+def load_model(config: RunConfig) -> PreTrainedModel:
+    """The model that `load` loads."""
+    return load(config).model
+
+
+def load(config: RunConfig) -> Loaded:
+    """The model of a config, before an adapter is put beside it. Raises ModelError as `load_pretrained` does."""
+    in_fp8 = config.model.quantization == "fp8"
+    if in_fp8:
+        refuse_what_has_no_fp8(config)
+    loaded = load_pretrained(config)
+    model, reasons = loaded.model, [loaded.attention_reason]
+    card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    if config.model.attention in TRIED:
+        reasons = [settle(model, config.model.attention, card)]
+    if at_stake(model, card):
+        reasons.append(guard(model))
+    if in_fp8:
+        # On the card, where the layers stay unless they are to wait on the host.
+        compute_in_fp8(model, card, stay=not config.memory.layer_offloading)
+    return replace(loaded, attention_reason="; ".join(filter(None, reasons)))

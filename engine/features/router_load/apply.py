@@ -1,0 +1,83 @@
+"""Counts which experts the router chooses in training and adds three curves to what is logged.
+
+`experts/entropy`: how evenly the tokens of a layer spread, 1 where all experts have as many, 0 where one has all; the mean
+over layers. `experts/fullest`: the tokens of the fullest expert over those of an even spread; the largest over layers.
+`experts/unused`: the share of experts that no token went to. Each covers the steps since the last line. Counts stay on the
+device until a line is logged, and ranks are added up; a layer that is computed again for its gradient counts twice
+throughout, which changes no share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.compat.instances import all_of, noted, put
+from engine.config.tree import RunConfig
+from engine.features.applied import Applied
+from engine.features.built import Built
+from engine.features.fused_experts.apply import Block, blocks
+
+FEATURE = "expert load"
+
+
+def apply(config: RunConfig, built: Built) -> Applied | None:
+    """Hears the routers of the policy; None where it has no experts that are called with a router's choice."""
+    heard = blocks(built.alone(built.policy))
+    if not heard:
+        return None
+    counts = [_counter(block) for block in heard]
+    undos = [_hear(block, count) for block, count in zip(heard, counts, strict=True)]
+    undos.append(_log(built.trainer, counts))
+    return Applied(FEATURE, "auto", "curves", len(heard), "layers of experts whose routers are heard", all_of(undos))
+
+
+def spread(counts: list[Tensor]) -> dict[str, float]:
+    """The three curves of counts [E] of every layer; nothing while no token was counted."""
+    shares = [count.double() / count.sum() for count in counts if int(count.sum())]
+    if not shares:
+        return {}
+    evenness = [float(torch.special.entr(share).sum()) / math.log(max(len(share), 2)) for share in shares]
+    return {
+        "experts/entropy": sum(evenness) / len(evenness),
+        "experts/fullest": max(float(share.max()) * len(share) for share in shares),
+        "experts/unused": sum(int((share == 0).sum()) for share in shares) / sum(map(len, shares)),
+    }
+
+
+def _counter(block: Block) -> Tensor:
+    weight = block.experts.get_parameter("down_proj")
+    return torch.zeros(weight.shape[0] + 1, dtype=torch.int64, device=weight.device)
+
+
+def _hear(block: Block, count: Tensor) -> Callable[[], None]:
+    last = count.shape[0] - 1
+
+    def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not module.training:
+            return
+        chosen = kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]
+        # Ids of no expert, as under expert parallelism, are counted apart.
+        places = chosen.detach().reshape(-1).to(torch.int64)
+        places = torch.where((places < 0) | (places > last), last, places)
+        count.index_add_(0, places, torch.ones_like(places))
+
+    return noted(block.outermost.register_forward_pre_hook(hear, with_kwargs=True).remove)
+
+
+def _log(trainer: Any, counts: list[Tensor]) -> Callable[[], None]:
+    log = trainer.log
+
+    def with_load(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:
+            stacked = trainer.accelerator.reduce(torch.cat(counts), "sum").cpu()
+            logs |= spread([each[:-1] for each in stacked.split([len(count) for count in counts])])
+            for count in counts:
+                count.zero_()
+        log(logs, *args, **kwargs)
+
+    return put(trainer, "log", with_load)

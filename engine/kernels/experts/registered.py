@@ -1,0 +1,122 @@
+"""The op as registered operations, which `torch.compile(fullgraph=True)` keeps whole in one graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.kernels.experts.launch import (
+    Kept,
+    Plan,
+    Settings,
+    Wanted,
+    backward,
+    formats_of,
+    forward,
+    prepared,
+    rows_of_a_tile,
+    tiles_at_most,
+)
+from engine.kernels.experts.reference import Gate
+
+
+def expert_mlp_in_graph(
+    x: Tensor, ids: Tensor, routing: Tensor, weights: list[Tensor | None], settings: Settings
+) -> Tensor:
+    """The result [T, H] of one node in a graph."""
+    gate = settings.gate
+    numbers = [gate.limit, gate.alpha, settings.gate_up_scale, settings.down_scale]
+    out: Tensor = expert_mlp_op(x, ids, routing, *weights, gate.activation, gate.interleaved, numbers)[0]
+    return out
+
+
+Sizes = list[tuple[tuple[int, ...], torch.dtype]]
+
+
+def _kept_sizes(x: Tensor, ids: Tensor, gate_up: Tensor, gate_up_a: Tensor | None, down_a: Tensor | None) -> Sizes:
+    """Shapes and formats of what the forward operation hands on beside the result."""
+    slots, experts, twice = ids.numel(), gate_up.shape[0], gate_up.shape[1]
+    tiles = tiles_at_most(slots, experts, rows_of_a_tile(slots, experts))
+    of_plan: Sizes = [((size,), torch.int32) for size in (slots, experts + 1, tiles, tiles)]
+    inner: Sizes = [((slots, 0 if a is None else a.shape[1]), x.dtype) for a in (gate_up_a, down_a)]
+    return [*of_plan, ((slots, twice), x.dtype), *inner]
+
+
+def _settings(activation: str, interleaved: bool, numbers: list[float]) -> Settings:
+    return Settings(Gate(activation, interleaved, numbers[0], numbers[1]), numbers[2], numbers[3])
+
+
+@torch.library.custom_op("workbench::expert_mlp", mutates_args=())
+def expert_mlp_op(
+    x: Tensor, ids: Tensor, routing: Tensor, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None,
+    down_bias: Tensor | None, gate_up_a: Tensor | None, gate_up_b: Tensor | None, down_a: Tensor | None,
+    down_b: Tensor | None, activation: str, interleaved: bool, numbers: list[float],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    given = [gate_up, down, gate_up_bias, down_bias, gate_up_a, gate_up_b, down_a, down_b]
+    settings = _settings(activation, interleaved, numbers)
+    x, ids, routing, held = prepared(x, ids, routing, given)
+    out, kept = forward(x, ids, routing, held, settings)
+    inner = (x.new_empty(ids.numel(), 0) if each is None else each for each in (kept.gate_up_inner, kept.down_inner))
+    return out, *kept.plan, kept.both, *inner  # type: ignore[return-value]
+
+
+@torch.library.custom_op("workbench::expert_mlp_backward", mutates_args=())
+def expert_mlp_backward_op(
+    dy: Tensor, x: Tensor, ids: Tensor, routing: Tensor, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None,
+    down_bias: Tensor | None, gate_up_a: Tensor | None, gate_up_b: Tensor | None, down_a: Tensor | None,
+    down_b: Tensor | None, kept: list[Tensor], wanted: list[bool], activation: str, interleaved: bool,
+    numbers: list[float],
+) -> list[Tensor]:  # fmt: skip
+    given = [gate_up, down, gate_up_bias, down_bias, gate_up_a, gate_up_b, down_a, down_b]
+    settings = _settings(activation, interleaved, numbers)
+    x, ids, routing, held = prepared(x, ids, routing, given)
+    plan, (both, *inner) = Plan(*kept[:4]), kept[4:]
+    inner_or_none = [None if of is None else each for of, each in zip((gate_up_a, down_a), inner, strict=True)]
+    dx, d_routing, found = backward(
+        dy, x, ids, routing, held, settings, Kept(plan, both, *inner_or_none),
+        Wanted(wanted[0], wanted[1], tuple(wanted[2:]), formats_of(given)),
+    )  # fmt: skip
+    grads = [dx, d_routing, *found]
+    return [x.new_empty(0) if each is None else each for each in grads]
+
+
+@expert_mlp_op.register_fake
+def _(
+    x, ids, routing, gate_up, down, gate_up_bias, down_bias, gate_up_a, gate_up_b, down_a, down_b, activation,
+    interleaved, numbers,
+):  # fmt: skip
+    sizes = _kept_sizes(x, ids, gate_up, gate_up_a, down_a)
+    return x.new_empty(x.shape), *(x.new_empty(size, dtype=dtype) for size, dtype in sizes)
+
+
+@expert_mlp_backward_op.register_fake
+def _(
+    dy, x, ids, routing, gate_up, down, gate_up_bias, down_bias, gate_up_a, gate_up_b, down_a, down_b, kept, wanted,
+    activation, interleaved, numbers,
+):  # fmt: skip
+    of = [x, routing, gate_up, down, gate_up_bias, down_bias, gate_up_a, gate_up_b, down_a, down_b]
+    return [
+        torch.empty(each.shape, dtype=each.dtype, device=each.device) if asked and each is not None else x.new_empty(0)
+        for each, asked in zip(of, wanted, strict=True)
+    ]
+
+
+def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.activation, ctx.interleaved, ctx.numbers = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _differentiate(ctx: Any, dy: Tensor, *_: Any) -> Any:
+    saved = ctx.saved_tensors
+    given, kept = saved[:11], list(saved[11:])
+    need = ctx.needs_input_grad
+    wanted = [need[0], *need[2:11]]
+    found = expert_mlp_backward_op(dy, *given, kept, wanted, ctx.activation, ctx.interleaved, ctx.numbers)
+    dx, d_routing, *rest = (each if asked else None for each, asked in zip(found, wanted, strict=True))
+    return dx, None, d_routing, *rest, None, None, None
+
+
+expert_mlp_op.register_autograd(_differentiate, setup_context=_remember)

@@ -1,0 +1,176 @@
+"""What every `auto` becomes: one table, each entry a value with the reason for it.
+
+A function takes the config and the facts and gives `(value, reason)`. Where the machine is not known yet the careful
+value is taken and the reason says that the launch decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine import figures
+from engine.config.facts import Facts
+from engine.config.method import LEARNING_RATES, METHODS
+from engine.config.tree import FieldSpec, RunConfig, fields
+from engine.facts import counts
+from engine.features import compile, tiled_mlp
+from engine.features.table import FEATURES
+from engine.planning import memory_model
+
+Resolve = Callable[[RunConfig, Facts], tuple[Any, str]]
+
+FIT = 0.92
+"""Share of a card that a run may plan to fill."""
+
+
+def _learning_rate(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    method, adapter = config.method.kind, config.adapter.kind
+    weights = "LoRA" if adapter == "lora" else "full weights"
+    usual, words = LEARNING_RATES[method, adapter], f"the usual rate for {METHODS[method].called} with {weights}"
+    if config.optim.optim.startswith("lion"):
+        return usual / 5, f"a fifth of {words}: Lion wants 3 to 10 times less than AdamW (arXiv:2302.06675)"
+    return usual, words
+
+
+def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if not getattr(config.method, "beta", 0):
+        return ("adapter_off" if config.adapter.kind == "lora" else "copy"), "none is kept while method.beta is 0"
+    if config.adapter.kind == "lora":
+        return "adapter_off", "the model without its adapter is the reference and costs no memory"
+    return "copy", "full weights are trained, so the reference is a frozen copy"
+
+
+def _tf32(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if facts.machine is None:
+        return False, "the machine is not known yet; on at launch where the card has it"
+    if not facts.machine.gpus:
+        return False, "there is no GPU"
+    if all(gpu.capability >= (8, 0) for gpu in facts.machine.gpus):
+        return True, f"{facts.machine.gpus[0].name} has it"
+    return False, f"{facts.machine.gpus[0].name} does not have it"
+
+
+# To choose what to keep, the host looks at every operation: 5.5 ms a layer and batch (28 layers, 4 x 2,048 tokens, H200),
+# in which the card multiplies this often. A layer that takes less is sooner computed again whole, unless it is compiled:
+# then the choice is made once.
+TIERS_PAY = 2e12
+
+
+def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    is_compiled = compile.in_force(config, facts) is True
+    config = config.model_copy(update={"kernels": config.kernels.model_copy(update={"torch_compile": is_compiled})})
+    plain = memory_model.memory(config, facts, checkpointing=False)
+    room = memory_model.device_bytes(config, facts)
+    if plain is None or room is None:
+        what = "the model's size" if plain is None else "the machine"
+        big = facts.machine is None or bool(facts.machine.gpus)
+        return (
+            big,
+            f"{what} is not known yet, so {'the careful choice' if big else 'off, as on a CPU it only costs time'}",
+        )
+    need = sum(plain.values())
+    if need <= FIT * room:
+        return False, f"{figures.size(need)} without it fit into {figures.size(room)}"
+    without = f"without it {figures.size(need)} would be needed and there are {figures.size(room)}"
+    if (
+        facts.machine is not None
+        and facts.machine.gpus
+        and not is_compiled
+        and (memory_model.layer_operations(config, facts) or 0) < TIERS_PAY
+    ):
+        return True, f"{without}; layers of this size are computed again sooner than chosen from"
+    for tier in ("selective", "medium"):
+        classes = memory_model.memory(config, facts, checkpointing=tier) or {}
+        if sum(classes.values()) <= FIT * room:
+            return tier, f"{without}; {tier} needs {figures.size(sum(classes.values()))}"
+    return True, without
+
+
+def recomputed_within(room: int, config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    """What `memory.gradient_checkpointing: auto` becomes where so many bytes of each card are free."""
+    if facts.machine is None:
+        return _gradient_checkpointing(config, facts)
+    gpus = tuple(replace(gpu, memory_bytes=min(room, gpu.memory_bytes)) for gpu in facts.machine.gpus)
+    return _gradient_checkpointing(config, replace(facts, machine=replace(facts.machine, gpus=gpus)))
+
+
+def _ten_times(label: str) -> Resolve:
+    def resolve(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+        steps = counts.total_steps(config, facts)
+        if steps is None:
+            return 100, f"{label} every 100 steps while the number of steps is not known"
+        return max(1, round(steps / 10)), f"{label} ten times in {steps:,} steps"
+
+    return resolve
+
+
+def _devices(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if facts.machine is None or facts.machine.gpus:
+        return 1, "one GPU, the freest at launch"
+    return 1, "the CPU, as there is no GPU"
+
+
+_CHOSEN: dict[FieldSpec, Resolve] = {
+    **{feature.SETTING: feature.chosen for feature in FEATURES if hasattr(feature, "chosen")},
+    fields.method.reference: _reference,
+    fields.optim.learning_rate: _learning_rate,
+    fields.optim.tf32: _tf32,
+    fields.memory.gradient_checkpointing: _gradient_checkpointing,
+    fields.run.devices: _devices,
+    fields.run.eval_steps: _ten_times("evaluates"),
+    fields.run.prompts_steps: _ten_times("samples"),
+}
+AUTO = {spec: _CHOSEN[spec] for spec in fields if spec in _CHOSEN}
+"""Every setting with an `auto`, in the order of the sections; what a feature takes, the feature says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A setting that will not be used as it was written: `auto`, or one that the engine must change."""
+
+    path: str
+    requested: Any
+    effective: Any
+    reason: str
+
+
+def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective, ...]:
+    """Requested -> effective for every setting that applies and is `auto`, and `max_steps` over epochs."""
+    facts = facts or Facts()
+    found = []
+    for spec, resolve in AUTO.items():
+        if spec.applies(config) and spec.value(config) == "auto":
+            value, reason = resolve(config, facts)
+            found.append(Effective(spec.path, "auto", value, reason))
+    checkpointing = config.memory.gradient_checkpointing
+    if checkpointing == "full":
+        found.append(
+            Effective(fields.memory.gradient_checkpointing.path, "full", True, "every layer is computed again")
+        )
+    if config.memory.tiled_mlp and config.memory.tiled_mlp_tokens is None:
+        tokens, size = counts.batch_tokens(config, facts), tiled_mlp.tile_tokens(config, facts)
+        reason = f"tiles of a batch of at most {tokens:,} tokens"
+        found.append(Effective(fields.memory.tiled_mlp_tokens.path, None, size, reason))
+    if config.optim.per_device_eval_batch_size is None and config.data.eval:
+        size = config.optim.per_device_train_batch_size
+        path = fields.optim.per_device_eval_batch_size.path
+        found.append(Effective(path, None, size, "the training batch size"))
+    return tuple(found)
+
+
+def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
+    """The config with no `auto` left, but for kernels that are chosen by timing: what a run stores and the worker reads."""
+    changes: dict[str, dict[str, Any]] = {}
+    for entry in effective(config, facts):
+        section, name = entry.path.split(".", 1)
+        changes.setdefault(section, {})[name] = entry.effective
+    updates = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
+    return config.model_copy(update=updates)
+
+
+def choices(config: RunConfig, facts: Facts | None = None) -> dict[str, dict[str, Any]]:
+    """By path, what each setting that is `auto` becomes and why: kept in run.json, so that the receipt can say it."""
+    found = (entry for entry in effective(config, facts) if entry.requested == "auto")
+    return {entry.path: {"value": entry.effective, "reason": entry.reason} for entry in found}

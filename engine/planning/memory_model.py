@@ -1,0 +1,251 @@
+"""Closed-form arithmetic over config and facts: bytes by class, from what is counted. Pure, quick, and honest about gaps.
+
+Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
+weights, adapter, gradients, optimizer, activations, logits (tiles and buffers of the head, `engine.features.cut_cross_entropy`),
+reference (a frozen copy), overhead (context, fragments).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from engine.config.facts import Facts, ModelFacts
+from engine.config.kinds import reference_of
+from engine.config.method import METHODS
+from engine.config.optimizers import own_value
+from engine.config.tree import RunConfig
+from engine.facts.counts import (
+    Parameters,
+    device_count,
+    known_model,
+    parameters,
+    products,
+    sampled_together,
+    tokens_and_length,
+    wide_of,
+)
+from engine.features import cut_cross_entropy
+from engine.features.feature import Layers
+from engine.features.table import FEATURES
+
+MiB = 1024**2
+GiB = 1024**3
+BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
+# bits of a quantized weight with its scales: nf4 with double quantization 4.127, int8 with row scales 8.03
+QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8}
+# bytes of optimizer state for each byte of a trained parameter
+STATES = {
+    "adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.02, "sgd": 0.0, "adagrad": 1.0, "rmsprop": 1.0,
+    "adopt": 2.0, "came": 1.01, "schedule_free_adamw": 2.0,
+}  # fmt: skip
+# Measured on an H100 with Qwen3 shapes of 0.6B and 1.7B (torch 2.11, transformers 5.17):
+# a decoder layer keeps so many elements a token per hidden, MLP and query-key-value element,
+KEPT_HIDDEN, KEPT_WIDE, KEPT_ATTENTION = 8.6, 4.0, 3.7
+# a little less where the base is frozen, and more in float32, whose fused attention keeps more.
+KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
+# While a layer is differentiated, so many gradients of its width and of its MLP's width are there at once.
+GRADIENTS_HIDDEN, GRADIENTS_WIDE = 2, 3
+# While answers are sampled, so many float32 copies of the scores of their last token are there at once (measured with
+# transformers 5.23 on a CPU: 5.0, and 4.5 of a model in bfloat16).
+SAMPLED_SCORES = 5
+# The allocator reserves more than it hands out.
+FRAGMENTS = 0.02
+CUDA_CONTEXT = 600 * MiB
+# A worker before its model is there, with torch, transformers, TRL and datasets loaded (torch 2.13 on a CPU).
+CPU_PROCESS = 730 * MiB
+
+# bytes of optimizer state for each trained number, whatever its own size (8 bits with a scale for each 256 in bitsandbytes,
+# for each 32 in FlashAdamW)
+STATE_BYTES = {
+    "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04, "lion_32bit": 4.0, "lion_8bit": 1.02, "ademamix": 12.0,
+    "ademamix_8bit": 3.06, "flash_adamw": 2.125,
+}  # fmt: skip
+# and for each number of 16 bits, what rounding took from it
+ROUNDED_OFF = {"flash_adamw": 1.0}
+
+
+def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[str, int] | None:
+    """Bytes by class at the peak of one step on one device; nothing while the model's shape is unknown.
+
+    `checkpointing` is a value of `memory.gradient_checkpointing` other than `auto`; `kernels.torch_compile` counts as
+    compiled where it is true alone.
+    """
+    model, counts = known_model(config, facts), parameters(config, facts)
+    if model is None or counts is None or not model.hidden_size or not model.layers or not model.vocab_size:
+        return None
+    on_gpu = facts.machine is None or bool(facts.machine.gpus)
+    layers = _layers(config, facts, model, checkpointing)
+    weights = layers.linears + max(0, counts.base - _linear_numbers(model)) * layers.size
+    weights -= (layers_bytes(config, facts) or 0.0) * layers.on_the_host
+    trained_bytes = counts.trained * trained_size(config)
+    tokens, length = tokens_and_length(config, facts)
+    kept, layer = _activations(config, layers, length)
+    scored = cut_cross_entropy.Head(
+        tokens, model.hidden_size, model.vocab_size, layers.size, cut_cross_entropy.is_trained(config), on_gpu
+    )
+    scores = cut_cross_entropy.head_bytes(cut_cross_entropy.path_of(config), scored)
+    # The head is done before the first layer is differentiated: the larger of the two makes the peak.
+    activations = kept + max(0.0, layer - scores)
+    # Gradients take the room that activations leave, unless they are kept from one batch to the next.
+    stay = config.optim.gradient_accumulation_steps > 1
+    classes = {
+        "weights": weights,
+        "adapter": 0.0 if config.adapter.kind == "none" else trained_bytes,
+        "gradients": trained_bytes if stay else max(0.0, trained_bytes - activations - scores),
+        "optimizer": state_bytes(config, counts),
+        "activations": activations,
+        "logits": scores,
+        "reference": weights if _holds_copy(config) else 0.0,
+    }
+    # Answers are sampled before a step, in the room that it takes afterwards; what they need beyond it is their own.
+    step = classes["gradients"] + activations + scores
+    classes["cache"] = max(0.0, _sampling(config, model, length) - step)
+    overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
+    return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
+    """What the answers that are sampled at once take at their last token: keys and values of all layers, one layer's
+    twice while it grows by a token, and the last token's scores."""
+    if METHODS[config.method.kind].rows != "prompts":
+        return 0.0
+    answers = config.optim.per_device_train_batch_size * sampled_together(config)
+    width = (model.kv_heads or 0) * (model.head_dim or 0)
+    cached = 2 * width * length * ((model.layers or 0) + 1) * BYTES[config.model.dtype]
+    return answers * (cached + SAMPLED_SCORES * 4.0 * (model.vocab_size or 0))
+
+
+def state_bytes(config: RunConfig, counts: Parameters) -> float:
+    """Bytes of the optimizer's states."""
+    name, size = config.optim.optim, trained_size(config)
+    if name in STATE_BYTES:
+        return counts.trained * (STATE_BYTES[name] + (ROUNDED_OFF.get(name, 0.0) if size == 2 else 0.0))
+    if name in STATES:
+        return counts.trained * size * STATES[name]
+    inside = sum(rows * columns * count for rows, columns, count in counts.matrices)
+    held = sum(_matrix_bytes(config, rows, columns) * count for rows, columns, count in counts.matrices)
+    rest = 4.0 if name == "q_galore_adamw_8bit" else size  # bitsandbytes keeps embeddings and small weights in float32
+    return held + rest * STATES["adamw_torch"] * max(0, counts.trained - inside)
+
+
+def _matrix_bytes(config: RunConfig, rows: int, columns: int) -> float:
+    """Bytes of state for one matrix of a layer, with an optimizer that treats matrices apart."""
+    name, size = config.optim.optim, trained_size(config)
+    long, short = max(rows, columns), min(rows, columns)
+    if name == "muon":
+        return size * rows * columns
+    own = partial(own_value, name, config.optim.optim_args)
+    if name == "dion":
+        return size * (rows * columns + short * math.ceil(float(own("rank_fraction")) * short))
+    rank = min(int(own("rank")), short)
+    if name == "q_galore_adamw_8bit":
+        return rank * (2.04 * long + short * (float(own("proj_bits")) / 8 + 8 / 256)) + 4 * short
+    basis, moments = {
+        "std": (short, long), "reverse_std": (long, short), "right": (columns, rows), "left": (rows, columns),
+        "full": (rows + columns, rank),
+    }[own("proj_type")]  # fmt: skip
+    return size * rank * (basis + 2 * moments)
+
+
+def trained_size(config: RunConfig) -> float:
+    """Bytes of one trained number: adapters are bfloat16 beside a bfloat16 base, unless float32 was asked for."""
+    if config.adapter.kind == "none":
+        return BYTES[config.model.dtype]
+    return 2.0 if config.model.dtype == "bfloat16" and not config.adapter.autocast_adapter_dtype else 4.0
+
+
+def _holds_copy(config: RunConfig) -> bool:
+    reference = reference_of(config.method)
+    return reference == "copy" or (reference == "auto" and config.adapter.kind == "none")
+
+
+def _layers(config: RunConfig, facts: Facts, model: ModelFacts, checkpointing: bool | str = False) -> Layers:
+    """The decoder layers, by every feature that changes what they take."""
+    tokens, size = tokens_and_length(config, facts)[0], BYTES[config.model.dtype]
+    linears = _linear_numbers(model) * _linear_size(config, model)
+    layers = Layers(model, tokens, size, checkpointing, linears, KEPT_WIDE)
+    for feature in FEATURES:
+        if hasattr(feature, "memory"):
+            layers = feature.memory(config, facts, layers)
+    return layers
+
+
+def _linear_numbers(model: ModelFacts) -> int:
+    return sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
+
+
+def _linear_size(config: RunConfig, model: ModelFacts) -> float:
+    """Bytes of one number of the layers' linear weights, where all are held alike."""
+    if model.stored == "fp8" and config.adapter.kind == "lora":
+        return 1.0
+    return QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
+
+
+def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
+    """Bytes of the frozen weights of all decoder layers; nothing while the model's shape is unknown."""
+    model, counts = known_model(config, facts), parameters(config, facts)
+    if model is None or counts is None or not model.vocab_size or not model.hidden_size:
+        return None
+    size = _linear_size(config, model)
+    if model.experts:  # fused experts are no linear layers
+        held = max(0, counts.base - 2 * model.vocab_size * model.hidden_size) * size
+    else:
+        held = _layers(config, facts, model).linears
+    return max(0.0, held - counts.trained_base * size) or None
+
+
+def _activations(config: RunConfig, layers: Layers, length: int) -> tuple[float, float]:
+    """What all layers keep for the backward pass, and what one of them needs while it is differentiated: its gradients,
+    and all that it forgot where it is computed again."""
+    model, tokens, size = layers.model, layers.tokens, layers.size
+    hidden, count, wide = model.hidden_size or 0, model.layers or 0, wide_of(model)
+    attention = (model.head_dim or 0) * ((model.heads or 0) + 2 * (model.kv_heads or 0))
+    kept_wide = layers.wide_kept * wide
+    kept = KEPT_HIDDEN * hidden + kept_wide + KEPT_ATTENTION * attention
+    layer = tokens * kept * size * (KEPT_FROZEN if config.adapter.kind == "lora" else 1.0)
+    if config.model.dtype == "float32":
+        layer *= KEPT_FLOAT32
+    if config.model.attention == "eager":
+        layer += tokens * length * (model.heads or 1) * (size + 4)
+    gradients = tokens * (GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide) * size
+    if (share := layers.at_once) is not None:
+        whole = layer
+        layer *= (kept - kept_wide) / kept
+        gradients = (whole - layer) * share + tokens * (
+            GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide * share
+        ) * size
+    layer += layers.beside / max(1, count)
+    if layers.in_flight is not None:
+        return layers.in_flight, layer + gradients
+    if layers.again is None:
+        return layer * count * layers.kept, gradients
+    return tokens * layers.again * size * count, layer + gradients
+
+
+def layer_operations(config: RunConfig, facts: Facts) -> int | None:
+    """Floating-point operations of one layer's matrix products in a forward pass of one batch."""
+    model = facts.model
+    if model is None or not model.hidden_size:
+        return None
+    weights = sum(inner * width for inner, width in products(model))
+    return 2 * weights * tokens_and_length(config, facts)[0]
+
+
+def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:
+    """Bytes of one checkpoint: trained weights, optimizer states, and the little rest."""
+    counts = parameters(config, facts)
+    if counts is None:
+        return None
+    trained = counts.trained * trained_size(config)
+    return int(trained + state_bytes(config, counts)) + 2 * MiB
+
+
+def device_bytes(config: RunConfig, facts: Facts) -> int | None:
+    """Memory of the smallest card, or what each process has of the host's where training runs on the CPU."""
+    if facts.machine is None:
+        return None
+    if facts.machine.gpus:
+        return min(gpu.memory_bytes for gpu in facts.machine.gpus)
+    room = facts.machine.memory_bytes
+    return None if room is None else room // device_count(config, facts)

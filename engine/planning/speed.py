@@ -1,0 +1,65 @@
+"""How fast cards compute and their buses carry, and what streaming layers and tiles cost. Pure and quick.
+
+Published figures of the usual card of a compute capability: a guess at time for people, never a promise. Every function
+gives `None` while a fact it needs is unknown.
+"""
+
+from __future__ import annotations
+
+from engine.config.facts import Facts
+from engine.config.tree import RunConfig
+from engine.facts.counts import batch_tokens, known_model
+from engine.planning.memory_model import layer_operations, layers_bytes
+
+# dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
+PEAK = {
+    (7, 0): 1.1e14, (7, 5): 6.5e13, (8, 0): 3.1e14, (8, 6): 1.2e14, (8, 9): 1.8e14, (9, 0): 9.0e14, (10, 0): 2.0e15,
+    (10, 3): 2.2e15, (12, 0): 2.1e14,
+}  # fmt: skip
+# Bytes a second from locked host memory to the usual card of a compute capability: PCIe of generation 3, 4 and 5, at 85 %
+# of their rate. 55 GB/s was measured on an H100.
+BUS = {(7, 0): 1.3e10, (8, 0): 2.6e10, (9, 0): 5.5e10}
+REACH = {False: 0.38, True: 0.61}
+"""Share of the peak that a layer with adapters reaches, as it is and compiled (8B shape, 16,384 tokens, H200: 18.3 and
+11.5 ms for 6.3e12 operations). Its products alone reach 0.88, so a faster layer is still to come."""
+
+
+def layer_seconds(config: RunConfig, facts: Facts) -> tuple[float, float] | None:
+    """How long the bus takes for one layer's frozen weights, and the card for the layer's forward pass."""
+    model, moved, operations = known_model(config, facts), layers_bytes(config, facts), layer_operations(config, facts)
+    if model is None or not model.layers or not moved or not operations or not facts.machine or not facts.machine.gpus:
+        return None
+    capability = min(gpu.capability for gpu in facts.machine.gpus)
+    if capability < min(PEAK):
+        return None
+    speed, bus = (table[max(known for known in table if known <= capability)] for table in (PEAK, BUS))
+    return moved / model.layers / bus, operations / (REACH[config.kernels.torch_compile is True] * speed)
+
+
+def streaming_share(config: RunConfig, facts: Facts) -> float | None:
+    """How much longer a step takes because layers stream, as a share of it: what the bus takes beyond the computation,
+    forward and backward. A backward pass that computes its layer again takes twice as long as a forward pass."""
+    found = layer_seconds(config, facts) if config.memory.layer_offloading else None
+    if found is None:
+        return None
+    moving, computing = found
+    back = computing * (2 if config.memory.gradient_checkpointing in (True, "full", "auto") else 1)
+    return (max(moving, computing) + max(moving, back)) / (computing + back) - 1
+
+
+def tiling_share(config: RunConfig, facts: Facts) -> float | None:
+    """How much longer a step takes because feed-forward blocks run in tiles, as a share of its layers' products.
+
+    A tile's first two products are computed again; where full checkpointing computes whole layers again it leaves the
+    blocks to the tiles. Backward passes take one product for the input's gradient and one for each weight that trains.
+    Nothing is said of mixtures of experts, whose shape is not known.
+    """
+    model, operations = known_model(config, facts), layer_operations(config, facts)
+    if model is None or not operations or model.experts:
+        return None
+    tier = config.memory.gradient_checkpointing
+    if tier in (True, "full"):
+        return 0.0
+    hidden = model.hidden_size or 0
+    again = 2 * 2 * hidden * (model.intermediate_size or 4 * hidden) * batch_tokens(config, facts)
+    return again / (operations * (2 if config.adapter.kind == "lora" else 3))

@@ -1,0 +1,356 @@
+"""Rules about the data: named, there, long enough, and no setting without an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import not_
+
+from engine.config.facts import DataFacts, Facts, SourceFacts
+from engine.config.files import DATA_SUFFIXES
+from engine.config.findings import Finding, Fix, Severity, must, say
+from engine.config.method import METHODS
+from engine.config.rule import Check, Refused, one_of, other_than, refused, rule, take
+from engine.config.tree import FieldSpec, RunConfig, fields
+from engine.errors import visible
+
+_CUT, _LONG = fields.data.truncation_side, fields.data.excess_length
+_PACKING, _APART = fields.data.packing, fields.data.packing_cross_doc_attn_mask
+
+refused(
+    __name__,
+    Refused(
+        "truncation-side-needs-truncation",
+        _CUT,
+        other_than(_CUT.default),
+        "left out while excess_length is {config.data.excess_length}, which cuts nothing",
+        "Remove it, or set excess_length to truncate.",
+        take(_LONG, "truncate", "cut rows that are too long"),
+        beside={_LONG: other_than("truncate")},
+    ),
+    Refused(
+        "split-needs-plain-text",
+        _LONG,
+        one_of("split"),
+        "error, drop or truncate for {config.method.kind}",
+        "Only plain text can be split into several rows.",
+        take(_LONG, "drop", "leave long rows out"),
+        beside={fields.method.kind: other_than("pretrain")},
+    ),
+    Refused(
+        "packing-cross-doc-attn-mask-needs-packing",
+        _APART,
+        bool,
+        "false while packing is off",
+        "Rows that are not packed cannot see each other. Switch packing on or remove it.",
+        take(_PACKING, True, "switch packing on"),
+        beside={_PACKING: not_},
+    ),
+    Refused(
+        "packed-rows-see-each-other",
+        _APART,
+        not_,
+        "true to keep packed rows apart",
+        "Without it a row can attend to the rows before it in its pack.",
+        take(_APART, True, "keep packed rows apart"),
+        beside={_PACKING: bool},
+        severity="warning",
+    ),
+)
+
+
+@rule(reads=(fields.data.train,))
+def training_data_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if not config.data.train:
+        path = fields.data.train.path
+        todo = "Name a file, or take builtin/dates to try things out."
+        yield must(
+            path,
+            "at least one source of rows",
+            None,
+            todo,
+            fix=Fix("use builtin/dates", {path: [{"path": "builtin/dates"}]}),
+        )
+
+
+@rule(reads=(fields.data.train, fields.data.eval))
+def sources_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if facts.sources is None:
+        return
+    for spec in (fields.data.train, fields.data.eval):
+        for index, entry in enumerate(spec.value(config)):
+            source = facts.sources.get(entry.path)
+            if source is None:
+                continue
+            path = f"{spec.path}.{index}.path"
+            if source.exists is False:
+                todo = source.problem or "Put your rows there, or give the path from this config's folder."
+                yield must(path, "a file, folder or data set that exists", entry.path, todo)
+            elif source.problem:
+                yield say(path, source.problem, severity="error")
+            elif source.rows == 0:
+                yield must(path, "a source with at least one row", entry.path, "The file is empty.")
+
+
+@rule(reads=(fields.data.train, fields.data.eval, fields.data.on_bad_row))
+def bad_rows_are_decided(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """By a first look; once all rows are counted, `rows_can_be_read` knows how many there are."""
+    if facts.sources is None or (facts.data is not None and facts.data.bad is not None):
+        return
+    for spec in (fields.data.train, fields.data.eval):
+        for index, entry in enumerate(spec.value(config)):
+            source = facts.sources.get(entry.path)
+            if source is not None and source.bad and not source.problem:
+                yield _bad_rows(config, f"{spec.path}.{index}.path", source)
+
+
+def _bad_rows(config: RunConfig, path: str, source: SourceFacts) -> Finding:
+    """Rows that cannot be read among those looked at: an error unless they are left out by choice."""
+    setting, share = fields.data.on_bad_row.path, f"{source.bad:,} of the first {source.looked:,} rows"
+    if config.data.on_bad_row == "skip":
+        verb = "is" if source.bad == 1 else "are"
+        return say(path, f"{share} cannot be read and {verb} left out. The first: {source.bad_row}")
+    others = f" {share} cannot be read." if source.bad > 1 else ""
+    return say(path, f"{source.bad_row}{others}", severity="error", fix=Fix("leave bad rows out", {setting: "skip"}))
+
+
+@rule(reads=(fields.data.train, fields.data.trained_turns, fields.method.kind))
+def turns_are_chosen_among_turns(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """Prompts and completions that are plain texts hold one answer: `last` and `flag` choose nothing in them."""
+    path, chosen = fields.data.trained_turns.path, config.data.trained_turns
+    if chosen not in ("last", "flag") or METHODS[config.method.kind].rows != "language" or not facts.sources:
+        return
+    sources = [facts.sources.get(entry.path) for entry in config.data.train]
+    if sources and all(each is not None and each.turns is False and each.format in _PAIRS for each in sources):
+        yield must(
+            path,
+            "assistant or all for rows of a prompt and a completion",
+            chosen,
+            "Each row has one answer, which is learned whole; no turn of it can be chosen.",
+            fix=Fix("learn the completions", unset=(path,)),
+        )
+
+
+_PAIRS = ("prompt_completion",)
+
+
+@rule(reads=(fields.data.train, fields.data.eval))
+def roles_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec in (fields.data.train, fields.data.eval):
+        for index, entry in enumerate(spec.value(config)):
+            for name, role in entry.roles.items():
+                if role not in _ROLES:
+                    path = f"{spec.path}.{index}.roles.{visible(name)}"
+                    yield must(path, "system, user, assistant or tool", role, "Say which of them this name means.")
+
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@rule(reads=(fields.data.train, fields.data.eval))
+def builtin_data_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec in (fields.data.train, fields.data.eval):
+        for index, entry in enumerate(spec.value(config)):
+            if entry.path.startswith("builtin/") and entry.path != "builtin/dates":
+                path = f"{spec.path}.{index}.path"
+                fix = Fix("use builtin/dates", {path: "builtin/dates"})
+                yield must(path, "builtin/dates", entry.path, "It is the only built-in data set.", fix=fix)
+
+
+@rule(reads=(fields.data.train, fields.data.eval))
+def held_out_rows_are_not_trained_on(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    trained = {
+        (entry.path, _split(entry.path, entry.split, "train")): index for index, entry in enumerate(config.data.train)
+    }
+    for index, entry in enumerate(config.data.eval):
+        default = "train" if entry.path.lower().endswith(DATA_SUFFIXES) else "eval"
+        if (entry.path, _split(entry.path, entry.split, default)) in trained:
+            path = f"{fields.data.eval.path}.{index}.path"
+            todo = "The loss on rows that are trained on says nothing about new ones. Hold some rows back in a file of their own."
+            yield must(path, "another source than the training data", entry.path, todo, severity="warning")
+
+
+def _split(path: str, split: str | None, default: str) -> str:
+    return split or default
+
+
+@rule(reads=(fields.model.name, fields.data.max_length))
+def max_length_is_within_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, path, length = facts.model, fields.data.max_length.path, config.data.max_length
+    if model is None or model.name != config.model.name or not model.max_length or length <= model.max_length:
+        return
+    todo = f"{model.name} knows no more positions. Rows beyond that would be read as noise."
+    # A default that is too long for a small model harms only when rows are that long.
+    longest = facts.data.longest if facts.data else None
+    harmless = (
+        longest is not None
+        and longest <= model.max_length
+        and config.method.kind != "pretrain"
+        and not config.data.packing
+    )
+    yield must(
+        path,
+        f"at most {model.max_length}",
+        length,
+        todo,
+        severity="hint" if harmless else "error",
+        fix=Fix(f"set it to {model.max_length}", {path: model.max_length}),
+    )
+
+
+FROM_COUNTS: set[str] = {"bad-rows-are-decided"}
+"""The rules that speak of counted rows: their findings are no reason not to count again."""
+_SOME = 0.01
+"""The share of rows from which on their loss is a warning."""
+
+
+def _from_counts(check: Check) -> Check:
+    FROM_COUNTS.add(check.__name__.replace("_", "-"))
+    return check
+
+
+def _counts(facts: Facts) -> Iterator[tuple[FieldSpec, DataFacts, str]]:
+    """What is counted of each split: its setting, the counts, and how its rows are called."""
+    if facts.data is not None:
+        yield fields.data.train, facts.data, "rows"
+        if facts.data.held_out is not None:
+            yield fields.data.eval, facts.data.held_out, "held-out rows"
+
+
+def _share(number: int, data: DataFacts, rows: str) -> str:
+    looked = " looked at" if data.counted == "sample" else ""
+    return f"{number:,} of {data.source_rows:,} {rows}{looked}"
+
+
+def _weight(number: int, data: DataFacts) -> Severity:
+    return "warning" if number > _SOME * (data.source_rows or 1) else "hint"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _longer(config: RunConfig, facts: Facts, longest: int | None) -> Fix | None:
+    """A limit that lets every row in, or as many as the positions that the model knows."""
+    model = facts.model
+    if not longest or longest <= config.data.max_length or model is None or not model.max_length:
+        return None
+    path, most = fields.data.max_length.path, model.max_length
+    if model.name != config.model.name or most <= config.data.max_length:
+        return None
+    if longest <= most:
+        return Fix(f"raise it to {longest:,}", {path: longest})
+    return Fix(f"raise it to {most:,} and cut the rest", {path: most, fields.data.excess_length.path: "truncate"})
+
+
+@rule(reads=(fields.data.excess_length, fields.data.max_length, fields.method.kind))
+@_from_counts
+def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, limit, policy = fields.data.excess_length.path, config.data.max_length, config.data.excess_length
+    for _, data, rows in _counts(facts):
+        number = data.truncated if data.holds_for(config) else data.longer_than(limit)
+        if not number or not data.source_rows:
+            continue
+        sentence = f"{_share(number, data, rows)} {_is(number)} longer than max_length {limit:,}"
+        longer = _longer(config, facts, data.longest)
+        if policy == "error":
+            longest = f", the longest has {data.longest:,} tokens" if data.longest else ""
+            split = Fix("split them", {path: "split"}) if config.method.kind == "pretrain" else None
+            fix = longer or split or Fix("cut them", {path: "truncate"})
+            at = f" The first stands at {data.too_long_at}." if data.too_long_at else ""
+            todo = f"training would refuse them.{at} Cut them, drop them, or raise max_length."
+            yield say(path, f"{sentence}{longest}: {todo}", severity="error", fix=fix)
+        elif policy in ("truncate", "drop"):
+            what = "cut" if policy == "truncate" else "left out"
+            all_gone = policy == "drop" and number >= data.source_rows
+            severity = "error" if all_gone else _weight(number, data)
+            yield say(path, f"{sentence} and will be {what}.", severity=severity, fix=longer)
+
+
+@rule(
+    reads=(
+        fields.data.train,
+        fields.data.eval,
+        fields.data.trained_turns,
+        fields.data.max_length,
+        fields.data.excess_length,
+    )
+)
+@_from_counts
+def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec, data, rows in _counts(facts):
+        if not data.masked or not data.source_rows or not data.holds_for(config):
+            continue
+        fix = _longer(config, facts, data.longest) if config.data.excess_length == "truncate" else None
+        turns = fields.data.trained_turns
+        if fix is None and config.data.trained_turns != turns.default:
+            fix = Fix("learn every assistant turn", unset=(turns.path,))
+        if data.masked >= data.source_rows:
+            todo = "every one is masked. Look at the preview and at data.trained_turns."
+            named = "no row" if rows == "rows" else "no held-out row"
+            yield say(spec.path, f"{named} has a token to learn: {todo}", severity="error", fix=fix)
+        else:
+            once = "it is" if data.masked == 1 else "they are"
+            cut = f" once {once} cut" if fix is not None and fields.data.max_length.path in fix.set else ""
+            verb = "has" if data.masked == 1 else "have"
+            sentence = f"{_share(data.masked, data, rows)} {verb} no token to learn{cut} and will be left out."
+            yield say(spec.path, sentence, severity=_weight(data.masked, data), fix=fix)
+
+
+@rule(reads=(fields.data.train, fields.data.eval))
+@_from_counts
+def pairs_differ(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec, data, rows in _counts(facts):
+        if data.identical and data.holds_for(config):
+            sentence = (
+                f"{_share(data.identical, data, rows)} have the same chosen and rejected answer and will be left out."
+            )
+            yield say(spec.path, sentence, severity=_weight(data.identical, data))
+
+
+@rule(reads=(fields.data.train, fields.data.eval, fields.data.on_bad_row))
+@_from_counts
+def rows_can_be_read(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.data.on_bad_row.path
+    for spec, data, rows in _counts(facts):
+        if not data.bad or not data.source_rows:
+            continue
+        share = f"{_share(data.bad, data, rows)} cannot be read"
+        if config.data.on_bad_row == "skip":
+            sentence = f"{share} and will be left out. The first: {data.bad_row}"
+            yield say(spec.path, sentence, severity=_weight(data.bad, data))
+        else:
+            sentence = f"{share}, so training would refuse them. The first: {data.bad_row}"
+            yield say(spec.path, sentence, severity="error", fix=Fix("leave bad rows out", {path: "skip"}))
+
+
+@rule(reads=(fields.data.train, fields.data.eval, fields.model.name))
+@_from_counts
+def data_can_be_prepared(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec, data, _ in _counts(facts):
+        if data.problem and data.holds_for(config):
+            problem = data.problem if data.problem.endswith((".", "?")) else f"{data.problem}."
+            place, _, rest = problem.partition(": ")
+            # A sentence that begins with a setting stands at it.
+            known = place in fields
+            yield say(place if known else spec.path, rest if known else problem, severity="error")
+
+
+@rule(
+    reads=(
+        fields.method.kind,
+        fields.data.train,
+        fields.optim.per_device_train_batch_size,
+        fields.optim.gradient_accumulation_steps,
+        fields.run.devices,
+    )
+)
+def a_batch_has_enough_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    from engine.facts.counts import effective_batch, train_rows
+
+    rows, batch = train_rows(config, facts), effective_batch(config, facts)
+    # Batches of methods with rewards are answers, several a row; `there_are_prompts_for_one_sampling` is theirs.
+    by_row = METHODS[config.method.kind].rows != "prompts" and not config.data.packing
+    if rows and rows < batch and by_row:
+        path = fields.optim.gradient_accumulation_steps.path
+        todo = "Each epoch is a single step: take a smaller batch or more rows."
+        yield must(path, f"small enough for an effective batch of at most {rows} rows", batch, todo, severity="warning")

@@ -1,0 +1,252 @@
+"""Rules about the model: named, there, held in a precision that the machine has, with packages that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine import figures
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, Severity, must, say
+from engine.config.kinds import LOADERS
+from engine.config.method import METHODS
+from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
+from engine.config.tree import RunConfig, fields
+from engine.errors import visible
+from engine.facts import counts as counted
+from engine.planning import memory_model
+from engine.planning.auto import resolved
+
+_DTYPE, _QUANTIZATION = fields.model.dtype, fields.model.quantization
+_BY_BITSANDBYTES = other_than("none", "fp8")
+_FULL_PRECISION = leave_out(_QUANTIZATION, "keep full precision")
+
+refused(
+    __name__,
+    Refused(
+        "quantized-weights-need-an-adapter",
+        _QUANTIZATION,
+        other_than("none"),
+        "none while adapter.kind is none",
+        "Numbers of so few bits cannot be trained themselves: set adapter.kind to lora, or quantization to none.",
+        take(fields.adapter.kind, "lora", "train a LoRA adapter"),
+        beside={fields.adapter.kind: one_of("none")},
+    ),
+    Refused(
+        "quantized-weights-need-bitsandbytes",
+        _QUANTIZATION,
+        _BY_BITSANDBYTES,
+        "none without the package bitsandbytes",
+        "Install it with `pip install bitsandbytes`, or set quantization to none.",
+        _FULL_PRECISION,
+        without="bitsandbytes",
+    ),
+    Refused(
+        "quantized-weights-need-a-gpu",
+        _QUANTIZATION,
+        _BY_BITSANDBYTES,
+        "none without a GPU to be quick",
+        "On a CPU it saves memory and costs much time; take it off unless the model does not fit.",
+        _FULL_PRECISION,
+        gpu=False,
+        severity="warning",
+    ),
+    Refused(
+        "float16-needs-a-gpu",
+        _DTYPE,
+        one_of("float16"),
+        "bfloat16 or float32 on a CPU",
+        "Take float32, which is exact.",
+        take(_DTYPE, "float32"),
+        gpu=False,
+    ),
+    Refused(
+        "bfloat16-needs-a-card-that-has-it",
+        _DTYPE,
+        one_of("bfloat16"),
+        "float16 or float32 on {gpu.name}",
+        "Take float16, which this card computes, or float32.",
+        take(_DTYPE, "float16"),
+        below=(8, 0),
+    ),
+    Refused(
+        "float16-weights-cannot-be-trained-whole",
+        _DTYPE,
+        one_of("float16"),
+        "bfloat16 or float32 while all weights are trained",
+        "Small updates vanish in float16: train a LoRA adapter, or take float32.",
+        take(_DTYPE, "float32"),
+        beside={fields.adapter.kind: one_of("none")},
+    ),
+    Refused(
+        "builtin-names-are-known",
+        fields.model.name,
+        lambda name: name.startswith("builtin/") and name != "builtin/tiny",
+        "builtin/tiny",
+        "It is the only built-in model.",
+        take(fields.model.name, "builtin/tiny", "use builtin/tiny"),
+    ),
+)
+
+
+@rule(reads=(fields.model.name,))
+def model_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if not config.model.name.strip():
+        todo = "Name one, or start with builtin/tiny, which needs no download."
+        fix = Fix("use builtin/tiny", {fields.model.name.path: "builtin/tiny"})
+        yield must(fields.model.name.path, "a hub id, a folder or builtin/tiny", None, todo, fix=fix)
+
+
+@rule(reads=(fields.model.name,))
+def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, path = facts.model, fields.model.name.path
+    if model is None or model.name != config.model.name:
+        return
+    if model.missing:
+        rule_text = "a hub id, a folder with config.json, or builtin/tiny"
+        yield must(
+            path,
+            rule_text,
+            model.name,
+            f"{model.missing[:1].upper()}{model.missing[1:]}. Check the spelling and the path.",
+        )
+    elif model.remote:
+        yield say(
+            path,
+            f"{model.name} is not on this machine, so it is downloaded at launch; whether the hub has it is seen then.",
+        )
+
+
+@rule(reads=(fields.model.name, fields.method.kind))
+def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """What its JSON files and the headers of its weights tell without a library."""
+    model, path = facts.model, fields.model.name.path
+    if model is None or model.name != config.model.name or model.missing:
+        return
+    loader = LOADERS[METHODS[config.method.kind].head]
+    if model.flaw:
+        yield say(path, model.flaw.removeprefix(f"{path}: "), severity="error")
+    elif model.loaders is not None and loader not in model.loaders:
+        what = f"the installed transformers has no {loader} for models of type {visible(model.model_type)}"
+        yield say(path, f"{what}, as {config.method.kind} needs. Choose another model or method.", severity="error")
+    elif model.headless and METHODS[config.method.kind].head == "vocabulary":
+        sentence = (
+            "its files hold no lm_head.weight, so it would start from random numbers. Take a folder with its head."
+        )
+        yield say(path, sentence, severity="error")
+
+
+@rule(reads=(fields.model.name, fields.model.tokenizer))
+def tokenizer_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.model.tokenizer if config.model.tokenizer else fields.model.name
+    tokenizer, model = facts.tokenizer, facts.model
+    if tokenizer is None or tokenizer.name != (config.model.tokenizer or config.model.name):
+        return
+    if tokenizer.flaw:
+        if model is None or model.flaw != tokenizer.flaw:
+            yield say(spec.path, tokenizer.flaw.removeprefix(f"{fields.model.tokenizer.path}: "), severity="error")
+        return
+    weights = model.vocab_size if model is not None and model.name == config.model.name else None
+    if (
+        weights is None
+        or tokenizer.tokens is None
+        or tokenizer.base is None
+        or config.model.name.startswith("builtin/")
+    ):
+        return
+    if tokenizer.tokens > weights:
+        # Many add tokens that no row uses; words of the language itself are used by any row.
+        severity: Severity = "error" if tokenizer.base > weights else "warning"
+        yield say(
+            spec.path,
+            f"the tokenizer knows {tokenizer.tokens:,} tokens and the model has weights for {weights:,}; a row with one "
+            "beyond them ends the run. Take the tokenizer that belongs to the model.",
+            severity=severity,
+        )
+
+
+@rule(reads=(fields.model.chat_template,))
+def chat_template_is_there(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    wanted, path = config.model.chat_template, fields.model.chat_template.path
+    if wanted and facts.files is not None and facts.files.get(wanted) is False:
+        todo = "Known names are chatml, llama3, plain and none; a path starts at the config's folder."
+        yield must(path, "a template's name or a Jinja file that is there", wanted, todo)
+
+
+@rule(reads=(fields.model.name, fields.model.revision))
+def revision_needs_a_hub_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path, revision = fields.model.revision.path, config.model.revision
+    local = config.model.name.startswith(("builtin/", "/", ".", "~")) or bool(
+        facts.model and facts.model.folder == config.model.name
+    )
+    if revision is not None and local:
+        rule_text = "left out for a model that does not come from the hub"
+        yield must(path, rule_text, revision, "Remove it.", fix=Fix("remove it", unset=(path,)))
+
+
+@rule(reads=(fields.model.name, fields.model.dtype, fields.model.quantization, fields.adapter.kind))
+def experts_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """All experts of a layer are one weight of three dimensions, which is no linear layer."""
+    model, path = counted.known_model(config, facts), fields.model.quantization.path
+    counts = counted.parameters(config, facts)
+    if config.model.quantization == "none" or model is None or counts is None or not model.experts:
+        return
+    numbers = model.experts * sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.expert_weights)
+    kept = numbers * memory_model.BYTES[config.model.dtype]
+    peak = memory_model.memory(resolved(config, facts), facts, "full")
+    if numbers and peak:
+        bits = 8 * int(memory_model.BYTES[config.model.dtype])
+        held = f"{figures.size(kept)} of the weights' {figures.size(peak['weights'])}"
+        todo = "Quantizing them is not here yet."
+        yield say(path, f"the experts stay in {bits} bits: {held}. {todo}")
+
+
+@rule(reads=(fields.model.dtype,))
+def bfloat16_is_slow_on_old_processors(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    machine, path = facts.machine, fields.model.dtype.path
+    if config.model.dtype == "bfloat16" and machine is not None and not machine.gpus and machine.slow_bfloat16:
+        todo = "It has no instructions for bfloat16, whose products take about forty times as long as float32's."
+        fix = Fix("take float32", {path: "float32"})
+        yield must(path, "float32 on this processor to be quick", "bfloat16", todo, severity="warning", fix=fix)
+
+
+@rule(
+    reads=(fields.model.name, fields.model.tokenizer, fields.model.chat_template, fields.method.kind, fields.data.train)
+)
+def messages_need_a_chat_template(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """A tokenizer without a template cannot write messages; text and ready tokens need none."""
+    model, path = facts.model, fields.model.chat_template.path
+    if model is None or model.chat_template is not False or config.model.chat_template or config.model.tokenizer:
+        return
+    if config.method.kind == "pretrain" or model.name != config.model.name:
+        return
+    detected = facts.sources or {}
+    formats = {
+        entry.format or (detected[entry.path].format if entry.path in detected else None) for entry in config.data.train
+    }
+    turns = any(detected[entry.path].turns for entry in config.data.train if entry.path in detected)
+    if turns or formats & {"messages", "sharegpt", "alpaca"}:
+        todo = "Its tokenizer brings none: name one such as chatml, or give a Jinja file."
+        yield must(path, f"a template for {model.name}", None, todo, fix=Fix("use chatml", {path: "chatml"}))
+
+
+@rule(reads=(fields.model.quantization, fields.model.name))
+def weights_stored_in_fp8_take_no_second_format(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = facts.model, fields.model.quantization
+    if model is None or model.name != config.model.name or model.stored != "fp8":
+        return
+    if config.model.quantization != "none":
+        todo = "They have eight bits already: leave it out, and an adapter is trained beside them."
+        rule_text = f"none for {model.name}, whose weights are stored in FP8"
+        fix = Fix("leave it out", unset=(spec.path,))
+        yield must(spec.path, rule_text, config.model.quantization, todo, fix=fix)
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.use_dora, fields.model.name))
+def weights_stored_in_fp8_take_plain_lora(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model = counted.known_model(config, facts)
+    stored = model is not None and model.stored == "fp8"
+    if config.adapter.kind == "lora" and config.adapter.use_dora and stored:
+        spec = fields.adapter.use_dora
+        todo = "DoRA measures plain weights: take plain LoRA, or the model in bfloat16."
+        rule_text = f"false for {config.model.name}, whose weights are stored in FP8"
+        yield must(spec.path, rule_text, True, todo, fix=Fix("take plain LoRA", unset=(spec.path,)))

@@ -1,0 +1,202 @@
+"""Rules about the run: where it goes, how often it writes, what it asks the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import not_
+
+from engine import figures
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix, must, say
+from engine.config.rule import Refused, leave_out, other_than, refused, rule
+from engine.config.tree import RunConfig, fields
+from engine.facts.counts import total_steps
+from engine.planning.memory_model import checkpoint_bytes
+
+_LENGTH = (
+    fields.optim.max_steps,
+    fields.optim.num_train_epochs,
+    fields.optim.per_device_train_batch_size,
+    fields.optim.gradient_accumulation_steps,
+    fields.data.train,
+)
+
+
+refused(
+    __name__,
+    Refused(
+        "max-new-tokens-need-prompts",
+        fields.run.max_new_tokens,
+        other_than(fields.run.max_new_tokens.default),
+        "left out without prompts",
+        "It is the length of sample answers. Give run.prompts, or remove it.",
+        leave_out(fields.run.max_new_tokens, "remove it"),
+        beside={fields.run.prompts: not_},
+    ),
+)
+
+
+@rule(reads=(fields.run.prompts, fields.run.prompts_steps))
+def prompts_steps_need_prompts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.run.prompts_steps
+    if config.run.prompts_steps != "auto" and spec.path in facts.given and not config.run.prompts and not _whole(facts):
+        todo = "There is nothing to sample. Give run.prompts, or remove it."
+        yield must(
+            spec.path,
+            "left out without prompts",
+            config.run.prompts_steps,
+            todo,
+            fix=Fix("remove it", unset=(spec.path,)),
+        )
+
+
+@rule(reads=(fields.run.prompts,))
+def prompts_are_not_empty(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for index, prompt in enumerate(config.run.prompts):
+        if not prompt.strip():
+            path = f"{fields.run.prompts.path}.{index}"
+            yield must(path, "a text", prompt, "Write the prompt or remove it.", fix=Fix("remove it", unset=(path,)))
+
+
+@rule(reads=(fields.data.eval, fields.run.eval_steps))
+def eval_steps_need_held_out_data(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.run.eval_steps
+    if config.run.eval_steps != "auto" and spec.path in facts.given and not config.data.eval and not _whole(facts):
+        todo = "There is nothing to evaluate on. Name data.eval, or remove it."
+        yield must(
+            spec.path,
+            "left out without held-out data",
+            config.run.eval_steps,
+            todo,
+            fix=Fix("remove it", unset=(spec.path,)),
+        )
+
+
+def _whole(facts: Facts) -> bool:
+    """Whether the file is a stored, resolved config, in which every setting is written."""
+    return fields.run.grace_seconds.path in facts.given and fields.kernels.kernel_auto_compose.path in facts.given
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' if count != 1 else ''}"
+
+
+@rule(reads=(fields.run.save_steps, *_LENGTH))
+def a_checkpoint_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    steps, path = total_steps(config, facts), fields.run.save_steps.path
+    if steps is not None and config.run.save_steps >= steps:
+        todo = "Only its end is kept: a run that is cut off earlier starts again."
+        every = max(1, steps // 4)
+        # A short run loses little; the note is for what would hurt.
+        severity = "warning" if steps > 50 else "hint"
+        yield must(
+            path,
+            f"less than the {_steps(steps)} of the run",
+            config.run.save_steps,
+            todo,
+            severity="warning" if severity == "warning" else "hint",
+            fix=Fix("every step" if every == 1 else f"every {every} steps", {path: every}),
+        )
+
+
+@rule(reads=(fields.run.eval_steps, fields.data.eval, *_LENGTH))
+def an_evaluation_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    steps, path, every = total_steps(config, facts), fields.run.eval_steps.path, config.run.eval_steps
+    if config.data.eval and steps is not None and every != "auto" and every > steps:
+        yield must(
+            path,
+            f"at most the {_steps(steps)} of the run",
+            every,
+            "Otherwise it never happens.",
+            fix=Fix("ten times a run", {path: "auto"}),
+        )
+
+
+@rule(reads=(fields.run.prompts, fields.run.prompts_steps, *_LENGTH))
+def a_sample_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    steps, path, every = total_steps(config, facts), fields.run.prompts_steps.path, config.run.prompts_steps
+    if config.run.prompts and steps is not None and every != "auto" and every >= steps:
+        yield must(
+            path,
+            f"less than the {_steps(steps)} of the run",
+            every,
+            "Prompts are answered at its start and its end alone, as they always are.",
+            severity="warning" if steps > 50 else "hint",
+            fix=Fix("ten times a run", {path: "auto"}),
+        )
+
+
+@rule(reads=(fields.run.devices,))
+def devices_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    devices, path, machine = config.run.devices, fields.run.devices.path, facts.machine
+    if isinstance(devices, list) and len(set(devices)) != len(devices):
+        yield must(
+            path,
+            "each GPU once",
+            devices,
+            "Take the double ones out.",
+            fix=Fix("each once", {path: sorted(set(devices))}),
+        )
+    if isinstance(devices, list) and not devices:
+        yield must(
+            path,
+            "auto, a number or a list of GPU numbers",
+            devices,
+            "Leave it out for auto.",
+            fix=Fix("auto", {path: "auto"}),
+        )
+    if machine is None or devices == "auto":
+        return
+    fix = Fix("auto", {path: "auto"})
+    if not machine.gpus:
+        if isinstance(devices, list) and devices:
+            yield must(path, "auto on a machine without GPU", devices, "Training runs on the CPU there.", fix=fix)
+        elif isinstance(devices, int) and machine.cpu_count is not None and devices > machine.cpu_count:
+            todo = "Without a GPU each device is a process that needs a core of its own."
+            rule_text = f"at most {machine.cpu_count}, the CPU cores of this machine"
+            yield must(
+                path, rule_text, devices, todo, fix=Fix(f"set it to {machine.cpu_count}", {path: machine.cpu_count})
+            )
+    elif isinstance(devices, list):
+        missing = [index for index in devices if index >= len(machine.gpus)]
+        if missing:
+            yield must(
+                path, f"GPU numbers from 0 to {len(machine.gpus) - 1}", devices, "The machine has no others.", fix=fix
+            )
+    elif devices > len(machine.gpus):
+        yield must(path, f"at most {len(machine.gpus)}", devices, "The machine has no more GPUs.", fix=fix)
+
+
+@rule(reads=(fields.run.name,))
+def the_name_fits_a_folder(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    name, path = config.run.name, fields.run.name.path
+    if name is not None and (
+        not name.strip() or len(name) > 100 or "/" in name or "\0" in name or name.strip(". ") == ""
+    ):
+        todo = "The run folder is named after it: take letters, digits and hyphens."
+        yield must(
+            path, "a name of at most 100 characters without slashes", name, todo, fix=Fix("remove it", unset=(path,))
+        )
+
+
+@rule(
+    reads=(fields.model.name, fields.model.dtype, fields.adapter.kind, fields.run.save_total_limit, fields.optim.optim)
+)
+def checkpoints_fit_the_disk(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """Kept checkpoints and the one being written lie there at once."""
+    each = checkpoint_bytes(config, facts)
+    free = facts.machine.disk_free_bytes if facts.machine else None
+    if each is None or free is None:
+        return
+    need = each * (config.run.save_total_limit + 1)
+    path = fields.run.save_total_limit.path
+    if need > free:
+        sentence = (
+            f"the checkpoints will need {figures.size(need)} ({figures.size(each)} each) and {figures.size(free)} are free. "
+            "Keep fewer, train an adapter, or choose another run.output_dir."
+        )
+        fewer = int(free // each) - 1
+        fix = Fix(f"keep {fewer}", {path: fewer}) if 2 <= fewer < config.run.save_total_limit else None
+        yield say(path, sentence, severity="error", fix=fix)
+    elif need > 0.8 * free:
+        yield say(path, f"the checkpoints will take {figures.size(need)} of the {figures.size(free)} that are free.")

@@ -1,0 +1,80 @@
+"""Rules about what a source says of its rows: every name there is one that something listens to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
+from engine.config.facts import Facts
+from engine.config.files import DATA_SUFFIXES
+from engine.config.findings import Finding, Fix, must
+from engine.config.rule import rule
+from engine.config.tree import RunConfig, fields
+from engine.errors import nearest
+
+_PLACES = (fields.data.train, fields.data.eval)
+
+
+def _entries(config: RunConfig, facts: Facts) -> Iterator[tuple[str, DataSource, str | None]]:
+    """Each source with its path and its format, as written or as detected."""
+    for spec in _PLACES:
+        for index, entry in enumerate(spec.value(config)):
+            seen = (facts.sources or {}).get(entry.path)
+            yield f"{spec.path}.{index}", entry, entry.format or (seen.format if seen else None)
+
+
+@rule(reads=_PLACES)
+def columns_name_parts_of_a_row(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for path, entry, form in _entries(config, facts):
+        known = (
+            PARTS[form] if form in PARTS else tuple(dict.fromkeys(part for parts in PARTS.values() for part in parts))
+        )
+        # Keys inside messages may be named here too.
+        inside = () if form in WITHOUT_MESSAGES else IN_MESSAGES
+        for part in entry.columns:
+            if part not in known and part not in inside:
+                rows = f"a row of the format {form}" if form in PARTS else "a row"
+                close = nearest(part, known, cutoff=0.7)
+                todo = f"Did you mean {close}?" if close else f"Parts are {', '.join(known)}."
+                todo += f" It is written as `part: column`, as in `{known[0]}: name_of_the_column`."
+                yield must(f"{path}.columns.{part}", f"a part of {rows}", part, todo)
+
+
+@rule(reads=(*_PLACES, fields.model.name, fields.model.tokenizer))
+def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model = facts.model
+    if model is None or model.name != config.model.name or model.processor is not False or config.model.tokenizer:
+        return
+    for spec in _PLACES:
+        for index, entry in enumerate(spec.value(config)):
+            seen = (facts.sources or {}).get(entry.path)
+            if seen is not None and seen.images:
+                todo = f"{model.name} has no processor for images: take a model that has one, or rows of text."
+                yield must(f"{spec.path}.{index}.path", "rows that the model can read", "rows with images", todo)
+
+
+@rule(reads=_PLACES)
+def properties_name_parts_of_a_message(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for path, entry, form in _entries(config, facts):
+        if entry.properties and form in WITHOUT_MESSAGES:
+            todo = "Its rows hold no messages; columns names what they hold."
+            fix = Fix("remove it", unset=(f"{path}.properties",))
+            yield must(f"{path}.properties", f"left out with the format {form}", entry.properties, todo, fix=fix)
+            continue
+        for part in entry.properties:
+            if part not in IN_MESSAGES:
+                close = nearest(part, IN_MESSAGES)
+                todo = f"Did you mean {close}?" if close else f"Parts are {', '.join(IN_MESSAGES)}."
+                todo += " It is written as `part: key`, as in `role: speaker`."
+                yield must(f"{path}.properties.{part}", "a part of a message", part, todo)
+
+
+@rule(reads=_PLACES)
+def files_have_no_splits(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for path, entry, _ in _entries(config, facts):
+        if entry.split is not None and entry.path.lower().endswith(DATA_SUFFIXES):
+            todo = (
+                "A file holds its rows and no more: name another file for others, or take the first so many with rows."
+            )
+            fix = Fix("remove it", unset=(f"{path}.split",))
+            yield must(f"{path}.split", "left out for a file", entry.split, todo, fix=fix)

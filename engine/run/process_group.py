@@ -1,0 +1,108 @@
+"""The processes that belong to one worker: its ranks, its loaders, whatever they started.
+
+They all carry the run's token in their environment, so they are found even after their parent died. Linux only; where
+/proc is missing, nothing is found and the process group is all there is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from engine.run.lock import holder
+from engine.run.process import Identity, carries, identity, identity_from, send
+from engine.run.spawn import TOKEN
+from engine.run.store import RunFolder
+
+_SETTLE_SECONDS = 1.0
+
+
+class Family:
+    """All processes that a worker's token marks. `worker` is the worker itself, or torchrun where there are ranks."""
+
+    def __init__(self, token: str, worker: Identity, processes: int) -> None:
+        self.token = token
+        self.worker = worker
+        self.processes = processes
+        self.ranks: dict[int, Identity] = {}
+        self.lost_rank: tuple[int, Identity] | None = None
+        self._suspect: tuple[int, Identity] | None = None
+        self._next_look = 0.0
+
+    def owns(self, process: Identity) -> bool:
+        """Whether the process was started with the run's token, which nobody else knows, and is still the same one."""
+        return bool(self.token) and process.alive and carries(process.pid, f"{TOKEN}={self.token}")
+
+    def may_be_signalled(self, run: RunFolder, *, leaving: bool = False) -> bool:
+        """Whether the worker is proven to be this run's, for who did not start it: what run.json says is no proof.
+
+        All at once: the process is the same one since its start and carries the token, the folder is the very one in
+        which it was started, and the run's lock is held by one of its processes. Who is `leaving` may have freed it.
+        """
+        if not run.is_original or not self.owns(self.worker):
+            return False
+        record = holder(run)
+        if record is None:
+            return leaving
+        owner = identity_from(record)
+        return owner is not None and self.owns(owner)
+
+    def members(self) -> dict[int, tuple[Identity, int | None]]:
+        """pid -> (identity, rank) of every living process with the token, but the worker itself."""
+        found: dict[int, tuple[Identity, int | None]] = {}
+        if not self.token or not os.path.isdir("/proc/self"):
+            return found
+        mark = f"{TOKEN}={self.token}".encode()
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) in (self.worker.pid, os.getpid()):
+                continue
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    values = file.read().split(b"\0")
+            except OSError:
+                continue
+            if mark in values:
+                who = identity(int(name))
+                if who is not None:
+                    rank = next((value[5:] for value in values if value.startswith(b"RANK=")), b"")
+                    found[who.pid] = (who, int(rank) if rank.isdigit() else None)
+        return found
+
+    def look(self, failed: Callable[[], bool]) -> tuple[int, Identity] | None:
+        """The rank that died before the others, once torchrun agrees that it failed (`failed`)."""
+        if self.lost_rank is not None:
+            return self.lost_rank
+        if len(self.ranks) < self.processes:
+            self._find_ranks()
+        if self._suspect is None:
+            self._suspect = next(((n, who) for n, who in sorted(self.ranks.items()) if not who.alive), None)
+        if self._suspect is not None and failed():
+            self.lost_rank = self._suspect
+        return self.lost_rank
+
+    def _find_ranks(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + 0.5
+        # A rank's own children (loaders) carry its RANK too: the oldest process is the rank.
+        for who, rank in sorted(self.members().values(), key=lambda entry: entry[0].start):
+            if rank is not None:
+                self.ranks.setdefault(rank, who)
+
+    def kill(self) -> None:
+        """SIGKILL for all of them but the worker."""
+        for who, _ in self.members().values():
+            send(who, signal.SIGKILL)
+
+    def end(self) -> None:
+        """After the worker is gone: a moment for its children to go by themselves, then SIGKILL."""
+        give_up = time.monotonic() + (_SETTLE_SECONDS if self.processes == 1 else 0.0)
+        while self.members():
+            if time.monotonic() >= give_up:
+                self.kill()
+            if time.monotonic() > give_up + 5.0:
+                return
+            time.sleep(0.05)

@@ -1,0 +1,219 @@
+"""A build session without a screen: one draft, what is found out about it, and what follows from it.
+
+App and notebook hold one and show what it says. It belongs to one thread; what runs beside it stands in the collector, and
+what `launch` returns, which may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config.coercion import Unmeant, meaning
+from engine.config.files import absolute, placed, put
+from engine.config.findings import RANK, Finding
+from engine.config.reading import Reading
+from engine.config.steps import STEPS, step_of_path
+from engine.config.tree import RunConfig, fields
+from engine.errors import WorkbenchError
+from engine.planning.auto import Effective, effective
+from engine.planning.estimate import Estimate, estimate
+from engine.rules import read
+from engine.run.store import RunFolder, runs_dir
+from engine.session.collector import Ask, FactsCollector
+from engine.session.consequences import Consequence, consequences
+from engine.session.draft import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a step stands: the gravest of its findings (nothing without one), its errors and its other findings."""
+
+    step: str
+    worst: str = ""
+    errors: int = 0
+    others: int = 0
+
+
+class BuildSession:
+    """The draft, its facts, its consequences, its start."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        ask: Ask,
+        *,
+        runs: str | os.PathLike[str] | None = None,
+        wake: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.draft = draft
+        self.facts = FactsCollector(draft, ask, wake)
+        self._explicit_runs = runs
+        self._before: RunConfig | None = None
+        self._kept: tuple[int, tuple[Estimate, Estimate | None]] | None = None
+        self._typing: tuple[str, int] | None = None
+
+    # Changing the draft
+
+    def edit(self, change: Callable[[], object], *, typing: str = "") -> None:
+        """Make one change of the draft; while a person types in one place, all of it is one step of undo."""
+        draft = self.draft
+        before, edits = draft.config, draft.edits
+        if typing and self._typing == (typing, edits):
+            before = self._before or before
+            draft.undo()
+        change()
+        if draft.edits != edits:
+            self._before, self._kept = before, None
+        self._typing = (typing, draft.edits) if typing and draft.edits != edits else None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a file's config, or a model or rows of the person's own, would be replaced by another config."""
+        draft, begun = self.draft, Draft.new(self.draft.recipe)
+        own = (fields.model.name.path, fields.data.train.path)
+        return draft.path is not None or any(draft.value(path) != begun.value(path) for path in own)
+
+    def begin(self, text: str, recipe: str | None) -> None:
+        """Take another config in place of this one, as one step of undo. Raises ConfigUnreadable."""
+        self.edit(lambda: self.draft.replace_text(text))
+        self.draft.recipe = recipe
+
+    def begin_from(self, recipe: str, *, keep_own: bool = False) -> None:
+        """Take a ready config, all of it or all but this one's model and data. Raises UsageError for an unknown one."""
+        made = Draft.new(recipe)
+        for section in (fields.model.name.section, fields.data.train.section) if keep_own else ():
+            mine = self.draft.value(section)
+            if mine is None:
+                made.unset(section)
+            else:
+                made.set(section, mine)
+        self.begin(made.text(), recipe)
+
+    def typed(self, path: str, text: str) -> tuple[Finding, ...]:
+        """What would be found if this text were kept as the value of a setting; the draft stays as it is."""
+        draft, spec = self.draft, fields.of(self.draft.config, path)
+        if not text.strip():
+            without = Draft(draft.text())
+            without.unset(path)
+            mapping = without.mapping
+        else:
+            mapping = copy.deepcopy(draft.mapping)
+            meant = meaning(spec, text) if spec is not None else text
+            put(mapping, path, text if isinstance(meant, Unmeant) else meant)
+        return read(mapping, draft.facts).findings
+
+    # What follows from it
+
+    @property
+    def becomes(self) -> dict[str, Effective]:
+        """What each setting becomes, by its path."""
+        return {each.path: each for each in effective(self.draft.config, self.draft.facts)}
+
+    @property
+    def estimate(self) -> Estimate:
+        """The consequences of the config by what is known now."""
+        return self._estimates()[0]
+
+    @property
+    def consequences(self) -> list[Consequence]:
+        """Those numbers in words, with the change that the last edit made."""
+        return consequences(*self._estimates())
+
+    def _estimates(self) -> tuple[Estimate, Estimate | None]:
+        """Of the config now, and of that before the last edit; both by what is known now."""
+        draft, before = self.draft, self._before
+        if self._kept is None or self._kept[0] != draft.version:
+            then = estimate(before, draft.facts) if before is not None else None
+            self._kept = (draft.version, (estimate(draft.config, draft.facts), then))
+        return self._kept[1]
+
+    @property
+    def rehearsed(self) -> str:
+        """What the newest rehearsal of this very config measured, in words; empty without one."""
+        from engine.run.rehearsal import last
+
+        found = last(self.draft.config, self.draft.facts, self.draft.base)
+        return found.words() if found else ""
+
+    @property
+    def uncounted(self) -> str:
+        """That the rows are not counted yet; empty once they are."""
+        from engine.data.gather_facts import not_counted
+
+        return not_counted(self.draft.config, self.draft.facts)
+
+    @property
+    def runs_dir(self) -> Path:
+        """Where its run would go: what was said at the start, else what the config says, else the usual place."""
+        draft, spec = self.draft, fields.run.output_dir
+        written = draft.base / draft.config.run.output_dir if spec.path in draft.given else None
+        return runs_dir(self._explicit_runs, written)
+
+    @property
+    def errors(self) -> int:
+        """How much is to mend before the run can start."""
+        return sum(finding.severity == "error" for finding in self.draft.findings)
+
+    # The run
+
+    def launch(self) -> Callable[[], RunFolder]:
+        """The start of the draft as it stands now, for any thread; read once more with all that is known.
+
+        Both raise WorkbenchError where the config has an error, what it returns also where the run cannot be started.
+        """
+        _require_no_errors(self.draft.reading)
+        draft, explicit = self.draft, self._explicit_runs
+        mapping, config, known = absolute(draft.mapping, draft.base), draft.config, draft.facts
+        base, source = draft.base, draft.path
+
+        def start() -> RunFolder:
+            from engine.data.gather_facts import completed
+            from engine.run.from_config import launch_config, runs_dir_of
+
+            try:
+                facts = placed(completed(known, config, base), base)
+                reading = read(mapping, facts)
+                _require_no_errors(reading)
+                return launch_config(
+                    reading.config,
+                    facts,
+                    runs_dir=runs_dir_of(reading.config, reading.given, explicit),
+                    name=source.stem if source is not None else None,
+                    forecast_bytes=estimate(reading.config, facts).checkpoints_bytes,
+                    source=source,
+                )
+            except OSError as problem:
+                raise WorkbenchError(f"The run could not be started: {problem}.") from problem
+
+        return start
+
+    def close(self) -> None:
+        """Nothing goes on for a session that is left."""
+        self.facts.close()
+
+
+def _require_no_errors(reading: Reading) -> None:
+    if not reading.ok:
+        first = next(finding for finding in reading.findings if finding.severity == "error")
+        raise WorkbenchError(f"The config has an error, so no run was started. {first.message}")
+
+
+def standings(findings: Iterable[Finding]) -> list[Standing]:
+    """How each step stands by these findings."""
+    mine: dict[str, list[Any]] = {step.id: [] for step in STEPS}
+    for finding in findings:
+        mine.setdefault(step_of_path(finding.path), []).append(finding.severity)
+    return [
+        Standing(
+            step.id,
+            min(mine[step.id], key=lambda severity: RANK[severity], default=""),
+            mine[step.id].count("error"),
+            len(mine[step.id]) - mine[step.id].count("error"),
+        )
+        for step in STEPS
+    ]

@@ -1,0 +1,240 @@
+"""What goes on beside a draft: machine, model and sources are looked at in threads, rows counted by the inspector.
+
+It owns when to look again: only when what a look depends on has changed and a moment of quiet has passed; a stale question
+is cancelled. One decision worth knowing: threads change nothing. What they found waits until the owner of the draft calls
+`refresh`, on its own thread; `wake`, which any thread may call, tells it that something waits.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.config.facts import DataFacts, Facts, SourceFacts
+from engine.config.files import absolute, place_of
+from engine.config.tree import RunConfig, fields
+from engine.errors import Cancelled, WorkbenchError
+from engine.figures import progress
+from engine.session.draft import Draft
+
+if TYPE_CHECKING:
+    from engine.client import Ticket
+    from engine.session.first_rows import Look
+
+QUIET_SECONDS = 0.3
+"""After an edit, before rows and models are looked at."""
+Ask = Callable[..., "Ticket"]
+"""`Inspector.ask`, or what stands for it."""
+
+
+class FactsCollector:
+    """Finds out about one draft. `asking` says what the inspector is busy with, `trouble` what could not be found out."""
+
+    def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None) -> None:
+        self.draft = draft
+        self.asking = ""
+        self.looks: dict[str, Look] = {}
+        self.tokenizer: dict[str, Any] | None = None
+        self._ask, self._wake = ask, wake
+        self._pool: ThreadPoolExecutor | None = None
+        self._known: dict[str, str] = {}
+        """What each look and question was about."""
+        self._looking: dict[str, Future[Any]] = {}
+        self._tickets: dict[str, Ticket] = {}
+        self._troubles: dict[str, tuple[str, ...]] = {}
+        self._seen = ("", 0.0)
+        self._closed = False
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        """What could not be found out and what was noticed, each sentence once."""
+        return tuple(dict.fromkeys(words for said in self._troubles.values() for words in said))
+
+    @property
+    def working(self) -> bool:
+        """Whether more will be known without another edit."""
+        return bool(self._looking or self._tickets) or time.monotonic() - self._seen[1] <= QUIET_SECONDS
+
+    def refresh(self, *, ask: bool = True) -> float:
+        """Take in what is done, start what is due; the inspector is asked where `ask` says so. Never waits.
+
+        Returns the seconds until it should be called again though nothing was found, or nothing.
+        """
+        self._harvest()
+        if self._closed:
+            return 0.0
+        content, now = json.dumps([self.draft.mapping, str(self.draft.base)], default=str), time.monotonic()
+        if content != self._seen[0]:
+            self._seen = (content, now)
+        left = self._seen[1] + QUIET_SECONDS - now
+        if left > 0 and self._known:
+            return left
+        self._start()
+        if ask:
+            self._ask_due()
+        return 0.0
+
+    def close(self) -> None:
+        """Give up what is open."""
+        self._closed = True
+        self._give_up_questions()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+        self._looking.clear()
+
+    # Looks
+
+    def _start(self) -> None:
+        draft, config, base = self.draft, self.draft.config, self.draft.base
+        about = [place_of(config.model.name, base), config.model.revision, config.run.output_dir]
+        if self._is_new("model", about):
+            self._look("model", lambda: _look(config, base))
+        # Training counts where both name one file: its rows are looked at last, and stand.
+        written = [*_entries(draft.value(fields.data.eval.path)), *_entries(draft.value(fields.data.train.path))]
+        if self._is_new("sources", [written, str(base), config.run.seed]):
+            self._look("sources", lambda: _looks(config, written, base))
+        from engine.data.gather_facts import counted_over
+
+        known = "counted" in self._known
+        if self._is_new("counted", [counted_over(config), str(base)]) and known:
+            # What was counted of other rows, with another tokenizer or for another method is no longer shown.
+            self._give_up_questions()
+            self.tokenizer = None
+            self._learn(data=None)
+
+    def _look(self, what: str, find: Callable[[], Any]) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="workbench-look")
+        self._looking[what] = self._pool.submit(find)
+        self._looking[what].add_done_callback(lambda _: self._wake())
+
+    def _is_new(self, what: str, about: Any) -> bool:
+        text = json.dumps(about, default=str)
+        if self._known.get(what) == text:
+            return False
+        self._known[what] = text
+        return True
+
+    # Questions to the inspector
+
+    def _ask_due(self) -> None:
+        """The tokenizer and the counts, once the config can be read and has rows."""
+        from engine.data.gather_facts import countable
+
+        draft, config, facts = self.draft, self.draft.config, self.draft.facts.model
+        if facts is None or facts.name != config.model.name or facts.missing or facts.remote:
+            self._give_up_questions()
+            return
+        if self._looking:
+            return
+        mapping = absolute(draft.mapping, draft.base)
+        model = mapping.get(fields.model.name.section)
+        if self._is_new("tokenizer", model):
+            self._question("tokenizer", "reading the tokenizer", "model", name=config.model.name, config=mapping)
+        about = [model, mapping.get(fields.data.train.section), config.method.kind]
+        if countable(draft.findings) and config.data.train and self._is_new("counts", about):
+            self._question("counts", "counting tokens", "data", config=mapping)
+
+    def _question(self, what: str, words: str, do: str, **params: Any) -> None:
+        if what in self._tickets:
+            self._tickets[what].cancel()
+
+        def on_progress(state: dict[str, Any]) -> None:
+            self.asking = f"{state.get('what', words)}: {progress(state)}"
+            self._wake()
+
+        self.asking = f"{words} …"
+        self._troubles.pop(what, None)
+        ticket = self._tickets[what] = self._ask(do, on_progress=on_progress, **params)
+        ticket.add_done_callback(lambda _: self._wake())
+
+    def _give_up_questions(self) -> None:
+        """What was asked or answered is about something else; asked again once this is known."""
+        for ticket in self._tickets.values():
+            ticket.cancel()
+        self._tickets.clear()
+        for what in ("tokenizer", "counts"):
+            self._known.pop(what, None)
+            self._troubles.pop(what, None)
+        self.asking = ""
+
+    # What came back
+
+    def _harvest(self) -> None:
+        for what, look in [(what, look) for what, look in self._looking.items() if look.done()]:
+            del self._looking[what]
+            problem = look.exception()
+            if problem is None:
+                self._troubles.pop(what, None)
+                self._take(what, look.result())
+            elif isinstance(problem, WorkbenchError | OSError):
+                self._troubles[what] = (_told(problem),)
+            else:
+                raise problem
+        for what, ticket in [(what, ticket) for what, ticket in self._tickets.items() if ticket.done]:
+            del self._tickets[what]
+            self.asking = self.asking if self._tickets else ""
+            if isinstance(ticket.error, Cancelled):
+                continue
+            self._troubles[what] = (_told(ticket.error),) if ticket.error is not None else ()
+            self._take(what, None if ticket.error is not None else ticket.result(0))
+
+    def _take(self, what: str, found: Any) -> None:
+        if what == "model":
+            data = self.draft.facts.data or found.data
+            self._learn(machine=found.machine, model=found.model, packages=found.packages, data=data)
+        elif what == "sources":
+            facts, self.looks = found
+            self._learn(sources=facts)
+        elif what == "tokenizer":
+            self.tokenizer = found
+        else:
+            self._learn(data=DataFacts.counted_from(found) if found is not None else None)
+            if found is not None:
+                # What the findings say already, of rows left out and cut, is not said twice.
+                self._troubles[what] = tuple(found.get("counts", {}).get("notes") or ())
+
+    def _learn(self, **facts: Any) -> None:
+        self.draft.learn(replace(self.draft.facts, **facts))
+
+
+def _told(problem: BaseException) -> str:
+    return problem.told if isinstance(problem, WorkbenchError) else str(problem)
+
+
+# What runs in threads; the imports stand here because the app's first frame does not wait for them.
+
+
+def _look(config: RunConfig, base: Path) -> Facts:
+    from engine.data.gather_facts import look_at
+
+    return look_at(config, base, sources=False)
+
+
+def _looks(
+    config: RunConfig, written: list[dict[str, Any]], base: Path
+) -> tuple[dict[str, SourceFacts], dict[str, Look]]:
+    """What the rules want to know of the sources, and what a person wants to see of them."""
+    from engine.data.gather_facts import look_at_sources
+    from engine.session.first_rows import look_at
+
+    facts = look_at_sources([*config.data.train, *config.data.eval], base)
+    return facts, {key_of(entry): look_at(entry, base, config.run.seed) for entry in written}
+
+
+def _entries(value: Any) -> Iterator[dict[str, Any]]:
+    """The sources as written, a bare path as an entry."""
+    for entry in value if isinstance(value, list) else [value]:
+        if isinstance(entry, (dict, str)):
+            yield entry if isinstance(entry, dict) else {"path": entry}
+
+
+def key_of(entry: Any) -> str:
+    """Under which a source's first rows are kept."""
+    return repr(sorted(entry.items(), key=str)) if isinstance(entry, dict) else str(entry)

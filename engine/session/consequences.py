@@ -1,0 +1,64 @@
+"""What a config means in numbers, worded for app and notebook, with the change that the last edit made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.figures import brief, count, large, percent, size, size_of
+from engine.planning.estimate import Estimate
+
+# (label, label where there is little room, attribute of the estimate, how it is written, whether more of it is worse)
+CONSEQUENCES: tuple[tuple[str, str, str, Callable[[Any], str], bool], ...] = (
+    ("effective batch", "effective batch", "effective_batch", count, False),
+    ("steps", "steps", "steps", count, False),
+    ("tokens per epoch", "tokens/epoch", "tokens_per_epoch", large, False),
+    ("rows too long", "too long", "truncated_share", lambda share: percent(share, 1), True),
+    ("rows with nothing to learn", "nothing to learn", "masked_rows", count, True),
+    ("trainable parameters", "trainable", "trainable_parameters", large, False),
+    ("memory", "memory", "memory_total", size, True),
+    ("one checkpoint", "checkpoint", "checkpoint_bytes", size, True),
+    ("disk for checkpoints", "checkpoints", "checkpoints_bytes", size, True),
+    ("time, roughly", "time, roughly", "seconds_left", brief, True),
+)
+NO_CHANGE = ("0", "0 B", "0.0 %", "0 ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """One number of an estimate: in words, where there is little room too, with the change that the last edit made."""
+
+    name: str
+    label: str
+    short: str
+    text: str
+    plain: str
+    """The number alone, without what it is held against."""
+    change: str = ""
+    worse: bool = False
+    over: bool = False
+    """More than there is."""
+    part: str = ""
+    """The number and what it is held against in the least room, where it is held against something."""
+
+
+def consequences(now: Estimate, before: Estimate | None) -> list[Consequence]:
+    """The numbers of an estimate that are known."""
+    changes = now.changes(before) if before is not None else {}
+    found = []
+    for label, short, name, write, costly in CONSEQUENCES:
+        value = getattr(now, name)
+        if value is None:
+            continue
+        delta, room = changes.get(name, 0), now.device_bytes if name == "memory_total" else None
+        written = write(abs(delta))
+        found.append(
+            Consequence(
+                name, label, short, size_of(value, room) if room else write(value), write(value),
+                change="" if written in NO_CHANGE else f"{'+' if delta > 0 else '−'}{written}",
+                worse=costly and delta > 0 and written not in NO_CHANGE,
+                over=bool(room and value > room), part=size_of(value, room, "/") if room else "",
+            )
+        )  # fmt: skip
+    return found

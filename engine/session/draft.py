@@ -1,0 +1,353 @@
+"""A config being built: what both forms edit. Set, unset, undo, redo, diff, findings; comments of the file are kept.
+
+A state is a text and the mapping it is to say; both are never changed, so that undo is a step back in a list. The text
+of the present state is spliced from the last text a person wrote. Plain Python, not thread-safe, no I/O but `open` and
+`save`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import files
+from engine.config.coercion import Unmeant, meaning
+from engine.config.edit import MISSING, rewrite
+from engine.config.facts import Facts
+from engine.config.findings import Finding, Fix
+from engine.config.reading import Reading, keeps_meaning
+from engine.config.recipes import recipe_mapping, recipe_text
+from engine.config.tree import RunConfig, fields
+from engine.errors import UsageError, WorkbenchError, visible
+from engine.rules import read
+
+EMPTY = "version: 1\n"
+MOST_FIXES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A text as a person wrote it, what it says, and what it shall say now."""
+
+    source: str
+    written: Mapping[str, Any]
+    mapping: Mapping[str, Any]
+
+
+class Draft:
+    """A config and its history. `edits` grows with every change of content, `version` with those of facts too."""
+
+    def __init__(self, text: str = EMPTY, *, path: Path | None = None, recipe: str | None = None) -> None:
+        mapping = files.parse(text, path=path).mapping
+        self._past: list[_State] = [_State(text, mapping, mapping)]
+        self._future: list[_State] = []
+        self._saved: _State | None = self._past[-1] if path else None
+        self._facts = Facts()
+        self._reading: Reading | None = None
+        self._text: tuple[_State, str] | None = None
+        self.version = self.edits = 0
+        self.path = path
+        self.recipe = recipe
+
+    @classmethod
+    def new(cls, recipe: str | None = None) -> Draft:
+        """A draft from a recipe, or an empty one. Raises UsageError for an unknown recipe."""
+        return cls(recipe_text(recipe) if recipe else EMPTY, recipe=recipe)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Draft:
+        """The draft of a file. Raises ConfigUnreadable."""
+        document = files.load(path)
+        return cls(document.source, path=Path(path).absolute())
+
+    # What it says
+
+    @property
+    def mapping(self) -> dict[str, Any]:
+        """What the config says now, as a plain mapping; change it through the draft alone."""
+        return dict(self._now.mapping)
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths start from: that of its file, else the working directory."""
+        return self.path.parent if self.path is not None else Path.cwd()
+
+    @property
+    def facts(self) -> Facts:
+        """What is known so far."""
+        return self._facts
+
+    @property
+    def reading(self) -> Reading:
+        """The config read with the facts known so far; kept until something changes."""
+        if self._reading is None:
+            self._reading = read(self._now.mapping, self._facts)
+        return self._reading
+
+    @property
+    def config(self) -> RunConfig:
+        """The config, whole: a bad value stands as its default."""
+        return self.reading.config
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All that is wrong or odd, errors first."""
+        return self.reading.findings
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The paths that are written in the file."""
+        return self.reading.given
+
+    def value(self, path: str) -> Any:
+        """What is written at a path, valid or not; nothing when it is not written."""
+        found = _at(self._now.mapping, path)
+        return None if found is MISSING else found
+
+    # Changing it
+
+    def set(self, path: str, value: Any) -> None:
+        """Write one setting. A text is written as the value that it means (`"3e-4"` as 0.0003)."""
+        spec = fields.get(path)
+        if spec is not None and isinstance(value, str):
+            meant = meaning(spec, value)
+            value = value if isinstance(meant, Unmeant) else meant
+        self._change(_with(self._now.mapping, path.split("."), _plain(value)))
+
+    def unset(self, path: str) -> None:
+        """Take one setting out, so that its default stands; a section left empty goes too."""
+        self._change(_without(self._now.mapping, path.split(".")))
+
+    def apply(self, fix: Fix) -> None:
+        """Apply a fix as one change."""
+        mapping = self._now.mapping
+        for path in sorted(fix.unset, key=_order, reverse=True):
+            mapping = _without(mapping, [path] if path in mapping else path.split("."))
+        for path, value in fix.set.items():
+            mapping = _with(mapping, path.split("."), _plain(value))
+        self._change(mapping)
+
+    def mend(self) -> list[str]:
+        """Apply every fix after which the file says what it says already; their labels, in order."""
+        done: list[str] = []
+        while len(done) < MOST_FIXES:
+            finding = next((each for each in self.findings if keeps_meaning(each)), None)
+            before = self._now
+            if finding is None or finding.fix is None:
+                break
+            self.apply(finding.fix)
+            if self._now is before:
+                break
+            done.append(f"{finding.path}: {finding.fix.label}")
+        return done
+
+    def replace_text(self, yaml: str) -> None:
+        """Take a text as a person edited it. Raises ConfigUnreadable and changes nothing when it is no config."""
+        mapping = files.parse(yaml, path=self.path).mapping
+        if yaml != self.text():
+            self._push(_State(yaml, mapping, mapping))
+
+    def learn(self, facts: Facts) -> None:
+        """Take what is known of machine, model, data and packages; not part of the history."""
+        if facts != self._facts:
+            self._facts = facts
+            self._touch()
+
+    def undo(self) -> bool:
+        """Step back; False when there is nothing before."""
+        if len(self._past) < 2:
+            return False
+        self._future.append(self._past.pop())
+        self._edited()
+        return True
+
+    def redo(self) -> bool:
+        """Step forward again; False when nothing was undone."""
+        if not self._future:
+            return False
+        self._past.append(self._future.pop())
+        self._edited()
+        return True
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether there is a change to take back."""
+        return len(self._past) > 1
+
+    @property
+    def can_redo(self) -> bool:
+        """Whether there is a change to make again."""
+        return bool(self._future)
+
+    # The file
+
+    def text(self) -> str:
+        """The file as it would be saved: comments and order kept, byte-identical while nothing was changed."""
+        if self._text is None or self._text[0] is not self._now:
+            self._text = (self._now, rewrite(self._now.source, self._now.written, self._now.mapping))
+        return self._text[1]
+
+    def diff(self) -> list[tuple[str, Any, Any]]:
+        """`(path, value in the recipe, value here)` for every setting that differs; without a recipe, from the defaults."""
+        before = read(recipe_mapping(self.recipe) if self.recipe else {}).config
+        found = []
+        for spec in fields:
+            was, now = spec.value(before), spec.value(self.config)
+            if spec.applies(self.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
+                found.append((spec.path, _shown(was), _shown(now)))
+        return found
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a save would change the file."""
+        saved = self._saved
+        if saved is None:
+            return self.can_undo
+        return saved is not self._now and self.text() != rewrite(saved.source, saved.written, saved.mapping)
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write the file, whole or not at all, and remember its place. Raises WorkbenchError with the way out."""
+        if path is None and self.path is None:
+            raise UsageError("the config has no file yet: give it a name to save it under.")
+        place = Path(path).absolute() if path is not None else self.path
+        assert place is not None
+        write(place, self.text())
+        self.path, self._saved = place, self._now
+        return place
+
+    # Inside
+
+    @property
+    def _now(self) -> _State:
+        return self._past[-1]
+
+    def _change(self, mapping: Mapping[str, Any]) -> None:
+        if mapping is not self._now.mapping:
+            self._push(_State(self._now.source, self._now.written, mapping))
+
+    def _push(self, state: _State) -> None:
+        self._past.append(state)
+        self._future.clear()
+        self._edited()
+
+    def _edited(self) -> None:
+        self.edits += 1
+        self._touch()
+
+    def _touch(self) -> None:
+        self.version += 1
+        self._reading = None
+
+
+def write(place: Path, text: str) -> None:
+    """Write a text file whole or not at all, keeping the mode of the one it replaces."""
+    shown = visible(str(place))
+    real = place.resolve()
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{real.name[:40]}.", dir=real.parent)
+    except OSError as problem:
+        raise WorkbenchError(f"{shown}: cannot be written: {problem.strerror}.", "Save it in another folder.") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        mode = real.stat().st_mode & 0o777 if real.exists() else 0o666 & ~_umask()
+        os.chmod(name, mode)
+        os.replace(name, real)
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise WorkbenchError(
+            f"{shown}: cannot be written: {problem.strerror}.", "The file is as it was. Make room or save it elsewhere."
+        ) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _shown(value: Any) -> Any:
+    """Sources as plain entries that hold only what differs from the defaults."""
+    if isinstance(value, list) and value and hasattr(value[0], "model_dump"):
+        return [entry.model_dump(exclude_defaults=True) for entry in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _order(path: str) -> tuple[Any, ...]:
+    """Later entries of a list are removed before earlier ones."""
+    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in path.split("."))
+
+
+def _at(place: Any, path: str) -> Any:
+    for part in path.split("."):
+        if isinstance(place, Mapping) and part in place:
+            place = place[part]
+        elif isinstance(place, list) and part.isdigit() and int(part) < len(place):
+            place = place[int(part)]
+        else:
+            return MISSING
+    return place
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and one == other)
+
+
+def _with(place: Any, parts: list[str], value: Any) -> Any:
+    """`place` with `value` at the path; only what lies on the way is copied, `place` itself when nothing changes."""
+    part, rest = parts[0], parts[1:]
+    if part.isdigit() and not isinstance(place, Mapping):
+        items = list(place) if isinstance(place, list) else []
+        index = min(int(part), len(items))
+        old = items[index] if index < len(items) else MISSING
+        new = _with(old, rest, value) if rest else value
+        if isinstance(place, list) and _same(old, new):
+            return place
+        items[index : index + 1] = [new]
+        return items
+    if isinstance(place, str) and part.isdigit() is False and rest == [] and part != "path":
+        place = {"path": place}  # an entry written as a bare path grows keys
+    mapping = dict(place) if isinstance(place, Mapping) else {}
+    old = mapping.get(part, MISSING)
+    new = _with(old, rest, value) if rest else value
+    if isinstance(place, Mapping) and _same(old, new):
+        return place
+    mapping[part] = new
+    return mapping
+
+
+def _without(place: Any, parts: list[str]) -> Any:
+    """`place` without the path; sections that end up empty go too, `place` itself when nothing was there."""
+    part, rest = parts[0], parts[1:]
+    if isinstance(place, Mapping):
+        key: Any = part if part in place else next((known for known in place if str(known) == part), MISSING)
+        if key is MISSING:
+            return place
+        inner = _without(place[key], rest) if rest else MISSING
+        if inner is place[key]:
+            return place
+        gone = inner is MISSING or inner in ({}, [])
+        return {**{k: v for k, v in place.items() if k != key}} if gone else {**place, key: inner}
+    if isinstance(place, list) and part.isdigit() and int(part) < len(place):
+        index = int(part)
+        inner = _without(place[index], rest) if rest else MISSING
+        if inner is place[index]:
+            return place
+        return [*place[:index], *([] if inner is MISSING or inner == {} else [inner]), *place[index + 1 :]]
+    return place

@@ -1,0 +1,113 @@
+"""The first rows of a source as a person wants to see them: what they are, why we think so, what they hold.
+
+Made to be called from threads; bad input is part of the answer. Columnar files are left to the inspector, because reading
+them would import numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config.files import place_of
+from engine.errors import WorkbenchError, visible
+
+SHOWN_ROWS = 3
+CLIP = 600
+SMALL = 1 << 16  # bytes of a row that is parsed for looking; a larger one is shown as it stands
+COLUMNAR = (".parquet", ".arrow")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A first look at one source: what it is, why we think so, and its first rows as they stand."""
+
+    path: str
+    format: str = ""
+    why: str = ""
+    problems: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    used: tuple[tuple[str, str], ...] = ()
+    """(part, column)"""
+    rows: tuple[str, ...] = ()
+    count: int | None = None
+    later: bool = False
+    """True where only the inspector can say more."""
+
+
+def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
+    """The first rows of a source and the format they have; `seed` is the run's, which the built-in rows hang on."""
+    path = place_of(str(source.get("path") or ""), base)
+    if path == "builtin/dates":
+        return _look_at_dates(source, seed)
+    local = Path(path)
+    if not local.exists():
+        remote = not path.startswith(("/", ".", "~")) and path.count("/") == 1
+        words = "not on this machine; the hub is asked at launch" if remote else f"{visible(path)}: no such file"
+        return Look(path, problems=(words,), later=remote)
+    if local.is_dir() or local.suffix.lower() in COLUMNAR:
+        return Look(path, later=True)
+    from engine.data.detect import detect
+    from engine.data.parts import columns_of
+    from engine.data.rows import open_rows
+
+    try:
+        rows = open_rows(path)
+        try:
+            found = detect(
+                rows,
+                columns_of(source.get("columns"), source.get("properties"), source.get("roles")),
+                source.get("format") or None,
+            )
+            texts = []
+            for index in range(SHOWN_ROWS):
+                try:
+                    texts.append(condensed(rows[index]) if rows.size(index) < SMALL else rows.text(index, CLIP))
+                except (IndexError, WorkbenchError):
+                    break
+            rows.wait(0.5)
+            return Look(
+                path,
+                found.format or "",
+                found.why,
+                tuple(found.problems),
+                tuple(map(str, found.example or ())),
+                tuple(found.columns.items()),
+                tuple(texts),
+                rows.length,
+            )
+        finally:
+            rows.close()
+    except (WorkbenchError, OSError) as problem:
+        return Look(path, problems=(str(problem),))
+
+
+def condensed(row: Mapping[str, Any]) -> str:
+    """A row without the punctuation of its format: `messages: user · What day is it? · assistant · 2021-03-03`."""
+    return "  ".join(f"{column}: {' · '.join(_leaves(value))}" for column, value in row.items())[:CLIP]
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value[:50]:
+            yield from _leaves(item)
+    elif value is not None:
+        yield str(value)
+
+
+def _look_at_dates(source: Mapping[str, Any], seed: int) -> Look:
+    from engine.builtin.dates import HELD_OUT_DAYS, TRAIN_ROWS, rows
+
+    split = str(source.get("split") or "train")
+    try:
+        made = rows(split, seed, SHOWN_ROWS)  # type: ignore[arg-type]
+    except (ValueError, WorkbenchError) as problem:
+        return Look("builtin/dates", problems=(str(problem),))
+    texts = tuple(condensed(row) for row in made)
+    total = TRAIN_ROWS if split == "train" else HELD_OUT_DAYS
+    return Look("builtin/dates", "messages", "generated questions and answers", (), ("messages",), (), texts, total)

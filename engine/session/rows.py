@@ -1,0 +1,140 @@
+"""Rows of a draft as training sees them: the question to the inspector, and what is said of a row, the same everywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.config.files import absolute
+from engine.config.tree import fields
+from engine.errors import Cancelled, WorkbenchError
+from engine.figures import count, percent, progress
+from engine.session.collector import Ask
+from engine.session.draft import Draft
+
+if TYPE_CHECKING:
+    from engine.client import Ticket
+
+WORST = {"longest": "the longest row", "masked": "a row with nothing trained", "truncated": "the row cut the most"}
+
+
+ASK_SECONDS = 0.25
+"""Between two questions to the inspector: a held key asks 30 times a second, each time for a row that nobody will read,
+and each answer takes a process of its own beside the run that trains."""
+
+
+class RowQuestion:
+    """One question at a time about the rows of a draft: a newer one cancels the older. `wake` may come from any thread."""
+
+    def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None) -> None:
+        self.draft = draft
+        self.wanted: dict[str, Any] = {"kind": "index", "index": 0}
+        self.packs = True
+        """Packs as training makes them, or their rows one by one."""
+        self.progress = ""
+        self._ask, self._wake = ask, wake
+        self._ticket: Ticket | None = None
+        self._waits = False
+        self._asked = 0.0
+
+    @property
+    def packing(self) -> bool:
+        """Whether what is asked for are packs."""
+        return bool(self.draft.config.data.packing) and self.packs
+
+    def put(self, wanted: dict[str, Any], words: str) -> float:
+        """Want this from now on; the seconds until it is its turn to be sent."""
+        self.cancel()
+        self.wanted, self.progress, self._waits = wanted, f"{words} …", True
+        return max(0.0, self._asked + ASK_SECONDS - time.monotonic())
+
+    def send(self, *, count: int = 1, split: str = "train") -> None:
+        """Ask for what is wanted, unless that is done or was cancelled."""
+        if not self._waits:
+            return
+        self._waits, self._asked = False, time.monotonic()
+        words = self.progress.removesuffix(" …")
+
+        def on_progress(state: dict[str, Any]) -> None:
+            self.progress = f"{state.get('what', words)}: {progress(state)}"
+            self._wake()
+
+        base, asked = self.draft.base, {"rows": self.wanted, "count": count, "split": split}
+        self._ticket = self._ask("preview", on_progress=on_progress, config=self._mapping(), base=str(base), **asked)
+        self._ticket.add_done_callback(lambda _: self._wake())
+
+    def _mapping(self) -> dict[str, Any]:
+        mapping, packing = absolute(self.draft.mapping, self.draft.base), fields.data.packing
+        if self.packs or not self.draft.config.data.packing:
+            return mapping
+        apart = {packing.name: False, fields.data.packing_cross_doc_attn_mask.name: False}
+        return {**mapping, packing.section: {**mapping[packing.section], **apart}}
+
+    @property
+    def put_forward(self) -> bool:
+        """Whether something was asked that nobody has cancelled or taken the answer of."""
+        return self._waits or self._ticket is not None
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer is still to come."""
+        return self._waits or (self._ticket is not None and not self._ticket.done)
+
+    def take(self) -> dict[str, Any] | WorkbenchError | None:
+        """The answer, or what went wrong, once; nothing while there is none."""
+        ticket = self._ticket
+        if ticket is None or not ticket.done:
+            return None
+        self._ticket = None
+        if isinstance(ticket.error, Cancelled):
+            return None
+        found: dict[str, Any] = ticket.result(0) if ticket.error is None else {}
+        return ticket.error or found
+
+    def cancel(self) -> bool:
+        """Give up the question; False where none was open."""
+        was, self._waits = self.open, False
+        if self._ticket is not None:
+            self._ticket.cancel()
+            self._ticket = None
+        return was
+
+
+def tokens_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Its tokens, each once: the parts of a pair share those of their prompt."""
+    return list({id(token): token for part in (row.get("parts") or {}).values() for token in part}.values())
+
+
+def length_words(row: Mapping[str, Any]) -> str:
+    """`83 tokens`, and how long the longest side of a pair is: what is held against the limit."""
+    tokens = len(tokens_of(row))
+    side = row.get("length") or tokens
+    return f"{count(tokens)} tokens" + (f" (longest side {count(side)})" if side < tokens else "")
+
+
+def trained_words(row: Mapping[str, Any]) -> str:
+    """`83 tokens, 21 trained (25 %)`."""
+    tokens = tokens_of(row)
+    trained = sum(bool(token["trained"]) for token in tokens)
+    share = f" ({percent(trained / len(tokens))})" if tokens else ""
+    return f"{length_words(row)}, {count(trained)} trained{share}"
+
+
+def pack_words(row: Mapping[str, Any]) -> str:
+    """`a pack of 3 rows, kept apart`; nothing for a row alone."""
+    if not row.get("documents"):
+        return ""
+    return f"a pack of {len(row['documents'])} rows, {'kept apart' if row.get('separate') else 'one stream'}"
+
+
+def why_none(wanted: Mapping[str, Any]) -> str:
+    """Why no row is shown, though there may be rows."""
+    if wanted["kind"] == "search":
+        return (
+            f"No further row holds {wanted['text'][:80]!r}."
+            if wanted.get("start")
+            else f"No row holds {wanted['text'][:80]!r}."
+        )
+    lacking = {"masked": "Every row has something to learn.", "truncated": "No row is cut."}
+    return lacking.get(wanted.get("by", ""), "There is no such row.")

@@ -1,0 +1,60 @@
+"""How long a step takes and how much of that is waiting for data.
+
+A step's seconds are those on the wall, from one logged step to the next, when the host has waited for the device anyway:
+what lies between two calls on the host tells nothing of a device that works behind it. Evaluation, saving and sampling are
+no part of a step. Waiting for data is the reading and collating of rows, which happens while the step is on the host; a
+batch's way to the device is not, since it waits for the step before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class StepClock:
+    """`lap` gives the means since the last one; `pause` encloses what belongs to no step, `reads` what reads rows."""
+
+    def __init__(self) -> None:
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Steps are measured from now on; `step` is the last one made."""
+        self._began, self._step = time.monotonic(), step
+        self._paused = self._read = 0.0
+        self._pauses = 0
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time that belongs to no step; one inside another counts once."""
+        began = time.monotonic()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                self._paused += time.monotonic() - began
+
+    def reads(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, its time counted as waiting for data unless nothing waits."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return read(*args, **kwargs)
+            finally:
+                if not self._pauses:
+                    self._read += time.monotonic() - began
+
+        return timed
+
+    def lap(self, step: int) -> tuple[float, float]:
+        """Seconds of one step and seconds of it that waited for data, as means over the steps since the last lap."""
+        steps = max(1, step - self._step)
+        seconds = max(0.0, time.monotonic() - self._began - self._paused) / steps
+        read = min(self._read / steps, seconds)
+        self.start(step)
+        return seconds, read

@@ -1,0 +1,402 @@
+"""Configs of other tools: every key of a file stands in the ledger once, with what became of it, and nothing is silent."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.bridge import axolotl, llamafactory, trl
+from engine.bridge.ledger import OUTCOMES, Ledger
+from engine.bridge.tools import TOOLS, take_over, tool_named, tool_of
+from engine.config.files import as_yaml, load, parse
+from engine.config.tree import fields
+from engine.errors import UsageError
+from engine.rules import read
+from tests.docs.test_bridge_page import SHARED, read_shared
+
+OURS = "version: 1\nmodel:\n  name: builtin/tiny\ndata:\n  train: builtin/dates\n"
+# Written after TRL's documentation of its commands: the file, and settings that must stand in the config.
+TRL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sft of full weights": (
+        {"model_name_or_path": "Qwen/Qwen2-0.5B", "dataset_name": "trl-lib/Capybara", "learning_rate": 2e-5,
+         "num_train_epochs": 1, "packing": True, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8,
+         "eos_token": "<|im_end|>", "eval_strategy": "steps", "eval_steps": 100, "output_dir": "Qwen2-0.5B-SFT", "push_to_hub": True},
+        {"method.kind": "sft", "data.train.0.path": "trl-lib/Capybara", "data.eval.0.split": "test", "data.max_length": 1024,
+         "data.excess_length": "truncate", "data.packing_cross_doc_attn_mask": True, "data.trained_turns": "all",
+         "run.eval_steps": 100, "optim.num_train_epochs": 1},
+    ),
+    "sft with an adapter": (
+        {"model_name_or_path": "Qwen/Qwen2-0.5B", "dataset_name": "trl-lib/Capybara", "assistant_only_loss": True,
+         "use_peft": True, "lora_r": 32, "lora_alpha": 16, "load_in_4bit": True, "dtype": "bfloat16"},
+        {"adapter.kind": "lora", "adapter.r": 32, "adapter.lora_dropout": 0.05, "adapter.autocast_adapter_dtype": False,
+         "model.quantization": "nf4", "model.dtype": "bfloat16", "data.trained_turns": "assistant",
+         "optim.learning_rate": 2e-5, "optim.num_train_epochs": 3.0, "optim.per_device_train_batch_size": 8,
+         "optim.gradient_accumulation_steps": 1},
+    ),
+    "dpo": (
+        {"dataset_name": "trl-lib/ultrafeedback_binarized", "dataset_streaming": False, "model_name_or_path": "Qwen/Qwen2-0.5B-Instruct",
+         "learning_rate": 5.0e-6, "num_train_epochs": 1, "max_steps": 1000, "gradient_checkpointing": True, "beta": 0.3,
+         "output_dir": "Qwen2-0.5B-DPO", "no_remove_unused_columns": True, "use_peft": True, "lora_r": 32, "lora_alpha": 16},
+        {"method.kind": "dpo", "method.beta": 0.3, "optim.max_steps": 1000, "adapter.lora_dropout": 0.0,
+         "adapter.autocast_adapter_dtype": True},
+    ),
+    "ipo is a loss there and a method here": (
+        {"model_name_or_path": "a/b", "loss_type": ["ipo"], "beta": 0.2, "dataset_name": "a/c", "precompute_ref_log_probs": True},
+        {"method.kind": "ipo", "method.beta": 0.2, "method.reference": "precompute"},
+    ),
+    "kto": (
+        {"model_name_or_path": "a/b", "dataset_name": "trl-lib/kto-mix-14k", "desirable_weight": 0.8, "undesirable_weight": 1.2},
+        {"method.kind": "kto", "method.balance_weights": False, "method.desirable_weight": 0.8, "data.shuffle": False,
+         "optim.learning_rate": 1e-6},
+    ),
+    "reward": (
+        {"model_name_or_path": "a/b", "dataset_name": "a/c", "lora_task_type": "SEQ_CLS", "use_peft": True,
+         "center_rewards_coefficient": 0.01, "eval_strategy": "no"},
+        {"method.kind": "reward", "method.center_rewards_coefficient": 0.01, "optim.learning_rate": 1e-4},
+    ),
+    "grpo": (
+        {"model_name_or_path": "a/b", "dataset_name": "a/c", "reward_model_name_or_path": "a/judge", "num_generations": 4,
+         "use_vllm": True, "vllm_mode": "colocate", "scale_rewards": False, "loss_type": "dr_grpo", "log_completions": True},
+        {"method.kind": "grpo", "method.reward_funcs": ["model:a/judge"], "method.num_generations": 4,
+         "method.scale_rewards": "none", "method.loss_type": "dr_grpo", "method.max_completion_length": 512},
+    ),
+    "gdpo": (
+        {"model_name_or_path": "a/b", "multi_objective_aggregation": "normalize_then_sum", "dataset_name": "a/c"},
+        {"method.kind": "gdpo"},
+    ),
+    "plain text": (
+        {"model_name_or_path": "a/b", "datasets": [{"path": "json", "data_files": "text.jsonl", "split": "train[:50]"}],
+         "dataset_text_field": "body", "packing": True, "packing_strategy": "bfd_split", "max_length": 512},
+        {"method.kind": "pretrain", "data.train.0.path": "text.jsonl", "data.train.0.columns": {"text": "body"},
+         "data.train.0.rows": 50, "data.excess_length": "split", "data.max_length": 512},
+    ),
+    "two losses": (
+        {"model_name_or_path": "a/b", "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5], "dataset_name": "a/c"},
+        {"method.kind": "dpo", "method.loss_type": "sigmoid", "method.rpo_alpha": 0.5},
+    ),
+}  # fmt: skip
+
+
+def leaves(value: Any, key: str = "") -> Iterator[str]:
+    """Every place of a file where a value stands; a list of plain values is one."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from leaves(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        for number, item in enumerate(value):
+            yield from leaves(item, f"{key}.{number}")
+    else:
+        yield key
+
+
+def of_file(ledger: Ledger) -> list[str]:
+    return [row.key for row in ledger.rows if row.origin == "file"]
+
+
+def at(mapping: Any, path: str) -> Any:
+    for part in path.split("."):
+        mapping = mapping[int(part)] if isinstance(mapping, list) else mapping.get(part)
+        if mapping is None:
+            return None
+    return mapping
+
+
+def taken(mapping: dict[str, Any], tool: str, tmp_path: Path, **more: Any) -> Ledger:
+    place = tmp_path / more.pop("name", "other.yaml")
+    place.write_text(as_yaml(mapping))
+    return take_over(load(place), tool_named(tool), **more)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_every_key_of_the_shared_configs_is_accounted_for_once(name: str, shared_data: Path, tmp_path: Path) -> None:
+    ledger = read_shared(name, shared_data, tmp_path)
+    written = load(shared_data / "configs" / name).mapping
+    assert sorted(of_file(ledger)) == sorted(leaves(written))
+    assert all(row.outcome in OUTCOMES for row in ledger.rows)
+    assert [
+        row.key for row in ledger.rows if row.outcome in ("changed", "unsupported", "needless") and not row.reason
+    ] == []
+    assert not [row for row in ledger.rows if "is no key" in row.reason], "a key that the tool's documentation names"
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_the_shared_configs_become_is_a_config_without_unknown_keys(
+    name: str, shared_data: Path, tmp_path: Path
+) -> None:
+    ledger = read_shared(name, shared_data, tmp_path)
+    reading = read(parse(ledger.text()).mapping)
+    errors = [finding.rule for finding in reading.findings if finding.severity == "error"]
+    assert errors == (["mismatched-rows-need-a-batch"] if "lora_kto" in name else [])
+    assert parse(ledger.text()).mapping == ledger.mapping
+    for row in ledger.of("unsupported"):
+        assert row.key.partition(".")[0] in ledger.text()
+
+
+@pytest.mark.parametrize("name", TRL)
+def test_files_of_trl_are_read_as_its_documentation_says(name: str, tmp_path: Path) -> None:
+    mapping, wanted = TRL[name]
+    ledger = taken(mapping, "trl", tmp_path)
+    assert sorted(of_file(ledger)) == sorted(leaves(mapping))
+    for path, value in wanted.items():
+        assert at(ledger.mapping, path) == value, path
+    reading = read(ledger.mapping)
+    errors = {finding.path for finding in reading.findings if finding.severity == "error"}
+    assert errors == ({"method.reward_funcs"} if name == "gdpo" else set())
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-2, 40), st.floats(0, 2),
+        st.sampled_from(["a/b", "lora", "dpo", "x", "rows.jsonl", "auto", "all", "none", "train[:5]", "a.b"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["path", "type", "split", "roles", "data_files", "beta", "reward_funcs", "0"]), inner, max_size=3),
+    ),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(TOOLS)), st.data())
+def test_whatever_stands_in_a_file_it_is_told_and_the_config_can_be_read(tool: str, data: st.DataObject) -> None:
+    known = [key for key in TOOLS[tool].keys if key != "(command)"]
+    names = st.one_of(st.sampled_from(known), st.sampled_from(["nonsense", "vllm_other", "lr"]))
+    mapping = data.draw(st.dictionaries(names, VALUES, max_size=8))
+    ledger = take_over(parse(as_yaml(mapping)), TOOLS[tool]) if not tool_refuses(mapping) else None
+    if ledger is None:
+        return
+    assert sorted(of_file(ledger)) == sorted(leaves(mapping) if mapping else [])
+    assert [row.key for row in ledger.rows if row.outcome != "mapped" and not row.reason] == []
+    reading = read(parse(ledger.text()).mapping)
+    unknown = [finding for finding in reading.findings if finding.rule in ("unknown-key", "bad-value", "wrong-section")]
+    assert [finding.message for finding in unknown] == []
+
+
+def tool_refuses(mapping: dict[str, Any]) -> bool:
+    try:
+        take_over(parse(as_yaml(mapping)), TOOLS["axolotl"])
+    except UsageError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("tool", "mapping", "key", "path", "value"),
+    [
+        ("axolotl", {"base_model": "a/b", "learning_rate": 1e-4}, "sequence_len", "data.max_length", 512),
+        (
+            "axolotl",
+            {"base_model": "a/b", "learning_rate": 1e-4},
+            "micro_batch_size",
+            "optim.per_device_train_batch_size",
+            1,
+        ),
+        ("axolotl", {"base_model": "a/b", "learning_rate": 1e-4}, "lr_scheduler", "optim.lr_scheduler_type", "cosine"),
+        (
+            "axolotl",
+            {"base_model": "a/b", "adapter": "lora"},
+            "peft_autocast_adapter_dtype",
+            "adapter.autocast_adapter_dtype",
+            True,
+        ),
+        ("axolotl", {"base_model": "a/b", "rl": "simpo"}, "cpo_alpha", "method.cpo_alpha", 1.0),
+        ("axolotl", {"base_model": "a/b", "rl": "kto"}, "kto_desirable_weight", "method.balance_weights", False),
+        ("llamafactory", {"model_name_or_path": "a/b", "stage": "sft"}, "finetuning_type", "adapter.kind", "lora"),
+        ("llamafactory", {"model_name_or_path": "a/b", "stage": "sft"}, "lora_rank", "adapter.r", 8),
+        (
+            "llamafactory",
+            {"model_name_or_path": "a/b", "stage": "sft", "lora_rank": 12},
+            "lora_alpha",
+            "adapter.lora_alpha",
+            24,
+        ),
+        ("llamafactory", {"model_name_or_path": "a/b", "stage": "sft"}, "cutoff_len", "data.excess_length", "truncate"),
+        ("llamafactory", {"model_name_or_path": "a/b", "stage": "sft"}, "learning_rate", "optim.learning_rate", 5e-5),
+        ("trl", {"model_name_or_path": "a/b", "packing": False}, "max_length", "data.max_length", 1024),
+        ("trl", {"model_name_or_path": "a/b", "packing": False}, "num_train_epochs", "optim.num_train_epochs", 3.0),
+    ],
+)
+def test_a_default_that_differs_is_told_and_written(
+    tool: str, mapping: dict[str, Any], key: str, path: str, value: Any, tmp_path: Path
+) -> None:
+    ledger = taken(mapping, tool, tmp_path)
+    told = [row for row in ledger.rows if row.key == key and row.origin == "default"]
+    assert [row.settings.get(path) for row in told] == [value]
+    assert at(ledger.mapping, path) == value
+    assert f"{key}: " in ledger.text()
+    said = taken({**mapping, key: told[0].value}, tool, tmp_path)
+    assert [row.origin for row in said.rows if row.key == key] == ["file"]
+
+
+def test_every_key_that_the_installed_trl_takes_is_known() -> None:
+    """The classes that `trl sft|dpo|kto|reward|grpo|rloo` read, off their source: what TRL adds is seen here by name."""
+    home = Path(find_spec("trl").origin).parent  # type: ignore[union-attr, arg-type]
+    arguments = Path(find_spec("transformers").origin).parent / "training_args.py"  # type: ignore[union-attr, arg-type]
+    files = {
+        **{home / "trainer" / f"{command}_config.py": None for command in trl.COMMANDS},
+        home / "trainer" / "model_config.py": None,
+        home / "scripts" / "utils.py": ("ScriptArguments", "DatasetMixtureConfig"),
+        home / "scripts" / "grpo.py": ("GRPOScriptArguments",),
+        arguments: ("TrainingArguments",),
+    }
+    named = {name for path, classes in files.items() for name in annotated(path, classes)}
+    assert len(named) > 200
+    assert sorted(named - set(trl.KEYS)) == []
+
+
+def annotated(path: Path, classes: tuple[str, ...] | None) -> Iterator[str]:
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef) and (classes is None or node.name in classes):
+            for line in node.body:
+                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id[0] != "_":
+                    yield line.target.id
+
+
+def test_defaults_of_trl_are_those_of_the_installed_one() -> None:
+    home = Path(find_spec("trl").origin).parent / "trainer"  # type: ignore[union-attr, arg-type]
+    for command, rate in trl.RATES.items():
+        text = (home / f"{command}_config.py").read_text("utf-8")
+        found = re.search(r"learning_rate: float = field\(\s*default=([\d.e-]+)", text)
+        assert found is not None, command
+        assert float(found[1]) == rate, command
+
+
+def test_tables_are_about_settings_that_there_are() -> None:
+    """Each setting that a table names by itself stands in the schema: a renamed one would be refused in every file."""
+    source = "".join(Path(module.__file__).read_text("utf-8") for module in (axolotl, llamafactory, trl))
+    named = set(re.findall(r'same\(\s*"([a-z_.0-9]+)"', source)) | set(re.findall(r'\{"([a-z]+\.[a-z_]+)"', source))
+    assert len(named) > 60
+    assert sorted(path for path in named if path not in fields) == []
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_tool_is_told_by_the_file_itself(name: str, shared_data: Path) -> None:
+    found = tool_of(load(shared_data / "configs" / name).mapping)
+    assert found is not None
+    assert found.name == ("axolotl" if name.startswith("axolotl") else "llamafactory")
+
+
+@pytest.mark.parametrize("name", TRL)
+def test_files_of_trl_are_told_by_themselves(name: str) -> None:
+    found = tool_of(TRL[name][0])
+    assert found is not None
+    assert found.name == "trl"
+
+
+def test_a_config_of_ours_and_what_is_no_training_are_no_tools(tmp_path: Path) -> None:
+    assert tool_of(parse(OURS).mapping) is None
+    assert tool_of({"peft_type": "LORA", "base_model_name_or_path": "a", "r": 8}) is None
+    assert tool_of({"learning_rate": 1}) is None
+    with pytest.raises(UsageError, match="the workbench's own"):
+        take_over(parse(OURS))
+    with pytest.raises(UsageError, match="how DeepSpeed works"):
+        take_over(parse("zero_optimization: {stage: 3}\n"))
+    with pytest.raises(UsageError, match="not clear which tool"):
+        take_over(parse("learning_rate: 1e-4\n"))
+    with pytest.raises(UsageError, match="must be axolotl, llamafactory or trl"):
+        tool_named("axolotel")
+
+
+def test_a_method_that_no_key_names_is_the_callers_or_the_names_or_said_to_be_a_guess(tmp_path: Path) -> None:
+    plain = {"model_name_or_path": "a/b", "dataset_name": "a/c", "learning_rate": 1e-5}
+    guessed = taken(plain, "trl", tmp_path)
+    row = next(row for row in guessed.rows if row.key == "(command)")
+    assert (row.outcome, row.settings) == ("changed", {"method.kind": "sft"})
+    assert "--method" in row.reason
+    assert at(taken(plain, "trl", tmp_path, name="my_dpo.yaml").mapping, "method.kind") == "dpo"
+    assert at(taken(plain, "trl", tmp_path, method="kto").mapping, "method.kind") == "kto"
+    refused = taken({**plain, "normalize_advantages": True}, "trl", tmp_path)
+    assert next(row for row in refused.rows if row.key == "(command)").outcome == "unsupported"
+
+
+def test_data_sets_by_name_are_read_off_the_list_beside_the_file(shared_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(shared_data / "llama-factory", tmp_path / "data")
+    glaive = {
+        "model_name_or_path": "a/b",
+        "stage": "sft",
+        "dataset": "glaive_toolcall_en_demo, alpaca_en",
+        "max_samples": 7,
+    }
+    ledger = taken(glaive, "llamafactory", tmp_path)
+    assert ledger.mapping["data"]["train"] == [
+        {"path": "data/glaive_toolcall_en_demo.json", "format": "sharegpt", "rows": 7},
+        {"path": "llamafactory/alpaca_en", "format": "alpaca", "rows": 7},
+    ]
+    listed = json.loads((tmp_path / "data" / "dataset_info.json").read_text())
+    rows = [row.key for row in ledger.rows if row.origin == "list"]
+    keys = [
+        f"dataset_info.json: {name}.{key}"
+        for name in ("glaive_toolcall_en_demo", "alpaca_en")
+        for key in leaves(listed[name])
+    ]
+    assert sorted(rows) == sorted(keys)
+    lost = taken({**glaive, "dataset": "nowhere,rows.jsonl"}, "llamafactory", tmp_path)
+    row = next(row for row in lost.rows if row.key == "dataset")
+    assert (row.outcome, "does not name nowhere" in row.reason) == ("changed", True)
+    (tmp_path / "data" / "dataset_info.json").unlink()
+    gone = taken(glaive, "llamafactory", tmp_path)
+    assert next(row for row in gone.rows if row.key == "dataset").outcome == "unsupported"
+
+
+def test_paths_are_written_as_the_new_file_needs_them(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    new = tmp_path / "deep" / "er"
+    mapping = {
+        "base_model": "a/b",
+        "datasets": [{"path": "rows.jsonl", "type": "chat_template"}, {"path": "a/c", "type": "alpaca"}],
+    }
+    ledger = taken(mapping, "axolotl", tmp_path, out=new)
+    assert [entry["path"] for entry in ledger.mapping["data"]["train"]] == ["../../rows.jsonl", "a/c"]
+
+
+def test_no_secret_of_a_file_is_shown_or_written(tmp_path: Path) -> None:
+    secret = "k" * 40
+    for tool, key in (
+        ("axolotl", "comet_api_key"),
+        ("trl", "hub_token"),
+        ("llamafactory", "swanlab_api_key"),
+        ("llamafactory", "hf_hub_token"),
+    ):
+        mapping = {"model_name_or_path": "a/b", "base_model": "a/b", key: secret}
+        ledger = taken(mapping, tool, tmp_path)
+        assert secret not in ledger.text() + json.dumps(ledger.as_json())
+        assert next(row for row in ledger.rows if row.key == key).there == "(a secret)"
+
+
+def test_keys_that_disagree_and_settings_of_other_methods_are_told(tmp_path: Path) -> None:
+    both = taken(
+        {"base_model": "a/b", "adapter": "lora", "load_in_4bit": True, "load_in_8bit": True}, "axolotl", tmp_path
+    )
+    row = next(row for row in both.rows if row.key == "load_in_8bit")
+    assert (row.outcome, "load_in_4bit says it otherwise" in row.reason) == ("unsupported", True)
+    full = taken({"base_model": "a/b", "lora_r": 8, "rl": "orpo", "kto_desirable_weight": 2.0}, "axolotl", tmp_path)
+    words = {row.key: (row.outcome, row.reason) for row in full.rows}
+    assert words["lora_r"] == ("needless", "It counts with adapter.kind lora alone; here it is none.")
+    assert words["kto_desirable_weight"][0] == "needless"
+
+
+def test_a_key_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None:
+    ledger = taken({"base_model": "a/b", "speed": 9}, "axolotl", tmp_path)
+    row = next(row for row in ledger.rows if row.key == "speed")
+    assert row.outcome == "unsupported"
+    assert "no key that is known of Axolotl" in row.reason
+
+
+def test_nothing_of_it_imports_torch() -> None:
+    import subprocess
+
+    script = "import sys, engine.bridge.tools; print(sorted({'torch', 'transformers', 'trl', 'datasets', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,71 @@
+"""The child that renders: an error of ours is asked once more, what a question brings about is told as what it was."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.data import rendering
+from engine.data.rendering import Child, RenderingEnded
+
+
+class Served:
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def answer(self, name: str, *arguments: object) -> object:
+        with self.notes.open("a") as file:
+            file.write(f"{name}\n")
+        if name == "slow":
+            with rendering.limited():
+                time.sleep(60)
+        if name == "large":
+            raise MemoryError
+        if name == "broken" or (name == "broken once" and self.notes.read_text().count(name) == 1):
+            raise OSError("a file was closed")
+        return [os.getpid(), *arguments]
+
+
+def asked(child: Child, name: str) -> object:
+    try:
+        return child.ask(name, "x")
+    except RenderingEnded as ended:
+        return ended.slow
+
+
+def test_an_error_of_ours_is_asked_once_more_of_a_new_child(tmp_path: Path) -> None:
+    child = Child(lambda: Served(tmp_path / "notes"))
+    first, word = child.ask("plain", "x")
+    assert (word, first == os.getpid()) == ("x", False)
+    second, _ = child.ask("broken once", "x")
+    assert second != first
+    assert asked(child, "broken") is False
+    assert (tmp_path / "notes").read_text().split("\n")[:-1] == [
+        "plain", "broken once", "broken once", "broken", "broken",
+    ]  # fmt: skip
+
+
+def test_what_a_question_brings_about_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 0.2)
+    child = Child(lambda: Served(tmp_path / "notes"))
+    assert asked(child, "large") is False
+    assert asked(child, "slow") is True
+    assert (tmp_path / "notes").read_text() == "large\nslow\n"
+    assert child.ask("plain", "y")[1] == "y"
+
+
+def test_a_process_of_many_open_files_is_answered_too(tmp_path: Path) -> None:
+    """`select` knows no file beyond the first 1,024; a training that maps many weights has more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]
+    try:
+        assert Child(lambda: Served(tmp_path / "notes")).ask("plain", "x")[1] == "x"
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,213 @@
+"""A stream's order and shards: every row once an epoch, any place at once, bounded disk, faults told by file and row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from engine.config.data import Data, DataSource
+from engine.config.model import Model
+from engine.data.streaming import stream as streams
+from engine.data.streaming.cuts import cut_file
+from engine.data.streaming.order import Lane, Walk
+from engine.errors import DataError, WorkbenchError
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.data.streaming.cuts.BYTES", 300)
+    monkeypatch.setattr("engine.data.streaming.cuts.ROWS", 7)
+
+
+@pytest.fixture
+def opened(gpt2: Any, tmp_path: Path) -> Any:
+    """Streams of sources, closed at the end."""
+    from types import SimpleNamespace
+
+    made: list[Any] = []
+
+    def make(*sources: Any, steps: int | None = 9, epochs: float = 1.0, **data: Any) -> Any:
+        entries = [each if isinstance(each, DataSource) else DataSource(path=str(each)) for each in sources]
+        config = SimpleNamespace(
+            model=Model(name="builtin/tiny"),
+            data=Data(train=entries, streaming=True, **{"max_length": 64, **data}),
+            method=SimpleNamespace(kind="pretrain"),
+            run=SimpleNamespace(seed=3),
+            optim=SimpleNamespace(max_steps=steps, num_train_epochs=epochs),
+        )
+        made.append(streams.open_stream(config, gpt2))
+        return made[-1].stream
+
+    yield make
+    for each in made:
+        each.stream.close()
+
+
+def texts(count: int, word: str = "row") -> list[dict[str, str]]:
+    return [{"text": f"{word} {number} " + "x" * (number % 40)} for number in range(count)]
+
+
+def written(path: Path, rows: list[dict[str, str]]) -> Path:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=30)
+        return path
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (path.write_bytes(gzip.compress(lines.encode())) if path.suffix == ".gz" else path.write_text(lines))
+    return path
+
+
+def said(rows: Any, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode(row["input_ids"]).split(" x")[0].removesuffix("<|endoftext|>").strip() for row in rows]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.jsonl.gz", "rows.csv"])
+def test_two_epochs_hold_every_row_twice_in_two_orders(opened, gpt2, tmp_path, name):
+    path = tmp_path / name
+    if name.endswith(".csv"):
+        path.write_text("text\n" + "".join(f"row {number}\n" for number in range(90)))
+    else:
+        written(path, texts(90))
+    stream = opened(path, steps=None if name.endswith(("jsonl", "parquet")) else 9)
+    stream.epochs = 2
+    found = said(stream, gpt2)
+    assert Counter(found) == {f"row {number}": 2 for number in range(90)}
+    assert found[:90] != found[90:]
+    assert Counter(found[:90]).most_common(1)[0][1] == 1
+    assert stream.over
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.jsonl.gz"])
+def test_a_stream_goes_on_from_any_row(opened, gpt2, tmp_path, name):
+    path = written(tmp_path / name, texts(60))
+    stream = opened(path)
+    stream.epochs = 2
+    states, rows = [stream.state()], []
+    while (row := stream.next_row()) is not None:
+        rows.append(row["row"])
+        states.append(json.loads(json.dumps(stream.state())))
+    stream.close()
+    for place in (0, 1, 13, 59, 60, 61, 119, 120):
+        again = opened(path)
+        again.epochs = 2
+        again.go_to(states[place])
+        assert [row["row"] for row in again] == rows[place:]
+        again.close()
+
+
+def test_sources_are_read_as_often_as_they_weigh_and_mixed(opened, gpt2, tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(3):
+        written(folder / f"part-{number}.jsonl", texts(40, f"part{number}"))
+    (folder / "README.md").write_text("# about\n")
+    other = DataSource(path=str(written(tmp_path / "other.parquet", texts(80, "other"))), weight=2.5)
+    stream = opened(folder, other, steps=None)
+    found = Counter(said(stream, gpt2))
+    assert {text: count for text, count in found.items() if text.startswith("part")} == {
+        f"part{file} {number}": 1 for file in range(3) for number in range(40)
+    }
+    others = [count for text, count in found.items() if text.startswith("other")]
+    assert len(others) == 80
+    assert set(others) == {2, 3}
+    assert 25 <= sum(count == 3 for count in others) <= 55
+
+
+def test_the_disk_that_shards_take_is_bounded(opened, tmp_path, monkeypatch):
+    path = written(tmp_path / "rows.jsonl", texts(400))
+    most = 20_000
+    stream = opened(path, steps=None, streaming_disk=most / (1 << 30))
+    stream.epochs = 2
+    sizes, count = [], 0
+    for _ in stream:
+        count += 1
+        stream.batch += 1
+        sizes.append(sum(stream.folder.all().values()))
+    assert count == 800
+    assert max(sizes) <= most + 6_000, "one shard more at most"
+
+
+def test_bad_rows_are_refused_where_they_stand_or_counted_with_their_places(opened, gpt2, tmp_path):
+    rows = [json.dumps(row) for row in texts(90)]
+    rows[70] = '{"text": '
+    rows[81] = '{"text": 5}'
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    with pytest.raises(DataError, match=r"rows\.jsonl:71"):
+        list(opened(tmp_path / "rows.jsonl", steps=None, shuffle=False))
+    stream = opened(tmp_path / "rows.jsonl", steps=None, on_bad_row="skip")
+    assert len(list(stream)) == 89
+    assert stream.left.counts.bad == 1
+    assert "1 of 90 rows cannot be read and are left out: " in stream.left.sentences()[0]
+    assert "rows.jsonl:71:" in stream.left.sentences()[0]
+
+
+def test_a_file_that_vanishes_is_named(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 2)
+    path = written(tmp_path / "rows.jsonl", texts(400))
+    stream = opened(path, steps=None)
+    for _ in range(5):
+        stream.next_row()
+    path.unlink()
+    with pytest.raises(DataError, match=r"rows\.jsonl: is gone: it was removed or renamed while its rows were read"):
+        list(stream)
+
+
+def test_a_preparing_process_that_is_killed_is_told_with_its_file(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 1)
+    stream = opened(written(tmp_path / "rows.jsonl", texts(400)), steps=None)
+    stream.next_row()
+    os.kill(stream.producer._pid, 9)
+    with pytest.raises(DataError, match=r"rows\.jsonl: the process that prepares its rows was ended by SIGKILL"):
+        list(stream)
+
+
+def test_a_source_that_does_not_answer_is_named(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "STALLED", 0.5)
+    monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 1)
+    stream = opened(written(tmp_path / "rows.jsonl", texts(400)), steps=None)
+    stream.next_row()
+    os.kill(stream.producer._pid, 19)
+    with pytest.raises(DataError, match=r"rows\.jsonl: nothing has come from it for"):
+        list(stream)
+
+
+def test_a_row_that_is_too_long_is_refused_by_file_and_line(opened, tmp_path):
+    rows = [*texts(90), {"text": "long " * 100}]
+    with pytest.raises(DataError, match=r"rows\.jsonl:91: the row is longer than data\.max_length 64 \(\d+ tokens\)"):
+        list(opened(written(tmp_path / "rows.jsonl", rows), steps=None))
+
+
+def test_steps_of_a_stream_of_unknown_length_must_be_said(tmp_path):
+    from types import SimpleNamespace
+
+    from engine.config.facts import DataFacts
+
+    config = SimpleNamespace(optim=SimpleNamespace(max_steps=None))
+    with pytest.raises(WorkbenchError, match=r"optim\.max_steps"):
+        streams.with_steps(config, DataFacts())
+
+
+def test_the_ten_millionth_row_is_reached_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.data.streaming.cuts.BYTES", 256 << 10)
+    line = b'{"text": "as short as a row may be"}\n'
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        for _ in range(100):
+            file.write(line * 100_000)
+    begun = time.process_time()
+    cut = cut_file(str(path))
+    lane = Lane(0, (0,), (cut.count,), (None,), 0, 1.0, 1)
+    walk = Walk([lane], 1, shuffle=True)
+    walk.go_to({"epoch": 0, "shard": cut.count - 1, "taken": [[cut.count - 1, 0]]})
+    places, _ = cut.places(walk.next().shard)
+    assert cut.rows[places[-1]]["text"].startswith("as short")
+    assert time.process_time() - begun < 5
+    assert cut.length() == 10_000_000

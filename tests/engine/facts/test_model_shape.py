@@ -1,0 +1,182 @@
+"""A model's size is known from its files alone, to the parameter, and broken files never break the reading."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from engine.facts.model_shape import model_facts
+
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16},
+    "gemma3_text": {"head_dim": 16},
+    "phi3": {"pad_token_id": 0},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+    "mixtral": {"num_local_experts": 4},
+    "gpt2": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmoe": {"num_experts": 4},
+    "granite": {},
+    "smollm3": {"pad_token_id": 0},
+}
+
+
+def built(out: Path) -> dict[str, tuple[int, int | None]]:
+    """By the name of the folder that its config was saved into: a model's parameters, and those of LoRA on all of it."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    found: dict[str, tuple[int, int | None]] = {}
+    for kind, extra in FAMILIES.items():
+        for tied in (True, False):
+            shape = {
+                "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied, "bos_token_id": 1,
+                "eos_token_id": 2, **extra,
+            }  # fmt: skip
+            if kind == "gpt2":
+                shape = {"vocab_size": 256, "n_embd": 64, "n_layer": 3, "n_head": 4}
+            config = AutoConfig.for_model(kind, **shape)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+            model.tie_weights()
+            config.save_pretrained(out / f"{kind}-{tied}")
+            count, lora = sum(p.numel() for p in model.parameters()), None
+            if "experts" not in str(extra) and kind != "gpt2":
+                with torch.device("meta"):
+                    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+                lora = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+            found[f"{kind}-{tied}"] = (count, lora)
+    return found
+
+
+def test_counts_are_those_of_the_built_models(tmp_path: Path) -> None:
+    """Parameters of seventeen families, tied and untied, and of LoRA on all linear layers."""
+    from engine.config.facts import Facts
+    from engine.facts.counts import parameters
+    from engine.rules import read
+
+    for folder, (count, lora) in built(tmp_path).items():
+        name = str(tmp_path / folder)
+        facts = model_facts(name)
+        assert facts is not None
+        assert facts.parameters == count, folder
+        if lora is not None:
+            config = read({"model": {"name": name}, "adapter": {"kind": "lora", "r": 4}}).config
+            counted = parameters(config, Facts(model=facts))
+            assert counted is not None
+            assert counted.trained == lora, folder
+
+
+def test_real_weights_are_counted_by_their_headers(shared_data: Path) -> None:
+    folder = shared_data / "weights" / "tinystories-llama-260k"
+    facts = model_facts(str(folder))
+    assert facts is not None
+    assert facts.parameters is not None
+    size = (folder / "model.safetensors").stat().st_size
+    assert facts.parameters in (pytest.approx(size / 4, rel=0.02), pytest.approx(size / 2, rel=0.02))
+    assert facts.model_type == "llama"
+
+
+def write(folder: Path, name: str, content: str | bytes) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no config.json"),
+        ("{", "cannot be read"),
+        ("[]", "not a JSON object"),
+        (b"\xff\xfe", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_folder_that_is_no_model_says_what_is_missing(
+    content: str | bytes | None, words: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    if content is not None:
+        write(folder, "config.json", content)
+    facts = model_facts(str(folder))
+    assert facts is not None
+    assert words in facts.missing
+
+
+def test_a_folder_with_an_adapter_alone_is_called_that(tmp_path: Path) -> None:
+    write(tmp_path / "m", "adapter_config.json", "{}")
+    facts = model_facts(str(tmp_path / "m"))
+    assert facts is not None
+    assert "an adapter and not the model below it" in facts.missing
+
+
+def test_weights_stored_in_fp8_are_known_by_their_config(tmp_path: Path) -> None:
+    for method, words in (({"quant_method": "fp8"}, "fp8"), (None, ""), ("fp8", ""), ({}, "")):
+        write(tmp_path / "m", "config.json", json.dumps({"model_type": "qwen3", "quantization_config": method}))
+        facts = model_facts(str(tmp_path / "m"))
+        assert facts is not None
+        assert facts.stored == words
+
+
+def test_odd_numbers_and_headers_are_unknown_rather_than_wrong(tmp_path: Path) -> None:
+    shape = {
+        "model_type": "llama",
+        "hidden_size": -4,
+        "num_hidden_layers": True,
+        "vocab_size": "many",
+        "num_attention_heads": 1e9,
+    }
+    write(tmp_path / "m", "config.json", json.dumps(shape))
+    for header in (b"", b"\xff" * 8, struct.pack("<Q", 5) + b"[1,2]", struct.pack("<Q", 2) + b"{}x"):
+        write(tmp_path / "m", "model.safetensors", header)
+        facts = model_facts(str(tmp_path / "m"))
+        assert facts is not None
+        assert not facts.parameters
+        assert facts.hidden_size is None
+        assert facts.layers is None
+
+
+def test_names_without_files_are_remote_or_missing(tmp_path: Path) -> None:
+    assert model_facts("") is None
+    assert model_facts("some/model").remote  # type: ignore[union-attr]
+    assert model_facts("./nowhere").missing  # type: ignore[union-attr]
+    assert model_facts("not a name").missing  # type: ignore[union-attr]
+    assert model_facts("../../etc").missing  # type: ignore[union-attr]
+    known = model_facts("Qwen/Qwen3-0.6B")
+    assert known is not None
+    assert known.parameters == 596_049_920
+    assert known.remote
+
+
+def test_a_snapshot_in_the_hub_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "a" * 40
+    cache = tmp_path / "models--org--thing"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text(commit)
+    snapshot = cache / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 7}))
+    (snapshot / "tokenizer_config.json").write_text("{}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    facts = model_facts("org/thing")
+    assert facts is not None
+    assert (facts.vocab_size, facts.remote, facts.chat_template) == (7, False, False)
+    assert model_facts("org/thing", "other").remote  # type: ignore[union-attr]
+    assert model_facts("org/thing", commit).vocab_size == 7  # type: ignore[union-attr]
+
+
+def test_a_misspelt_built_in_name_is_not_taken_for_one_that_a_hub_has() -> None:
+    assert model_facts("builtin/tinny") is None

@@ -1,0 +1,99 @@
+"""Which attention `auto` takes: torch's own, but where packed rows are kept apart on a card with a flash attention that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.config.facts import Facts, ModelFacts
+from engine.features.attention_backend import unfit
+from engine.hardware import parse_machine
+from engine.planning.auto import effective, resolved
+from engine.rules import read
+
+ALL = {"flash-attn": "2.8", "flash-attn-3": "3.0", "flash-attn-4": "4.0"}
+H100 = Facts(machine=parse_machine("1xH100-80GB"), model=ModelFacts("builtin/tiny", head_dim=128), packages=ALL)
+
+
+def config(apart=True, dtype="bfloat16", **model):
+    packed = {"packing": True, "packing_cross_doc_attn_mask": apart}
+    return read(
+        {
+            "model": {"name": "builtin/tiny", "dtype": dtype, **model},
+            "data": {"train": [{"path": "rows.jsonl"}], **packed},
+        }
+    ).config
+
+
+def taken(facts, **changes):
+    given = config(**changes)
+    entry = next(entry for entry in effective(given, facts) if entry.path == "model.attention")
+    assert resolved(given, facts).model.attention == entry.effective
+    return entry.effective, entry.reason
+
+
+@pytest.mark.parametrize(
+    ("card", "packages", "name"),
+    [
+        ("1xH100-80GB", ALL, "flash_attention_3"),
+        ("1xB200-192GB", ALL, "flash_attention_4"),
+        ("1xA100-80GB", ALL, "flash_attention_2"),
+        ("1xH100-80GB", {"flash-attn": "2.8"}, "flash_attention_2"),
+        ("1xH100-80GB", {"flash-attn-4": "4.0"}, "flash_attention_4"),
+        ("1xA100-80GB", {"flash-attn-3": "3.0"}, "varlen"),
+        ("1xH100-80GB", {"nvidia-cudnn-frontend": "1.18.0", "flash-attn": "2.8"}, "cudnn"),
+        ("1xA100-80GB", {"nvidia-cudnn-frontend": "1.18.0"}, "varlen"),
+        ("1xT4-16GB", ALL, "sdpa"),
+        ("cpu", ALL, "sdpa"),
+    ],
+)
+def test_packs_kept_apart_take_what_is_installed_and_made_for_the_card(card, packages, name):
+    got, reason = taken(replace(H100, machine=parse_machine(card), packages=packages))
+    assert got == name
+    assert ("is installed" in reason) == (name.startswith("flash") or name == "cudnn")
+
+
+def test_wide_heads_and_float32_fall_back_with_the_reason():
+    wide = replace(H100, model=ModelFacts("builtin/tiny", head_dim=512))
+    got, reason = taken(wide)
+    assert (got, "heads of 512 numbers are wider than the 256" in reason) == ("flex_attention", True)
+    assert (
+        taken(replace(H100, model=ModelFacts("builtin/tiny", head_dim=192), packages={"flash-attn-4": "4"}))[0]
+        == "varlen"
+    )
+    got, reason = taken(H100, dtype="float32")
+    assert (got, "16 bits only" in reason) == ("flex_attention", True)
+    got, reason = taken(replace(H100, packages={"flash-attn": None}))
+    assert (got, "flash-attn is not installed" in reason) == ("varlen", True)
+    assert "seen at launch" in taken(replace(H100, packages=None))[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"packages": {}}, "the package nvidia-cudnn-frontend is not installed"),
+        ({"machine": parse_machine("1xA100-80GB")}, "A100 is not a card of cudnn"),
+        ({"machine": parse_machine("1xB200-192GB")}, "B200 is not a card of cudnn"),
+        ({"model": ModelFacts("builtin/tiny", head_dim=256)}, "heads of 256 numbers are wider than the 128 of cudnn"),
+        ({}, None),
+    ],
+)
+def test_cudnn_serves_hopper_cards_with_its_package_and_heads_of_128(changes, reason):
+    facts = replace(H100, **{"packages": {"nvidia-cudnn-frontend": "1.18.0"}, **changes})
+    assert unfit("cudnn", config(), facts) == reason
+    same = config().model_copy(update={"run": config().run.model_copy(update={"full_determinism": True})})
+    assert unfit("cudnn", same, facts) is not None
+
+
+def test_rows_that_are_whole_or_joined_take_torchs_own():
+    assert taken(H100, apart=False)[0] == "sdpa"
+    assert taken(Facts())[0] == "sdpa"
+
+
+def test_models_that_torchs_own_has_no_form_for_take_eager():
+    gemma = ModelFacts("builtin/tiny", model_type="gemma2", head_dim=256)
+    for facts in (Facts(machine=parse_machine("cpu"), model=gemma), replace(H100, model=gemma)):
+        got, reason = taken(facts, apart=False)
+        assert (got, reason) == ("eager", "torch's fused attention has no form for gemma2")
+    assert taken(Facts(model=replace(gemma, name="another")), apart=False)[0] == "sdpa"

@@ -1,0 +1,136 @@
+"""`kernels.torch_compile: auto` compiles where it was measured to win, and says why it does or does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.config.facts import Facts, ModelFacts
+from engine.facts.model_shape import model_facts
+from engine.features.compile import EARNS, EARNS_PADDED
+from engine.hardware import GiB, Machine, parse_machine
+from engine.planning.auto import choices, resolved
+from engine.planning.memory_model import memory
+from engine.rules import read
+
+H100, LAPTOP = parse_machine("1xH100-80GB"), Machine(cpu_count=4, memory_bytes=16 * GiB)
+QWEN = model_facts("Qwen/Qwen3-8B")
+assert QWEN is not None
+GOOD: dict[str, dict[str, Any]] = {
+    "model": {"name": "Qwen/Qwen3-8B"}, "adapter": {"kind": "lora"}, "data": {"packing": True, "max_length": 2048},
+    "optim": {"per_device_train_batch_size": 4, "max_steps": 1000},
+}  # fmt: skip
+
+
+def compiled(settings: dict[str, Any], machine: Machine | None = H100, model: ModelFacts | None = QWEN) -> Any:
+    """What `auto` becomes with these settings on top of GOOD, and why."""
+    mapping = {name: dict(section) for name, section in GOOD.items()}
+    for path, value in settings.items():
+        section, name = path.split(".", 1)
+        mapping.setdefault(section, {})[name] = value
+    config = read(mapping).config
+    facts = Facts(machine=machine, model=model)
+    found = choices(config, facts)["kernels.torch_compile"]
+    assert resolved(config, facts).kernels.torch_compile == found["value"]
+    return found["value"], found["reason"]
+
+
+def test_a_long_packed_run_on_a_card_is_compiled_and_says_why() -> None:
+    on, why = compiled({})
+    assert on is True
+    assert "H100" in why
+    assert "1,000 steps" in why
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "varlen", "cudnn"])
+def test_attention_that_was_measured_compiled_is_compiled(attention: str) -> None:
+    assert compiled({"model.attention": attention})[0] is True
+
+
+def test_a_run_whose_length_is_unknown_is_compiled() -> None:
+    assert compiled({"optim.max_steps": None})[0] is True
+
+
+def test_a_short_run_does_not_wait_for_the_compiler() -> None:
+    on, why = compiled({"optim.max_steps": EARNS - 1})
+    assert (on, str(EARNS) in why) == (False, True)
+    assert compiled({"optim.max_steps": EARNS})[0] is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "on", "word"),
+    [
+        ({"optim.max_steps": EARNS_PADDED}, True, "1,000 steps"),
+        ({"optim.max_steps": EARNS_PADDED - 1}, False, "999 batches of many lengths"),
+        ({"optim.max_steps": EARNS_PADDED // 4, "optim.gradient_accumulation_steps": 4}, True, "250 steps"),
+        ({"optim.max_steps": EARNS - 1, "optim.gradient_accumulation_steps": 64}, False, "too few"),
+        ({"optim.max_steps": None}, False, "not known yet"),
+        ({"optim.max_steps": EARNS_PADDED, "method.kind": "dpo"}, True, "H100"),
+        ({"optim.max_steps": EARNS_PADDED, "model.quantization": "nf4"}, False, "nf4"),
+    ],
+)
+def test_padded_batches_wait_longer_and_are_compiled_in_longer_runs(settings: Any, on: bool, word: str) -> None:
+    found, why = compiled({"data.packing": False, "optim.gradient_accumulation_steps": 1, **settings})
+    assert (found, word in why) == (on, True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "word"),
+    [(None, "launch decides"), (LAPTOP, "no GPU"), (parse_machine("1xT4-16GB"), "older")],
+    ids=["unknown", "cpu", "old card"],
+)
+def test_without_a_card_that_serves_nothing_changes(machine: Machine | None, word: str) -> None:
+    on, why = compiled({}, machine)
+    assert (on, word in why) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"adapter.use_dora": True}, "DoRA"),
+        ({"model.quantization": "int8"}, "8-bit"),
+        ({"memory.tiled_mlp": True}, "A tile is differentiated"),
+        ({"memory.layer_offloading": True}, "stream"),
+        ({"memory.activation_offloading": "cpu"}, "offloaded"),
+        ({"kernels.quantization_aware": True}, "int8"),
+        ({"kernels.fused_lora": True}, "LoRA's own backward pass"),
+        ({"model.attention": "flex_attention"}, "flex_attention"),
+        ({"run.devices": 2}, "several devices"),
+        (
+            {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "data.packing": False},
+            "answers share",
+        ),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_or_breaks_graphs_is_left_to_be_asked_for(settings: dict[str, Any], word: str) -> None:
+    on, why = compiled(settings)
+    assert (on, word in why) == (False, True)
+
+
+def test_mixtures_and_stored_fp8_are_left_to_be_asked_for() -> None:
+    assert QWEN is not None
+    assert "mixtures" in compiled({}, model=replace(QWEN, experts=128))[1]
+    assert "stored in fp8" in compiled({}, model=replace(QWEN, stored="fp8"))[1]
+
+
+def test_recomputation_follows_what_is_compiled_and_the_room_there_is() -> None:
+    """An 8B LoRA step of 4 x 2,048 tokens took 54.1 GiB compiled and without checkpointing, measured on a card."""
+    taken = {}
+    for gib in (80, 40, 24):
+        card = Machine(gpus=(replace(H100.gpus[0], memory_bytes=gib * GiB),), memory_bytes=128 * GiB)
+        mapping = {**GOOD, "kernels": {"use_cut_ce": True}}
+        whole = resolved(read(mapping).config, Facts(machine=card, model=QWEN))
+        taken[gib] = whole.memory.gradient_checkpointing
+    assert taken == {80: False, 40: "medium", 24: True}
+
+
+@pytest.mark.parametrize(("tier", "measured"), [(False, 55_356), ("medium", 28_261), (True, 20_551)])
+def test_the_estimate_of_compiled_layers_is_near_what_a_card_measured(tier: bool | str, measured: int) -> None:
+    """MiB at the peak of an 8B LoRA step of 4 x 2,048 tokens on an H200, without the card's context."""
+    mapping = {**GOOD, "kernels": {"use_cut_ce": True, "torch_compile": True}}
+    classes = memory(read(mapping).config, Facts(machine=H100, model=QWEN), checkpointing=tier)
+    assert classes is not None
+    estimated = sum(size for name, size in classes.items() if name != "overhead") / 2**20
+    assert estimated == pytest.approx(measured, rel=0.1)

@@ -1,0 +1,119 @@
+"""4-bit weights in compiled layers: one graph a layer, forward and backward, and the numbers of the plain pass.
+
+bitsandbytes registers its products as operations that torch's compiler takes whole; these tests fail by name where a
+release no longer does. Graphs are traced and differentiated, and run operation by operation: code is built in the slow case.
+"""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch._dynamo.utils import counters
+
+from engine.features.compile import apply as compiled
+from tests.engine.features.conftest import built_of, tiny_model
+
+bnb = pytest.importorskip("bitsandbytes")
+
+
+EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Compiled code goes here, and torch forgets it afterwards."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def quantized(linear, dtype, *, nested=True, kind="nf4"):
+    """The same layer with 4-bit weights; `nested` statistics are quantized again."""
+    layer = bnb.nn.Linear4bit(
+        linear.in_features, linear.out_features, bias=False, compute_dtype=dtype, compress_statistics=nested, quant_type=kind
+    )  # fmt: skip
+    layer.weight = bnb.nn.Params4bit(
+        linear.weight.data.to(dtype), requires_grad=False, compress_statistics=nested, quant_type=kind, module=layer
+    )
+    return layer.to("cpu")
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_product_with_4_bit_weights_is_one_graph_both_ways(nested, kind):
+    torch.manual_seed(0)
+    layer = quantized(torch.nn.Linear(64, 96, bias=False), torch.bfloat16, nested=nested, kind=kind)
+    assert layer.weight.quant_state.nested is nested
+    traced = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(3, 5, 64, dtype=torch.bfloat16, requires_grad=True)
+    results = []
+    for call in (layer, traced):
+        out = call(x)
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), x)))
+    (out, gradient), (ours, found) = results
+    assert torch.equal(ours, out)
+    assert torch.equal(found, gradient)
+    assert gradient.abs().sum() > 0
+
+
+def adapted(nested, targets, dtype=torch.float32):
+    """Two decoder layers with 4-bit weights and adapters that already say something, each layer checkpointed."""
+    model = tiny_model(hidden_size=64, intermediate_size=64).to(dtype)
+    for layer in model.model.layers:
+        for path, linear in list(layer.named_modules()):
+            if isinstance(linear, torch.nn.Linear):
+                parent, _, name = path.rpartition(".")
+                setattr(layer.get_submodule(parent), name, quantized(linear, dtype, nested=nested))
+    model.is_loaded_in_4bit = True
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=targets))
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data = torch.randn_like(weight).mul_(0.1).to(dtype)
+    model.get_base_model().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def step(model, ids):
+    model.zero_grad()
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def check_one_graph(nested, allowed, targets=("q_proj", "down_proj")):
+    model, ids = adapted(nested, list(targets)), torch.arange(24).reshape(2, 12)
+    loss, gradients = step(model, ids)
+    assert len(gradients) == 2 * len(targets) * 2  # A and B of the projections in two layers, and nothing of the base
+    on = SimpleNamespace(
+        kernels=SimpleNamespace(torch_compile=True, torch_compile_options={}),
+        memory=SimpleNamespace(gradient_checkpointing="full"),
+        data=SimpleNamespace(packing=True),
+    )
+    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    compiled.apply(on, built_of(SimpleNamespace(model=model, training_step=None)))
+    ours, found = step(model, ids)
+    assert counters["stats"]["unique_graphs"] - graphs == 1  # the second layer takes the first one's
+    assert sum(counters["graph_break"].values()) == breaks
+    assert ours == pytest.approx(loss, rel=allowed)
+    for name, gradient in gradients.items():
+        assert (found[name].double() - gradient.double()).norm() <= allowed * gradient.double().norm() + 1e-9, name
+
+
+@pytest.mark.parametrize("nested", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_checkpointed_layer_of_4_bit_weights_and_adapters_is_one_graph(monkeypatch, nested):
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, options=None, **how: plain(call, backend="aot_eager", **how))
+    check_one_graph(nested, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+def test_the_code_that_is_built_for_it_gives_the_plain_numbers():
+    check_one_graph(True, 1e-4, EVERY)

@@ -1,0 +1,125 @@
+"""What features take from other packages, name by name: an upgrade that changes one fails here and says which."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trl.trainer import utils as trl_utils
+
+from engine.compat.trl_head import FusedForward, head_settings
+from engine.features.cut_cross_entropy.apply import CutCrossEntropy
+from engine.features.fused_norm_rope.apply import CLASSES
+from tests.engine.features.conftest import tiny_model
+
+FREE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+def names(function: Callable[..., Any]) -> list[str]:
+    return [each.name for each in inspect.signature(function).parameters.values() if each.kind not in FREE]
+
+
+def asked(function: Callable[..., Any], given: tuple[str, ...], by_name: tuple[str, ...] = ()) -> None:
+    """The function takes these first, in this order, those by name, and can do without whatever else it takes."""
+    parameters = list(inspect.signature(function).parameters.values())
+    assert tuple(each.name for each in parameters[: len(given)]) == given
+    rest = {each.name: each for each in parameters[len(given) :]}
+    assert set(by_name) <= set(rest)
+    assert all(name in by_name or each.kind in FREE or each.default is not each.empty for name, each in rest.items())
+
+
+def test_trls_fused_head_has_the_settings_and_answers_that_ours_stands_for():
+    outputs = "log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1"
+    model = tiny_model()
+    assert head_settings(model) is None
+    trl_utils.add_fused_lm_head(model, temperature=0.7, outputs=outputs)
+    settings = head_settings(model)
+    assert settings is not None, "the free variables of TRL's forward have other names"
+    assert (settings.temperature, settings.outputs, settings.in_float32) == (0.7, outputs, False)
+    assert (settings.soft_cap, settings.logit_scale, settings.plain.__self__) == (None, 1.0, model)
+    theirs = model.forward
+    assert [name for name, each in inspect.signature(theirs.__func__, follow_wrapped=False).parameters.items() if each.kind is each.KEYWORD_ONLY] == [
+        "fused_lm_head", "labels", "shift_labels", "num_items_in_batch"
+    ]  # fmt: skip
+    ours = FusedForward(model, settings, CutCrossEntropy())
+    ids = torch.randint(128, (2, 7))
+    labels = ids.masked_fill(torch.rand(2, 7) < 0.5, -100)
+    for given in ({"labels": labels}, {"shift_labels": labels}, {"labels": labels, "num_items_in_batch": 5}):
+        plain, found = (forward(ids, fused_lm_head=True, **given) for forward in (theirs, ours))
+        assert type(found) is type(plain)
+        assert list(found) == list(plain)
+        for name in plain:
+            torch.testing.assert_close(found[name].float(), plain[name].float(), msg=name)
+    assert inspect.signature(ours) == inspect.signature(theirs)
+    torch.testing.assert_close(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss)
+
+
+@pytest.mark.parametrize("module", CLASSES)
+def test_a_fused_attention_class_is_called_as_our_forward_is(module):
+    kind = getattr(importlib.import_module(module), CLASSES[module].name)
+    # Decoder layers name every argument, and classes with positions of three axes have them in another order.
+    known = ("position_embeddings", "attention_mask", "past_key_values")
+    known += ("shared_kv_states",) if CLASSES[module].sharing else ()
+    asked(kind.forward, ("self", "hidden_states"), known)
+    source = inspect.getsource(importlib.import_module(module))
+    for name in ("hidden_states", *known):
+        assert f"{name}={name}," in source
+    eager = importlib.import_module(module).eager_attention_forward
+    if not CLASSES[module].normed:
+        asked(importlib.import_module(module).apply_rotary_pos_emb, ("q", "k", "cos", "sin"))
+    asked(eager, ("module", "query", "key", "value", "attention_mask"), ("scaling", "dropout"))
+    assert any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind.forward).parameters.values())
+
+
+def test_the_table_of_attention_functions_is_asked_by_name_with_a_form_to_fall_back_on():
+    asked(ALL_ATTENTION_FUNCTIONS.get_interface, ("attn_implementation", "default"))
+    assert {"sdpa", "flex_attention", "flash_attention_2"} <= set(ALL_ATTENTION_FUNCTIONS)
+
+
+def test_a_lora_layer_of_peft_has_what_closed_form_reads():
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 3)), LoraConfig(r=2, target_modules=["0"]))
+    layer = model.base_model.model[0]
+    read = ("lora_A", "lora_B", "scaling", "lora_dropout", "lora_variant", "lora_bias", "base_layer", "fan_in_fan_out")
+    assert all(hasattr(layer, name) for name in (*read, "disable_adapters", "merged", "active_adapters"))
+    assert isinstance(layer, LoraLayer)
+    assert type(layer) is LoraLinear
+    assert names(LoraLinear.forward) == ["self", "x"]
+    assert layer.active_adapters == ["default"]
+    assert type(layer.lora_dropout["default"]) is torch.nn.Identity
+    assert not layer.lora_variant
+    assert not layer.lora_bias["default"]
+
+
+def test_layers_with_checkpoints_keep_their_function_and_modules_their_compiled_call_under_the_names_we_set():
+    assert isinstance(GradientCheckpointingLayer.gradient_checkpointing, bool)
+    source = inspect.getsource(importlib.import_module("transformers.modeling_utils")) + inspect.getsource(
+        importlib.import_module("transformers.modeling_layers")
+    )
+    assert "_gradient_checkpointing_func" in source
+    layer = torch.nn.Linear(2, 2)
+    layer._compiled_call_impl = lambda *args, **kwargs: "ours"
+    assert layer(torch.zeros(1, 2)) == "ours"
+    assert torch.equal(layer._call_impl(torch.zeros(1, 2))[0], layer.bias)
+
+
+def test_four_bit_weights_are_made_wide_by_the_call_that_we_make():
+    functional = pytest.importorskip("bitsandbytes.functional")
+    asked(functional.dequantize_4bit, ("A", "quant_state"))
+    layer = importlib.import_module("bitsandbytes").nn.Linear4bit(64, 64, bias=False, quant_type="nf4")
+    assert {"compute_dtype", "compute_type_is_set"} <= set(vars(layer))
+    assert type(layer).__module__.startswith("bitsandbytes.")
+
+
+def test_the_compiler_has_the_settings_that_features_put_into_it():
+    from torch._inductor import config
+
+    assert all(hasattr(config, name) for name in ("deterministic", "post_grad_custom_post_pass"))

@@ -1,0 +1,279 @@
+"""What every device is asked of experts: error ratios along each axis, spread and skewed routing, empty experts, sentinels."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.kernels.experts import ACTIVATIONS, ExpertLoRA, Gate, expert_mlp, expert_mlp_reference
+from engine.kernels.experts.launch import planned
+from tests.engine.kernels.judging import DEVICE, DTYPES, INTERPRETED, combined, compare, rms, said
+
+
+@dataclass(frozen=True)
+class Case:
+    """One block of experts; the common case along whose axes the others lie."""
+
+    tokens: int = 9
+    experts: int = 4
+    hidden: int = 48
+    width: int = 24
+    top_k: int = 2
+    rank: int = 3
+    dtype: torch.dtype = torch.bfloat16
+    routing: str = "even"
+    activation: str = "silu"
+    interleaved: bool = False
+    transposed: bool = False
+    biased: bool = False
+    adapted: str = "both"
+    trained: bool = False
+
+    def ids(self) -> torch.Tensor:
+        spread = torch.rand(self.tokens, self.experts, device=DEVICE)
+        if self.routing == "skewed":
+            spread += 3.0 / (1 + torch.arange(self.experts, device=DEVICE))
+        if self.routing == "empty":
+            spread[:, self.top_k :] -= 2
+        ids = spread.topk(self.top_k, -1).indices
+        if self.routing == "one":
+            ids = torch.full_like(ids, self.experts - 1)
+        if self.routing == "sentinels":
+            ids[::2, 0] = self.experts
+            ids[1:2, -1] = -1
+            ids[-1] = self.experts + 7
+        return ids
+
+
+def block(case: Case, op, ids):
+    """`op` on flat tensors, as `compare` calls it; those that a case has not are left out."""
+    names = ["x", "routing", "gate_up", "down"]
+    names += ["gate_up_bias", "down_bias"] if case.biased else []
+    names += ["a1", "b1"] if case.adapted in ("both", "gate_up") else []
+    names += ["a2", "b2"] if case.adapted in ("both", "down") else []
+
+    def call(*tensors):
+        t = dict(zip(names, tensors, strict=True))
+        gate_up, down = t["gate_up"], t["down"]
+        if case.transposed:
+            gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+        return op(
+            t["x"], ids, t["routing"], gate_up, down,
+            gate_up_bias=t.get("gate_up_bias"), down_bias=t.get("down_bias"),
+            gate_up_lora=ExpertLoRA(t["a1"], t["b1"], 2.0) if "a1" in t else None,
+            down_lora=ExpertLoRA(t["a2"], t["b2"], 0.5) if "a2" in t else None,
+            gate=Gate(case.activation, case.interleaved),
+        )  # fmt: skip
+
+    return names, call
+
+
+def inputs(case: Case, names: list[str]) -> list[torch.Tensor]:
+    experts, hidden, width, rank = case.experts, case.hidden, case.width, case.rank
+    shapes = {
+        "x": (case.tokens, hidden), "routing": (case.tokens, case.top_k), "gate_up": (experts, 2 * width, hidden),
+        "down": (experts, hidden, width), "gate_up_bias": (experts, 2 * width), "down_bias": (experts, hidden),
+        "a1": (experts, rank, hidden), "b1": (experts, 2 * width, rank), "a2": (experts, rank, width),
+        "b2": (experts, hidden, rank),
+    }  # fmt: skip
+    frozen = {"gate_up", "down", "gate_up_bias", "down_bias"}
+    sizes = {
+        "x": 1.0,
+        "routing": 1.0,
+        "gate_up": hidden**-0.5 * 2,
+        "down": width**-0.5,
+        "a1": hidden**-0.5,
+        "a2": width**-0.5,
+    }
+    found = []
+    for name in names:
+        shape = shapes[name]
+        if case.transposed and name in ("gate_up", "down"):
+            shape = (shape[0], shape[2], shape[1])
+        x = (torch.randn(shape, device=DEVICE) * sizes.get(name, 0.3)).to(case.dtype)
+        found.append(x.requires_grad_(case.trained or name not in frozen))
+    return found
+
+
+def check(case: Case, name: str) -> None:
+    ids = case.ids()
+    names, ours = block(case, expert_mlp, ids)
+    _, theirs = block(case, expert_mlp_reference, ids)
+    compare(f"experts {name}", ours, theirs, inputs(case, names), 1, handful=INTERPRETED or case.tokens < 16)
+
+
+def axes() -> dict[str, list[Case]]:
+    """Cases for a card that differ from the common one along a single axis."""
+    common = Case(tokens=300, experts=8, hidden=256, width=192, top_k=4, rank=16)
+    return {
+        "tokens": [replace(common, tokens=n) for n in (1, 7, 4096, 65_536)],
+        "experts": [replace(common, experts=n) for n in (5, 33, 128, 256)],
+        "hidden": [replace(common, hidden=n) for n in (40, 130, 2048)],
+        "width": [replace(common, width=n) for n in (17, 100, 768, 1000)],
+        "top_k": [replace(common, top_k=n) for n in (1, 8)],
+        "rank": [replace(common, rank=n) for n in (1, 7, 64, 128)],
+        "dtype": [replace(common, dtype=dtype) for dtype in DTYPES],
+        "routing": [replace(common, routing=kind) for kind in ("skewed", "empty", "one", "sentinels")],
+        "activation": [replace(common, activation=kind, biased=kind == ACTIVATIONS[3]) for kind in ACTIVATIONS[1:]],
+        "gate": [replace(common, interleaved=True, transposed=turn, biased=turn) for turn in (False, True)],
+        "transposed": [replace(common, transposed=True)],
+        "adapted": [replace(common, adapted=kind, biased=kind == "none") for kind in ("none", "gate_up", "down")],
+        "trained": [replace(common, trained=True, biased=True, transposed=turn) for turn in (False, True)],
+    }
+
+
+FEW = {
+    "common": Case(dtype=torch.float16),
+    "gpt-oss": Case(
+        dtype=torch.float16,
+        activation="clamped_swiglu",
+        interleaved=True,
+        transposed=True,
+        biased=True,
+        routing="skewed",
+    ),
+    "all trained": Case(dtype=torch.float32, trained=True, biased=True, routing="sentinels", width=17, rank=1),
+    "transposed, one expert": Case(
+        dtype=torch.float32, transposed=True, routing="one", activation="gelu_tanh", rank=20
+    ),
+    "down alone": Case(activation="gelu", adapted="down", hidden=40, experts=2, top_k=1, tokens=20),
+    "no adapters": Case(dtype=torch.float16, adapted="none", biased=True, interleaved=True, routing="empty", top_k=1),
+    "gate_up alone, one token": Case(dtype=torch.float32, adapted="gate_up", tokens=1, experts=37, top_k=4),
+}
+"""For the interpreter, where a case takes a second: together they meet every value of every axis."""
+
+
+def experts_cases() -> None:
+    """One axis at a time from a common case."""
+    torch.manual_seed(3)
+    every = FEW if INTERPRETED else {f"{axis} {i}": c for axis, each in axes().items() for i, c in enumerate(each)}
+    for name, case in every.items():
+        if case.dtype in DTYPES:
+            check(case, f"{name} {case}")
+
+
+def experts_crosses(count: int = 0 if INTERPRETED else 25) -> None:
+    """Cases that differ along many axes at once, drawn from SEED: a card takes some eight seeds side by side."""
+    choose = torch.Generator().manual_seed(int(os.environ.get("SEED", "0")))
+    common = axes()["dtype"][1]
+    options = [[case for case in cases if case.tokens < 5000] for cases in axes().values()]
+    for i in range(count):
+        case = common
+        for cases in options:
+            other = cases[int(torch.randint(len(cases), (1,), generator=choose))]
+            if torch.rand(1, generator=choose) < 0.5:
+                case = replace(case, **{k: v for k, v in vars(other).items() if v != getattr(common, k)})
+        case = replace(case, experts=max(case.experts, case.top_k))
+        check(case, f"cross {i} {case}")
+
+
+def experts_plan() -> None:
+    """Rows are in the order of a stable sort, and tiles cover each expert's rows once."""
+    for tokens, experts, top_k, rows in combined((1, 65, 300), (1, 5, 40), (1, 3), (16, 64)):
+        ids = torch.randint(-1, experts + 1, (tokens, top_k), device=DEVICE)
+        plan = planned(ids, experts, rows)
+        flat = ids.reshape(-1)
+        known = (flat >= 0) & (flat < experts)
+        sorted_slots = torch.where(known, flat, experts).sort(stable=True).indices[: int(known.sum())]
+        good = torch.equal(plan.order[: len(sorted_slots)].long(), sorted_slots)
+        covered = []
+        for expert, first in zip(plan.tile_expert.tolist(), plan.tile_row.tolist(), strict=True):
+            if expert < experts:
+                end = min(first + rows, int(plan.starts[expert + 1]))
+                covered += [(row, expert) for row in range(first, end)]
+        wanted = [(row, int(flat[slot])) for row, slot in enumerate(sorted_slots)]
+        said(good and covered == wanted, f"experts plan {tokens} {experts} {top_k} {rows}")
+
+
+def experts_registered() -> None:
+    """The operation that compiled code calls: numbers of the eager form, and torch's checks of its fake form."""
+    from engine.kernels.experts.registered import expert_mlp_op
+
+    case = Case(dtype=torch.float32, biased=True)
+    ids = case.ids()
+    names, ours = block(case, expert_mlp, ids)
+    given = inputs(case, names)
+    x, routing, *weights = given
+    numbers = [7.0, 1.702, 2.0, 0.5]
+    found = []
+    for run in (lambda: expert_mlp_op(x, ids, routing, *weights, "silu", False, numbers)[0], lambda: ours(*given)):
+        out = run()
+        leaves = [each for each in given if each.requires_grad]
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    said(all(map(torch.equal, *found)), "experts registered")
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(expert_mlp_op, (x, ids, routing, *weights, "silu", False, numbers), test_utils=checks)
+    print("ok   experts registered: schema, autograd, fake form")
+
+
+def experts_formats() -> None:
+    """Adapters and routing weights in float32 beside float16 products: gradients in their formats, and no further off."""
+    case = Case(dtype=torch.float16)
+    ids = case.ids()
+    names, _ = block(case, expert_mlp, ids)
+    given = inputs(case, names)
+    found = []
+    for op in (expert_mlp, expert_mlp_reference):
+        leaves = [
+            each.detach()
+            .to(torch.float32 if name in ("routing", "a1", "b1", "a2", "b2") else each.dtype)
+            .requires_grad_()
+            for name, each in zip(names, given, strict=True)
+        ]
+        out = block(case, op, ids)[1](*leaves)
+        found.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
+    kinds = [out.dtype == each.dtype for each, out in zip(leaves, found[0][1:], strict=True)]
+    worst = max(rms(a.float() - b.float()) / rms(b.float()) for a, b in zip(*found, strict=True))
+    said(all(kinds) and worst < 5e-3, "experts with float32 adapters", f"{worst:.1e} apart")
+
+
+def experts_empty() -> None:
+    """No token, and tokens of no expert at all: zeros, and gradients of zeros."""
+    for tokens, ids in ((0, None), (3, torch.full((3, 2), 4, device=DEVICE))):
+        case = Case(tokens=tokens)
+        names, ours = block(
+            case, expert_mlp, torch.zeros(0, 2, dtype=torch.long, device=DEVICE) if ids is None else ids
+        )
+        given = inputs(case, names)
+        out = ours(*given)
+        leaves = [each for each in given if each.requires_grad]
+        grads = torch.autograd.grad(out.sum(), leaves, materialize_grads=True)
+        zeros = all(not each.any() for each in (out, *grads))
+        said(out.shape == (tokens, case.hidden) and zeros, f"experts for {tokens} tokens of none")
+
+
+def experts_far() -> None:
+    """More than 2^31 numbers in the rows, and in the weights: what lies far away is computed as if it lay near."""
+    if INTERPRETED:
+        return
+    case = Case(tokens=140_000, experts=8, hidden=2048, width=16, top_k=8, rank=4)
+    ids = case.ids()
+    names, ours = block(case, expert_mlp, ids)
+    given = inputs(case, names)
+    out = ours(*given)
+    dx, d_routing = torch.autograd.grad(out.square().sum(), given[:2])
+    near = [each.detach()[-500:].requires_grad_() for each in given[:2]]
+    few = block(case, expert_mlp, ids[-500:])[1](*near, *given[2:])
+    pairs = zip(
+        (out[-500:], dx[-500:], d_routing[-500:]), (few, *torch.autograd.grad(few.square().sum(), near)), strict=True
+    )
+    worst = max(rms(a - b) / rms(b) for a, b in pairs)
+    said(worst < 1e-2, "experts with rows beyond 2^31 numbers", f"{worst:.1e} apart")
+    del given, out, dx, near, few
+    case = Case(tokens=300, experts=256, hidden=2048, width=2304, routing="one")
+    names, ours = block(case, expert_mlp, case.ids())
+    given = inputs(case, names)
+    out = ours(*given)
+    last = [each[-1:] if each.dim() == 3 else each for each in given]
+    alone = replace(case, experts=1)
+    first = torch.zeros(case.tokens, case.top_k, dtype=torch.long, device=DEVICE)
+    found = block(alone, expert_mlp, first)[1](*last)
+    pairs = zip(
+        (out, *torch.autograd.grad(out.sum(), given[:2])),
+        (found, *torch.autograd.grad(found.sum(), given[:2])),
+        strict=True,
+    )
+    worst = max(rms(a - b) / rms(b) for a, b in pairs)
+    said(worst < 1e-2, "experts with weights beyond 2^31 numbers", f"{worst:.1e} apart")

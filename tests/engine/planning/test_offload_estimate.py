@@ -1,0 +1,115 @@
+"""What streaming layers and tiles save, and when a layer's way over the bus is hidden, by the estimate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine import figures
+from engine.config.facts import DataFacts, Facts
+from engine.config.files import as_yaml
+from engine.facts.model_shape import model_facts
+from engine.hardware import parse_machine
+from engine.planning.auto import effective, resolved
+from engine.planning.estimate import estimate
+from engine.planning.speed import layer_seconds, tiling_share
+from engine.rules import read
+from engine.session.draft import Draft
+
+NAME = "Qwen/Qwen3-8B"
+FACTS = Facts(machine=parse_machine("1xH100-80GB"), model=model_facts(NAME))
+LAYER = 2 * (4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 12_288)
+
+
+def config(memory: dict[str, Any], **sections: Any) -> Any:
+    mapping = {"model": {"name": NAME}, "adapter": {"kind": "lora"}, "memory": memory, **sections}
+    return read(mapping).config
+
+
+@pytest.mark.parametrize(("quantization", "share"), [("none", 1.0), ("nf4", 4.127 / 16)])
+def test_all_layers_but_two_leave_the_card(quantization: str, share: float) -> None:
+    model = {"name": NAME, "quantization": quantization}
+    resident, streamed = (
+        estimate(config({"layer_offloading": on}, model=model), FACTS).memory["weights"] for on in (False, True)
+    )
+    assert resident - streamed == pytest.approx(34 * LAYER * share, rel=1e-6)
+
+
+def test_a_copied_reference_streams_too() -> None:
+    method = {"kind": "dpo", "reference": "copy"}
+    kept = estimate(config({"layer_offloading": True}, method=method), FACTS).memory
+    assert kept["reference"] == kept["weights"]
+
+
+def test_tiles_leave_the_wide_results_of_one_tile() -> None:
+    data, optim = {"max_length": 65_536}, {"per_device_train_batch_size": 1}
+    memory = {"gradient_checkpointing": True}
+    plain, tiled = (
+        estimate(config({**memory, "tiled_mlp": on}, data=data, optim=optim), FACTS).memory["activations"]
+        for on in (False, True)
+    )
+    wide = 65_536 * 12_288 * 2
+    # Half the tokens are in a tile: half of four wide results a token, a little less where the base is frozen.
+    assert plain - tiled == pytest.approx(0.5 * wide * (4.0 * 0.87 + 3), rel=0.01)
+
+
+def test_tiles_are_chosen_by_the_batch_and_stored() -> None:
+    for length, wanted in ((65_536, 32_768), (8_192, 2_048)):
+        asked = config({"tiled_mlp": True}, data={"max_length": length}, optim={"per_device_train_batch_size": 1})
+        assert resolved(asked, FACTS).memory.tiled_mlp_tokens == wanted
+        told = [entry for entry in effective(asked, FACTS) if entry.path == "memory.tiled_mlp_tokens"]
+        assert [entry.effective for entry in told] == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "compiled", "hidden"), [(4096, False, False), (8192, False, True), (8192, True, False)]
+)
+def test_the_bus_is_hidden_where_a_layer_computes_longer(tokens: int, compiled: bool, hidden: bool) -> None:
+    data, optim = {"max_length": tokens}, {"per_device_train_batch_size": 1}
+    kernels = {"torch_compile": compiled}
+    found = layer_seconds(config({"layer_offloading": True}, data=data, optim=optim, kernels=kernels), FACTS)
+    assert found is not None
+    moving, computing = found
+    assert moving == pytest.approx(7.0e-3, rel=0.02)
+    assert (moving <= computing) is hidden
+
+
+def test_the_time_left_knows_what_the_bus_costs() -> None:
+    facts = replace(FACTS, data=DataFacts(rows=1000, tokens=2_048_000))
+    memory = {"gradient_checkpointing": True}
+    resident, streamed = (
+        estimate(config({**memory, "layer_offloading": on}, data={"max_length": 1024}), facts).seconds_left
+        for on in (False, True)
+    )
+    assert resident is not None
+    assert streamed is not None
+    assert 1.15 < streamed / resident < 1.2  # 7.0 ms against 4.6 forward and 9.3 backward
+
+
+def test_what_will_not_fit_is_offered_streaming_layers() -> None:
+    mapping = {
+        "model": {"name": NAME},
+        "adapter": {"kind": "lora"},
+        "data": {"train": [{"path": "rows.jsonl"}], "max_length": 1024},
+        "memory": {"gradient_checkpointing": True},
+        "optim": {"per_device_train_batch_size": 1},
+    }
+    draft = Draft(as_yaml(mapping))
+    draft.learn(Facts(machine=parse_machine("1xRTX3060-12GB"), model=FACTS.model))
+    finding = next(finding for finding in draft.findings if finding.rule == "it-fits-into-memory")
+    assert "layers in the host's memory" in finding.message
+
+
+def test_tiles_say_before_launch_what_they_save_and_what_they_cost() -> None:
+    """Gate and up once more, of one product forward and one backward for each frozen weight; nothing under a checkpoint."""
+    data = {"max_length": 32_768}
+    for tier, share in ((False, 2 * 4096 * 12_288 / (2 * LAYER / 2)), (True, 0.0)):
+        tiled, plain = ({"tiled_mlp": on, "gradient_checkpointing": tier} for on in (True, False))
+        assert tiling_share(config(tiled, data=data), FACTS) == pytest.approx(share)
+        reading = read({**config(tiled, data=data).model_dump(), "version": 1}, FACTS)
+        (told,) = (each for each in reading.findings if each.rule == "tiled-mlp-has-its-price")
+        totals = [estimate(config(each, data=data), FACTS).memory_total for each in (plain, tiled)]
+        assert all(figures.size(size) in told.message for size in totals)
+        assert (f"about {share:.0%} longer" if share else "costs no time") in told.message

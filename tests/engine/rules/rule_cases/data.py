@@ -1,0 +1,67 @@
+"""Where the rules of `engine.rules.data` speak."""
+
+from __future__ import annotations
+
+from engine.config.facts import DataFacts, Facts
+from tests.engine.rules.rule_cases.shared import TINY_FACTS, Case, rows, source
+
+CASES: dict[str, list[Case]] = {
+    "training-data-is-named": [({"data.train": []}, Facts(), "data.train", "error")],
+    "sources-exist": [
+        ({}, source(exists=False), "data.train.0.path", "error"),
+        ({}, source(problem="line 3: must be JSON."), "data.train.0.path", "error"),
+        ({}, source(rows=0), "data.train.0.path", "error"),
+    ],
+    "builtin-data-are-known": [({"data.train.0.path": "builtin/times"}, Facts(), "data.train.0.path", "error")],
+    "held-out-rows-are-not-trained-on": [
+        ({"data.eval": [{"path": "rows.jsonl"}]}, Facts(), "data.eval.0.path", "warning")
+    ],
+    "truncation-side-needs-truncation": [({"data.truncation_side": "left"}, Facts(), "data.truncation_side", "error")],
+    "split-needs-plain-text": [({"data.excess_length": "split"}, Facts(), "data.excess_length", "error")],
+    "packing-cross-doc-attn-mask-needs-packing": [
+        ({"data.packing_cross_doc_attn_mask": True}, Facts(), "data.packing_cross_doc_attn_mask", "error")
+    ],
+    "packed-rows-see-each-other": [({"data.packing": True}, Facts(), "data.packing_cross_doc_attn_mask", "warning")],
+    "max-length-is-within-the-model": [
+        ({"data.max_length": 5000}, Facts(model=TINY_FACTS), "data.max_length", "error"),
+        (
+            {"data.max_length": 5000},
+            Facts(model=TINY_FACTS, data=DataFacts(rows=9, longest=80)),
+            "data.max_length",
+            "hint",
+        ),
+    ],
+    "rows-that-are-too-long-are-decided": [
+        ({}, rows(rows=100, truncated=3, longest=9000), "data.excess_length", "error"),
+        ({"data.excess_length": "truncate"}, rows(rows=100, truncated=50), "data.excess_length", "warning"),
+        ({"data.excess_length": "drop"}, rows(rows=100, truncated=1), "data.excess_length", "hint"),
+    ],
+    "rows-have-something-to-learn": [
+        ({}, rows(rows=100, masked=100), "data.train", "error"),
+        ({}, rows(rows=100, masked=2), "data.train", "warning"),
+        ({}, rows(rows=100, masked=1), "data.train", "hint"),
+        ({}, rows(rows=9, held_out=DataFacts(rows=100, masked=100)), "data.eval", "error"),
+    ],
+    "pairs-differ": [({}, rows(rows=100, identical=3), "data.train", "warning")],
+    "rows-can-be-read": [
+        ({}, rows(read=100, bad=2, bad_row="line 3: no."), "data.train", "error"),
+        ({"data.on_bad_row": "skip"}, rows(read=100, bad=2, bad_row="line 3: no."), "data.train", "warning"),
+    ],
+    "bad-rows-are-decided": [
+        ({}, source(bad=1, looked=9, bad_row="line 3: no."), "data.train.0.path", "error"),
+        ({"data.on_bad_row": "skip"}, source(bad=1, looked=9, bad_row="line 3: no."), "data.train.0.path", "warning"),
+    ],
+    "data-can-be-prepared": [({}, rows(problem="rows.jsonl: is gone"), "data.train", "error")],
+    "turns-are-chosen-among-turns": [
+        ({"data.trained_turns": "last"}, source(format="prompt_completion", turns=False), "data.trained_turns", "error")
+    ],
+    "roles-are-known": [
+        (
+            {"data.train": [{"path": "rows.jsonl", "roles": {"Customer": "buyer"}}]},
+            Facts(),
+            "data.train.0.roles.Customer",
+            "error",
+        )
+    ],
+    "a-batch-has-enough-rows": [({}, rows(rows=3), "optim.gradient_accumulation_steps", "warning")],
+}

@@ -1,0 +1,88 @@
+"""Where the rules of `engine.rules.memory` speak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config.facts import Facts
+from engine.hardware import GiB
+from tests.engine.rules.rule_cases.shared import H100, LARGE, LORA, STREAMED, Case
+
+CASES: dict[str, list[Case]] = {
+    "offloading-to-disk-takes-time": [
+        (
+            {"model.name": "Qwen/Qwen3-8B", **LORA, "memory.activation_offloading": "disk"},
+            Facts(machine=H100, model=LARGE),
+            "memory.activation_offloading",
+            "warning",
+        )
+    ],
+    "offloading-both-needs-checkpoints": [
+        (
+            {**STREAMED, "memory.activation_offloading": "cpu", "memory.gradient_checkpointing": False},
+            Facts(machine=H100),
+            "memory.gradient_checkpointing",
+            "error",
+        )
+    ],
+    "layers-fit-into-the-hosts-memory": [
+        (
+            {**STREAMED, "model.name": "Qwen/Qwen3-8B"},
+            Facts(machine=replace(H100, memory_bytes=16 * GiB), model=LARGE),
+            "memory.layer_offloading",
+            "error",
+        )
+    ],
+    "layer-offloading-has-its-price": [
+        (
+            {**STREAMED, "model.name": "Qwen/Qwen3-8B", "optim.per_device_train_batch_size": size},
+            Facts(machine=H100, model=LARGE),
+            "memory.layer_offloading",
+            severity,
+        )
+        for size, severity in ((2, "warning"), (4, "hint"))
+    ],
+    "tiled-mlp-has-its-price": [
+        (
+            {
+                **LORA,
+                "model.name": "Qwen/Qwen3-8B",
+                "memory.tiled_mlp": True,
+                "data.max_length": length,
+                "memory.gradient_checkpointing": tier,
+            },
+            Facts(machine=H100, model=LARGE),
+            "memory.tiled_mlp",
+            severity,
+        )
+        for length, tier, severity in ((65_536, True, "hint"), (65_536, False, "hint"), (256, True, "warning"))
+    ],
+    "the-scratch-folder-is-of-use": [
+        (
+            {"memory.activation_offloading": "disk"},
+            Facts(scratch="there is no such folder"),
+            "memory.activation_offloading",
+            "error",
+        ),
+        ({"data.train": [{"path": "rows.jsonl.gz"}]}, Facts(scratch="it is no folder"), "data.train", "error"),
+    ],
+    "sums-in-float32-need-weights-of-fewer-bits": [
+        (
+            {"memory.tiled_mlp": True, "memory.tiled_mlp_fp32_sums": True, "model.dtype": "float32"},
+            Facts(),
+            "memory.tiled_mlp_fp32_sums",
+            "error",
+        ),
+        (
+            {
+                **LORA,
+                "adapter.autocast_adapter_dtype": True,
+                "memory.tiled_mlp": True,
+                "memory.tiled_mlp_fp32_sums": True,
+            },
+            Facts(),
+            "memory.tiled_mlp_fp32_sums",
+            "error",
+        ),
+    ],
+}

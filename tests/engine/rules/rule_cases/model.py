@@ -1,0 +1,100 @@
+"""Where the rules of `engine.rules.model` speak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config.facts import Facts, ModelFacts, TokenizerFacts
+from tests.engine.rules.rule_cases.shared import CPU, LORA, NOTHING, OLD, Case, model, source
+
+_A_LAYER = (("q_proj", 2048, 4096), ("k_proj", 2048, 512), ("v_proj", 2048, 512), ("o_proj", 4096, 2048))
+MIXTURE = Facts(
+    model=ModelFacts(
+        "Qwen/Qwen3-30B-A3B",
+        model_type="qwen3_moe",
+        parameters=30_532_122_624,
+        hidden_size=2048,
+        layers=48,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        intermediate_size=6144,
+        vocab_size=151_936,
+        experts=128,
+        linears=tuple((*each, 48) for each in _A_LAYER),
+        expert_weights=(("gate_up_proj", 2048, 1536, 48), ("down_proj", 768, 2048, 48)),
+    )
+)
+
+CASES: dict[str, list[Case]] = {
+    "model-is-named": [({"model.name": ""}, Facts(), "model.name", "error")],
+    "model-exists": [
+        ({}, model(missing="there is no such folder"), "model.name", "error"),
+        ({}, model(remote=True), "model.name", "warning"),
+    ],
+    "model-files-can-be-loaded": [
+        ({}, model(flaw="its files are cut."), "model.name", "error"),
+        ({}, model(loaders=frozenset()), "model.name", "error"),
+        ({}, model(headless=True), "model.name", "error"),
+    ],
+    "tokenizer-files-can-be-loaded": [
+        (
+            {"model.tokenizer": "tokens"},
+            Facts(tokenizer=TokenizerFacts("tokens", flaw="it holds none.")),
+            "model.tokenizer",
+            "error",
+        ),
+        *(
+            (
+                {"model.name": "some/model"},
+                Facts(
+                    model=ModelFacts("some/model", vocab_size=100),
+                    tokenizer=TokenizerFacts("some/model", tokens=120, base=base),
+                ),
+                "model.name",
+                severity,
+            )
+            for base, severity in ((90, "warning"), (110, "error"))
+        ),
+    ],
+    "chat-template-is-there": [
+        ({"model.chat_template": "gone.jinja"}, Facts(files={"gone.jinja": False}), "model.chat_template", "error")
+    ],
+    "builtin-names-are-known": [({"model.name": "builtin/huge"}, Facts(), "model.name", "error")],
+    "revision-needs-a-hub-model": [({"model.revision": "main"}, Facts(), "model.revision", "error")],
+    "quantized-weights-need-an-adapter": [({"model.quantization": "nf4"}, Facts(), "model.quantization", "error")],
+    "quantized-weights-need-bitsandbytes": [
+        ({**LORA, "model.quantization": "nf4"}, Facts(packages=NOTHING), "model.quantization", "error")
+    ],
+    "quantized-weights-need-a-gpu": [
+        ({**LORA, "model.quantization": "int8"}, Facts(machine=CPU), "model.quantization", "warning")
+    ],
+    "float16-needs-a-gpu": [({**LORA, "model.dtype": "float16"}, Facts(machine=CPU), "model.dtype", "error")],
+    "bfloat16-is-slow-on-old-processors": [
+        ({"model.dtype": "bfloat16"}, Facts(machine=replace(CPU, slow_bfloat16=True)), "model.dtype", "warning")
+    ],
+    "bfloat16-needs-a-card-that-has-it": [({}, Facts(machine=OLD), "model.dtype", "error")],
+    "float16-weights-cannot-be-trained-whole": [({"model.dtype": "float16"}, Facts(), "model.dtype", "error")],
+    "messages-need-a-chat-template": [
+        (
+            {},
+            replace(source(format="messages"), model=ModelFacts("builtin/tiny", chat_template=False)),
+            "model.chat_template",
+            "error",
+        )
+    ],
+    "experts-are-not-quantized": [
+        (
+            {**LORA, "model.name": "Qwen/Qwen3-30B-A3B", "model.quantization": "nf4"},
+            MIXTURE,
+            "model.quantization",
+            "warning",
+        )
+    ],
+    "weights-stored-in-fp8-take-no-second-format": [
+        ({**LORA, "model.quantization": "nf4"}, model(stored="fp8"), "model.quantization", "error")
+    ],
+    "weights-stored-in-fp8-take-plain-lora": [
+        ({**LORA, "adapter.use_dora": True}, model(stored="fp8"), "adapter.use_dora", "error")
+    ],
+}

@@ -1,0 +1,53 @@
+"""Where the rules of `engine.rules.run` speak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config.facts import Facts
+from tests.engine.rules.rule_cases.shared import CPU, H100, TINY_FACTS, Case
+
+CASES: dict[str, list[Case]] = {
+    "prompts-steps-need-prompts": [({"run.prompts_steps": 5}, Facts(), "run.prompts_steps", "error")],
+    "max-new-tokens-need-prompts": [({"run.max_new_tokens": 5}, Facts(), "run.max_new_tokens", "error")],
+    "prompts-are-not-empty": [({"run.prompts": ["a", " "]}, Facts(), "run.prompts.1", "error")],
+    "eval-steps-need-held-out-data": [({"run.eval_steps": 5}, Facts(), "run.eval_steps", "error")],
+    "a-checkpoint-falls-in-the-run": [
+        ({"optim.max_steps": 150}, Facts(), "run.save_steps", "warning"),
+        ({"optim.max_steps": 5}, Facts(), "run.save_steps", "hint"),
+    ],
+    "an-evaluation-falls-in-the-run": [
+        (
+            {"optim.max_steps": 500, "run.eval_steps": 501, "data.eval": [{"path": "b.jsonl"}]},
+            Facts(),
+            "run.eval_steps",
+            "error",
+        )
+    ],
+    "devices-exist": [
+        ({"run.devices": [0, 0]}, Facts(), "run.devices", "error"),
+        ({"run.devices": []}, Facts(), "run.devices", "error"),
+        ({"run.devices": [0]}, Facts(machine=CPU), "run.devices", "error"),
+        ({"run.devices": [1]}, Facts(machine=H100), "run.devices", "error"),
+        ({"run.devices": 2}, Facts(machine=H100), "run.devices", "error"),
+        ({"run.devices": 5}, Facts(machine=CPU), "run.devices", "error"),
+    ],
+    "the-name-fits-a-folder": [({"run.name": "a/b"}, Facts(), "run.name", "error")],
+    "checkpoints-fit-the-disk": [
+        (
+            {"run.save_total_limit": 5},
+            Facts(machine=replace(CPU, disk_free_bytes=8 * 1024**2), model=TINY_FACTS),
+            "run.save_total_limit",
+            "error",
+        )
+    ],
+    "a-sample-falls-in-the-run": [
+        (
+            {"run.prompts": ["a"], "run.prompts_steps": 100, "optim.max_steps": 100, "run.save_steps": 5},
+            Facts(),
+            "run.prompts_steps",
+            "warning",
+        ),
+        ({"run.prompts": ["a"], "run.prompts_steps": 25, "optim.max_steps": 20}, Facts(), "run.prompts_steps", "hint"),
+    ],
+}

@@ -1,0 +1,34 @@
+"""Where the rules of `engine.rules.sources` speak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.config.facts import Facts
+from tests.engine.rules.rule_cases.shared import DPO, TINY_FACTS, Case, source
+
+
+def entry(**said: Any) -> dict[str, Any]:
+    return {"data.train": [{"path": "rows.jsonl", **said}]}
+
+
+CASES: dict[str, list[Case]] = {
+    "columns-name-parts-of-a-row": [
+        (entry(columns={"qestion": "q"}), Facts(), "data.train.0.columns.qestion", "error"),
+        (entry(columns={"prompt": "q"}, format="messages"), Facts(), "data.train.0.columns.prompt", "error"),
+        (entry(columns={"prompt": "q"}), source(format="messages"), "data.train.0.columns.prompt", "error"),
+        ({**DPO, **entry(columns={"choosen": "good"}, format="preference")}, Facts(), "data.train.0.columns.choosen", "error"),
+        ({"data.eval": [{"path": "held.jsonl", "columns": {"mesages": "m"}}]}, Facts(), "data.eval.0.columns.mesages", "error"),
+    ],
+    "rows-with-images-need-a-processor": [
+        (entry(), Facts(model=TINY_FACTS, sources=source(images=True).sources), "data.train.0.path", "error"),
+    ],
+    "properties-name-parts-of-a-message": [
+        (entry(properties={"speaker": "role"}), Facts(), "data.train.0.properties.speaker", "error"),
+        ({"method.kind": "pretrain", **entry(properties={"role": "who"}, format="text")}, Facts(), "data.train.0.properties", "error"),
+    ],
+    "files-have-no-splits": [
+        (entry(split="train"), Facts(), "data.train.0.split", "error"),
+        ({"data.eval": [{"path": "held.csv.gz", "split": "test"}]}, Facts(), "data.eval.0.split", "error"),
+    ],
+}  # fmt: skip

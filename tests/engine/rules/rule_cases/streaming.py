@@ -1,0 +1,24 @@
+"""Where the rules of `engine.rules.streaming` speak."""
+
+from __future__ import annotations
+
+from engine.config.facts import DataFacts, Facts
+from tests.engine.rules.rule_cases.shared import DPO, Case
+
+STREAM = {"data.streaming": True}
+PACKED = {**STREAM, "data.train.0.path": "rows.jsonl.gz"}
+
+CASES: dict[str, list[Case]] = {
+    "streams-of-unknown-length-need-max-steps": [
+        (PACKED, Facts(), "optim.max_steps", "error"),
+        ({**STREAM, "data.packing": True}, Facts(), "optim.max_steps", "error"),
+    ],
+    "resuming-reads-again-what-is-read-in-order": [(PACKED, Facts(), "data.train.0.path", "hint")],
+    "streamed-rows-are-not-counted": [
+        (STREAM, Facts(data=DataFacts(read=512, limits=("any",))), "data.streaming", "hint"),
+    ],
+    "streams-have-no-precomputed-reference": [
+        ({**STREAM, **DPO, "method.reference": "precompute"}, Facts(), "method.reference", "error")
+    ],
+    "disk-for-a-stream-needs-one": [({"data.streaming_disk": 5.0}, Facts(), "data.streaming_disk", "error")],
+}

@@ -1,0 +1,192 @@
+"""Every rule speaks when it should, keeps quiet when it should, and its fix mends what it says."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from engine.config.facts import Facts
+from engine.config.files import as_yaml, put
+from engine.config.findings import RANK
+from engine.config.tree import fields
+from engine.facts.model_shape import TINY
+from engine.hardware import GiB, Gpu, Machine, parse_machine
+from engine.rules import RULES, read
+from engine.session.draft import Draft
+from tests.engine.rules.rule_cases.shared import GOOD, GRPO, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
+
+BY_GROUP = {
+    name: import_module(f"tests.engine.rules.rule_cases.{name}").CASES
+    for name in dict.fromkeys(rule.group for rule in RULES)
+}
+CASES: dict[str, list[Case]] = {name: cases for found in BY_GROUP.values() for name, cases in found.items()}
+ALL = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]
+
+
+def mapping_of(changes: dict[str, Any]) -> dict[str, Any]:
+    mapping = copy.deepcopy(GOOD)
+    for path, value in changes.items():
+        put(mapping, path, copy.deepcopy(value))
+    return mapping
+
+
+def test_every_rule_has_a_case_in_the_file_of_its_own_files_name() -> None:
+    for group, cases in BY_GROUP.items():
+        assert {rule.name for rule in RULES if rule.group == group} == set(cases)
+    assert len({rule.name for rule in RULES}) == len({(rule.module, rule.name) for rule in RULES})
+
+
+@pytest.mark.parametrize(("name", "number"), ALL)
+def test_a_rule_speaks_where_it_should_and_its_fix_mends_it(name: str, number: int) -> None:
+    changes, facts, path, severity = CASES[name][number]
+    draft = Draft(as_yaml(mapping_of(changes)))
+    draft.learn(facts)
+    found = [finding for finding in draft.findings if finding.rule == name]
+    assert [(finding.path, finding.severity) for finding in found] == [(path, severity)]
+    finding = found[0]
+    assert finding.message.startswith(f"{path}: ")
+    assert finding.message.endswith((".", "?"))
+    if finding.fix and name != "it-fits-into-memory":
+        draft.apply(finding.fix)
+        left = [each.severity for each in draft.findings if each.rule == name and each.path == path]
+        assert all(RANK[after] > RANK[severity] for after in left)
+        assert draft.reading.invalid == frozenset()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_is_quiet_on_a_plain_config_and_without_facts(name: str) -> None:
+    plain = Facts(machine=replace(H100, disk_free_bytes=100 * GiB), model=TINY_FACTS, packages={})
+    for facts in (Facts(), plain, source(rows=100_000, format="messages")):
+        assert [finding for finding in read(GOOD, facts).findings if finding.rule == name] == []
+
+
+@pytest.mark.parametrize("spec", [spec for spec in fields if spec.later], ids=lambda spec: spec.path)
+def test_a_value_of_a_later_version_is_never_accepted_in_silence(spec: Any) -> None:
+    for value in spec.later:
+        reading = read(mapping_of({spec.path: value}))
+        found = [finding for finding in reading.findings if finding.path == spec.path and finding.severity == "error"]
+        assert len(found) == 1
+        assert spec.path not in reading.invalid
+        assert "later version" in found[0].message or spec.section == "run"
+
+
+def test_rules_read_the_settings_they_name() -> None:
+    """A rule that read an undeclared setting would run on a replaced value; every finding's setting is declared."""
+    for name, cases in CASES.items():
+        declared = {spec.path for rule in RULES if rule.name == name for spec in rule.reads}
+        for _, _, path, _ in cases:
+            assert any(path == known or path.startswith(f"{known}.") for known in declared) or name in (
+                "messages-need-a-chat-template",
+            )
+
+
+def test_texts_of_all_rules(snapshot: Any) -> None:
+    """Pinned so that a change of words is read by somebody."""
+    texts = []
+    for name, cases in CASES.items():
+        for changes, facts, _, _ in cases:
+            texts += [
+                f"{finding.severity}: {finding.message}" + (f" [{finding.fix.label}]" if finding.fix else "")
+                for finding in read(mapping_of(changes), facts).findings
+                if finding.rule == name
+            ]
+    assert "\n".join(texts) == snapshot
+
+
+def test_texts_of_reading(snapshot: Any) -> None:
+    mappings: list[dict[str, Any]] = [
+        {"model": {"nmae": "x"}},
+        {"method": "dpo"},
+        {"method": {"kind": "grpo"}},
+        {"method": {"kind": "dpoo"}},
+        {"method": {"kind": "sft", "beta": 1}},
+        {"adapter": "qlora"},
+        {"adapter": {"kind": "qlora"}},
+        {"sequence_len": 3},
+        {"fp16": False},
+        {"learning_rate": 3},
+        {"zzzzzzz": 3},
+        {"optim": {"learning_rate": "fast", "max_steps": 0, "optim": "adamw_9bit", "tf32": "maybe"}},
+        {"model": {"dtype": "bfloat61", "quantization": 3, "chat_template_kwargs": "x"}},
+        {"data": {"train": [{"path": "a", "fromat": "text", "format": "kto"}, 3, {}]}},
+        {"data": {"train": 3, "max_length": 3}},
+        {"run": {"devices": True, "prompts": 3.5, "output_dir": []}},
+        {"version": 9},
+        {3: 4},
+    ]
+    texts = []
+    for mapping in mappings:
+        for finding in read({**GOOD, **mapping}).findings:
+            texts.append(f"{finding.rule}: {finding.message}" + (f" [{finding.fix.label}]" if finding.fix else ""))
+    assert "\n".join(texts) == snapshot
+
+
+def test_answers_of_a_batch_are_not_taken_for_rows() -> None:
+    """64 answers to 16 prompts are no epoch of 40 rows."""
+    grouped = {**GRPO, "method.num_generations": 4, "optim.gradient_accumulation_steps": 8}
+    found = [finding.rule for finding in read(mapping_of(grouped), source(rows=40)).findings]
+    assert not {"a-batch-has-enough-rows", "there-are-prompts-for-one-sampling"} & set(found)
+
+
+def test_an_old_card_is_named_in_the_sentence() -> None:
+    old = Machine(gpus=(Gpu("Tesla V100", 32 * GiB, (7, 0)),))
+    assert "Tesla V100" in next(f.message for f in read(GOOD, Facts(machine=old)).findings if f.path == "model.dtype")
+
+
+def test_what_will_not_fit_comes_with_ways_that_help() -> None:
+    facts = Facts(machine=parse_machine("1xRTX4090-24GB"), model=LARGE)
+    draft = Draft(as_yaml(mapping_of({"model.name": "Qwen/Qwen3-8B", "adapter.kind": "lora", "data.max_length": 4096})))
+    draft.learn(facts)
+    finding = next(f for f in draft.findings if f.rule == "it-fits-into-memory")
+    assert finding.message.startswith("optim.per_device_train_batch_size: this will not fit: needs ")
+    assert "4-bit weights (-" in finding.message
+    for _ in range(6):
+        finding = next((f for f in draft.findings if f.rule == "it-fits-into-memory" and f.severity == "error"), None)
+        if finding is None:
+            break
+        assert finding.fix is not None
+        draft.apply(finding.fix)
+    assert finding is None
+
+
+@pytest.mark.parametrize(
+    ("card", "settings", "offered"),
+    [
+        ("1xRTX4090-24GB", {}, True),
+        ("1xA100-40GB", {"optim.per_device_train_batch_size": 64}, False),  # too old for products in FP8
+        ("1xRTX4090-24GB", {"model.dtype": "float32"}, False),  # FP8's products come out as bfloat16
+        ("1xRTX4090-24GB", {"adapter.use_dora": True}, False),
+        ("1xRTX4090-24GB", {"kernels.torch_compile": False}, False),  # it would be slower than what it replaces
+    ],
+)
+def test_fp8_weights_are_a_way_to_fit_where_their_own_rules_allow_them(
+    card: str, settings: dict[str, Any], offered: bool
+) -> None:
+    facts = Facts(machine=parse_machine(card), model=LARGE)
+    long = {"model.name": "Qwen/Qwen3-8B", **LORA, "data.max_length": 16384, "kernels.torch_compile": True}
+    mapping = mapping_of({**long, "model.dtype": "bfloat16", **settings})
+    finding = next(f for f in read(mapping, facts).findings if f.rule == "it-fits-into-memory")
+    assert ("FP8 weights (-" in finding.message) is offered
+    assert "4-bit weights (-" in finding.message
+    if offered:
+        assert finding.message.index("FP8 weights") < finding.message.index("4-bit weights"), "quicker, and closer"
+
+
+def test_what_is_not_installed_is_no_way_to_fit() -> None:
+    long = mapping_of({"model.name": "Qwen/Qwen3-8B", **LORA, "data.max_length": 4096})
+    facts = Facts(machine=parse_machine("1xRTX4090-24GB"), model=LARGE, packages=NOTHING)
+    finding = next(f for f in read(long, facts).findings if f.rule == "it-fits-into-memory")
+    assert "4-bit weights" not in finding.message
+
+
+def test_the_built_in_shape_is_the_one_that_is_built() -> None:
+    from engine.builtin import tiny
+
+    for name, value in tiny.SHAPE.items():
+        if name in TINY:
+            assert TINY[name] == value, name
+    assert TINY["vocab_size"] == tiny.VOCABULARY

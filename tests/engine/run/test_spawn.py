@@ -1,0 +1,68 @@
+"""A worker's environment holds the secrets alone that its run needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.config.facts import Facts, SourceFacts
+from engine.rules import read
+from engine.run.devices import Choice
+from engine.run.from_config import secrets_of
+from engine.run.spawn import HUB_TOKENS, NO_HUB_TOKEN, environment
+
+BASE = {
+    "PATH": "/bin",
+    "HF_TOKEN": "hf",
+    "WANDB_API_KEY": "w",
+    "AWS_SECRET_ACCESS_KEY": "a",
+    "GITHUB_TOKEN": "g",
+    "SSH_AUTH_SOCK": "/s",
+    "JUDGE_KEY": "j",
+    "INDEX": "https://me:geheim@host",
+    "TOKENIZERS_PARALLELISM": "true",
+    "HTTPS_PROXY": "http://me:geheim@proxy",
+    "TRITON_CACHE_DIR": "/t",
+    "TORCHINDUCTOR_CACHE_DIR": "/i",
+}
+
+
+def secret(values: dict[str, str]) -> set[str]:
+    return values.keys() & (
+        BASE.keys() - {"PATH", "TOKENIZERS_PARALLELISM", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
+    )
+
+
+def test_a_run_from_the_hub_has_its_token_and_one_from_here_has_none() -> None:
+    with_hub = environment(BASE, Choice((), 1), "run", HUB_TOKENS)
+    assert secret(with_hub) == {"HF_TOKEN", "HTTPS_PROXY"}
+    without = environment(BASE, Choice((), 1), "run", ())
+    assert secret(without) == set()
+    assert without[NO_HUB_TOKEN] == "1"
+    assert without["WORKBENCH_RUN_TOKEN"] == "run"
+    assert without["TOKENIZERS_PARALLELISM"] == "true"
+
+
+def test_a_judges_key_is_handed_on_by_its_name() -> None:
+    named = {**BASE, "WORKBENCH_REWARD_SECRETS": "JUDGE_KEY, OTHER"}
+    assert secret(environment(named, Choice((), 1), "run", ())) == {"JUDGE_KEY"}
+
+
+def test_the_hubs_token_is_needed_while_something_is_not_here() -> None:
+    here = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "builtin/dates"}]}}
+    assert secrets_of(read(here).config, Facts()) == []
+    assert secrets_of(read({**here, "model": {"name": "some/model-of-the-hub"}}).config, Facts()) == list(HUB_TOKENS)
+    rows = {**here, "data": {"train": [{"path": "some/rows-of-the-hub"}]}}
+    assert secrets_of(read(rows).config, Facts()) == list(HUB_TOKENS)
+    local = Facts(sources={"some/rows-of-the-hub": SourceFacts("some/rows-of-the-hub", exists=True)})
+    assert secrets_of(read(rows).config, local) == []
+
+
+def test_a_workers_log_holds_no_secret_even_where_it_dies_before_it_can_say_anything(tmp_path: Path) -> None:
+    token = "hf_" + "a" * 34
+    argv = [sys.executable, "-P", "-m", "engine.worker", str(tmp_path / token / "run")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert token not in done.stderr + done.stdout

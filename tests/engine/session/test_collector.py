@@ -1,0 +1,52 @@
+"""What is found out beside a draft, and what is forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.config.facts import DataFacts
+from engine.config.tree import fields
+from engine.session import collector
+from engine.session.draft import Draft
+
+
+class Silent:
+    """Takes every question and answers none."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+    def ask(self, do: str, **params: Any) -> Any:
+        return SimpleNamespace(done=False, cancel=self._cancel, add_done_callback=lambda done: None)
+
+    def _cancel(self) -> None:
+        self.cancelled += 1
+
+
+def test_what_was_counted_of_other_rows_is_forgotten_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "QUIET_SECONDS", -1.0)
+    monkeypatch.chdir(tmp_path)
+    draft, silent = Draft.new("demo"), Silent()
+    facts: Any = collector.FactsCollector(draft, silent.ask)
+    try:
+        facts.refresh()
+        for look in facts._looking.values():
+            look.result(20)
+        facts.refresh()
+        assert facts.asking == "counting tokens …"
+        draft.learn(replace(draft.facts, data=DataFacts(rows=24_000, exact=True)))
+        draft.set(fields.data.max_length.path, 64)
+        facts.refresh()
+        assert draft.facts.data is not None, "the same rows: their old counts stand until the new ones are there"
+        draft.set(fields.data.train.path, [{"path": "mine.jsonl"}])
+        facts.refresh()
+        assert draft.facts.data is None
+        assert facts.asking == ""
+        assert silent.cancelled == 3
+    finally:
+        facts.close()

@@ -1,0 +1,125 @@
+"""Faults of one line each, put one at a time into a copy of the project: the default tests of its package must find it.
+
+    python tests/seeded_faults.py            every one
+    python tests/seeded_faults.py run/ cli   those whose file's name has one of these words in it
+
+It prints a line a fault and ends with 1 where one was not found, or a line that it changes is not there any more.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Fault(NamedTuple):
+    """In `file` the text `is_` becomes `was`; `tests` are files and folders under `tests/`."""
+
+    file: str
+    is_: str
+    was: str
+    tests: str
+
+
+FAULTS = (
+    Fault("engine/builtin/dates.py", "if day not in held_out)", "if day)", "engine/builtin/test_dates.py"),
+    Fault("engine/builtin/tiny.py", '"seed": SEED,', '"seed": id(Path),', "engine/builtin/test_tiny.py"),
+    Fault("engine/client.py", 'f"signal {-code}" if code < 0', 'f"signal {-code}" if code > 0', "engine/test_client.py engine/test_inspector.py"),
+    Fault("engine/compat/trl_head.py", "mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch", "mask.sum().clamp(min=1)", "engine/features/cut_cross_entropy/test_apply.py engine/features/test_upstream.py engine/trainers/test_effects.py"),
+    Fault("engine/config/findings.py", "60", "6000", "engine/config/test_schema.py engine/config/test_reading.py"),
+    Fault("engine/data/collate.py", "return -(-width // step) * step", "return width", "engine/data engine/features/padding"),
+    Fault("engine/data/packing.py", "lengths[order[0]] > capacity", "lengths[order[0]] >= capacity", "engine/data/test_packing.py"),
+    Fault("engine/data/tokens.py", 'start = 0 if self.plan.trained_turns == "all" else len(example.prompt)', "start = 0", "engine/data/test_tokens.py engine/data/test_prepare.py"),
+    Fault("engine/errors.py", r'_NAMED.sub(r"\1[hidden]", _SECRET.sub("[hidden]", text))', '_SECRET.sub("[hidden]", text)', "engine/test_errors.py"),
+    Fault("engine/facts/counts.py", "return math.ceil(rows / batch)", "return int(rows // batch)", "engine/planning engine/rules"),
+    Fault("engine/facts/model_shape.py", 'if name == "builtin/tiny":', 'if name == "builtin":', "engine/facts engine/planning"),
+    Fault("engine/features/fp32_norms/apply.py", "weight.dim() == 1 and ", "", "engine/features/fp32_norms/test_apply.py"),
+    Fault("engine/features/padding/apply.py", ' or "seq_lengths" in columns', "", "engine/features/padding/test_apply.py"),
+    Fault("engine/features/tiled_mlp/apply.py", "count = -(-longest // tokens)", "count = 1 + longest // tokens", "engine/features/tiled_mlp"),
+    Fault("engine/generate.py", "if len(ids) > 1 and ids[-1]", "if len(ids) > 1000 and ids[-1]", "engine/test_generate.py"),
+    Fault("engine/hardware.py", "if not 1 <= count <= 1024", "if not 0 <= count <= 1024", "engine/test_hardware.py engine/config"),
+    Fault("engine/hub.py", "(revision is not None and COMMIT.fullmatch(revision))", "revision is not None", "engine/test_hub.py"),
+    Fault("engine/inspector/children.py", "os.kill(self.pid, signal.SIGKILL)", "os.kill(self.pid, 0)", "engine/test_inspector.py"),
+    Fault("engine/kernels/logp_entropy/reference.py", "torch.float64 if logits.dtype == torch.float64 else torch.float32", "torch.float32", "engine/kernels/test_kernels.py"),
+    Fault("engine/model_files.py", ", default=0) > DEEPEST", ", default=0) > 10000 * DEEPEST", "workbench/cli/test_check_model.py"),
+    Fault("engine/models/adapters.py", "if any(len(shape) not in (2, 3)", "if any(len(shape) not in (1, 2, 3)", "engine/models/test_adapters.py"),
+    Fault("engine/models/strict_load.py", "if missing := sorted(", "if missing := () and sorted(", "engine/models/test_strict_load.py"),
+    Fault("engine/planning/auto.py", "gpu.capability >= (8, 0)", "gpu.capability >= (9, 0)", "engine/planning engine/rules engine/session engine/trainers/test_auto_resolution.py"),
+    Fault("engine/planning/estimate.py", "return each * min(made, config.run.save_total_limit + 1)", "return each * made", "engine/planning workbench/cli/test_estimate.py"),
+    Fault("engine/rehearse.py", "(-widths[row], row)", "(widths[row], row)", "engine/run/test_rehearsal.py engine/trainers/test_rehearsal.py"),
+    Fault("engine/resume.py", " or data_record.files_unchanged(record)", " or not data_record.files_unchanged(record)", "end_to_end/test_resumed_rows.py"),
+    Fault("engine/rewards/builtin.py", "compiled.fullmatch(", "compiled.search(", "engine/rewards/test_builtin.py"),
+    Fault("engine/rules/training.py", "and config.model.dtype != \"bfloat16\"", "and config.model.dtype == \"bfloat16\"", "engine/rules/test_rules.py"),
+    Fault("engine/run/checkpoint.py", "return int(found[1]) if found", "return int(found[1]) + 1 if found", "engine/run/test_checkpoint.py"),
+    Fault("engine/run/events.py", "last_segment + 1 if segment is None", "last_segment if segment is None", "engine/run/test_events.py"),
+    Fault("engine/run/lock.py", 'if kernel == "busy" or _owner_lives', "if _owner_lives", "engine/run/test_lock.py"),
+    Fault("engine/run/spawn.py", "return values if hub else {**values, NO_HUB_TOKEN: \"1\"}", "return values", "engine/run/test_spawn.py"),
+    Fault("engine/run/view.py", 'return self.state in ("finished", "stopped", "failed", "lost")', 'return self.state in ("finished", "stopped", "failed")', "engine/run"),
+    Fault("engine/session/draft.py", "return len(self._past) > 1", "return len(self._past) > 0", "engine/session/test_draft.py"),
+    Fault("engine/session/explain.py", "exact = [spec for spec in fields if spec.name == word]", "exact = [spec for spec in fields if spec.name.startswith(word)]", "engine/config/test_schema.py workbench/cli/test_explain.py"),
+    Fault("engine/trainers/kto.py", "return max(1.0, bad / good), max(1.0, good / bad)", "return max(1.0, good / bad), max(1.0, bad / good)", "engine/trainers/test_methods.py engine/trainers/test_losses.py"),
+    Fault("engine/trainers/saving.py", 'if self.finite.on_nan != "go_on" or step >=', "if step >=", "engine/trainers/test_diverged.py"),
+    Fault("widgets/compare.py", "if len(set(runs)) < len(runs)", "if len(runs) < len(set(runs))", "widgets/test_compare.py"),
+    Fault("widgets/curves.py", ' and not name.startswith("gpu")', "", "widgets"),
+    Fault("engine/figures.py", "{100 * share:.{places}f} %", "{share:.{places}f} %", "widgets workbench/panels"),
+    Fault("widgets/protocol.py", 'clean[: limit - 1] + "…"', "clean", "widgets"),
+    Fault("widgets/wire.py", "if choice not in spec.later", "if choice", "widgets/test_form_messages.py"),
+    Fault("workbench/calling.py", "if run.path.parent == runs_dir()", "if run.path.parent != runs_dir()", "workbench/test_calling.py"),
+    Fault("workbench/cli/compare.py", 'if len({run["method"] for run in runs}) > 1:', 'if len({run["method"] for run in runs}) > 2:', "workbench/cli/test_compare.py"),
+    Fault("workbench/cli/output.py", ' and not os.environ.get("NO_COLOR")', "", "workbench/cli/test_output.py"),
+    Fault("workbench/panels/chart.py", "centre = shown[1] if self.cursor is None else self.cursor", "centre = shown[1]", "workbench/panels/test_chart.py workbench/screens/test_monitor.py"),
+    Fault("workbench/screens/runs.py", "if not 2 <= len(runs) <= MOST", "if not 1 <= len(runs) <= MOST", "workbench/screens/test_runs.py workbench/screens/test_compare.py"),
+    Fault("workbench/unsaved.py", "key=lambda kept: -kept.when", "key=lambda kept: kept.when", "workbench/test_unsaved.py"),
+)  # fmt: skip
+
+
+def broken(fault: Fault, copy: Path) -> str:
+    """What stands in the file as it is, after the fault was put in; it must stand there once."""
+    path = copy / fault.file
+    text = path.read_text("utf-8")
+    if text.count(fault.is_) != 1:
+        raise SystemExit(f"{fault.file}: {fault.is_!r} stands there {text.count(fault.is_)} times")
+    path.write_text(text.replace(fault.is_, fault.was), "utf-8")
+    return text
+
+
+def main(words: Sequence[str]) -> int:
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.file for word in words)]
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="seeded-faults-") as name:
+        copy = Path(name) / "project"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "runs"))
+        environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONSAFEPATH": "1"}
+        for number, fault in enumerate(chosen, 1):
+            whole, begun = broken(fault, copy), time.monotonic()
+            paths = [str(copy / "tests" / path) for path in fault.tests.split()]
+            argv = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow and not gpu", *paths]
+            done = subprocess.run(argv, cwd=copy, env=environment, capture_output=True, text=True)
+            (copy / fault.file).write_text(whole, "utf-8")
+            by = [
+                line.split()[1]
+                for line in done.stdout.splitlines()
+                if line.startswith(("FAILED", "ERROR")) and len(line.split()) > 1
+            ]
+            said = (
+                f"found by {by[0]}"
+                if done.returncode == 1 and by
+                else f"NOT FOUND (pytest ended with {done.returncode})"
+            )
+            missed += not (done.returncode == 1 and by)
+            print(f"{number}/{len(chosen)} {fault.file}: {said}, {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} found")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

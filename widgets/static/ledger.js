@@ -1,0 +1,33 @@
+/** The ledger of another tool's config: every key under what became of it, and the button that takes the config over. */
+import { button, fill, h } from "./dom.js";
+
+const LEDGER_KIND = { unsupported: "bad", changed: "warn", mapped: "good", needless: "" };
+
+export function ledgerView(stage, taken) {
+  const element = h("div", { class: "ftw-runsbox", role: "region", "aria-label": "Ledger" });
+  let there = false;
+  const row = ({ text, outcome, reason }) =>
+    h(
+      "li",
+      {},
+      h("span", { class: "ftw-state", dataset: { kind: LEDGER_KIND[outcome] } }, text),
+      reason ? h("div", { class: "ftw-quiet" }, reason) : null,
+    );
+  const draw = (state) => {
+    const take = button("Take it over as a new config", async () => {
+      if (await stage.ask("take_over")) taken();
+    }, { class: "ftw-primary", disabled: state.taken });
+    const groups = state.groups.map(({ heading, rows }) => [h("h4", {}, heading), h("ul", {}, rows.map(row))]);
+    fill(element, h("p", {}, state.title), take, groups);
+  };
+  return {
+    element,
+    there: () => there,
+    async look() {
+      const answer = await stage.ask("ledger");
+      there = Boolean(answer?.data.there);
+      if (there) draw(answer.data);
+      return there && !answer.data.taken;
+    },
+  };
+}

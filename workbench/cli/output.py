@@ -1,0 +1,127 @@
+"""The one gate between the commands and the terminal: whatever is printed passes here, and nothing gets by raw.
+
+Owns how text, styles, the line that is rewritten in place, JSON and errors leave a command. Text is made visible here and
+style is given beside it, so no call has to think of what stands in a name, a row or a message from outside. One decision
+worth knowing: on a terminal a sentence that names a command (`workbench runs`) names it as it can be called from where
+the person stands; in a pipe or a log, which are read elsewhere, it keeps its plain name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import click
+
+from engine.errors import WorkbenchError, visible
+from workbench.calling import program
+
+_NAMED = re.compile(r"`workbench(?=[ `])")
+_REWRITE = "\r\x1b[2K"
+
+
+class ConfigRefused(WorkbenchError):
+    """A config with errors was to be used; `findings` are those errors, for the document of `--json`."""
+
+    def __init__(self, message: str, hint: str, findings: list[dict[str, Any]]) -> None:
+        super().__init__(message, hint)
+        self.findings = findings
+
+
+class Styled(NamedTuple):
+    """A text and how it looks where the output is a terminal: `fg`, `bold` and the like of `click.style`."""
+
+    text: str
+    look: Mapping[str, Any]
+
+
+def styled(text: str, **look: Any) -> Styled:
+    """A text with a look."""
+    return Styled(text, look)
+
+
+def safe(text: str, *, lines: bool = False, terminal: bool = False) -> str:
+    """`text` as it may be printed; with `terminal` its commands are called as they can be from here."""
+    shown = visible(text, lines=lines)
+    return _NAMED.sub("`" + program(), shown) if terminal and "`workbench" in shown else shown
+
+
+def echo(*parts: str | Styled, err: bool = False, lines: bool = False) -> None:
+    """Print one line of parts. With `lines` newlines and tabs within them are kept."""
+    live, looks = _is_terminal(err), coloured(err)
+    made = []
+    for part in parts:
+        text, look = (part.text, part.look) if isinstance(part, Styled) else (part, {})
+        text = safe(text, lines=lines, terminal=live)
+        made.append(click.style(text, **look) if looks and text else text)
+    click.echo("".join(made), err=err)
+
+
+def coloured(err: bool = False) -> bool:
+    """Whether looks are shown: on a terminal that has them, unless NO_COLOR says no."""
+    return _is_terminal(err) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on standard output. A number that is not finite is null, as JSON has none."""
+    try:
+        text = json.dumps(value, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), default=str, allow_nan=False)
+    click.echo(text.replace("\x7f", "\\u007f"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+# -- the line that is rewritten in place -------------------------------------------------------------------------------
+
+
+def rewrite(text: str) -> None:
+    """Show `text` over the line before, cut to the window; only where standard error is a terminal."""
+    if _is_terminal(True):
+        from rich.cells import set_cell_size
+
+        shown, width = safe(text), shutil.get_terminal_size().columns - 1
+        click.echo(_REWRITE + set_cell_size(shown, width).rstrip(), nl=False, err=True)
+
+
+def clear() -> None:
+    """Take that line away."""
+    if _is_terminal(True):
+        click.echo(_REWRITE, nl=False, err=True)
+
+
+def _is_terminal(err: bool) -> bool:
+    stream = sys.stderr if err else sys.stdout
+    return stream is not None and stream.isatty()
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def refuse(problem: WorkbenchError, usage: str = "") -> None:
+    """The error on standard error: how the command is called where the call was wrong, the sentence, the way out."""
+    if usage:
+        echo(usage, err=True, lines=True)
+    echo(f"Error: {problem.message}", err=True)
+    if problem.hint:
+        echo(f"  {problem.hint}", err=True)
+
+
+def document(problem: WorkbenchError) -> None:
+    """The error as the JSON document that every command with `--json` ends on when it has no answer."""
+    error = {"message": problem.message, "hint": problem.hint, "code": problem.exit_code}
+    findings = {"findings": problem.findings} if isinstance(problem, ConfigRefused) else {}
+    print_json({"ok": False, "error": error, **findings})

@@ -1,0 +1,45 @@
+"""`workbench import FILE --from TOOL [-o OUT]`: another tool's config as one of ours, with a ledger of every key.
+
+The ledger goes to standard error; the config to OUT, which is never one that exists, or else to standard output.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.errors import UsageError, visible
+
+
+@click.command(short_help="Take over a config of another tool.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--from", "tool", metavar="TOOL", help="axolotl, llamafactory or trl; left out where the file shows it.")
+@click.option(
+    "-o", "--output", "output", type=click.Path(path_type=Path), help="The new file; without it the config is printed."
+)
+@click.option("--method", metavar="KIND", help="The method, where the file does not say it, as TRL's do not.")
+@click.option(
+    "--data-dir", "lists", type=click.Path(path_type=Path), help="Where LLaMA-Factory's dataset_info.json lies."
+)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(
+    file: Path, tool: str | None, output: Path | None, method: str | None, lists: Path | None, as_json: bool
+) -> int:
+    """Write a config from FILE, a config of Axolotl, LLaMA-Factory or TRL, and say what became of every key.
+
+    \b
+    workbench import qlora.yml --from axolotl -o my.yaml
+    workbench import sft.yaml --from trl --method sft
+    """
+    from engine.bridge.tools import take_over, tool_named
+    from engine.config.files import load
+    from workbench.cli.ledger import deliver, kept
+
+    place = kept(output)
+    known = tool_named(tool) if tool is not None else None
+    if lists is not None and not lists.is_dir():
+        raise UsageError(f"{visible(str(lists))}: must be a folder with dataset_info.json; there is none.")
+    ledger = take_over(load(file), known, out=place.parent if place else Path.cwd(), method=method, lists=lists)
+    deliver(ledger, output, place, as_json=as_json, after=f" Next: `workbench check {visible(str(output))}`")
+    return 0
