@@ -19,6 +19,7 @@ from engine.session import pages
 from engine.session.build import BuildSession
 from engine.session.draft import Draft
 from engine.session.explain import of_kind, of_recipe
+from engine.session.start import goal_of
 
 Block = dict[str, Any]
 
@@ -56,13 +57,14 @@ def consequences(session: BuildSession) -> list[dict[str, Any]]:
 
 def goals(draft: Draft) -> list[dict[str, Any]]:
     """The wishes in words, then the other ready configs (`ready`), then wishes that no recipe answers yet."""
+    mine = goal_of(draft)
     wishes = [
         {
             "recipe": goal.recipe,
             "words": goal.words,
             "note": goal.note,
             "about": _plain(of_recipe(goal.recipe)) if goal.recipe else [],
-            "chosen": bool(goal.recipe) and draft.recipe == goal.recipe,
+            "chosen": bool(goal.recipe) and goal is mine,
             "ready": False,
         }
         for goal in GOALS

@@ -352,6 +352,7 @@ class EditingScreen(Screen[None]):
             except (WorkbenchError, OSError) as problem:
                 self.tell(str(problem), bad=True)
                 return
+            self.app.recent.note(place)
             self.draw()
             self.keep()
             self.tell(f"Saved in {place}.")

@@ -21,6 +21,7 @@ from engine.session.build import BuildSession
 from engine.session.collector import key_of
 from engine.session.draft import Draft
 from engine.session.pages import Block, about_data, about_model, changed_from, machine_words, uncounted
+from engine.session.start import goal_of
 from workbench.calling import program
 from workbench.panels.fields import entry_words, in_words, row_of, unit_of
 from workbench.panels.form import Row
@@ -187,9 +188,10 @@ def _goal(view: View) -> Iterator[Row]:
         yield text("")
     yield text((STEPS[0].question, "bold"))
     first = {goal.recipe for goal in GOALS if goal.recipe}
+    mine = goal_of(draft)
     for goal in GOALS:
         if goal.recipe:
-            yield Row(f"recipe:{goal.recipe}", "pick", goal.words, chosen=draft.recipe == goal.recipe)
+            yield Row(f"recipe:{goal.recipe}", "pick", goal.words, chosen=goal is mine)
     yield text("", ("The config so far", "bold"))
     for spec in CORE:
         if spec.applies(draft.config):
