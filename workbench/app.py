@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from engine.run.store import RunFolder
     from engine.session.draft import Draft
     from engine.session.recent import Recent
+    from engine.session.start import StartList
     from workbench.screens.start import StartScreen
     from workbench.unsaved import Unsaved
 
@@ -285,6 +286,15 @@ class WorkbenchApp(App[None]):
 
         return Recent(state_folder())
 
+    @cached_property
+    def start_list(self) -> StartList:
+        """Runs and configs to come back to, and the models and rows that they name."""
+        from platformdirs import user_cache_path
+
+        from engine.session.start import StartList
+
+        return StartList(self.runs_dir, self.recent, user_cache_path("workbench"))
+
     @property
     def inspector(self) -> Inspector:
         """The process that knows tokenizers, started by the first question."""
@@ -324,7 +334,7 @@ class WorkbenchApp(App[None]):
     def _start_screen(self) -> StartScreen:
         from workbench.screens.start import StartScreen
 
-        return StartScreen(self.runs_dir, self.recent)
+        return StartScreen(self.runs_dir, self.start_list)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Values for a theme that is not ours."""

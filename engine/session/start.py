@@ -1,11 +1,12 @@
 """What a window opens on: runs that go on, what was done last, and the ways to begin. Text and order, for any frontend.
 
-`StartList` reads folders and may be called from one thread at a time; what it gives is plain data.
+`StartList` reads folders; what it gives is plain data.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,16 +61,21 @@ BEGIN: tuple[Entry, ...] = (
 
 
 class StartList:
-    """Reads what there is to come back to. `runs` is how many there are in all after `sections`."""
+    """Reads what there is to come back to, for any thread. `runs` is how many there are in all after `sections`."""
 
     def __init__(self, runs_dir: Path, recent: Recent, cache: Path | None = None) -> None:
         self._listing = Listing(runs_dir, cache)
         self._recent = recent
         self._configs: dict[Path, tuple[tuple[int, int], Entry]] = {}
+        self._lock = threading.Lock()
         self.runs = 0
 
     def sections(self, rows: int) -> list[Section]:
         """Headings with their lines, for a place of about so many rows; ways to begin stand last, and always."""
+        with self._lock:
+            return self._sections(rows)
+
+    def _sections(self, rows: int) -> list[Section]:
         found = self._listing.read()
         self.runs = len(found)
         live = [self._listing.look(each) for each in found if not each.over][:LIVE_SHOWN]
@@ -87,7 +93,8 @@ class StartList:
 
     def models(self) -> list[str]:
         """The models of the newest runs and configs, each once."""
-        names = [each.model for each in self._listing.read()[:200] if each.model]
+        with self._lock:
+            names = [each.model for each in self._listing.read()[:200] if each.model]
         names += [config.model.name for config in self._recent_configs() if config.model.name]
         return list(dict.fromkeys(names))
 
@@ -99,19 +106,25 @@ class StartList:
             )
         )
 
+    def files(self) -> list[str]:
+        """The config files that were opened last, or that runs were started from."""
+        return [str(path) for path, _ in self._recent_files()]
+
+    def _recent_files(self) -> list[tuple[Path, float]]:
+        with self._lock:
+            sources = [(each.source, each.created) for each in self._listing.read()[:100]]
+        return with_sources(self._recent.configs(), sources)
+
     def _recent_configs(self) -> list[RunConfig]:
         from engine.config.files import absolute
 
         found = []
-        paths = with_sources(
-            self._recent.configs(), ((each.source, each.created) for each in self._listing.read()[:100])
-        )
-        for path in paths[:12]:
+        for path, _ in self._recent_files()[:12]:
             try:
-                document = load(path[0])
+                document = load(path)
             except WorkbenchError:
                 continue
-            found.append(read(absolute(document.mapping, path[0].parent)).config)
+            found.append(read(absolute(document.mapping, path.parent)).config)
         return found
 
     def _config(self, path: Path, when: float) -> Entry | None:

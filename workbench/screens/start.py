@@ -19,7 +19,6 @@ from engine.errors import WorkbenchError, redact, visible
 from engine.run.store import RunFolder
 from engine.session.draft import Draft
 from engine.session.pages import machine_words
-from engine.session.recent import Recent
 from engine.session.start import BEGIN, Entry, Section, StartList, open_step
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine, TitleBar
@@ -67,11 +66,9 @@ class StartScreen(Screen[None]):
     StartScreen StartTable { height: 1fr; margin-top: 1; }
     """
 
-    def __init__(self, runs_dir: Path, recent: Recent) -> None:
+    def __init__(self, runs_dir: Path, list_: StartList) -> None:
         super().__init__()
-        from platformdirs import user_cache_path
-
-        self._list = StartList(runs_dir, recent, user_cache_path("workbench"))
+        self._list = list_
         self._runs_dir = runs_dir
         self._read_sections: list[Section] = [Section("Begin", BEGIN)]
         self._left: list[Kept] = []
@@ -188,13 +185,15 @@ class StartScreen(Screen[None]):
 
     def action_file(self) -> None:
         """Open a file by its path."""
-        from workbench.screens.dialog import Ask
+        from engine.session.browsing import CONFIGS, Wanted
+        from workbench.screens.browse import Browse
 
         def answered(name: str | None) -> None:
-            if name and name.strip():
-                self.open_file(Path(name.strip()).expanduser())
+            if name:
+                self.open_file(Path(name).expanduser())
 
-        self.app.push_screen(Ask("Open a config file", ""), answered)
+        want = Wanted("config", CONFIGS)
+        self.app.push_screen(Browse("Open a config file", "", want, base=Path.cwd(), recent=self._list.files), answered)
 
     def open_file(self, path: Path) -> None:
         """A config in the form; one of another tool as what becomes of it."""
