@@ -103,17 +103,11 @@ def _plain(paragraphs: Iterable[str]) -> list[str]:
 
 def _review(session: BuildSession) -> Iterator[Block]:
     draft = session.draft
+    yield from _drawn(pages.in_sentences(session))
     yield from _drawn(pages.uncounted(session))
-    yield title(pages.changed_from(session))
-    difference = draft.diff()
-    if difference:
-        rows = [[path, _short(was), "→", _short(now)] for path, was, now in difference]
-        yield {"kind": "table", "rows": rows}
-    else:
-        yield say("nothing", "dim")
     changed = [each for each in session.becomes.values() if each.requested != each.effective]
     if changed:
-        yield title("Asked → what it becomes")
+        yield title(pages.CHOSEN)
         rows = [
             [each.path, _short(each.requested), "→", _short(each.effective), visible(each.reason)] for each in changed
         ]
@@ -126,6 +120,13 @@ def _review(session: BuildSession) -> Iterator[Block]:
     if rehearsed := session.rehearsed:
         yield title("Measured")
         yield say(rehearsed)
+    yield title(pages.changed_from(session))
+    difference = draft.diff()
+    if difference:
+        rows = [[path, _short(was), "→", _short(now)] for path, was, now in difference]
+        yield {"kind": "table", "rows": rows}
+    else:
+        yield say("nothing", "dim")
 
 
 def _short(value: Any) -> str:

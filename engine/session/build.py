@@ -27,6 +27,7 @@ from engine.run.store import RunFolder, runs_dir
 from engine.session.collector import Ask, FactsCollector
 from engine.session.consequences import Consequence, consequences
 from engine.session.draft import Draft
+from engine.session.paragraph import paragraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,11 @@ class BuildSession:
 
         found = last(self.draft.config, self.draft.facts, self.draft.base)
         return found.words() if found else ""
+
+    @property
+    def paragraph(self) -> str:
+        """What the config will do, in sentences for people."""
+        return paragraph(self.draft.config, self.draft.facts, self.estimate, self.runs_dir)
 
     @property
     def uncounted(self) -> str:

@@ -64,8 +64,10 @@ def start_mapping(
     source: Path | None = None,
 ) -> RunFolder:
     from engine.data.gather_facts import not_counted
+    from engine.planning.estimate import estimate
     from engine.rules import read
     from engine.run.from_config import launch_config, runs_dir_of
+    from engine.session.paragraph import paragraph
     from workbench.cli.findings import require_no_errors
     from workbench.cli.reading import facts_for, forecast_bytes, with_overrides
 
@@ -73,12 +75,14 @@ def start_mapping(
     facts = facts_for(complete)
     reading = read(complete, facts)
     require_no_errors(reading.findings, str(source or name), "no run was started")
+    place = runs_dir_of(reading.config, reading.given, runs)
+    echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
     if uncounted := not_counted(reading.config, facts):
         echo(f"{uncounted} yet; the run counts them first", err=True)
     return launch_config(
         reading.config,
         facts,
-        runs_dir=runs_dir_of(reading.config, reading.given, runs),
+        runs_dir=place,
         name=name,
         forecast_bytes=forecast_bytes(reading.config, facts),
         source=source,
