@@ -28,11 +28,6 @@ KEYS = "enter take   ↓↑ choose   tab complete   esc leave as it was"
 class Browse(Dialog[str]):
     """Gives the text that was taken; nothing where it is left as it was."""
 
-    DEFAULT_CSS = """
-    Browse > #box { width: 96%; max-width: 120; }
-    Browse OptionList { height: auto; max-height: 60vh; }
-    Browse #found { color: $wb-dim; }
-    """
     BINDINGS = [
         Binding("down,ctrl+n", "cursor(1)", show=False, priority=True),
         Binding("up,ctrl+p", "cursor(-1)", show=False, priority=True),

@@ -239,6 +239,7 @@ def _review(view: View) -> Iterator[Row]:
         else (f"{errors} to mend before it can start: ! lists them.", "bad")
     )
     yield text(ready)
+    yield text("")
     yield from blocks(in_sentences(view.session))
     yield from blocks(uncounted(view.session))
     if draft.findings:

@@ -43,6 +43,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_files_are_offered_by_what_they_are_asked_for(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "place"
+    tmp_path.mkdir()
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "deep.jsonl").write_text("{}")
     (tmp_path / "mine").mkdir()
