@@ -162,6 +162,8 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("delete", "D", "delete", "Delete the run, after saying what would be lost", ("runs",), line="D delete"),
     Action("filter", "slash", "filter", "Only runs with these words", ("runs",), "/", line="/ filter"),
+    Action("place(-1)", "less_than_sign", "earlier", "A queued run: a place earlier in the queue", ("runs",), "<"),
+    Action("place(1)", "greater_than_sign", "later", "A queued run: a place later in the queue", ("runs",), ">"),
     Action("sort", "o", "order", "Order by time, state, name or loss", ("runs",), line="o order"),
     # Compare
     Action(

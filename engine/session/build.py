@@ -167,8 +167,10 @@ class BuildSession:
 
     # The run
 
-    def launch(self) -> Callable[[], RunFolder]:
+    def launch(self, *, queue: bool = False) -> Callable[[], RunFolder]:
         """The start of the draft as it stands now, for any thread; read once more with all that is known.
+
+        With `queue` the run waits until a device is free.
 
         Both raise WorkbenchError where the config has an error, what it returns also where the run cannot be started.
         """
@@ -192,6 +194,7 @@ class BuildSession:
                     name=source.stem if source is not None else None,
                     forecast_bytes=estimate(reading.config, facts).checkpoints_bytes,
                     source=source,
+                    queue=queue,
                 )
             except OSError as problem:
                 raise WorkbenchError(f"The run could not be started: {problem}.") from problem

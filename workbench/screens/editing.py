@@ -30,7 +30,7 @@ from workbench.panels.fields import options_of, plain
 from workbench.panels.form import FormPane, Row
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Item, Pick
-from workbench.screens.pages import LAUNCH
+from workbench.screens.pages import LAUNCH, QUEUE
 
 if TYPE_CHECKING:
     from workbench.app import WorkbenchApp
@@ -92,8 +92,8 @@ class EditingScreen(Screen[None]):
         """The findings nearest to where the person is."""
         raise NotImplementedError
 
-    def action_launch(self) -> None:
-        """Start the run."""
+    def action_launch(self, queue: bool = False) -> None:
+        """Start the run, or let it wait for a free device."""
         raise NotImplementedError
 
     def changed(self) -> None:
@@ -110,8 +110,8 @@ class EditingScreen(Screen[None]):
     @on(EditWanted)
     def _edit(self, event: EditWanted) -> None:
         row: Row = event.row
-        if row.key == LAUNCH:
-            self.action_launch()
+        if row.key in (LAUNCH, QUEUE):
+            self.action_launch(queue=row.key == QUEUE)
         elif row.key.startswith("unsaved:"):
             self._ask_unsaved(int(row.key.removeprefix("unsaved:")))
         elif row.key.startswith("recipe:"):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from workbench.unsaved import Kept
 
 LEVELS = ("basic", "advanced", "expert")
-LAUNCH = "launch!"
+LAUNCH, QUEUE = "launch!", "queue!"
 TWO_LINES = 66  # cells of a recipe in the list, at 80 columns
 CORE = (
     fields.run.name,
@@ -293,6 +293,7 @@ def _launch(view: View) -> Iterator[Row]:
     else:
         words = "starting" if view.starting else "enter"
         yield Row(LAUNCH, "action", "Start the run", value=((f"  {words}", "dim"),))
+        yield Row(QUEUE, "action", "Start it when a device is free", value=(("  it waits as `queued`", "dim"),))
         yield from blocks(uncounted(view.session))
     if view.problem:
         yield text((view.problem, "bad"))

@@ -272,3 +272,18 @@ def test_what_was_kept_is_read_again_only_where_the_run_changed(
     for file in cache.iterdir():
         file.write_text('{"version": 1, "runs": {"one-0001": 3}}')
     assert len(Listing(root, cache).read()) == 2, "a kept file of another kind is not believed"
+
+
+async def test_launch_offers_the_queue_and_says_so_to_the_engine(monkeypatch: pytest.MonkeyPatch, make_run: Any) -> None:
+    run = make_run("queued")
+    asked: list[bool] = []
+    monkeypatch.setattr("engine.run.from_config.launch_config", lambda *_, queue, **__: (asked.append(queue), run)[1])
+    app = WorkbenchApp(Draft(SOUND.replace("ipo", "sft")), runs_dir=run.path.parent, step="launch")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.3)
+        form = app.screen
+        assert isinstance(form, BuildScreen)
+        assert form.pane.form.go_to("queue!")
+        await pilot.press("enter")
+        await until(pilot, MonitorScreen)
+    assert asked == [True]
