@@ -54,6 +54,12 @@ class Section:
 
 
 BEGIN: tuple[Entry, ...] = (
+    Entry(
+        "begin",
+        "guide",
+        "Guided first run",
+        detail="See a model learn a few rows by heart, and why; yours, if you like",
+    ),
     Entry("begin", "demo", "The demo", detail="A tiny model learns dates here; nothing is downloaded"),
     Entry("begin", "new", "New config", detail="From what the model shall learn, or a ready config"),
     Entry("begin", "file", "Open a file", detail="A config of yours, or of Axolotl, LLaMA-Factory or TRL"),

@@ -39,7 +39,7 @@ def test_make_workbench_opens_on_the_ways_to_begin_and_starts_nothing(made: list
     terminal = Terminal([*made, "workbench"], 80, 24, {})
     try:
         terminal.wait_for(b"The demo", b"New config", timeout=60)
-        terminal.type(b"\r")
+        terminal.type(b"j\r")
         terminal.wait_for(b"Start the run")
         terminal.type(b"\x11")
         assert terminal.exit_code(30) == 0

@@ -172,6 +172,8 @@ class StartScreen(Screen[None]):
             self.app.action_build()
         elif entry.kind == "unsaved":
             self._go_on(int(entry.key))
+        elif entry.key == "guide":
+            self.app.action_guide()
         elif entry.key == "demo":
             self.app.build(Draft.new("demo"), "launch")
         elif entry.key == "new":

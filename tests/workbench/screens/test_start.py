@@ -19,6 +19,7 @@ from engine.session.start import goal_of, open_step
 from workbench.app import WorkbenchApp
 from workbench.crash import state_folder
 from workbench.screens.build import BuildScreen
+from workbench.screens.guide import GuideScreen
 from workbench.screens.leave import LeaveScreen
 from workbench.screens.monitor import MonitorScreen
 from workbench.screens.runs import RunsScreen
@@ -98,7 +99,12 @@ async def test_the_first_start_offers_ways_to_begin_and_nothing_that_is_not_ther
         text = shown(app)
         assert "Recent" not in text
         assert "Going on" not in text
-        assert app.screen.table.chosen.key == "demo"
+        assert [entry.key for entry in app.screen.table.entries] == ["guide", "demo", "new", "file"]
+        await pilot.press("enter")
+        await until(pilot, GuideScreen)
+        await pilot.press("q")
+        await until(pilot, StartScreen)
+        await at(pilot, "demo")
         await pilot.press("enter")
         form = await until(pilot, BuildScreen)
         assert form.step == "launch"
@@ -131,7 +137,7 @@ async def test_a_config_opens_at_its_first_open_question_with_its_goal_marked(tm
     app = app_of(tmp_path / "none")
     async with app.run_test(size=(80, 24)) as pilot:
         for _ in range(100):
-            if len(app.screen.table.entries) == 5:
+            if len(app.screen.table.entries) == 6:
                 break
             await pilot.pause(0.05)
         await at(pilot, str(open_))
@@ -274,7 +280,9 @@ def test_what_was_kept_is_read_again_only_where_the_run_changed(
     assert len(Listing(root, cache).read()) == 2, "a kept file of another kind is not believed"
 
 
-async def test_launch_offers_the_queue_and_says_so_to_the_engine(monkeypatch: pytest.MonkeyPatch, make_run: Any) -> None:
+async def test_launch_offers_the_queue_and_says_so_to_the_engine(
+    monkeypatch: pytest.MonkeyPatch, make_run: Any
+) -> None:
     run = make_run("queued")
     asked: list[bool] = []
     monkeypatch.setattr("engine.run.from_config.launch_config", lambda *_, queue, **__: (asked.append(queue), run)[1])
