@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import time
+from typing import Any
 
 from engine.errors import WorkbenchError, visible
 from engine.run import control, devices, inside, launch
@@ -80,6 +81,7 @@ class Turn:
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self._revived = 0.0
+        self._known: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
     def waits_for(self) -> tuple[str, devices.Choice | None]:
         """In words what it waits for; nothing and its devices once it may begin. Raises WorkbenchError if it never can."""
@@ -87,11 +89,12 @@ class Turn:
         after = values.get("after")
         if isinstance(after, str) and not over(RunFolder(after)):
             return f"waits for {visible(RunFolder(after).id)} to end", None
-        ahead = self._ahead()
+        live = self._live()
+        ahead = self._ahead(live)
         if ahead:
             names = ahead[0].id if len(ahead) == 1 else f"{len(ahead)} runs"
             return f"waits behind {visible(names)}", None
-        chosen = devices.free(values.get("devices_wanted", "auto"), *self._in_use())
+        chosen = devices.free(values.get("devices_wanted", "auto"), *self._in_use(live))
         return ("", chosen) if chosen is not None else ("waits for a free device", None)
 
     def cancelled(self) -> str:
@@ -104,29 +107,46 @@ class Turn:
                         return found.by or "someone"
         return ""
 
-    def _ahead(self) -> list[RunFolder]:
+    def _live(self) -> list[tuple[RunFolder, dict[str, Any]]]:
+        """The runs of the folder that have not ended, each with its `run.json`; one that has not changed is not read again."""
+        known, self._known = self._known, {}
+        found = []
+        for run in runs_in(self.run.path.parent):
+            try:
+                state = os.lstat(run.json)
+            except OSError:
+                continue
+            stamp = (state.st_ino, state.st_size, state.st_mtime_ns)
+            before = known.get(run.id)
+            values = before[1] if before is not None and before[0] == stamp else run.read_json()
+            self._known[run.id] = stamp, values
+            if values and values.get("state") not in ENDED:
+                found.append((run, values))
+        return found
+
+    def _ahead(self, live: list[tuple[RunFolder, dict[str, Any]]]) -> list[RunFolder]:
         """The queued runs before this one that wait for nothing but a device; those that lost their supervisor get one."""
-        ahead: list[RunFolder] = []
-        for each in queue_of(self.run.path.parent):
-            if each.path == self.run.path:
-                break
-            after = each.read_json().get("after")
-            if not isinstance(after, str) or over(RunFolder(after)):
-                ahead.append(each)
+        mine = (place_of(self.run), self.run.id)
+        ahead = []
+        for run, values in live:
+            after = values.get("after")
+            waits = values.get("state") == "queued" and (not isinstance(after, str) or over(RunFolder(after)))
+            if waits and (place_of(run), run.id) < mine:
+                ahead.append(run)
         if time.monotonic() - self._revived > REVIVE_SECONDS:
             self._revived = time.monotonic()
-            for each in ahead:
-                launch.look_after(each)
-        return ahead
+            for run in ahead:
+                launch.look_after(run)
+        return sorted(ahead, key=lambda run: (place_of(run), run.id))
 
-    def _in_use(self) -> tuple[set[str], int]:
+    def _in_use(self, live: list[tuple[RunFolder, dict[str, Any]]]) -> tuple[set[str], int]:
         """The GPUs that runs of this folder have, and how many of its runs work on the CPU."""
         taken: set[str] = set()
         on_cpu = 0
-        for other in runs_in(self.run.path.parent):
-            if other.state in (*ENDED, "queued") or not launch.at_work(other):
+        for run, values in live:
+            if values.get("state") == "queued" or not launch.at_work(run):
                 continue
-            names = other.read_json().get("devices") or []
+            names = values.get("devices") or []
             taken.update(str(name) for name in names)
             on_cpu += not names
         return taken, on_cpu
