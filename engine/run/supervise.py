@@ -65,9 +65,8 @@ class Supervisor:
         from engine.run.queue import LOOK_SECONDS as PAUSE
         from engine.run.queue import Turn
 
-        signal.signal(
-            signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-        )  # the machine shuts down: it stays queued
+        # The machine shuts down: it stays queued.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         turn = Turn(self.run)
         while self.run.path.is_dir():
             if who := turn.cancelled():
