@@ -89,6 +89,8 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     """
     run.refuse_flaws()
     settle(run)
+    if run.state == "queued":
+        attend(run)
     if at_work(run):
         raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
     if run.state == "finished" and not changed_settings(run):

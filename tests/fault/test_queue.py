@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import WorkbenchError
+from engine.errors import RunBusy, WorkbenchError
 from engine.run import control, devices, launch
 from engine.run.devices import Card, Choice
 from engine.run.index import peek
@@ -110,7 +110,8 @@ def test_a_killed_supervisor_is_replaced_and_the_run_still_waits_and_runs(
     send(killed, signal.SIGKILL)
     until(lambda: not killed.alive, "it is gone")
     assert run.state == "queued"
-    assert launch.look_after(run) == ""
+    with pytest.raises(RunBusy, match="still queued"):
+        launch.resume(run)  # it is given a supervisor and waits on
     again = run.supervisor()
     assert again is not None
     assert again.alive
