@@ -447,17 +447,26 @@ class WorkbenchApp(App[None]):
         """The form of this window's config: the one that is open, or a new one in place of that of another config."""
         from workbench.screens.build import BuildScreen
 
-        if any(isinstance(screen, BuildScreen) for screen in self.screen_stack):
-            while not isinstance(self.screen, BuildScreen):
+        forms = [screen for screen in self.screen_stack if isinstance(screen, BuildScreen)]
+        if forms:
+            while self.screen is not forms[-1]:
                 self.pop_screen()
-            if self.screen.session.draft is not self.draft:
-                self.switch_screen(BuildScreen(step))
-        else:
+        if not forms or (
+            self._is_old(forms[-1]) and len(self.screen_stack) == 1
+        ):  # the lowest screen cannot be replaced
             self.push_screen(BuildScreen(step))
+        elif self._is_old(forms[-1]):
+            self.switch_screen(BuildScreen(step))
+
+    def _is_old(self, screen: Screen[Any]) -> bool:
+        """Whether this is the form of a config that is no longer this window's; it is not shown again."""
+        from workbench.screens.build import BuildScreen
+
+        return isinstance(screen, BuildScreen) and screen.session.draft is not self.draft
 
     def action_leave(self) -> None:
         """Back; on the last screen, quit."""
-        if len(self.screen_stack) > 1:
+        if len(self.screen_stack) > 1 and not self._is_old(self.screen_stack[-2]):
             self.pop_screen()
         else:
             self.action_leave_all()

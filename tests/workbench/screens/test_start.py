@@ -295,3 +295,28 @@ async def test_launch_offers_the_queue_and_says_so_to_the_engine(
         await pilot.press("enter")
         await until(pilot, MonitorScreen)
     assert asked == [True]
+
+
+async def test_another_config_takes_the_place_of_the_one_the_window_began_with(tmp_path: Path) -> None:
+    other = Path("other.yaml").absolute()
+    other.write_text(SOUND)
+    Recent(state_folder()).note(other)
+    app = WorkbenchApp(Draft.new("dpo"), runs_dir=tmp_path / "none")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("f3")
+        await until(pilot, StartScreen)
+        await pilot.pause(0.5)
+        await at(pilot, str(other))
+        await pilot.press("enter")
+        form = await until(pilot, BuildScreen)
+        assert form.session.draft is app.draft
+        assert app.draft.path == other
+        await pilot.press("r")
+        await until(pilot, RunsScreen)
+        app.action_build()
+        await pilot.pause()
+        assert app.screen is form
+        await pilot.press("q")
+        await pilot.pause(0.2)
+        assert app.left, "the form of the config before is not shown again"
