@@ -422,7 +422,8 @@ def _text(event: Event, key: str) -> str:
 
 def _number(event: Event, key: str) -> float | None:
     value = event.get(key)
-    return value if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return value if number else None
 
 
 def _whole(event: Event, key: str) -> int | None:

@@ -308,3 +308,12 @@ def test_a_run_that_hangs_is_named_and_its_stack_is_shown_on_request(tmp_path: P
         assert refused["ok"] is False
         assert "no worker at work" in str(refused)
         monitor.close()
+
+
+def test_counts_and_readings_of_a_device_are_no_curves(watched: Any) -> None:
+    run, _, view = watched
+    run.steps(3, eval_loss=1.0, num_tokens=4096.0, eval_runtime=2.0)
+    run.pen.write("gpu", devices=[{"index": 0, "load": 91.0, "power": 300.0}])
+    view.look()
+    assert set(view.names) == {"loss", "eval_loss", "grad_norm", "learning_rate", "tokens_per_second"}
+    assert view.parts["gpu"] == [["GPU 0", "91 %  ·  300 W"]]
