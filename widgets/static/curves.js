@@ -80,7 +80,7 @@ export function chartsPage(zoomTo) {
       list(held);
       if (held.names.length) return grid.querySelector(".ftw-empty")?.remove();
       const none = RESTING.has(held.parts.head?.state) ? "This run made no step, so it has no curves." : "Curves appear with the first step.";
-      return fill(grid, h("p", { class: "ftw-empty" }, none));
+      return grid.textContent === none ? undefined : fill(grid, h("p", { class: "ftw-empty" }, none));
     },
   };
 }
