@@ -64,6 +64,9 @@ def test_a_step_at_which_the_run_measures_or_saves_is_given_the_time_that_takes(
     view.longest_pause = 20.0
     assert silence.silent_for(view, 45.0) is None
     assert silence.silent_for(view, 70.0) == 70
+    for begins in (RunView(state="starting", step=7, longest_gap=1.0), RunView(state="running", longest_gap=1.0)):
+        assert silence.silent_for(begins, 300.0) is None, "loading and the first step may take minutes"
+        assert silence.silent_for(begins, 700.0) == 700
     view.step, view.longest_gap = 11, 40.0
     assert silence.silent_for(view, 100.0) is None, "slow steps are no silence"
     for state in ("finished", "stopped", "failed", "lost", "queued"):
