@@ -422,8 +422,9 @@ def _text(event: Event, key: str) -> str:
 
 def _number(event: Event, key: str) -> float | None:
     value = event.get(key)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return value if number else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
 
 
 def _whole(event: Event, key: str) -> int | None:
