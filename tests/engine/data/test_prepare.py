@@ -353,5 +353,5 @@ def test_rows_after_one_whose_template_loops_are_made_and_only_it_is_left_out(
     assert "row 300" in prepared.counts["bad_row"]
     assert prepared.dataset["row"][298:302] == [298, 299, 301, 302]
     settings["on_bad_row"] = "error"
-    with pytest.raises(WorkbenchError, match="row 300.*runs longer than"):
+    with pytest.raises(WorkbenchError, match=r"row 300.*runs longer than"):
         prepare(make_config(write(rows), **settings), minimind)
