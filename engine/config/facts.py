@@ -176,6 +176,9 @@ class SourceFacts:
     """Whether its first row is written in turns of a conversation; `False` for texts alone."""
     images: bool = False
     """Whether its first row names images."""
+    in_order: str = ""
+    """The first of its files whose rows are found from the beginning alone, so that a stream does not know how many they
+    are; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
