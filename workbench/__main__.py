@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("resume", "Go on from the newest whole checkpoint."),
     "receipt": ("receipt", "What was really done in a run."),
     "compare": ("compare", "What differs between runs."),
+    "cache": ("cache", "List, size and prune prepared data."),
     "doctor": ("doctor", "What this machine can do."),
     "explain": ("explain", "Explain a setting or a term."),
     "recipes": ("recipes", "List the ready configs."),

@@ -143,6 +143,7 @@ CALLS: dict[str, list[list[str]]] = {
     "resume": [["RUN", "--changed"], ["FAILED"], [HOSTILE]],
     "receipt": [["RUN"], [HOSTILE]],
     "compare": [["RUN", "FAILED"], ["RUN", HOSTILE]],
+    "cache": [["--folder", HOSTILE], ["--folder", f"cache{HOSTILE}"], ["prune", HOSTILE, "--yes"], [HOSTILE]],
     "doctor": [["--runs", f"there{HOSTILE}"]],
     "explain": [[HOSTILE]],
     "recipes": [[HOSTILE]],
