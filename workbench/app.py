@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from engine.bridge.ledger import Ledger
     from engine.client import Inspector
     from engine.run.store import RunFolder
+    from engine.session.chat import ChatSession
     from engine.session.draft import Draft
     from workbench.unsaved import Unsaved
 
@@ -225,6 +226,7 @@ class WorkbenchApp(App[None]):
         *,
         runs_first: bool = False,
         ledger: Ledger | None = None,
+        chat: ChatSession | None = None,
     ) -> None:
         no_colour = settle_colour()
         super().__init__(driver_class=TolerantDriver, ansi_color=True if no_colour else None)
@@ -233,6 +235,7 @@ class WorkbenchApp(App[None]):
         self._runs_first = runs_first
         self._ledger = ledger
         """What became of a config of another tool that was opened."""
+        self._chat = chat
         self._early = EarlyKeys(self)
         self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
         self._runs_dir = self.explicit_runs_dir
@@ -294,7 +297,11 @@ class WorkbenchApp(App[None]):
     # Frame
 
     def get_default_screen(self) -> Screen[Any]:
-        """The first screen is the run that was asked for, or the form."""
+        """The first screen is the chat or the run that was asked for, or the form."""
+        if self._chat is not None:
+            from workbench.screens.chat import ChatScreen
+
+            return ChatScreen(self._chat)
         if self._run is not None:
             from workbench.screens.monitor import MonitorScreen
 

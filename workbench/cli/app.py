@@ -21,6 +21,7 @@ from workbench.terminal import require_terminal
 if TYPE_CHECKING:
     from engine.bridge.ledger import Ledger
     from engine.run.store import RunFolder
+    from engine.session.chat import ChatSession
 
 CONFIGS = (".yaml", ".yml")
 
@@ -60,6 +61,7 @@ def open_app(
     settings: Sequence[str] = (),
     recipe: str | None = None,
     runs_dir: str | Path | None = None,
+    chat: ChatSession | None = None,
 ) -> int:
     """Open the app and return its exit code. What cannot be opened is said before the screen changes.
 
@@ -82,8 +84,10 @@ def open_app(
     with guarded_terminal():
         from workbench.app import WorkbenchApp
 
-        first = draft is None and folder is None and ledger is None and _any_alive(runs_dir)
-        app = WorkbenchApp(draft, folder, runs_dir, runs_first=first, ledger=ledger)
+        none_asked = draft is None and folder is None and ledger is None and chat is None
+        app = WorkbenchApp(
+            draft, folder, runs_dir, runs_first=none_asked and _any_alive(runs_dir), ledger=ledger, chat=chat
+        )
         app.run()
     for line in app.ending.words():
         echo(line)
