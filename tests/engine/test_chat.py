@@ -266,14 +266,13 @@ def test_saved_rows_are_training_rows(chat: ChatSession, tmp_path: Path) -> None
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]
     config = {"version": 1, "model": {"name": "builtin/tiny"}, "method": {"kind": "sft"}}
     with Inspector() as inspector:
-        found = inspector.ask(
-            "preview", config={**config, "data": {"train": [{"path": str(path)}]}}, rows=[0, 1]
-        ).result(120)
+        asked = {**config, "data": {"train": [{"path": str(path)}]}}
+        first, second = (
+            inspector.ask("preview", config=asked, rows={"kind": "index", "index": row}).result(120)["rows"][0]
+            for row in (0, 1)
+        )
     texts = [
-        "".join(token["text"] for token in row["parts"]["tokens"] if token["trained"])
-        if "tokens" in row["parts"]
-        else row
-        for row in found["rows"]
+        "".join(token["text"] for token in row["parts"].get("input", ()) if token["trained"]) for row in (first, second)
     ]
     assert texts[0].startswith(whole.text)
     assert texts[1] == "", "an answer that was cut teaches nothing"
