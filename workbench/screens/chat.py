@@ -120,9 +120,8 @@ def _text(text: str, width: int, head: str = "", style: str = "") -> list[Line]:
 
 def _answer(title: str, answer: Answer, width: int) -> list[Line]:
     body = _text(answer.text + ("" if answer.done else "▌"), width)
-    note = cut(clean(answer.note()), width) if not answer.problem else ""
-    wrong = paragraph(clean(answer.problem), width, "bad") if answer.problem else []
-    return [[(cut(clean(title), width), "bold")], *body, *wrong, *([[(note, "dim")]] if note else [])]
+    below = paragraph(clean(answer.note()), width, "bad" if answer.problem else "dim") if answer.note() else []
+    return [[(cut(clean(title), width), "bold")], *body, *below]
 
 
 class ChatScreen(Screen[None]):

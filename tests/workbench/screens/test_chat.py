@@ -96,7 +96,7 @@ async def test_what_a_model_says_is_drawn_and_never_obeyed(
         assert "␛]0;owned" in words
         assert "    indented" in words
         assert "half▌" in words
-        assert "stopped at max_new_tokens" in words
+        assert "max_new_tokens" in words
         line = next(line for line in words.splitlines() if "base builtin/tiny" in line and "│" in line)
         assert line.index("checkpoint 10") < line.index("│") < line.index("base")
 
