@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.builtin import tiny
 from engine.errors import UsageError, WorkbenchError
+from engine.run import devices
 from engine.run.store import RunFolder
 from engine.session.chat import ChatSession, Settings, who_answers
 from tests.chats import QUESTION, make_run, model_folder, tuned
@@ -237,6 +238,22 @@ def test_what_cannot_be_talked_to_is_one_sentence(runs: Path, lora: RunFolder) -
 
 
 @pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [((), [], "the CPU"), (("0",), ["0"], "GPU 0"), (("1",), ["0"], ""), ((), ["0"], ""), (("0",), [], "")],
+)
+def test_a_run_that_trains_on_the_same_device_is_named(
+    lora: RunFolder, monkeypatch: pytest.MonkeyPatch, mine: tuple[str, ...], theirs: list[str], told: str
+) -> None:
+    monkeypatch.setattr("engine.session.chat.devices_of_live", lambda root, leaving: {"other-0001": theirs})
+    monkeypatch.setattr("engine.session.chat.devices.choose", lambda wanted, taken: devices.Choice(mine, 1))
+    session = ChatSession(who_answers([lora]))
+    assert session._client._environment["CUDA_VISIBLE_DEVICES"] == ",".join(mine)
+    expected = f"other-0001 is training on {told} too: both share its memory and are slower."
+    assert session.notes == ([expected] if told else [])
+    session.close()
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("temperature", "-1"),
@@ -338,6 +355,7 @@ def test_the_process_goes_with_its_window(lora: RunFolder) -> None:
 
 WINDOW = """
 import sys, time
+from engine.run import devices
 from engine.run.store import RunFolder
 from engine.session.chat import ChatSession, Settings, who_answers
 session = ChatSession(who_answers([RunFolder(sys.argv[1])]), Settings(max_new_tokens=4000), device="cpu")
