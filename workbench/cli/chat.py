@@ -78,7 +78,7 @@ def command(
     tools, device = given.pop("tools"), given.pop("device")
     session = ChatSession(who, Settings(**given), tools=tools_from(Path(tools)) if tools else (), device=device)
     if not prompts:
-        for name, value in (("--json", as_json), ("--save", save), ("--answer", answers), ("--text", texts)):
+        for name, value in (("--save", save), ("--answer", answers), ("--text", texts), ("--json", as_json)):
             if value:
                 raise UsageError(f"{name}: must stand beside --prompt.")
         from workbench.cli.app import open_app
