@@ -148,6 +148,7 @@ CALLS: dict[str, list[list[str]]] = {
     "recipes": [[HOSTILE]],
     "demo": [[f"run.name={HOSTILE}"], [f"run.{HOSTILE}=1"], [f"--{HOSTILE}"]],
     "chat": [["RUN", "--prompt", HOSTILE], [HOSTILE], ["RUN", "--base", "--tools", f"{HOSTILE}.json"]],
+    "queue": [[HOSTILE, "--first"], [f"--{HOSTILE}"]],
     "guide": [[HOSTILE], [f"there{HOSTILE}"], [f"good{HOSTILE}.yaml"]],
     "app": [[HOSTILE], [HOSTILE, HOSTILE], [f"my{HOSTILE}.yaml", HOSTILE]],
 }
