@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from engine.trainers.watching import Watching
 
 PROGRESS_SECONDS = 0.5
-COMMITS_FILE = "commits.json"
 _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 
 
@@ -131,7 +130,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
 
     from engine.data.collate import collator_for
     from engine.features.built import Notes
-    from engine.hub import COMMITS
+    from engine.hub import COMMITS, COMMITS_FILE
     from engine.models.load import load_processing_class
     from engine.models.vocabulary import check_of_rows
     from engine.rehearse import Measuring

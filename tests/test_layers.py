@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("engine", "workbench", "widgets")
 
 LAYERS = (
-    ("engine.worker", "engine.inspector*"),
+    ("engine.worker", "engine.inspector*", "engine.chat*"),
     ("engine.trainers*",),
     ("engine.rehearse", "engine.generate"),
     ("engine.features.load", "engine.features.sequence"),

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "receipt": ("receipt", "What was really done in a run."),
     "compare": ("compare", "What differs between runs."),
     "cache": ("cache", "List, size and prune prepared data."),
+    "chat": ("chat", "Talk to a run's model, beside its base."),
     "doctor": ("doctor", "What this machine can do."),
     "explain": ("explain", "Explain a setting or a term."),
     "recipes": ("recipes", "List the ready configs."),

@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 class Action:
     """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette.
 
-    `when` is what must hold of a run ("running", "ended early", "failed", "groups", "plain") for its key line to show it.
+    `when` is what must hold of a run ("running", "finished", "ended early", "failed", "groups", "plain") or a chat for its key line to show it.
     """
 
     id: str
@@ -163,6 +163,48 @@ ACTIONS: tuple[Action, ...] = (
     Action("batch", "enter", "batch", "The rows behind the point under the cursor", ("monitor",), "enter"),
     Action("find", "slash", "find", "Find words in the log or the config", ("monitor",), "/"),
     Action("back", "escape", "back", "Take the cursor away; then go back", ("monitor",), "esc", quiet=True),
+    Action("chat", "C", "chat", "Talk to the model, beside its base", ("monitor",), line="C chat", when="finished"),
+    # Chat: a line is written in all the time, so keys are with ctrl
+    Action(
+        "halt", "escape", "stop", "Stop the answer; else go back", ("chat",), "esc", line="esc stop", when="answering"
+    ),
+    Action(
+        "again", "ctrl+r", "again", "Answer the newest text once more", ("chat",), "^r", line="^r again", when="text"
+    ),
+    Action(
+        "template",
+        "ctrl+t",
+        "rendered prompt",
+        "The exact text that the model reads, and its tokens",
+        ("chat",),
+        "^t",
+        line="^t template",
+        when="text",
+    ),
+    Action(
+        "settings",
+        "ctrl+o",
+        "settings",
+        "Temperature, system prompt and others",
+        ("chat",),
+        "^o",
+        line="^o settings",
+        when="text",
+    ),
+    Action(
+        "save",
+        "ctrl+s",
+        "save rows",
+        "Save the conversation as rows to train on",
+        ("chat",),
+        "^s",
+        line="^s save",
+        when="text",
+    ),
+    Action("renew", "ctrl+n", "new", "Begin a new conversation", ("chat",), "^n", line="^n new"),
+    Action(
+        "scroll", "tab", "scroll", "Keys to what was said, or back to the line", ("chat",), "tab", line="tab scroll"
+    ),
     # Runs
     Action("open", "enter", "open", "Watch the run under the cursor", ("runs",), line="enter open"),
     Action("mark", "space", "mark", "Mark the run for comparing, or not", ("runs",), line="space mark"),

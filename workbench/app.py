@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from engine.bridge.ledger import Ledger
     from engine.client import Inspector
     from engine.run.store import RunFolder
+    from engine.session.chat import ChatSession
     from engine.session.draft import Draft
     from engine.session.recent import Recent
     from engine.session.start import StartList
@@ -230,6 +231,7 @@ class WorkbenchApp(App[None]):
         start: bool = False,
         step: str = "goal",
         ledger: Ledger | None = None,
+        chat: ChatSession | None = None,
     ) -> None:
         """`start` opens on what there is to come back to, else `step` is where the draft's form begins."""
         no_colour = settle_colour()
@@ -239,6 +241,7 @@ class WorkbenchApp(App[None]):
         self._start, self._step = start, step
         self._ledger = ledger
         """What became of a config of another tool that was opened."""
+        self._chat = chat
         self._early = EarlyKeys(self)
         self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
         self._runs_dir = self.explicit_runs_dir
@@ -316,7 +319,11 @@ class WorkbenchApp(App[None]):
     # Frame
 
     def get_default_screen(self) -> Screen[Any]:
-        """The first screen is the run that was asked for, or the form."""
+        """The first screen is the chat or the run that was asked for, or the form."""
+        if self._chat is not None:
+            from workbench.screens.chat import ChatScreen
+
+            return ChatScreen(self._chat)
         if self._run is not None:
             from workbench.screens.monitor import MonitorScreen
 

@@ -224,13 +224,20 @@ def _alive(run: RunFolder) -> bool:
     return any(found is not None and found.alive for found in (run.worker(), run.supervisor()))
 
 
+def devices_of_live(root: Path, *, leaving: bool = True) -> dict[str, list[str]]:
+    """The devices of each run in `root` whose processes live and that waits for none, by the run's id; none of them is the CPU. Without `leaving`
+    one that has said its last word is left out."""
+    return {
+        other.id: [str(name) for name in values.get("devices") or []]
+        for other in store.runs_in(root)
+        if (values := other.read_json()).get("state") not in (*ENDED, "queued")
+        and _alive(other)
+        and (leaving or not _said_last_word(other))
+    }
+
+
 def _choose(wanted: object, root: Path) -> devices.Choice:
-    taken: set[str] = set()
-    for other in store.runs_in(root):
-        values = other.read_json()
-        if values.get("state") not in (*ENDED, "queued") and _alive(other):
-            taken.update(str(name) for name in values.get("devices") or [])
-    return devices.choose(wanted, taken)
+    return devices.choose(wanted, {name for names in devices_of_live(root).values() for name in names})
 
 
 def _start_supervisor(run: RunFolder, do: str) -> None:

@@ -21,6 +21,7 @@ from workbench.terminal import require_terminal
 if TYPE_CHECKING:
     from engine.bridge.ledger import Ledger
     from engine.run.store import RunFolder
+    from engine.session.chat import ChatSession
     from engine.session.draft import Draft
 
 CONFIGS = (".yaml", ".yml")
@@ -61,6 +62,7 @@ def open_app(
     settings: Sequence[str] = (),
     recipe: str | None = None,
     runs_dir: str | Path | None = None,
+    chat: ChatSession | None = None,
 ) -> int:
     """Open the app and return its exit code. What cannot be opened is said before the screen changes.
 
@@ -83,8 +85,9 @@ def open_app(
     with guarded_terminal():
         from workbench.app import WorkbenchApp
 
-        start = draft is None and folder is None and ledger is None
-        app = WorkbenchApp(draft, folder, runs_dir, start=start, step=_first_step(draft, config), ledger=ledger)
+        start = draft is None and folder is None and ledger is None and chat is None
+        step = _first_step(draft, config)
+        app = WorkbenchApp(draft, folder, runs_dir, start=start, step=step, ledger=ledger, chat=chat)
         if config is not None:
             app.recent.note(config)
         app.run()

@@ -344,6 +344,15 @@ class MonitorScreen(Screen[None]):
         self._asked = (name, do, time.monotonic())
         self._draw()
 
+    def action_chat(self) -> None:
+        """Talk to the newest checkpoint, beside its base."""
+        from workbench.screens.chat import ChatScreen, chat_of
+
+        try:
+            self.app.push_screen(ChatScreen(chat_of(self.folder)))
+        except WorkbenchError as problem:
+            self._tell(problem.told)
+
     def action_stack(self) -> None:
         """Where the worker is at this moment."""
         self._tell("asking the worker where it is …", 60)
