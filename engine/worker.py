@@ -234,7 +234,7 @@ def _rows(
     else:
         prepared = _first_rank_first(lambda: prepare(config, processing_class, "train", say.progress))
     held_out = None
-    if config.data.eval:
+    if config.data.evaluates:
         held_out = _first_rank_first(lambda: prepare(config, processing_class, "eval", say.progress))
     if int(os.environ.get("RANK", "0")) == 0 and not config.data.streaming:
         keep_counts(config, run.path, prepared, held_out)
@@ -330,15 +330,14 @@ def _watching(
         "model": config.model.name,
         "resumed_from_step": checkpoint.step_of(newest) if newest else None,
         "devices": _devices(),
-        # At these steps more than a step happens: whoever waits for the next event has to know.
-        "pauses": [
-            config.run.save_steps,
-            *([config.run.eval_steps] if config.data.eval else []),
-            *([config.run.prompts_steps] if config.run.prompts else []),
-        ],
     }
     shown = config.run.logging_steps, config.run.prompts, cast(int, config.run.prompts_steps)
     watching = Watching(run, writer, controls, opening, *shown, answers)
+    by_epoch = {
+        "eval": config.run.evals_per_epoch if config.data.evaluates else None,
+        "save": config.run.saves_per_epoch,
+    }
+    watching.per_epoch = {what: times for what, times in by_epoch.items() if times is not None}
     return watching
 
 

@@ -183,7 +183,7 @@ def _shortened(config: RunConfig) -> RunConfig:
                     "gradient_accumulation_steps": accumulation,
                 }
             ),
-            "data": data.model_copy(update={"eval": [], "shuffle": False}),
+            "data": data.model_copy(update={"eval": [], "val_set_size": 0.0, "shuffle": False}),
         }
     )
 
@@ -243,7 +243,8 @@ def _key(config: RunConfig, facts: Facts, base: str | os.PathLike[str] = ".") ->
     """What decides memory and time of a step, hashed: not where the run goes or how long it lasts."""
     mapping = absolute(as_mapping(config), base)
     mapping.pop("run", None)
-    mapping.get("data", {}).pop("eval", None)
+    for name in ("eval", "val_set_size"):
+        mapping.get("data", {}).pop(name, None)
     for name in ("learning_rate", "max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay"):
         mapping.get("optim", {}).pop(name, None)
     text = json.dumps([_machine(facts), mapping], sort_keys=True, default=str)

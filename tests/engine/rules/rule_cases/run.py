@@ -12,6 +12,19 @@ CASES: dict[str, list[Case]] = {
     "max-new-tokens-need-prompts": [({"run.max_new_tokens": 5}, Facts(), "run.max_new_tokens", "error")],
     "prompts-are-not-empty": [({"run.prompts": ["a", " "]}, Facts(), "run.prompts.1", "error")],
     "eval-steps-need-held-out-data": [({"run.eval_steps": 5}, Facts(), "run.eval_steps", "error")],
+    "steps-or-times-in-an-epoch": [
+        (
+            {"run.evals_per_epoch": 2, "run.eval_steps": 5, "data.val_set_size": 0.1},
+            Facts(),
+            "run.evals_per_epoch",
+            "error",
+        ),
+        ({"run.saves_per_epoch": 2, "run.save_steps": 5}, Facts(), "run.saves_per_epoch", "error"),
+    ],
+    "epochs-of-a-stream-have-no-known-steps": [
+        ({"run.saves_per_epoch": 2, "data.streaming": True}, Facts(), "run.saves_per_epoch", "error"),
+    ],
+    "evaluations-need-held-out-data": [({"run.evals_per_epoch": 2}, Facts(), "run.evals_per_epoch", "error")],
     "a-checkpoint-falls-in-the-run": [
         ({"optim.max_steps": 150}, Facts(), "run.save_steps", "warning"),
         ({"optim.max_steps": 5}, Facts(), "run.save_steps", "hint"),
