@@ -136,6 +136,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     from engine.models.vocabulary import check_of_rows
     from engine.rehearse import Measuring
     from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
+    from engine.trainers.best import HeldOutBest
     from engine.trainers.finite import FiniteSteps
     from engine.trainers.job import Job
     from engine.trainers.watching import AllStepsMade
@@ -171,6 +172,9 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     watching.trainer = trainer
     stream = prepared.stream if measuring is None else None
     trainer.remove_callback(PrinterCallback)
+    if held_out is not None:
+        watching.best = HeldOutBest(config, writer)
+        trainer.add_callback(watching.best)
     finite = FiniteSteps(config.run.on_nan, config.run.max_skipped_steps)
     trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint), finite)
     if stream is not None:
@@ -348,7 +352,9 @@ def _end(trainer: RunTrainer, watching: Watching, say: _Speaker, begun: float) -
         raise trainer.finite.diverged
     if stopped is None:
         trainer._save_checkpoint(trainer.model, None)
-        say.write("finished", step=step, seconds=seconds)
+        early = watching.best is not None and watching.best.over and step < trainer.state.max_steps
+        why = {"cause": "early_stopping", "message": watching.best.reason(step)} if early and watching.best else {}
+        say.write("finished", step=step, seconds=seconds, **why)
         return 0
     say.write("stopped", step=step, seconds=seconds, by=stopped.by)
     return _SIGNAL_CODES.get(stopped.id, 0)

@@ -27,7 +27,7 @@ from engine.bridge.keys import (
     where_known,
 )
 from engine.bridge.sources import READERS, SPLIT_OF_FILE, named_split
-from engine.bridge.trainer_keys import desirable_weight, lora_dropout
+from engine.bridge.trainer_keys import BEST, desirable_weight, lora_dropout
 from engine.config.data import IN_MESSAGES
 from engine.config.renames import TEMPLATES, is_off, sentence_for
 
@@ -896,9 +896,9 @@ KEYS: dict[str, Key] = {
     "eval_table_size": nothing(_GENERATED),
     "eval_max_new_tokens": nothing(_GENERATED),
     "early_stopping_patience": where_known("optim.early_stopping_patience", unless_off()),
-    "load_best_model_at_end": unless_off(),
-    "metric_for_best_model": unless_off(),
-    "greater_is_better": unless_off(),
+    "load_best_model_at_end": BEST,
+    "metric_for_best_model": same("run.metric_for_best_model"),
+    "greater_is_better": same("run.greater_is_better"),
     "loss_watchdog_threshold": unless_off(sentence_for("loss_watchdog_threshold")),
     "loss_watchdog_patience": unless_off(sentence_for("loss_watchdog_patience")),
     "do_causal_lm_eval": unless_off(_METRICS),

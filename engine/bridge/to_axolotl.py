@@ -374,6 +374,7 @@ TABLE: dict[str, Meaning] = {
     "optim.adam_epsilon": key("adam_epsilon"),
     "optim.max_grad_norm": key("max_grad_norm"),
     "optim.tf32": key("tf32", "auto"),
+    "optim.early_stopping_patience": key("early_stopping_patience"),
     "memory.gradient_checkpointing": checkpointing,
     "memory.activation_offloading": _offloading,
     "memory.layer_offloading": key("layer_offloading", False),
@@ -386,5 +387,8 @@ TABLE: dict[str, Meaning] = {
     "run.saves_per_epoch": key("saves_per_epoch"),
     "run.save_total_limit": key("save_total_limit"),
     "run.eval_steps": _eval_steps,
+    "run.metric_for_best_model": key("metric_for_best_model"),
+    "run.greater_is_better": key("greater_is_better"),
+    "run.save_best": by_itself("It concerns which checkpoints are kept."),
     "run.evals_per_epoch": key("evals_per_epoch"),
 }  # fmt: skip

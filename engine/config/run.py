@@ -60,6 +60,21 @@ class Run(Section):
     ] = "auto"
     """Measure the loss on the held-out data every so many steps. `auto` does it ten times a run."""
 
+    metric_for_best_model: Annotated[
+        str | None, Title("Best by"), Advanced, Source("transformers: metric_for_best_model")
+    ] = None
+    """Which number of the held-out rows tells the best checkpoint, by its name in the curves. Empty means the loss, and the
+    reward where sampled answers are rewarded."""
+
+    greater_is_better: Annotated[
+        bool | None, Title("More is better"), Expert, Source("transformers: greater_is_better")
+    ] = None
+    """Whether more of that number is better. Empty means no for a loss and yes for all others."""
+
+    save_best: Annotated[bool, Title("Save the best"), Advanced] = True
+    """Keep a checkpoint whenever held-out rows are measured better than before. Off marks the best of those that are kept
+    anyway. The best one is never deleted for newer ones."""
+
     evals_per_epoch: Annotated[int | None, Ge(1), Le(100_000), Title("Evaluations per epoch"), Advanced] = None
     """Measure the loss on the held-out data so many times in each epoch, evenly, in the place of `eval_steps`."""
 

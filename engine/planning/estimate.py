@@ -153,11 +153,12 @@ def _left_out(config: RunConfig, data: DataFacts | None) -> int | None:
 
 
 def _kept(config: RunConfig, each: int | None, steps: int | None) -> int | None:
-    """Disk at its fullest: the checkpoints kept and the one being written."""
+    """Disk at its fullest: the checkpoints kept, the best one, and the one being written."""
     if each is None:
         return None
+    best = int(config.data.evaluates)
     made = steps // config.run.save_steps + 1 if steps is not None else config.run.save_total_limit + 1
-    return each * min(made, config.run.save_total_limit + 1)
+    return each * (min(made, config.run.save_total_limit + 1) + best)
 
 
 def _seconds(

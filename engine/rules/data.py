@@ -91,9 +91,9 @@ def some_rows_are_held_out_and_some_trained_on(config: RunConfig, facts: Facts) 
     counts = [min(entry.rows or seen.rows, seen.rows) for entry, seen in known if seen is not None and seen.rows]
     rows = sum(counts) if counts and len(counts) == len(known) else None
     if rows is not None and held_out_of(size, rows) >= rows:
-        fix = Fix("hold a tenth out", {path: 0.1}) if held_out_of(0.1, rows) < rows else None
+        fewer = Fix("hold a tenth out", {path: 0.1}) if held_out_of(0.1, rows) < rows else None
         yield must(
-            path, f"fewer than the {rows:,} rows of the training data", size, "None is left to train on.", fix=fix
+            path, f"fewer than the {rows:,} rows of the training data", size, "None is left to train on.", fix=fewer
         )
 
 

@@ -108,6 +108,23 @@ def evaluations_need_held_out_data(config: RunConfig, facts: Facts) -> Iterator[
         yield must(spec.path, "left out without held-out data", config.run.evals_per_epoch, todo, fix=fix)
 
 
+_OF_HELD_OUT = (
+    fields.optim.early_stopping_patience,
+    fields.run.metric_for_best_model,
+    fields.run.greater_is_better,
+    fields.run.save_best,
+)
+
+
+@rule(reads=(*_OF_HELD_OUT, fields.data.eval, fields.data.val_set_size))
+def the_best_is_told_by_held_out_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec in () if config.data.evaluates else _OF_HELD_OUT:
+        if (value := spec.value(config)) != spec.default:
+            todo = "Nothing is measured that could tell. Name data.eval, give data.val_set_size, or remove it."
+            fix = Fix("remove it", unset=(spec.path,))
+            yield must(spec.path, "left out without held-out data", value, todo, fix=fix)
+
+
 def _whole(facts: Facts) -> bool:
     """Whether the file is a stored, resolved config, in which every setting is written."""
     return fields.run.grace_seconds.path in facts.given and fields.kernels.kernel_auto_compose.path in facts.given

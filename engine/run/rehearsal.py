@@ -168,6 +168,16 @@ def _shortened(config: RunConfig) -> RunConfig:
                     "max_new_tokens": fields.run.max_new_tokens.default,
                     "eval_steps": fields.run.eval_steps.default,
                     "prompts_steps": fields.run.prompts_steps.default,
+                    **{
+                        spec.path.rpartition(".")[2]: spec.default
+                        for spec in (
+                            fields.run.evals_per_epoch,
+                            fields.run.saves_per_epoch,
+                            fields.run.metric_for_best_model,
+                            fields.run.greater_is_better,
+                            fields.run.save_best,
+                        )
+                    },
                     "devices": one,
                     "save_steps": 1_000_000,
                     "logging_steps": 1,
@@ -179,6 +189,7 @@ def _shortened(config: RunConfig) -> RunConfig:
                     "num_train_epochs": fields.optim.num_train_epochs.default,
                     "warmup_steps": fields.optim.warmup_steps.default,
                     "per_device_eval_batch_size": fields.optim.per_device_eval_batch_size.default,
+                    "early_stopping_patience": fields.optim.early_stopping_patience.default,
                     "bf16_full_eval": fields.optim.bf16_full_eval.default,
                     "gradient_accumulation_steps": accumulation,
                 }

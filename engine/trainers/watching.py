@@ -25,6 +25,7 @@ from engine.run.async_writer import LateWriter
 from engine.run.control import Controls, Request
 from engine.run.events import Thinning
 from engine.run.store import RunFolder
+from engine.trainers.best import HeldOutBest
 from engine.trainers.saving import RunTrainer
 
 BATCHES_CAP = 64 << 20
@@ -66,6 +67,7 @@ class Watching(TrainerCallback):
         self.opening, self.logging_steps, self.thinning = opening, logging_steps, Thinning(logging_steps)
         self.prompts, self.prompts_steps, self.sample = prompts, prompts_steps, sample
         self.per_epoch = {}
+        self.best: HeldOutBest | None = None
         self.stopped: Request | None = None
         self._saving: list[Request] = []
         self._at_epoch_end: list[Request] = []
@@ -121,7 +123,7 @@ class Watching(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # transformers makes a step before it looks whether there is one left: a run that was killed after its last would
         # train one more.
-        if state.global_step >= state.max_steps:
+        if state.global_step >= state.max_steps or (self.best is not None and self.best.over):
             raise AllStepsMade
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -142,6 +144,8 @@ class Watching(TrainerCallback):
         # A checkpoint is a point of every curve: means over steps begin anew there, so a resume has nothing to make up
         # for. So is the end, which transformers logs only where logging_steps divides it.
         control.should_log = control.should_log or control.should_save or last
+        if self.best is not None and control.should_evaluate and (self.best.saves or self.best.patience is not None):
+            control.should_log = True
         sampling = self.prompts and state.global_step % self.prompts_steps == 0 and not last
         waits = control.should_log or control.should_evaluate or sampling or self.trainer.samples_answers
         if self.trainer.finite.settle(control, all_steps=waits):
