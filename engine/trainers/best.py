@@ -26,6 +26,7 @@ class HeldOutBest(TrainerCallback):
     def __init__(self, config: RunConfig, writer: LateWriter | None) -> None:
         self.metric, self.greater = metric_of(config)
         self.patience, self.saves = config.optim.early_stopping_patience, config.run.save_best
+        self._wanted = config.run.metric_for_best_model is not None or self.patience is not None
         self.waited = 0
         """Evaluations since the best one."""
         self._writer = writer
@@ -49,20 +50,22 @@ class HeldOutBest(TrainerCallback):
             self._tell(state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        found = {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
-        self._measured = found or self._measured
+        self._measured |= {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.metric not in self._measured:
+        measured, self._measured = self._measured, {}
+        if self.metric not in measured:
+            if not self._wanted:
+                return
             # `evaluate` says how long it took, which nobody means.
             timed = ("_runtime", "_per_second")
-            known = [name for name in self._measured if not name.endswith(timed)]
+            known = [name for name in measured if not name.endswith(timed)]
             names = ", ".join(sorted(visible(name.removeprefix("eval_")) for name in known))
             raise WorkbenchError(
                 f"run.metric_for_best_model: {visible(self.metric.removeprefix('eval_'))} is not measured on held-out rows; "
                 f"there are {names}."
             )
-        value, best = float(self._measured[self.metric]), state.best_metric
+        value, best = float(measured[self.metric]), state.best_metric
         better = not math.isnan(value) and (best is None or (value > best if self.greater else value < best))
         self.waited = 0 if better else self.waited + 1
         state.stateful_callbacks[STATE] = {"args": {}, "attributes": {"waited": self.waited}}

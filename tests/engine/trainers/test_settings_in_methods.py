@@ -130,7 +130,9 @@ def of_all(files: Files) -> dict[str, Trial]:
         "run.eval_steps": Trial(2, eval_),
         "optim.early_stopping_patience": Trial(1, {**eval_, "run.greater_is_better": True, "optim.max_steps": 3}),
         "run.metric_for_best_model": Trial("nothing", eval_),
-        "run.greater_is_better": Trial(True, {**eval_, "run.save_steps": 9}),
+        "run.greater_is_better": Trial(
+            True, {**eval_, "run.metric_for_best_model": "loss", "run.greater_is_better": False}
+        ),
         "run.save_best": Trial(False, {**eval_, "run.save_steps": 9}),
         "run.evals_per_epoch": Trial(1, {**by_epoch, "run.evals_per_epoch": 4}),
         "run.saves_per_epoch": Trial(1),
