@@ -384,6 +384,12 @@ def _every(setting: str, by_epoch: str, what: str) -> Any:
     return means
 
 
+def _evals_per_epoch(value: Any, file: File) -> Answer:
+    if is_off(value) or (is_off(file.get("val_set_size")) and not file.get("test_datasets")):
+        return needless("No rows are held out.")
+    return mapped({"run.evals_per_epoch": value})
+
+
 def _save_strategy(value: Any, file: File) -> Answer:
     if value == "steps":
         return needless("run.save_steps counts steps.")
@@ -890,7 +896,7 @@ KEYS: dict[str, Key] = {
     "save_safetensors": unless(True, _SAVED, _SAVED),
     "dynamic_checkpoint": unless_off("`workbench checkpoint RUN` asks a run for one at any time."),
     "eval_steps": Key(_every("run.eval_steps", "evals_per_epoch", "")),
-    "evals_per_epoch": where_known("run.evals_per_epoch", unless_off()),
+    "evals_per_epoch": Key(_evals_per_epoch),
     "eval_strategy": Key(_eval_strategy),
     "evaluation_strategy": Key(_eval_strategy),
     "eval_table_size": nothing(_GENERATED),

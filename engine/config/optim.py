@@ -122,7 +122,6 @@ class Optim(Section):
         Title("Stop when no better for"),
         Unit("evaluations"),
         Advanced,
-        Source("transformers: early_stopping_patience"),
     ] = None
     """End the run once so many evaluations in a row were no better than the best one before them. Empty means never.
     `run.metric_for_best_model` says what is compared."""
