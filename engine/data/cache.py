@@ -83,8 +83,15 @@ class Store:
 
 def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int], None]) -> str:
     """The key of a plan's prepared rows."""
-    sources = [_source(source, plan.seed, progress) for source in plan.sources]
-    return digest_of({**tokens_parts(plan, processing_class), "sources": sources})
+    parts = {**tokens_parts(plan, processing_class), "sources": source_parts(plan, progress)}
+    if plan.val_set_size is not None:
+        parts["held out"] = [plan.val_set_size, plan.seed]
+    return digest_of(parts)
+
+
+def source_parts(plan: Plan, progress: Callable[[str, int, int], None]) -> list[dict[str, Any]]:
+    """What decides which rows a plan's sources give, by their content."""
+    return [_source(source, plan.seed, progress) for source in plan.sources]
 
 
 def digest_of(parts: Mapping[str, Any]) -> str:

@@ -155,7 +155,8 @@ def counted_over(config: RunConfig) -> list[Any]:
     """Whose tokens a count is of: model and tokenizer, sources, method. Counts made over others say nothing of this one."""
     model, data = config.model, config.data
     rows = [entry.model_dump() for entry in (*data.train, *data.eval)]
-    return [model.name, model.revision, model.tokenizer, rows, len(data.train), config.method.kind]
+    held_out = [data.val_set_size, config.run.seed] if data.val_set_size else None
+    return [model.name, model.revision, model.tokenizer, rows, len(data.train), held_out, config.method.kind]
 
 
 def countable(findings: Iterable[Finding]) -> bool:

@@ -21,6 +21,7 @@ from engine.data.cache import Store, about, key_of
 from engine.data.cache_entries import Held
 from engine.data.chat import MaskError, Rendered
 from engine.data.formats import read_example
+from engine.data.held_out import hold_out
 from engine.data.packing import best_fit
 from engine.data.parts import Example
 from engine.data.plan import Plan, plan_of, use_template
@@ -29,6 +30,7 @@ from engine.data.rendering import Sent
 from engine.data.streaming.files import looked_at_plan
 from engine.data.tokens import Piece, Tokens
 from engine.errors import Cancelled, DataError, WorkbenchError
+from engine.facts.counts import held_out_of
 from engine.run.data_record import RowHashes
 
 BATCH = 256
@@ -132,6 +134,7 @@ def prepare(
     progress = on_progress or (lambda what, done, total: None)
     if not plan.sources:
         raise DataError(f"data.{split} names no rows", "Add a source with its path.")
+    hold_out(plan, progress)
     store = Store(plan.prepared_path)
     key = key_of(plan, processing_class, progress)
     with store.lock(key):
@@ -205,7 +208,10 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
     else:
         plan = plan_of(config, processing_class, split, tolerant=True)
     plan.count_all = True
-    order = plan.order()
+    order = plan.everything()
+    if plan.val_set_size is not None and len(order) <= sample:
+        hold_out(plan)
+        order = plan.order()
     some = [order[place * len(order) // sample] for place in range(sample)] if len(order) > sample else order
     tokens, counts, lengths, kept = Tokens(plan, processing_class), Counts(), array("I"), array("I")
     shape = shape_of(plan.method)
@@ -230,10 +236,19 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
     if len(some) == len(order):
         return facts
     # Rows and tokens are those of all rows, if the others are like these.
-    scale = len(order) / len(some)
+    scale = len(order) / len(some) * _side(plan)
     rows = "rows" if plan.split == "train" else "eval_rows"
     grown = {name: round(facts[name] * scale) for name in (rows, "tokens", "trained_tokens")}
     return {**facts, **grown, "total": len(order), "exact": False}
+
+
+def _side(plan: Plan) -> float:
+    """The share of the sources' rows that the plan's split takes."""
+    if plan.val_set_size is None:
+        return 1.0
+    rows = sum(source.count() for source in plan.sources)
+    held = held_out_of(plan.val_set_size, rows) / rows
+    return held if plan.split == "eval" else 1 - held
 
 
 def streamed_note(looked: int) -> str:
@@ -413,7 +428,7 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
     except DataError as problem:
         told = bool(too_long or (counts.bad and plan.on_bad_row == "error") or counts.masked >= counts.read)
         raise Refused(problem, _facts(plan, counts, lengths), counted=told) from None
-    counts.notes = sorted(tokens.notes)
+    counts.notes = [*sorted(tokens.notes), *_kept_together(plan, len(order))]
     if packed:
         counts.packs = _pack(folder, plan, progress)
     meta = {
@@ -435,16 +450,28 @@ def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
         others = "" if len(too_long) == 1 else f"{len(too_long):,} of {counts.read:,} rows are, the longest with "
         raise too_long_error(plan, too_long[0], f"{others}{counts.longest:,} tokens")
     if not counts.kept:
-        raise nothing_left(plan.split, "; ".join(counts.sentences()) or "no rows were read")
+        raise nothing_left(plan.named, "; ".join(counts.sentences()) or "no rows were read")
     shape = shape_of(plan.method)
     if (plan.split == "train" or shape.one_sort) and (lack := shape.lacking(counts.classes)):
-        raise DataError(f"data.{plan.split}: {lack[0]}", lack[1], path="")
+        raise DataError(f"{plan.named}: {lack[0]}", lack[1], path="")
 
 
-def nothing_left(split: str, reasons: str) -> DataError:
-    """The refusal of a split whose rows are all left out."""
+def _kept_together(plan: Plan, held: int) -> list[str]:
+    """That fewer rows than asked for are held out, where no group of rows with one prompt fits into the rest."""
+    if plan.split != "eval" or plan.val_set_size is None:
+        return []
+    wanted = held_out_of(plan.val_set_size, sum(source.count() for source in plan.sources))
+    if held >= wanted:
+        return []
+    return [
+        f"data.val_set_size: {held:,} rows are held out instead of {wanted:,}, as rows with one prompt stay together"
+    ]
+
+
+def nothing_left(named: str, reasons: str) -> DataError:
+    """The refusal of a split whose rows are all left out; `named` is the setting that names them."""
     return DataError(
-        f"data.{split}: nothing is left to {'train on' if split == 'train' else 'measure'}: {reasons}.",
+        f"{named}: nothing is left to {'train on' if named == 'data.train' else 'measure'}: {reasons}.",
         "Bring other rows, or change what leaves these out: data.max_length, data.trained_turns or the source's columns.",
         path="",
     )

@@ -158,7 +158,7 @@ class Stream:
         pick = self.walk.next()
         if pick is None:
             if not self.left.counts.kept and not self._resumed:
-                raise nothing_left("train", "; ".join(self.left.sentences()) or "no rows were read")
+                raise nothing_left("data.train", "; ".join(self.left.sentences()) or "no rows were read")
             if self.epochs is not None and self.walk.epoch + 1 >= self.epochs:
                 return False
             self.walk.begin(self.walk.epoch + 1)
@@ -318,7 +318,7 @@ def _first_rows(plan: Plan, files: Files, processing_class: Any, count: int) -> 
             break
     if not found:
         reasons = "; ".join(counts.sentences()) or "no rows were read"
-        raise nothing_left(plan.split, f"of the first {counts.read:,} rows, {reasons}" if counts.read else reasons)
+        raise nothing_left(plan.named, f"of the first {counts.read:,} rows, {reasons}" if counts.read else reasons)
     # How much good and bad rows weigh is told by the first rows.
     if shape is SHAPES["rated"] and (lack := shape.lacking(counts.classes)):
         raise DataError(f"data.train: of the first {len(found):,} rows {lack[0]}", lack[1], path="")
