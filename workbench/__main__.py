@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stack": ("stack", "Show where a run's worker is."),
     "resume": ("resume", "Go on from the newest whole checkpoint."),
     "receipt": ("receipt", "What was really done in a run."),
+    "merge": ("merge", "Merge a run's adapter into its base."),
     "compare": ("compare", "What differs between runs."),
     "doctor": ("doctor", "What this machine can do."),
     "explain": ("explain", "Explain a setting or a term."),
