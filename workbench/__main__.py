@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("resume", "Go on from the newest whole checkpoint."),
     "receipt": ("receipt", "What was really done in a run."),
     "merge": ("merge", "Merge a run's adapter into its base."),
+    "export": ("export", "Take a trained model along: safetensors, adapter, GGUF, Modelfile."),
     "compare": ("compare", "What differs between runs."),
     "doctor": ("doctor", "What this machine can do."),
     "explain": ("explain", "Explain a setting or a term."),

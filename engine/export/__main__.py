@@ -108,6 +108,8 @@ def answer(asked: dict[str, Any], send: Any) -> dict[str, Any]:
             part = make(model, form, Path(place), asked, report)
         except Exception as problem:  # noqa: BLE001 - a part that fails leaves the others
             part = {"form": form, "path": place, "ok": False, "error": described(problem)}
+        if part["ok"] and form == "safetensors":
+            model.merged = Path(place)
         parts.append(part)
         send(part=part)
     return {"run": run.id, "checkpoint": taken.checkpoint.name, "parts": parts}

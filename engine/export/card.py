@@ -72,11 +72,15 @@ def _trained(config: RunConfig) -> list[tuple[str, str]]:
                 )
             )
     rows += [
-        ("optimizer", f"{optim.optim}, learning rate {figures.number(optim.learning_rate)}, {optim.lr_scheduler_type}"),
+        ("optimizer", f"{optim.optim}, learning rate {_number(optim.learning_rate)}, {optim.lr_scheduler_type}"),
         ("batch", f"{optim.per_device_train_batch_size} x {optim.gradient_accumulation_steps}"),
         ("seed", str(config.run.seed)),
     ]  # fmt: skip
     return rows
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else figures.number(value)
 
 
 def _words(targets: str | Sequence[str]) -> str:

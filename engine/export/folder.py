@@ -39,6 +39,8 @@ class Model:
 
     source: Source
     config: RunConfig
+    merged: Path | None = None
+    """The folder of the whole model that this export has made, once it has its name."""
 
     @cached_property
     def base(self) -> Path:

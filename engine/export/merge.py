@@ -68,10 +68,8 @@ def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
         )
     shape = transformers.AutoConfig.from_pretrained(base)
     with torch.device("meta"):
-        more = {} if labels is None else {"num_labels": labels}
         if labels is not None:
             shape.num_labels = labels
-        del more
         model = getattr(transformers, LOADERS[head]).from_config(shape, dtype=torch.float32)
     tied = _tied(model)
     quantized = _quantized(config, model)
@@ -92,7 +90,7 @@ def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
                 name = path.replace(".base_layer", "").replace(".modules_to_save.default", "")
                 trained[name] = key
     for path, layer in layers.items():
-        wanted = {name for name in layer.state_dict() if "lora_" in name and "dropout" not in name}
+        wanted = {name for name in _module(layer).state_dict() if "lora_" in name and "dropout" not in name}
         if wanted != set(low_rank[path]):
             raise ModelError(
                 f"{model_files.ADAPTER_WEIGHTS}: lacks weights for the layer {visible(path)}.",
@@ -159,7 +157,7 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
             f"{visible(odd)}: is stored in {stored[odd].dtype}, into which an adapter cannot be merged.",
             "Export the adapter itself (--to adapter), or train on the model in 16 bits.",
         )
-    added = {**_extra(made, stored)}
+    added = _extra(made, stored)
     _refuse_left_over(made, stored, added)
     files = model_files.weight_files(base)
     total, done = sum(file.stat().st_size for file in files), 0
@@ -233,6 +231,7 @@ def _read(base: Path, name: str) -> torch.Tensor:
     raise KeyError(name)
 
 
+@torch.no_grad()
 def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
     """The weight as the trained model has it, in the format of the base's file."""
     if name in made.trained and name.removesuffix(".weight") not in made.layers:
@@ -242,17 +241,24 @@ def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weigh
     if not name.endswith(".weight") or path not in made.layers:
         return seen.to(value.dtype)
     layer = made.layers[path]
-    layer.to_empty(device="cpu")  # type: ignore[attr-defined]
+    module = _module(layer)
+    module.to_empty(device="cpu")
     try:
         found = {part: weights.get_tensor(key).float() for part, key in made.low_rank[path].items()}
-        layer.load_state_dict(found, strict=False)  # type: ignore[attr-defined]
+        module.load_state_dict(found, strict=False)
         inner = layer.get_base_layer()
         inner.weight.data = seen.float()
-        layer.merge(safe_merge=True)  # type: ignore[operator]
+        layer.merge(safe_merge=True)
         return inner.weight.data.to(value.dtype).contiguous()
     finally:
         layer.merged_adapters.clear()
-        layer.to_empty(device="meta")  # type: ignore[attr-defined]
+        module.to_empty(device="meta")
+
+
+def _module(layer: Any) -> torch.nn.Module:
+    """The layer, of which PEFT's own class says only what an adapter adds."""
+    found: torch.nn.Module = layer
+    return found
 
 
 def _as_trained(config: RunConfig, value: torch.Tensor) -> torch.Tensor:
@@ -284,4 +290,4 @@ def write_safetensors(path: Path, shapes: Mapping[str, model_files.Tensor], tens
         for (name, each), value in zip(shapes.items(), tensors, strict=True):
             if tuple(value.shape) != each.shape or NAMES[value.dtype] != each.dtype:
                 raise ModelError(f"{visible(name)}: became {tuple(value.shape)} in {value.dtype} while it was merged.")
-            file.write(memoryview(value.contiguous().flatten().view(torch.uint8).numpy()))
+            file.write(value.contiguous().flatten().view(torch.uint8).numpy().data)

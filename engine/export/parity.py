@@ -60,6 +60,9 @@ class Parity:
     trained_effect: float | None = None
     """How far training moved the logits from the base's, as the same share."""
 
+    weights: int | None = None
+    """Weights that were read back and compared with their source one by one."""
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

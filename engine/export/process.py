@@ -19,6 +19,13 @@ from engine.errors import Cancelled, WorkbenchError, redact, visible
 from engine.run.spawn import HUB_TOKENS, safe_python, without_tokens
 
 COMMAND = (sys.executable, "-P", "-m", "engine.export")
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    # The C library would keep the room of each weight that is done, for one of another size: twice the memory in the end.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+}
 PATIENCE = 10.0
 """Seconds that a cancelled export has to take its half-written part away."""
 
@@ -37,9 +44,7 @@ class Export:
         environment = {
             **without_tokens(os.environ, hub),
             **safe_python(os.environ),
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            **ENVIRONMENT,
         }
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(

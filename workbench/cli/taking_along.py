@@ -53,7 +53,11 @@ def part_line(part: dict[str, Any]) -> None:
 
 def compared(parity: dict[str, Any]) -> str:
     """What a comparison found, in a sentence."""
-    words = f"opened again by {parity['reader']}: {parity['prompts']} prompts and {parity['probes']} texts give the same ids"
+    words = f"opened again by {parity['reader']}"
+    if parity["weights"] is not None:
+        words += f": {parity['weights']} weights are their source's, as are tokens and template"
+    elif parity["prompts"] or parity["probes"]:
+        words += f": {parity['prompts']} prompts and {parity['probes']} texts are the same"
     if parity["logits_error"] is not None:
         words += f", logits differ by {percent(parity['logits_error'], 3)} of their size (at most {percent(parity['bound'], 2)})"
         if parity["trained_effect"] is not None:
