@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from engine.errors import UsageError
 from engine.export.places import FORMS, places, refuse_existing
 from engine.export.process import request
 from engine.run import store
@@ -15,7 +16,7 @@ from workbench.cli.taking_along import absolute, ended, followed
 
 @click.command(short_help="Take a trained model along.")
 @click.argument("name", metavar="RUN")
-@click.option("--to", "forms", multiple=True, required=True, type=click.Choice(list(FORMS)), help="May be given often.")
+@click.option("--to", "forms", multiple=True, type=click.Choice(list(FORMS)), help="May be given often.")
 @click.option(
     "--checkpoint", "step", type=int, metavar="N", help="The checkpoint of step N; else the newest whole one."
 )
@@ -39,6 +40,8 @@ def command(
     workbench export my-0001 --to gguf --quant Q8_0 --to modelfile
     workbench export my-0001 --to adapter -o small
     """
+    if not forms:
+        raise UsageError(f"--to: must be given: {', '.join(FORMS)}.", "It may be given often.")
     run = store.find(name, store.runs_dir(runs))
     quant = quant.upper()
     where = places(run, forms, absolute(output, f"{run.id}-export"), quant)

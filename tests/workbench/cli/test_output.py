@@ -142,6 +142,8 @@ CALLS: dict[str, list[list[str]]] = {
     "checkpoint": [["RUN"], [HOSTILE]],
     "resume": [["RUN", "--changed"], ["FAILED"], [HOSTILE]],
     "receipt": [["RUN"], [HOSTILE]],
+    "merge": [["RUN"], ["FAILED", "-o", f"out{HOSTILE}"], [HOSTILE]],
+    "export": [["RUN", "--to", "adapter"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "gguf"]],
     "compare": [["RUN", "FAILED"], ["RUN", HOSTILE]],
     "doctor": [["--runs", f"there{HOSTILE}"]],
     "explain": [[HOSTILE]],
@@ -233,7 +235,7 @@ NEEDS = {
     "checkpoint": 1,
     "resume": 1,
 }
-MISSING = {**NEEDS, "receipt": 1, "stack": 1, "compare": 2}
+MISSING = {**NEEDS, "merge": 1, "export": 1, "receipt": 1, "stack": 1, "compare": 2}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
