@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "receipt": ("receipt", "What was really done in a run."),
     "merge": ("merge", "Merge a run's adapter into its base."),
     "export": ("export", "Take a trained model along: safetensors, adapter, GGUF, Modelfile."),
+    "push": ("push", "Push a trained model to a hub."),
     "compare": ("compare", "What differs between runs."),
     "doctor": ("doctor", "What this machine can do."),
     "explain": ("explain", "Explain a setting or a term."),

@@ -80,10 +80,6 @@ def answer(asked: dict[str, Any], send: Any) -> dict[str, Any]:
             last[0] = now
             send(progress={"what": what, "done": done, "total": total, "unit": "bytes" if total > 1 else ""})
 
-    if asked["do"] == "push":
-        from engine.export.push import push
-
-        return push(asked, report)
     report("Reading the checkpoint", 0, 1)
     from engine.export.places import source
     from engine.run.store import RunFolder
@@ -106,6 +102,10 @@ def answer(asked: dict[str, Any], send: Any) -> dict[str, Any]:
     for form, place in asked["places"].items():
         try:
             part = make(model, form, Path(place), asked, report)
+            if asked["do"] == "push":
+                from engine.export.push import upload
+
+                part["url"] = upload(Path(place), asked["repository"], private=asked["private"], report=report)
         except Exception as problem:  # noqa: BLE001 - a part that fails leaves the others
             part = {"form": form, "path": place, "ok": False, "error": described(problem)}
         if part["ok"] and form == "safetensors":

@@ -40,7 +40,7 @@ class Export:
 
     def run(self, on_message: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """What became of it; `on_message` is given `progress` and each finished `part`. Raises its WorkbenchError."""
-        hub = HUB_TOKENS if self.request["do"] == "push" else ()
+        hub = HUB_TOKENS
         environment = {
             **without_tokens(os.environ, hub),
             **safe_python(os.environ),

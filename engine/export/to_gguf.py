@@ -86,6 +86,7 @@ def _differs(config: Any, name: str) -> Iterator[tuple[str, bool]]:
             "the rotation of sliding layers",
             (sliding["rope_theta"] != 10000.0 or sliding.get("rope_type") != "default"),
         )
+    yield "partly rotated heads", _rope(config).get("partial_rotary_factor", 1.0) not in (None, 1.0)
     kind = _rope(config).get("rope_type", "default")
     yield f"rotation of type {kind}", kind not in ("default", "linear", *(("llama3",) if name == "LLAMA" else ()))
 
@@ -168,7 +169,9 @@ def _sizes(writer: Any, config: Any, name: str) -> None:
     writer.add_value_length(head)
     writer.add_vocab_size(config.vocab_size)
     if rope.get("rope_type") == "linear":
-        writer.add_rope_scaling_type("linear")
+        import gguf
+
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(float(rope["factor"]))
     if name in ("GEMMA2", "GEMMA3", "PHI3"):
         writer.add_sliding_window(int(window or 0))

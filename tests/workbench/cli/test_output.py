@@ -144,6 +144,7 @@ CALLS: dict[str, list[list[str]]] = {
     "receipt": [["RUN"], [HOSTILE]],
     "merge": [["RUN"], ["FAILED", "-o", f"out{HOSTILE}"], [HOSTILE]],
     "export": [["RUN", "--to", "adapter"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "gguf"]],
+    "push": [["RUN", "--to", "a/b"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "a/b"]],
     "compare": [["RUN", "FAILED"], ["RUN", HOSTILE]],
     "doctor": [["--runs", f"there{HOSTILE}"]],
     "explain": [[HOSTILE]],
@@ -235,7 +236,7 @@ NEEDS = {
     "checkpoint": 1,
     "resume": 1,
 }
-MISSING = {**NEEDS, "merge": 1, "export": 1, "receipt": 1, "stack": 1, "compare": 2}
+MISSING = {**NEEDS, "merge": 1, "export": 1, "push": 1, "receipt": 1, "stack": 1, "compare": 2}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
