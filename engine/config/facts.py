@@ -174,8 +174,8 @@ class SourceFacts:
     """The first of them and what is wrong with it, as a sentence."""
     turns: bool | None = None
     """Whether its first row is written in turns of a conversation; `False` for texts alone."""
-    images: bool = False
-    """Whether its first row names images."""
+    images: str = ""
+    """The first of the rows looked at that has images, by its place such as `line 4`; empty where none has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,16 @@ from engine.rules.data import FROM_COUNTS
 
 if TYPE_CHECKING:
     from engine.data.detect import Detection
+    from engine.data.mapped import Rows
 
 FIRST_ROWS = 1000
 SCRATCH = "WORKBENCH_SCRATCH"
 TEMPLATES = Path(__file__).parent / "templates"
 PATIENCE = 0.25
 """Seconds to wait for a row count; an index that takes longer is counted by the inspector."""
+WHOLE_IMAGES, WHOLE_PIXELS = 16, 16_000_000
+"""So many images are read to their end, each up to so many pixels; of the others the headers are."""
+LONGEST_PATH = 4096
 
 
 class Installed(Mapping[str, str | None]):
@@ -256,7 +260,11 @@ def _file(entry: Any, place: Path) -> SourceFacts:
             trouble = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip(":")
             trouble = f"line {trouble}" if trouble[:1].isdigit() else trouble
             trouble += "" if trouble.endswith(".") else "."
-        fatal = seen.format is None or seen.bad >= seen.looked
+        bad = seen.bad
+        for index, sentence in _unreadable_images(seen.images, place.parent):
+            bad += 1
+            trouble = trouble or f"{_named(rows, index)}: {sentence}"
+        fatal = seen.format is None or bad >= seen.looked
         columns = tuple(visible(str(column)) for column in (seen.example or {}))
         try:
             count = rows.wait(PATIENCE)
@@ -270,11 +278,57 @@ def _file(entry: Any, place: Path) -> SourceFacts:
             columns,
             seen.format,
             problem=trouble if fatal else "",
-            bad=seen.bad,
+            bad=bad,
             looked=seen.looked,
             bad_row="" if fatal else trouble,
             turns=_in_turns(seen),
-            images=bool((seen.example or {}).get(entry.columns.get("images", "images"))),
+            images=_named(rows, min(seen.images)) if seen.images else "",
         )
     finally:
         rows.close()
+
+
+def _named(rows: Rows, index: int) -> str:
+    line = rows.place(index)[1]
+    return rows.named(index) if line is None else f"line {line}"
+
+
+def _unreadable_images(rows: Mapping[int, tuple[Any, ...]], folder: Path) -> Iterator[tuple[int, str]]:
+    """The rows that name an image which cannot be read, each with the reason for its first, as a sentence."""
+    judged: dict[str, str] = {}
+    for index, images in rows.items():
+        for image in images:
+            name = image.get("url") if isinstance(image, Mapping) else image
+            if not isinstance(name, str) or name.startswith("data:") or len(name) > LONGEST_PATH:
+                continue  # bytes in the row itself
+            if name not in judged:
+                judged[name] = _image_flaw(name, folder, whole=len(judged) < WHOLE_IMAGES)
+            if judged[name]:
+                yield index, f"{visible(name)}: {judged[name]}"
+                break
+
+
+def _image_flaw(name: str, folder: Path, *, whole: bool) -> str:
+    """Why the file of an image cannot be read, or nothing. Its header is read; all of it where `whole`."""
+    from PIL import Image
+
+    from engine.data.rows import refuse_special
+
+    if "://" in name and not name.startswith("file://"):
+        return "images are read from files, not from a server. Download it first."
+    place = folder / name.removeprefix("file://")
+    try:
+        refuse_special(place)
+        if not place.stat().st_size:
+            return "the file of this image is empty (0 bytes). Bring the image, or take the row out."
+        with Image.open(place) as image:
+            if whole and image.width * image.height <= WHOLE_PIXELS:
+                image.load()
+    except Image.UnidentifiedImageError:
+        return "this file holds no image. Bring a PNG, JPEG or WebP file, or take the row out."
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, WorkbenchError) as problem:
+        if isinstance(problem, FileNotFoundError):
+            return f"there is no such file. Relative paths begin at {visible(str(folder))}."
+        reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+        return f"the image cannot be read ({visible(reason)}). Bring it whole, or take the row out."
+    return ""

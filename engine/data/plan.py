@@ -197,7 +197,7 @@ def source_rows(path: str, given_split: str | None = None, split: str = "train",
         from engine.builtin import dates
 
         wanted = given_split or ("train" if split == "train" else "eval")
-        return ListRows(BUILTIN, dates.rows(wanted, seed=seed))  # type: ignore[arg-type]
+        return ListRows(BUILTIN, dates.rows(wanted, seed=seed))
     if path.startswith("builtin/"):
         raise DataError(f"no such built-in data set; there is {BUILTIN}", path=visible(path))
     local = Path(path)

@@ -422,7 +422,9 @@ def _text(event: Event, key: str) -> str:
 
 def _number(event: Event, key: str) -> float | None:
     value = event.get(key)
-    return value if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
 
 
 def _whole(event: Event, key: str) -> int | None:
