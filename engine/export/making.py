@@ -70,8 +70,9 @@ def _gguf(model: Model, place: Path, part: Path, asked: dict[str, Any], report: 
 
 def _modelfile(model: Model, part: Path, asked: dict[str, Any]) -> Parity:
     """Beside the GGUF of this export, or the folder. Raises WorkbenchError where there is neither."""
-    weights = next((Path(asked["places"][form]) for form in ("gguf", "safetensors") if form in asked["places"]), None)
-    if weights is None or not weights.exists():
+    known = [Path(asked["places"][form]) for form in ("gguf", "safetensors") if form in asked["places"]]
+    weights = next((path for path in known if path.exists()), None)
+    if weights is None:
         raise WorkbenchError(
             "modelfile: names weights beside it, and this export made none.", "Export with --to gguf --to modelfile."
         )

@@ -28,7 +28,9 @@ def turns_of(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[Turns, str]:
         raise ModelError("modelfile: the model has no chat template.", "Ollama then continues a text as it is.")
     user = {"role": "user", "content": f"{MARK}u"}
     answer = {"role": "assistant", "content": f"{MARK}a"}
-    bos = tokenizer.bos_token or ""
+    first = tokenizer("a")["input_ids"][0]
+    # Ollama puts it before the prompt where the tokenizer does.
+    bos = str(tokenizer.bos_token) if first == tokenizer.bos_token_id else ""
     try:
         alone, pair = render([user]), render([user, answer])
         before, after = alone.split(f"{MARK}u")
@@ -39,9 +41,9 @@ def turns_of(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[Turns, str]:
         raise _no_turns() from problem
     try:
         told = render([{"role": "system", "content": f"{MARK}s"}, user])
-        first, rest = told.split(f"{MARK}s")
+        opening, rest = told.split(f"{MARK}s")
         if rest.endswith(turns["user"][0] + f"{MARK}u" + after):
-            turns["system"] = (first.removeprefix(bos), rest.removesuffix(turns["user"][0] + f"{MARK}u" + after))
+            turns["system"] = (opening.removeprefix(bos), rest.removesuffix(turns["user"][0] + f"{MARK}u" + after))
     except Exception:  # noqa: BLE001 - a template that takes no system prompt has none in Ollama
         turns.pop("system", None)
     for messages in [*CONVERSATIONS, *_with_system(turns)]:

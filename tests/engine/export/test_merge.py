@@ -23,6 +23,7 @@ from engine.export.folder import Model
 from engine.export.making import make
 from engine.export.parity import ParityError
 from engine.export.places import source
+from engine.export.process import ENVIRONMENT
 from engine.run import checkpoint
 from engine.run.store import RunFolder
 
@@ -232,7 +233,7 @@ def test_merging_takes_the_memory_of_a_shard_and_a_layer(make_run: Make, tmp_pat
     assert sum(shards) > 3 * max(shards)
     done = subprocess.run(
         [sys.executable, "-P", "-c", MEASURE, str(run.path), str(base), str(tmp_path / "out")],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
     before, peak = map(int, done.stdout.split())
     layer = 4 * (4 * 1024 * 1024 + 3 * 1024 * 4096)  # one layer's weights in float32
