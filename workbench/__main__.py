@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "preview": ("preview", "Show the batch that training will see."),
     "estimate": ("estimate", "Memory, steps, disk and time before launch."),
     "train": ("train", "Start a run and watch it."),
+    "queue": ("queue", "Show the runs that wait, and change their order."),
     "runs": ("runs", "List runs."),
     "watch": ("watch", "Watch a run."),
     "stop": ("stop", "Ask a run to stop."),

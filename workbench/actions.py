@@ -53,8 +53,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("suspend_process", "ctrl+z", "pause", "Put the app in the background of the shell", ("everywhere",), "^z"),
     Action("shade", "", "light or dark", "Change between light and dark", ("everywhere",)),
     Action("build", "", "build", "Build a config: the seven steps", ("everywhere",)),
-    Action("runs", "", "runs", "List of runs", ("everywhere",)),
+    Action("runs", "r,f2", "runs", "List of runs", ("everywhere",), "r, F2"),
+    Action("start", "f3", "start", "What goes on, what was open last, and ways to begin", ("everywhere",), "F3"),
     Action("guide", "", "guided first run", "See a model learn a few rows by heart, and why", ("everywhere",)),
+    # Start
+    Action("open", "enter", "open", "Open what is under the cursor", ("start",), line="enter open"),
+    Action("new", "n", "new", "A new config, from what it shall learn", ("start",), line="n new"),
+    Action("file", "o", "file", "Open a config file", ("start",), line="o file"),
+    Action("runs", "", "runs", "", ("start",), "r", line="r runs", quiet=True),
     # Build
     Action("edit", "", "edit", "Edit the setting in focus", ("build",), "enter", line="enter edit", quiet=True),
     Action("to_form", "escape", "form", "", ("build",), quiet=True),
@@ -171,6 +177,8 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("delete", "D", "delete", "Delete the run, after saying what would be lost", ("runs",), line="D delete"),
     Action("filter", "slash", "filter", "Only runs with these words", ("runs",), "/", line="/ filter"),
+    Action("place(-1)", "less_than_sign", "earlier", "A queued run: a place earlier in the queue", ("runs",), "<"),
+    Action("place(1)", "greater_than_sign", "later", "A queued run: a place later in the queue", ("runs",), ">"),
     Action("sort", "o", "order", "Order by time, state, name or loss", ("runs",), line="o order"),
     # Compare
     Action(

@@ -68,15 +68,20 @@ def command(
         findings.append(replace(say(place, sentence, severity="error"), rule="data-cannot-be-prepared"))
         findings.sort(key=lambda finding: RANK[finding.severity])
     bad = any(finding.severity == "error" for finding in findings)
-    if as_json:
-        from engine.planning.estimate import estimate
+    from engine.planning.estimate import estimate
+    from engine.session.paragraph import paragraph
 
+    known = estimate(reading.config, facts)
+    words = paragraph(reading.config, facts, known)
+    if as_json:
         told = [finding.as_json() for finding in findings]
-        print_json({"ok": not bad, "findings": told, "data": estimate(reading.config, facts).shares(), **mended})
+        print_json({"ok": not bad, "findings": told, "data": known.shares(), "summary": words, **mended})
         return int(bad)
     from workbench.cli.findings import count_in_words, show
 
     show(findings, lines)
+    if not bad and tool is None:
+        echo(words)
     uncounted = not_counted(reading.config, facts)
     way = "" if with_data else ": --data counts them"
     more = f"; {uncounted}{way}" if uncounted else ""

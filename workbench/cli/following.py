@@ -56,6 +56,7 @@ class Follower:
         self._said_at = 0.0
         self._said_step = -1
         self._line = self._silent = False
+        self._waits: str | None = None
         self._know(watch.view)
 
     def _know(self, view: RunView) -> None:
@@ -91,6 +92,9 @@ class Follower:
         if view.state != self._state and view.state in ("starting", "stopping"):
             self.say(state_text(view.state), fg=COLOURS.get(view.state))
         self._state = view.state
+        if view.state == "queued" and view.cause != self._waits:
+            self._waits = view.cause
+            self.say(f"{state_text('queued')}: {view.cause}" if view.cause else state_text("queued"))
         for entry in view.checkpoints:
             key = (entry["step"], entry["state"])
             if key not in self._checkpoints:
