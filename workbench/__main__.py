@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("export", "Take a trained model along: safetensors, adapter, GGUF, Modelfile."),
     "push": ("push", "Push a trained model to a hub."),
     "compare": ("compare", "What differs between runs."),
+    "cache": ("cache", "List, size and prune prepared data."),
     "doctor": ("doctor", "What this machine can do."),
     "explain": ("explain", "Explain a setting or a term."),
     "recipes": ("recipes", "List the ready configs."),

@@ -18,9 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from filelock import FileLock
 
+from engine.data.cache_entries import folder_of
 from engine.data.plan import Plan, Source
 from engine.errors import WorkbenchError, redact, visible
 
@@ -33,8 +33,7 @@ class Store:
     """The folder of prepared data: named by the config, else in the user's cache."""
 
     def __init__(self, folder: str | None) -> None:
-        base = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
-        self.folder = Path(folder) if folder else Path(base) / "prepared"
+        self.folder = folder_of(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -108,6 +107,20 @@ def tokens_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
         "packing": [plan.packing, plan.separate],
         "on_bad_row": plan.on_bad_row,
         "versions": {name: version(name) for name in ("transformers", "tokenizers", "jinja2")},
+    }
+
+
+def about(plan: Plan, processing_class: Any) -> dict[str, Any]:
+    """What prepared rows are made of, for a person who lists them: no part of their key."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return {
+        "sources": list(dict.fromkeys(redact(str(entry["path"])) for entry in plan.entries)),
+        "split": plan.split,
+        "method": plan.method,
+        "tokenizer": redact(str(getattr(tokenizer, "name_or_path", ""))),
+        "template": redact(plan.template_name) if plan.template else None,
+        "max_length": plan.max_length,
+        "packing": plan.packing,
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config.facts import Facts, ModelFacts, SourceFacts, TokenizerFacts
-from engine.config.files import DATA_SUFFIXES, place_of
+from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of
 from engine.config.findings import Finding
 from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from engine.data.mapped import Rows
 
 FIRST_ROWS = 1000
+JSON_FILES = 16
+"""Files of JSON in one folder that are looked into for being lists."""
 SCRATCH = "WORKBENCH_SCRATCH"
 TEMPLATES = Path(__file__).parent / "templates"
 PATIENCE = 0.25
@@ -214,12 +216,34 @@ def look_at_source(entry: Any, folder: Path) -> SourceFacts:
             return SourceFacts(entry.path, exists=False if local else None)
         if place.is_dir() or ".parquet" in place.suffixes or ".arrow" in place.suffixes:
             # columns of these need pyarrow, which the inspector has loaded
-            return SourceFacts(entry.path, exists=True, bytes=None if place.is_dir() else place.stat().st_size)
-        return _file(entry, place)
+            size = None if place.is_dir() else place.stat().st_size
+            return SourceFacts(entry.path, exists=True, bytes=size, in_order=_in_order(place))
+        return replace(_file(entry, place), in_order=_in_order(place))
     except OSError as problem:
         return SourceFacts(
             entry.path, exists=True, problem=f"cannot be read: {problem.strerror or 'input/output error'}."
         )
+
+
+def _in_order(place: Path) -> str:
+    """`SourceFacts.in_order` of a file, or of a folder of files."""
+    from engine.data.streaming.cuts import cut_file, paths_of
+
+    opened = 0
+    try:
+        for path in paths_of(str(place)):
+            suffix = Path(path).suffix.lower()
+            if suffix in (*COMPRESSIONS, ".csv", ".tsv"):
+                return path
+            if suffix == ".json" and opened < JSON_FILES:
+                opened += 1
+                cut = cut_file(path)
+                cut.rows.close()
+                if cut.count is None:
+                    return path
+    except WorkbenchError:
+        pass  # what is wrong with it is told by whoever reads its rows
+    return ""
 
 
 def _in_turns(seen: Detection) -> bool | None:

@@ -17,11 +17,15 @@ from typing import Any
 
 from engine.config.facts import DataFacts, counting_limits
 from engine.config.tree import RunConfig
-from engine.data.cache import Store, key_of
+from engine.data.cache import Store, about, key_of
+from engine.data.cache_entries import Held
+from engine.data.chat import MaskError, Rendered
 from engine.data.formats import read_example
 from engine.data.packing import best_fit
+from engine.data.parts import Example
 from engine.data.plan import Plan, plan_of, use_template
 from engine.data.prepared_rows import SHAPES, Shape, shape_of
+from engine.data.rendering import Sent
 from engine.data.streaming.files import looked_at_plan
 from engine.data.tokens import Piece, Tokens
 from engine.errors import Cancelled, DataError, WorkbenchError
@@ -106,6 +110,8 @@ class Prepared:
     sources: tuple[str, ...]
     stream: Any = None
     """What rows are read from while training (`engine.data.streaming`); `dataset` then holds the first of them alone."""
+    held: Held | None = None
+    """Keeps the prepared rows from being removed while this is there."""
 
 
 def prepare(
@@ -237,44 +243,89 @@ def streamed_note(looked: int) -> str:
 
 def token_rows(plan: Plan, tokens: Tokens, order: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
     """Kept rows in order, each with `row` (its number over all sources) and `length` (before cutting)."""
-    for start in range(0, len(order), BATCH):
-        yield from _batch(plan, tokens, order[start : start + BATCH], counts)
+    batches = (order[start : start + BATCH] for start in range(0, len(order), BATCH))
+    ahead: _Batch | None = None
+    for part in batches:
+        batch = _Batch(plan, tokens, part)
+        if ahead is not None:
+            ahead.take()
+        # The template renders these in its own process while those before are tokenized here.
+        batch.send()
+        if ahead is not None:
+            yield from ahead.rows(counts)
+        ahead = batch
+    if ahead is not None:
+        ahead.take()
+        yield from ahead.rows(counts)
 
 
-def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
-    shape = shape_of(plan.method)
-    bases = {number: plan.base(number) for number in {number for number, _ in part}}
-    pieces: list[Piece] = []
-    at: list[tuple[int, int]] = []
-    made: list[Row] = []
-    for number, index in part:
-        source = plan.sources[number]
-        counts.read += 1
+class _Batch:
+    """Rows that are read together: sent to be rendered, taken back, then tokenized."""
+
+    def __init__(self, plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]]) -> None:
+        self._plan, self._tokens = plan, tokens
+        self._language = shape_of(plan.method) is LANGUAGE
+        self._bases = {number: plan.base(number) for number in {number for number, _ in part}}
+        self._read = [(number, index, *found) for number, index in part if (found := self._example(number, index))]
+        examples = [example for *_, example in self._read if isinstance(example, Example)]
+        asked = [(example, tokens.conversation(example)) for example in examples] if self._language else []
+        self._asked = [(example, each) for example, each in asked if each is not None]
+        self._sent: Sent | None = None
+        self._rendered: dict[int, Rendered | MaskError] = {}
+
+    def _example(self, number: int, index: int) -> tuple[Any, Example | WorkbenchError] | None:
+        """What a row holds, and its example or why it has none; None where it is not there."""
+        source = self._plan.sources[number]
         try:
             given = source.rows[index]
-            example = read_example(given, source.detection.format or "", source.detection.columns)
-            if shape is not LANGUAGE:
-                made.append(shape.make(tokens, example, given))
-            else:
-                piece = tokens.piece(example)
-                if piece.images:
-                    # Pictures can fail on their own, so such rows are tokenized one by one.
-                    piece.ready = tokens.rows([piece])[0]
-                pieces.append(piece)
-            at.append((number, index))
+            return given, read_example(given, source.detection.format or "", source.detection.columns)
         except IndexError:
-            counts.read -= 1  # the source turned out shorter: only the lazy order of the preview asks past its end
+            return None  # the source turned out shorter: only the lazy order of the preview asks past its end
         except WorkbenchError as problem:
-            placed = _placed(problem, source.rows, index)
-            if plan.on_bad_row == "error" and not plan.count_all:
-                raise placed from None
-            counts.bad += 1
-            counts.bad_row = counts.bad_row or placed.told
-            if len(counts.bad_rows) < NAMED:
-                counts.bad_rows.append(placed.message)
-    for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
-        row["row"] = bases[number] + index
-        yield from fit(plan, row, counts)
+            return None, problem
+
+    def send(self) -> None:
+        """Have the conversations rendered."""
+        if self._asked and self._tokens.chat is not None:
+            self._sent = self._tokens.chat.send([each for _, each in self._asked])
+
+    def take(self) -> None:
+        """Wait until they are."""
+        if self._sent is not None and self._tokens.chat is not None:
+            found = self._tokens.chat.take(self._sent, [each for _, each in self._asked])
+            self._rendered = {id(example): one for (example, _), one in zip(self._asked, found, strict=True)}
+
+    def rows(self, counts: Counts) -> Iterator[Row]:
+        """Kept rows. Raises `DataError` for the first that is bad where that is to end everything."""
+        plan, tokens, shape = self._plan, self._tokens, shape_of(self._plan.method)
+        pieces: list[Piece] = []
+        at: list[tuple[int, int]] = []
+        made: list[Row] = []
+        for number, index, given, example in self._read:
+            counts.read += 1
+            try:
+                if isinstance(example, WorkbenchError):
+                    raise example
+                if self._language:
+                    piece = tokens.piece(example, self._rendered.get(id(example)))
+                    if piece.images:
+                        # Pictures can fail on their own, so such rows are tokenized one by one.
+                        piece.ready = tokens.rows([piece])[0]
+                    pieces.append(piece)
+                else:
+                    made.append(shape.make(tokens, example, given))
+                at.append((number, index))
+            except WorkbenchError as problem:
+                placed = _placed(problem, plan.sources[number].rows, index)
+                if plan.on_bad_row == "error" and not plan.count_all:
+                    raise placed from None
+                counts.bad += 1
+                counts.bad_row = counts.bad_row or placed.told
+                if len(counts.bad_rows) < NAMED:
+                    counts.bad_rows.append(placed.message)
+        for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
+            row["row"] = self._bases[number] + index
+            yield from fit(plan, row, counts)
 
 
 def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:
@@ -372,6 +423,7 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
         "fixed": fixed,
         "hashes": hashes.as_json(),
         "warnings": counts.sentences(),
+        "about": about(plan, processing_class),
     }
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
 
@@ -529,6 +581,7 @@ def _arrow(path: Path) -> Any:
 
 
 def _open(folder: Path, plan: Plan, *, cached: bool) -> Prepared:
+    held = Held(folder)
     meta = json.loads((folder / "meta.json").read_text("utf-8"))
     return Prepared(
         _arrow(folder / "data.arrow"),
@@ -541,4 +594,5 @@ def _open(folder: Path, plan: Plan, *, cached: bool) -> Prepared:
         folder,
         RowHashes.from_json(meta["hashes"]),
         tuple(source.path for source in plan.sources),
+        held=held,
     )

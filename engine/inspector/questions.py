@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError
@@ -26,6 +27,7 @@ def answer_to(warm: Warm, params: Params) -> Any:
         "preview": _preview,
         "data": _data,
         "against": _against,
+        "export_rows": _export_rows,
         "estimate": _estimate,
     }
     do = str(params.get("do"))
@@ -161,6 +163,19 @@ def _against(warm: Warm, params: Params) -> Any:
         }
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         return against(RunFolder(str(params["run"])), now, tokenizer, split, numbers, count)
+
+    return Job(run)
+
+
+def _export_rows(warm: Warm, params: Params) -> Any:
+    """The prepared rows of `split` written to the file `place`."""
+    config = _config(params)
+    processing_class = warm.processing_class(config)
+
+    def run(report: Report) -> Any:
+        from engine.data.export_rows import export_rows
+
+        return export_rows(config, processing_class, str(params["split"]), Path(str(params["place"])), report)
 
     return Job(run)
 

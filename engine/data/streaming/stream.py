@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.config.facts import DataFacts, Facts, counting_limits
 from engine.config.tree import RunConfig
-from engine.data.cache import Store, digest_of
+from engine.data.cache import Store, about, digest_of
 from engine.data.packing import best_fit
 from engine.data.plan import Plan, use_template
 from engine.data.prepare import (
@@ -250,7 +250,7 @@ def open_stream(config: RunConfig, processing_class: Any, *, first: bool = True,
     plan, files = streamed_plan(config, processing_class)
     store = Store(plan.prepared_path)
     key = digest_of(stream_parts(plan, files, processing_class))
-    folder = ShardFolder(store, key, {"sources": [source.path for source in plan.sources]})
+    folder = ShardFolder(store, key, about(plan, processing_class))
     epochs = None if config.optim.max_steps else math.ceil(config.optim.num_train_epochs)
     walk = Walk(files.lanes(), config.run.seed, config.data.shuffle)
     stream = Stream(walk, folder, epochs)

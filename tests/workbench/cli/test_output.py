@@ -146,6 +146,7 @@ CALLS: dict[str, list[list[str]]] = {
     "export": [["RUN", "--to", "adapter"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "gguf"]],
     "push": [["RUN", "--to", "a/b"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "a/b"]],
     "compare": [["RUN", "FAILED"], ["RUN", HOSTILE]],
+    "cache": [["--folder", HOSTILE], ["--folder", f"cache{HOSTILE}"], ["prune", HOSTILE, "--yes"], [HOSTILE]],
     "doctor": [["--runs", f"there{HOSTILE}"]],
     "explain": [[HOSTILE]],
     "recipes": [[HOSTILE]],
