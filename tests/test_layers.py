@@ -15,6 +15,7 @@ PACKAGES = ("engine", "workbench", "widgets")
 LAYERS = (
     ("engine.worker", "engine.inspector*", "engine.chat*"),
     ("engine.trainers*",),
+    ("engine.export*",),
     ("engine.rehearse", "engine.generate"),
     ("engine.features.load", "engine.features.sequence"),
     ("engine.features.*.*", "engine.features.applied", "engine.features.built", "engine.features.failures", "engine.features.weight_guard"),
