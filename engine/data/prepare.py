@@ -17,8 +17,8 @@ from typing import Any
 
 from engine.config.facts import DataFacts, counting_limits
 from engine.config.tree import RunConfig
-from engine.data.cache import Store, key_of
-from engine.data.formats import read_example
+from engine.data.cache import IMAGES, Store, key_of
+from engine.data.image_references import stamp_image
 from engine.data.packing import best_fit
 from engine.data.plan import Plan, plan_of, use_template
 from engine.data.prepared_rows import SHAPES, Shape, shape_of
@@ -251,16 +251,11 @@ def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: 
         source = plan.sources[number]
         counts.read += 1
         try:
-            given = source.rows[index]
-            example = read_example(given, source.detection.format or "", source.detection.columns)
+            example, given = plan.example(number, index)
             if shape is not LANGUAGE:
                 made.append(shape.make(tokens, example, given))
             else:
-                piece = tokens.piece(example)
-                if piece.images:
-                    # Pictures can fail on their own, so such rows are tokenized one by one.
-                    piece.ready = tokens.rows([piece])[0]
-                pieces.append(piece)
+                pieces.append(tokens.piece(example))
             at.append((number, index))
         except IndexError:
             counts.read -= 1  # the source turned out shorter: only the lazy order of the preview asks past its end
@@ -296,7 +291,12 @@ def fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
             row["rejected_for"] = "length"
             yield row
             return
-        if plan.excess_length == "drop" or row.get("images"):
+        images = row.get("image_tokens") or []
+        # What would be cut off an image ends the row: a model cannot see a part of one.
+        cuts_image = bool(images) and (
+            plan.excess_length == "split" or plan.truncation_side == "left" or images[-1] >= plan.max_length
+        )
+        if plan.excess_length == "drop" or cuts_image:
             counts.dropped += 1
             return
         piece = row.get("piece")
@@ -339,6 +339,7 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
     fixed: list[Row] = []
     hashes = RowHashes()
     too_long: list[int] = []
+    images: dict[str, list[int]] = {}
     shape = shape_of(plan.method)
     columns = shape.columns
     packed = plan.packing
@@ -351,6 +352,9 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
                 kept = {name: row[name] for name in (*columns, "row", "images") if name in row}
                 if len(fixed) < FIXED_ROWS:
                     fixed.append({name: row[name] for name in (*columns, "row")})
+                for image in row.get("images") or ():
+                    if image not in images and (stamp := stamp_image(image)) is not None:
+                        images[image] = stamp
                 hashes.add(row["row"], kept)
                 file.add(kept)
             if len(lengths) % BATCH == 0:
@@ -373,6 +377,8 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
         "hashes": hashes.as_json(),
         "warnings": counts.sentences(),
     }
+    if images:
+        (folder / IMAGES).write_text(json.dumps(images), "utf-8")
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from engine.config.tree import RunConfig
 from engine.data.collate import collator_for
 from engine.data.detect import CAREFUL
-from engine.data.formats import read_example
 from engine.data.plan import Plan, Source, plan_of, use_template
 from engine.data.prepare import (
     FIXED_ROWS,
@@ -244,8 +243,7 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     """The row after all that training does to it; `left_out` says why training would not use it, `refused` why it would end there."""
     source = plan.sources[which]
     try:
-        given = source.rows[index]
-        example = read_example(given, source.detection.format or "", source.detection.columns)
+        example, given = plan.example(which, index)
         shape = shape_of(plan.method)
         if shape is SHAPES["language"]:
             row = tokens.rows([tokens.piece(example)])[0]
@@ -270,7 +268,7 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
 def _turns(row: Row, parts: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Turn borders in tokens of the part `input`: role, first token, token after the last."""
     piece, offsets = row.get("piece"), row.get("offsets")
-    if not isinstance(piece, Piece) or not piece.turns or offsets is None or row.get("images"):
+    if not isinstance(piece, Piece) or not piece.turns or offsets is None:
         return []
     shift, size = window_start(row, len(offsets)), len(parts["input"])
     turns = []

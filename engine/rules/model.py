@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, Severity, must, say
-from engine.config.kinds import LOADERS
+from engine.config.kinds import loader_of
 from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
@@ -122,7 +122,7 @@ def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Findi
     model, path = facts.model, fields.model.name.path
     if model is None or model.name != config.model.name or model.missing:
         return
-    loader = LOADERS[METHODS[config.method.kind].head]
+    loader = loader_of(METHODS[config.method.kind].head, model.loaders)
     if model.flaw:
         yield say(path, model.flaw.removeprefix(f"{path}: "), severity="error")
     elif model.loaders is not None and loader not in model.loaders:
