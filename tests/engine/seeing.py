@@ -14,8 +14,8 @@ SMALL: dict[str, Any] = {
 TEXT: dict[str, Any] = {**SMALL, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
 
 
-def template(image: str) -> str:
-    """A chat template that writes `image` at the place of each."""
+def template(image: str, line: str = "\\n") -> str:
+    """A chat template that writes `image` at the place of each, and `line` behind each turn."""
     return (
         "{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\\n' -}}"
         "{%- if message['role'] == 'assistant' -%}{%- generation -%}"
@@ -25,7 +25,7 @@ def template(image: str) -> str:
         "{%- elif message['content'] is string -%}{{- message['content'] + '<|im_end|>' -}}"
         "{%- else -%}{%- for part in message['content'] -%}"
         "{%- if part['type'] == 'image' -%}{{- '" + image + "' -}}{%- else -%}{{- part['text'] -}}{%- endif -%}"
-        "{%- endfor -%}{{- '<|im_end|>' -}}{%- endif -%}{{- '\\n' -}}{%- endfor -%}"
+        "{%- endfor -%}{{- '<|im_end|>' -}}{%- endif -%}{{- '" + line + "' -}}{%- endfor -%}"
         "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
     )
 
