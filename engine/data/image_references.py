@@ -105,11 +105,11 @@ def references(images: Sequence[Any], folder: ImageFolder) -> list[str]:
     return found
 
 
-def embedded(content: bytes) -> str:
-    """The bytes of an image as a reference."""
+def embedded(content: bytes, kind: str = "") -> str:
+    """The bytes of an image as a reference; `kind` is its media type."""
     if not content:
         raise FormatError("the image is empty (0 bytes)")
-    return f"{DATA};base64,{base64.b64encode(content).decode()}"
+    return f"{DATA}{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def content_of(reference: str) -> bytes | None:

@@ -13,8 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from engine.config.tree import RunConfig
+from engine.data.chat import token_mask
 from engine.data.collate import collator_for
 from engine.data.detect import CAREFUL
+from engine.data.image_references import short
 from engine.data.plan import Plan, Source, plan_of, use_template
 from engine.data.prepare import (
     FIXED_ROWS,
@@ -34,6 +36,7 @@ from engine.data.shown import parts_of, token_texts, window_start
 from engine.data.streaming.files import looked_at_plan
 from engine.data.streaming.stream import open_stream
 from engine.data.tokens import Piece, Tokens
+from engine.data.vision import small_copy
 from engine.errors import DataError, WorkbenchError
 
 CLIP = 64 * 1024
@@ -221,7 +224,7 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
         row = _prepared(plan, tokens, which, index)
     except WorkbenchError as problem:
         return shown | {"error": problem.message, "clipped": source.rows.text(index, 2000)}
-    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": row.get("images") or []}
+    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": _images(row)}
     shown |= {name: row[name] for name in ("left_out", "refused") if row[name]}
     if not shape_of(plan.method).length(row):
         return shown
@@ -263,6 +266,19 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
         row["left_out"] = next((words for name, words in _REASONS.items() if getattr(counts, name)), _REASONS["masked"])
     row["trained"] = 0 if shape.flaw(row) else shape.trained(row)
     return row
+
+
+def _images(row: Row) -> list[dict[str, Any]]:
+    """Each image of the row: what it is called, its size, its tokens from `start` to `end`, and a small copy of it."""
+    piece, offsets = row.get("piece"), row.get("offsets")
+    if not isinstance(piece, Piece) or not piece.images or offsets is None:
+        return []
+    shown = []
+    for reference, place in zip(piece.images, piece.places, strict=True):
+        tokens = [at for at, drawn in enumerate(token_mask(offsets, [place])) if drawn]
+        where = {"start": tokens[0], "end": tokens[-1] + 1, "tokens": len(tokens)}
+        shown.append({"name": short(reference), **where, **small_copy(reference)})
+    return shown
 
 
 def _turns(row: Row, parts: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

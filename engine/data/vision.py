@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.data.chat import Span, Turn
-from engine.data.image_references import content_of, short
+from engine.data.image_references import content_of, embedded, short
 from engine.data.parts import FormatError
 from engine.errors import DataError
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 LARGEST = 89_478_485
 """Pixels of the largest image that is read; more is what Pillow warns of as a decompression bomb."""
+SHOWN = 160
 _SIZES = 4096
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 """What Pillow raises about files that are cut or broken."""
@@ -103,6 +104,16 @@ def image_size(reference: str) -> tuple[int, int]:
 @functools.lru_cache(1 << 16)
 def _file_size(path: str, changed: int, size: int) -> tuple[int, int]:
     return open_image(path).size
+
+
+def small_copy(reference: str) -> dict[str, Any]:
+    """`width` and `height` of an image, and as a data URI a PNG of it that fits into `SHOWN` pixels a side."""
+    image = open_image(reference)
+    width, height = image.size
+    image.thumbnail((SHOWN, SHOWN))
+    saved = io.BytesIO()
+    image.save(saved, "PNG")
+    return {"width": width, "height": height, "thumbnail": embedded(saved.getvalue(), "image/png")}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from engine.client import Inspector
 from engine.data.gather_facts import outcome
 from engine.errors import DataError, UsageError, without_secrets
 from engine.run.store import find, runs_dir
-from engine.session.rows import length_words, pack_words, tokens_of, why_none
+from engine.session.rows import image_words, length_words, pack_words, tokens_of, why_none
 from workbench.cli.output import Styled, clear, coloured, echo, print_json, styled
 from workbench.cli.progress import on_stderr
 
@@ -139,6 +139,8 @@ def _show_row(row: dict[str, Any], total: int | None) -> None:
         echo(styled(row.get("clipped", "")[:2000], dim=True), lines=True)
     if words := pack_words(row):
         echo(words)
+    for image in row["images"]:
+        echo(f"image {without_secrets(image_words(image))}")
     for name, part in row["parts"].items():
         if len(row["parts"]) > 1:
             echo(styled(f"{name}:", bold=True))

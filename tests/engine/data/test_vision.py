@@ -328,5 +328,12 @@ def test_the_preview_shows_the_batch_with_its_images(
     items = shown["parts"]["input"]
     assert [item["id"] for item in items] == prepare(config, processors[name]).dataset[0]["input_ids"]
     assert "".join(item["text"] for item in items if item["trained"]) == "It is a cat.<|im_end|>"
-    assert shown["images"] == [str(path)]
+    (image,) = shown["images"]
+    assert (image["name"], image["width"], image["height"]) == (str(path), 40, 30)
+    tokens = items[image["start"] : image["end"]]
+    assert len(tokens) == image["tokens"]
+    ids = set(processors[name].image_token_ids)
+    assert sum(item["id"] in ids for item in tokens) == sum(item["id"] in ids for item in items) > 0
+    assert not any(item["trained"] for item in tokens)
+    assert open_image(image["thumbnail"]).getpixel((0, 0)) == (200, 30, 30)
     assert [turn["role"] for turn in shown["turns"]] == ["user", "assistant"]
