@@ -197,7 +197,9 @@ def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
         "clipped": shown(row.get("clipped") or "", 2000),
         "parts": parts,
         "marks": _marks(row),
-        "images": [{"words": shown(image_words(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []],
+        "images": [
+            {"words": shown(image_words(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []
+        ],
         "of": total,
     }
 

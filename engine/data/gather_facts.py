@@ -26,6 +26,9 @@ from engine.rules.data import FROM_COUNTS
 
 if TYPE_CHECKING:
     from engine.data.detect import Detection
+    from engine.data.image_references import ImageFolder
+    from engine.data.mapped import Rows
+    from engine.data.parts import Example
 
 FIRST_ROWS = 1000
 SCRATCH = "WORKBENCH_SCRATCH"
@@ -67,7 +70,9 @@ def look_at(
         model=model,
         data=kept(config, folder, model),
         packages=Installed() if here else None,
-        sources=look_at_sources([*config.data.train, *config.data.eval], folder) if sources else None,
+        sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
+        if sources
+        else None,
         files={
             **{path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))},
             **_template_there(config.model.chat_template, model, folder),
@@ -187,16 +192,16 @@ def _there(path: str, folder: Path) -> bool:
         return False
 
 
-def look_at_sources(entries: Iterable[Any], folder: Path) -> dict[str, SourceFacts]:
+def look_at_sources(entries: Iterable[Any], folder: Path, image_base_dir: str | None = None) -> dict[str, SourceFacts]:
     """One look at each source, by its path as the config writes it."""
     found: dict[str, SourceFacts] = {}
     for entry in entries:
         if entry.path and entry.path not in found:
-            found[entry.path] = look_at_source(entry, folder)
+            found[entry.path] = look_at_source(entry, folder, image_base_dir)
     return found
 
 
-def look_at_source(entry: Any, folder: Path) -> SourceFacts:
+def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) -> SourceFacts:
     """There or not, size, first rows, format. Never raises for bad data: a problem is part of the answer."""
     if entry.path == "builtin/dates":
         return _builtin(entry)
@@ -211,7 +216,7 @@ def look_at_source(entry: Any, folder: Path) -> SourceFacts:
         if place.is_dir() or ".parquet" in place.suffixes or ".arrow" in place.suffixes:
             # columns of these need pyarrow, which the inspector has loaded
             return SourceFacts(entry.path, exists=True, bytes=None if place.is_dir() else place.stat().st_size)
-        return _file(entry, place)
+        return _file(entry, place, image_base_dir and place_of(image_base_dir, folder))
     except OSError as problem:
         return SourceFacts(
             entry.path, exists=True, problem=f"cannot be read: {problem.strerror or 'input/output error'}."
@@ -220,15 +225,45 @@ def look_at_source(entry: Any, folder: Path) -> SourceFacts:
 
 def _in_turns(seen: Detection) -> bool | None:
     """Whether the first row that was read holds messages; None where none could be."""
+    example = _first_example(seen)
+    return None if example is None else bool(example.messages) or isinstance(example.prompt, list)
+
+
+def _has_images(seen: Detection) -> bool:
+    """Whether the first row that was read names images."""
+    example = _first_example(seen)
+    return example is not None and bool(example.images)
+
+
+def _first_example(seen: Detection) -> Example | None:
     from engine.data.formats import read_example
 
     if seen.format is None or seen.example is None:
         return None
     try:
-        example = read_example(seen.example, seen.format, seen.columns)
+        return read_example(seen.example, seen.format, seen.columns)
     except WorkbenchError:
         return None
-    return bool(example.messages) or isinstance(example.prompt, list)
+
+
+def _image_problems(rows: Rows, seen: Detection, folder: ImageFolder) -> list[str]:
+    """Of the first rows, those that name an image which is not to be had, as sentences with their places."""
+    from engine.data.formats import read_example
+    from engine.data.image_references import references
+
+    found: list[str] = []
+    for index in range(FIRST_ROWS if seen.format else 0):
+        try:
+            example = read_example(rows[index], seen.format or "", seen.columns)
+        except IndexError:
+            break
+        except WorkbenchError:
+            continue  # told already
+        try:
+            references(example.images, folder)
+        except WorkbenchError as problem:
+            found.append(rows.error(index, problem.message, problem.hint).told)
+    return found
 
 
 def _builtin(entry: Any) -> SourceFacts:
@@ -238,8 +273,9 @@ def _builtin(entry: Any) -> SourceFacts:
     return SourceFacts(entry.path, exists=True, rows=rows, columns=("messages",), format="messages", turns=True)
 
 
-def _file(entry: Any, place: Path) -> SourceFacts:
+def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
     from engine.data.detect import detect
+    from engine.data.image_references import folder_of
     from engine.data.parts import columns_of
     from engine.data.rows import open_rows
 
@@ -252,6 +288,8 @@ def _file(entry: Any, place: Path) -> SourceFacts:
     try:
         seen = detect(rows, columns_of(entry.columns, entry.properties, entry.roles), entry.format, look=FIRST_ROWS)
         trouble = ""
+        if lacking := _image_problems(rows, seen, folder_of(str(place), image_base_dir)):
+            seen = replace(seen, problems=(*seen.problems, *lacking), bad=seen.bad + len(lacking))
         if seen.problems:
             trouble = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip(":")
             trouble = f"line {trouble}" if trouble[:1].isdigit() else trouble
@@ -274,7 +312,7 @@ def _file(entry: Any, place: Path) -> SourceFacts:
             looked=seen.looked,
             bad_row="" if fatal else trouble,
             turns=_in_turns(seen),
-            images=bool((seen.example or {}).get(entry.columns.get("images", "images"))),
+            images=_has_images(seen),
         )
     finally:
         rows.close()

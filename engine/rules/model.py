@@ -135,6 +135,17 @@ def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Findi
         yield say(path, sentence, severity="error")
 
 
+@rule(reads=(fields.model.name, fields.model.train_vision))
+def vision_parts_need_a_model_that_sees(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = facts.model, fields.model.train_vision
+    if config.model.train_vision == "all" or model is None or model.name != config.model.name:
+        return
+    if model.processor is False:
+        fix = Fix("leave it out", unset=(spec.path,))
+        todo = "It has no vision tower, so there is nothing to freeze."
+        yield must(spec.path, f"left out for {model.name}", config.model.train_vision, todo, fix=fix)
+
+
 @rule(reads=(fields.model.name, fields.model.tokenizer))
 def tokenizer_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     spec = fields.model.tokenizer if config.model.tokenizer else fields.model.name

@@ -8,6 +8,7 @@ from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
 from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must
+from engine.config.method import METHODS
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -51,6 +52,25 @@ def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterat
             if seen is not None and seen.images:
                 todo = f"{model.name} has no processor for images: take a model that has one, or rows of text."
                 yield must(f"{spec.path}.{index}.path", "rows that the model can read", "rows with images", todo)
+
+
+@rule(reads=(*_PLACES, fields.method.kind, fields.data.packing))
+def rows_with_images_are_learned_one_by_one(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """By the methods that serve them, and not in packs."""
+    method, packing = METHODS[config.method.kind], fields.data.packing
+    for spec in _PLACES:
+        for index, entry in enumerate(spec.value(config)):
+            seen = (facts.sources or {}).get(entry.path)
+            if seen is None or not seen.images:
+                continue
+            if method.rows != "language":
+                todo = f"{method.called} does not learn from images yet: choose method sft, or rows of text."
+                yield must(f"{spec.path}.{index}.path", "rows of text", "rows with images", todo)
+            elif packing.value(config):
+                todo = "Rows with images are not packed."
+                fix = Fix("switch packing off", {packing.path: False})
+                yield must(packing.path, "false for rows with images", True, todo, fix=fix)
+                return
 
 
 @rule(reads=_PLACES)

@@ -23,6 +23,10 @@ CASES: dict[str, list[Case]] = {
     "rows-with-images-need-a-processor": [
         (entry(), Facts(model=TINY_FACTS, sources=source(images=True).sources), "data.train.0.path", "error"),
     ],
+    "rows-with-images-are-learned-one-by-one": [
+        ({"data.packing": True, **entry()}, Facts(sources=source(images=True).sources), "data.packing", "error"),
+        ({"method.kind": "dpo", **entry()}, Facts(sources=source(images=True).sources), "data.train.0.path", "error"),
+    ],
     "properties-name-parts-of-a-message": [
         (entry(properties={"speaker": "role"}), Facts(), "data.train.0.properties.speaker", "error"),
         ({"method.kind": "pretrain", **entry(properties={"role": "who"}, format="text")}, Facts(), "data.train.0.properties", "error"),
