@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("explain", "Explain a setting or a term."),
     "recipes": ("recipes", "List the ready configs."),
     "demo": ("demo", "Train the built-in tiny model; no network needed."),
+    "guide": ("guide", "A guided first run, on your own rows."),
 }
 
 

@@ -54,6 +54,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("shade", "", "light or dark", "Change between light and dark", ("everywhere",)),
     Action("build", "", "build", "Build a config: the seven steps", ("everywhere",)),
     Action("runs", "", "runs", "List of runs", ("everywhere",)),
+    Action("guide", "", "guided first run", "See a model learn a few rows by heart, and why", ("everywhere",)),
     # Build
     Action("edit", "", "edit", "Edit the setting in focus", ("build",), "enter", line="enter edit", quiet=True),
     Action("to_form", "escape", "form", "", ("build",), quiet=True),
@@ -80,6 +81,20 @@ ACTIONS: tuple[Action, ...] = (
     Action("step('launch')", "7", "go to Launch", "", ("build",)),
     # A config of another tool
     Action("take_over", "t", "take over", "Take it over as a new config", ("ledger",), line="t take-over"),
+    # The guided first run
+    Action(
+        "on",
+        "enter,right",
+        "next",
+        "The next page; starts the rehearsal on its page",
+        ("guide",),
+        "enter",
+        line="enter next",
+    ),
+    Action("back", "left", "back", "The page before", ("guide",), "←", line="← back"),
+    Action("rows", "r", "other rows", "Take other rows", ("guide",), line="r other-rows"),
+    Action("terms", "t", "terms", "The words of this page in plain sentences", ("guide",), line="t terms"),
+    Action("open", "o", "open run", "Watch the rehearsal with all its curves", ("guide",), line="o open-run"),
     # Monitor: what is wanted most comes first, since a narrow key line drops what comes last
     Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop", when="running"),
     Action(

@@ -379,6 +379,13 @@ class WorkbenchApp(App[None]):
         if not isinstance(self.screen, RunsScreen):
             self.push_screen(RunsScreen(self.runs_dir))
 
+    def action_guide(self) -> None:
+        """The guided first run."""
+        from workbench.screens.guide import GuideScreen
+
+        if not isinstance(self.screen, GuideScreen):
+            self.push_screen(GuideScreen())
+
     def action_build(self) -> None:
         """The seven steps; back to them if they are open."""
         from workbench.screens.build import BuildScreen

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine import figures
 from engine.errors import visible
-from engine.run import silence
+from engine.run import launch, silence
 from engine.run.index import Watch
 from engine.run.proposals import FIRST, REPEATS
 from engine.run.view import RunView
@@ -65,12 +65,15 @@ class Follower:
         self._checkpoints = {(entry["step"], entry["state"]) for entry in view.checkpoints}
 
     def until(self, done: Callable[[RunView], bool]) -> RunView:
-        """Follow until `done` says so or the run is over; returns the view."""
+        """Follow until `done` says so or the run is over and its processes are gone; returns the view."""
         gc.enable()  # off since the command started, and this may go on for days
         while True:
             self.watch.poll()
             view = self.watch.view
             self._news(view)
+            if view.over:
+                # What comes next may be another run on the same card, or a look at what this one left.
+                launch.settle(self.watch.folder)
             if view.over or done(view):
                 self._clear()
                 return view

@@ -12,6 +12,7 @@ from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
+from textual.suggester import Suggester
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -107,15 +108,15 @@ class Pick(Dialog[str]):
 class Ask(Dialog[str]):
     """Type one line."""
 
-    def __init__(self, title: str, value: str, note: str = "") -> None:
+    def __init__(self, title: str, value: str, note: str = "", suggester: Suggester | None = None) -> None:
         super().__init__()
-        self._title, self._value, self._note = title, value, note
+        self._title, self._value, self._note, self._suggester = title, value, note, suggester
 
     def compose(self) -> ComposeResult:
         """Title, line, what will happen."""
         with Vertical(id="box"):
             yield Static(self._title, id="title", markup=False)
-            yield Input(self._value, compact=True, select_on_focus=False)
+            yield Input(self._value, compact=True, select_on_focus=False, suggester=self._suggester)
             yield Static(clean(self._note) or "enter accept   esc back", classes="note", markup=False)
 
     @on(Input.Submitted)

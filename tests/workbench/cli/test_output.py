@@ -147,6 +147,7 @@ CALLS: dict[str, list[list[str]]] = {
     "explain": [[HOSTILE]],
     "recipes": [[HOSTILE]],
     "demo": [[f"run.name={HOSTILE}"], [f"run.{HOSTILE}=1"], [f"--{HOSTILE}"]],
+    "guide": [[HOSTILE], [f"there{HOSTILE}"], [f"good{HOSTILE}.yaml"]],
     "app": [[HOSTILE], [HOSTILE, HOSTILE], [f"my{HOSTILE}.yaml", HOSTILE]],
 }
 

@@ -1,0 +1,453 @@
+"""The guided first run: six pages that teach one idea each, on the person's own rows, and a rehearsal that proves the way.
+
+The rehearsal trains on few rows until the model knows them by heart. If it does, rows, template, mask, loss and end of turn
+work together; if not, the page that failed is named. App, notebook and command show the same words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config.files import absolute, place_of
+from engine.config.tree import fields
+from engine.errors import WorkbenchError, visible
+from engine.figures import brief, count
+from engine.hardware import Machine
+from engine.run import control
+from engine.run.store import RunFolder
+from engine.run.view import RunView
+from engine.session.build import BuildSession
+from engine.session.collector import Ask
+from engine.session.draft import Draft
+from engine.session.first_rows import COLUMNAR, Look, look_at
+from engine.session.pages import GAP, Block, machine_words
+from engine.session.rows import tokens_of
+
+PAGES = ("machine", "goal", "rows", "tokens", "rehearsal", "next")
+TITLES = {
+    "machine": "This machine",
+    "goal": "What training does",
+    "rows": "Your rows",
+    "tokens": "What the model sees",
+    "rehearsal": "The rehearsal",
+    "next": "And now",
+}
+DATES, TINY = "builtin/dates", "builtin/tiny"
+ROWS = 24
+MOST_TOKENS = 1024
+FEWEST = 2
+STEPS, _EVERY, _ASKED = 200, 10, 3
+_KNOWN = 0.99
+"""The share of learned tokens that are guessed right of rows that are known by heart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A question of the rehearsal's rows, and the answer that its row gives."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What the first rows of a source are to a rehearsal; `problem` where it cannot take them."""
+
+    look: Look
+    rows: int = 0
+    pinned: tuple[Pinned, ...] = ()
+    contradicting: int = 0
+    """Rows whose question another of them answers otherwise: no model can know both by heart."""
+    first_answer: str = ""
+    longest_answer: int = 0
+    """Bytes of the longest pinned answer: it has no more tokens."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a rehearsal stands: `learning`, `learned` or `failed`; for a failed one the page to look at and what to do."""
+
+    state: str
+    words: str
+    page: str = ""
+    todo: str = ""
+
+
+def examine(path: str, base: Path, seed: int = 42) -> Examined:
+    """Read the first rows of a source as question and answer; for any thread. What is wrong is part of the answer."""
+    place = place_of(path, base)
+    look = look_at({"path": path}, base, seed)
+    if look.problems:
+        return Examined(look, problem=look.problems[0])
+    if look.later:
+        kind = "a folder" if Path(place).is_dir() else Path(place).suffix if place.endswith(COLUMNAR) else "of the hub"
+        words = (
+            f"{visible(path)}: the guided run reads JSON, JSONL and CSV files; this is {kind}. A new config reads it."
+        )
+        return Examined(look, problem=words)
+    asked, problem = _dates(seed) if place == DATES else _asked(place)
+    if problem:
+        return Examined(look, problem=problem)
+    if len(asked) < FEWEST:
+        return Examined(look, problem=f"{visible(path)}: at least {FEWEST} rows are needed; it has {len(asked)}.")
+    answers: dict[str, set[str]] = {}
+    for question, answer, _ in asked:
+        answers.setdefault(question, set()).add(answer)
+    contradicting = sum(len(answers[question]) > 1 for question, _, _ in asked)
+    pinned: dict[str, Pinned] = {}
+    for question, answer, alone in asked:
+        if alone and len(answers[question]) == 1:
+            pinned.setdefault(question, Pinned(question, answer))
+    chosen = tuple(pinned.values())[:_ASKED]
+    longest = max((len(each.answer.encode()) for each in chosen), default=0)
+    return Examined(look, len(asked), chosen, contradicting, asked[0][1], longest)
+
+
+def _dates(seed: int) -> tuple[list[tuple[str, str, bool]], str]:
+    from engine.builtin.dates import rows
+
+    return [
+        (row["messages"][0]["content"], row["messages"][1]["content"], True) for row in rows("train", seed, ROWS)
+    ], ""
+
+
+def _asked(place: str) -> tuple[list[tuple[str, str, bool]], str]:
+    """Of each of the first rows: all before its last answer as one text, that answer, and whether the question stands alone."""
+    from engine.data.detect import detect
+    from engine.data.formats import read_example
+    from engine.data.rows import open_rows
+
+    asked: list[tuple[str, str, bool]] = []
+    try:
+        rows = open_rows(place)
+        try:
+            found = detect(rows, {}, None)
+            for index in range(ROWS):
+                try:
+                    example = read_example(rows[index], found.format or "", found.columns)
+                except IndexError:
+                    break
+                turns: list[Any] = list(example.messages)
+                if example.kind == "pair":
+                    turns = [*_turns(example.prompt, "user"), *_turns(example.chosen, "assistant")]
+                texts = [(turn.get("role"), turn.get("content")) for turn in turns]
+                if not texts or texts[-1][0] != "assistant" or not all(isinstance(text, str) for _, text in texts):
+                    words = f"row {index + 1} holds no question with an answer in words"
+                    return (
+                        [],
+                        f"{visible(Path(place).name)}: {words}. For plain text, pairs or pictures take a new config.",
+                    )
+                before = "\n".join(str(text) for _, text in texts[:-1])
+                asked.append((before, str(texts[-1][1]).strip(), [role for role, _ in texts] == ["user", "assistant"]))
+        finally:
+            rows.close()
+    except (WorkbenchError, OSError) as problem:
+        return [], str(problem)
+    return asked, ""
+
+
+def _turns(part: Any, role: str) -> list[Any]:
+    return [{"role": role, "content": part}] if isinstance(part, str) else list(part)
+
+
+class FirstRun:
+    """Rows and model of a guided first run, its rehearsal, and the config of the real run after it."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        *,
+        rows: str = DATES,
+        model: str = TINY,
+        base: Path | None = None,
+        runs: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.rows, self.model = rows, model
+        self.base = base or Path.cwd()
+        self.examined: Examined | None = None
+        self.row: dict[str, Any] | None = None
+        """The first row as the collator gives it, once the inspector has answered."""
+        self._ask, self._runs = ask, runs
+        self._stopped: str | None = None
+
+    def take(self, rows: str) -> None:
+        """Other rows: what was found out about those of before is forgotten."""
+        self.rows, self.examined, self.row = rows, None, None
+
+    # The rehearsal
+
+    def rehearsal(self) -> Draft:
+        """The config of the rehearsal: few rows, no held-out part, enough steps to know them by heart."""
+        draft = Draft.new()
+        tiny = self.model == TINY
+        small = min(8, max(1, self.examined.rows // 3)) if self.examined else 8
+        for path, value in {
+            fields.model.name.path: self.model,
+            fields.data.train.path: [{"path": place_of(self.rows, self.base), "rows": ROWS}],
+            fields.data.max_length.path: MOST_TOKENS,
+            fields.data.excess_length.path: "drop",
+            fields.optim.learning_rate.path: 0.004 if tiny else 0.001,
+            fields.optim.lr_scheduler_type.path: "constant_with_warmup",
+            fields.optim.warmup_steps.path: 5,
+            fields.optim.weight_decay.path: 0.0,
+            fields.optim.per_device_train_batch_size.path: small,
+            fields.optim.gradient_accumulation_steps.path: 1,
+            fields.optim.max_steps.path: STEPS,
+            fields.run.name.path: "rehearsal",
+            fields.run.save_steps.path: STEPS // 2,
+        }.items():
+            draft.set(path, value)
+        if tiny:
+            draft.set(fields.model.dtype.path, "float32")
+            draft.set(fields.adapter.kind.path, "none")
+            draft.set(fields.optim.adam_beta2.path, 0.99)
+        if self.examined and self.examined.pinned:
+            draft.set(fields.run.prompts.path, [each.prompt for each in self.examined.pinned])
+            draft.set(fields.run.prompts_steps.path, _EVERY)
+            draft.set(fields.run.max_new_tokens.path, self.examined.longest_answer + 8)
+        return draft
+
+    def ask_tokens(self, then: Callable[[dict[str, Any] | WorkbenchError], object]) -> None:
+        """Ask the inspector for the first row as tokens; `then` gets the row or the problem, on the reader's thread."""
+        draft = self.rehearsal()
+        ticket = self._ask("preview", config=absolute(draft.mapping, draft.base), base=str(draft.base))
+
+        def answered(_: Any) -> None:
+            if ticket.error is not None:
+                then(ticket.error)
+            else:
+                rows = ticket.result(0)["rows"]
+                then(rows[0] if rows else WorkbenchError("there is no row to show"))
+
+        ticket.add_done_callback(answered)
+
+    def launch(self) -> RunFolder:
+        """Start the rehearsal; for any thread. Raises WorkbenchError where it cannot start."""
+        session = BuildSession(self.rehearsal(), self._ask, runs=self._runs)
+        try:
+            return session.launch()()
+        finally:
+            session.close()
+
+    def follow(self, run: RunFolder, view: RunView) -> Verdict:
+        """How the rehearsal stands by its events; one that has learned its rows is asked to save and stop, once."""
+        verdict = judge(view, self.examined or Examined(Look(self.rows)))
+        if verdict.state == "learned" and not view.over and self._stopped != run.id:
+            self._stopped = run.id
+            control.request(run, "save_stop", by="the guided first run")
+        return verdict
+
+    def real(self) -> Draft:
+        """The config of the real run: all rows, the first questions asked again and again."""
+        if self.rows == DATES and self.model == TINY:
+            return Draft.new("demo")
+        draft = Draft.new("sft-lora")
+        draft.set(fields.model.name.path, self.model)
+        draft.set(fields.data.train.path, [{"path": place_of(self.rows, self.base)}])
+        if self.model == TINY:  # nothing is learned in it yet that an adapter could stand beside
+            draft.unset(fields.adapter.kind.section)
+            for path in (fields.optim.learning_rate.path, fields.model.dtype.path, fields.adapter.kind.path):
+                draft.set(path, self.rehearsal().value(path))
+        if self.examined and self.examined.pinned:
+            draft.set(fields.run.prompts.path, [each.prompt for each in self.examined.pinned])
+        return draft
+
+    # The pages
+
+    def page(self, name: str, machine: Machine | None = None, view: RunView | None = None) -> list[Block]:
+        """What a page says, with what is known by now."""
+        if name == "machine":
+            return list(_about_machine(machine))
+        if name == "goal":
+            return list(_about_goal())
+        if name == "rows":
+            return list(self._about_rows())
+        if name == "tokens":
+            return list(self._about_tokens())
+        verdict = judge(view, self.examined) if view is not None and self.examined is not None else None
+        return list(self._about_rehearsal(view, verdict) if name == "rehearsal" else self._about_next(verdict))
+
+    def _about_rows(self) -> Iterator[Block]:
+        yield _text(
+            "A row is one example: a question, and the answer you wish the model gave. It learns from nothing else, so "
+            "read a few: what is wrong in them it learns, too."
+        )
+        yield GAP
+        found = self.examined
+        if found is None:
+            yield Block("dim", f"Reading {visible(self.rows)} …")
+            return
+        if found.problem:
+            yield Block("bad", visible(found.problem))
+            return
+        total = f" of {count(found.look.count)}" if found.look.count else ""
+        yield Block("title", f"{visible(self.rows)}: the first {count(found.rows)}{total} rows are rehearsed")
+        for text in found.look.rows:
+            yield Block("code", visible(text))
+        if found.contradicting:
+            yield GAP
+            words = "rows ask what another row answers otherwise; no model can know both by heart"
+            yield Block("warn", f"{count(found.contradicting)} {words}. Decide which answer is right.")
+
+    def _about_tokens(self) -> Iterator[Block]:
+        yield _text(
+            "A model reads no letters but tokens: pieces of text, each with a number. The chat template puts marks "
+            "between them that say who speaks. Only the answer and the mark that ends it are learned; the question is "
+            "read, not learned. That is the mask."
+        )
+        yield GAP
+        if self.row is None:
+            yield Block("dim", "Asking the tokenizer for the first row …")
+            return
+        if reason := self.row.get("refused") or self.row.get("left_out"):
+            yield Block("bad", visible(str(reason)))
+            return
+        tokens = tokens_of(self.row)
+        learned = [token for token in tokens if token["trained"]]
+        yield Block("title", f"The first row: {count(len(tokens))} tokens, {count(len(learned))} of them learned")
+        read = [token for token in tokens if not token["trained"]]
+        yield Block("table", rows=(("read", _pieces(read)), ("learned", _pieces(learned))))
+        if learned:
+            yield GAP
+            whole = "".join(str(token["text"]) for token in learned).strip()
+            if self.examined is not None and whole.endswith(self.examined.first_answer):
+                yield Block("warn", "No mark of an end is learned here: asked, the model may not know when to stop.")
+            else:
+                last = f"{visible(repr(learned[-1]['text']))} (number {learned[-1]['id']})"
+                yield _text(f"The last one, {last}, is no part of the answer: it teaches the model to stop.")
+
+    def _about_rehearsal(self, view: RunView | None, verdict: Verdict | None) -> Iterator[Block]:
+        if view is None:
+            yield _text(
+                "Before a long training comes a short proof: the model reads these few rows again and again until it knows "
+                "them by heart. The loss says how surprised it is by each token that really comes next; it must fall "
+                "towards 0. Then it is asked questions of these rows. It stops by itself when its answers are right."
+            )
+            yield GAP
+            yield Block(
+                "dim", f"It takes {STEPS} steps at most" + (": about half a minute." if self.model == TINY else ".")
+            )
+            return
+        if verdict is not None and verdict.state != "learning":
+            yield Block("title" if verdict.state == "learned" else "bad", verdict.words)
+            if verdict.todo:
+                yield _text(verdict.todo)
+            yield GAP
+        if view.step and "loss" in view.latest:
+            yield Block("text", f"step {view.step}: loss {view.latest['loss']:.3f}")
+        else:
+            yield Block("dim", f"{visible(view.phase) or 'starting'} …")
+        for pinned, given in _answers(view, self.examined):
+            newest = [("now", given[-1]["completion"])] if given[1:] else []
+            said = [("asked", pinned.prompt), ("wanted", pinned.answer), ("at first", given[0]["completion"]), *newest]
+            yield GAP
+            yield Block("table", rows=tuple((label, visible(text)) for label, text in said))
+
+    def _about_next(self, verdict: Verdict | None) -> Iterator[Block]:
+        if verdict is None or verdict.state != "learned":
+            yield _text("The rehearsal comes first: it shows that rows, template, mask and end of turn work together.")
+            return
+        yield _text(
+            "The way works on these rows. What the model has done so far is overfitting: it knows them by heart, which says "
+            "nothing about others. The real run learns from all rows, and rows that it never sees tell whether it has "
+            "understood: their loss must fall, too, and a training is long enough when that one rises again."
+        )
+        if self.model == TINY and self.rows != DATES:
+            yield GAP
+            yield Block(
+                "warn",
+                "builtin/tiny is a toy that has read nothing. For rows of your own name a real model at the step Model.",
+            )
+
+
+def judge(view: RunView, examined: Examined) -> Verdict:
+    """What the events of a rehearsal say: whether the rows are known, and if it is over and they are not, why."""
+    answers = _answers(view, examined)
+    loss = view.series.get("loss")
+    points = loss.points()[1] if loss is not None and len(loss) else []
+    right = [given[-1]["completion"].strip() == pinned.answer for pinned, given in answers]
+    sampled = bool(answers) and all(given[-1]["step"] > 0 for _, given in answers)
+    accurate = view.latest.get("mean_token_accuracy", 0.0) >= _KNOWN
+    seconds = f" after {brief(view.seconds)}" if view.seconds else ""
+    if sampled and all(right):
+        asked = f"all {len(right)} questions" if len(right) > 1 else "the question"
+        return Verdict("learned", f"It answers {asked} word for word{seconds}: it learns these rows.")
+    if not examined.pinned and accurate and view.step >= _EVERY:
+        words = "it was asked nothing, since no row is one question with one answer"
+        return Verdict("learned", f"It guesses {_KNOWN:.0%} of the learned tokens{seconds}; {words}.")
+    if view.state in ("failed", "lost"):
+        return Verdict("failed", f"The rehearsal failed: {visible(view.cause)}", "rehearsal", "Its log says more.")
+    if not view.over:
+        return Verdict("learning", f"step {view.step}")
+    if view.state == "stopped":
+        return Verdict("failed", f"It was stopped at step {view.step}, before its answers were right.", "rehearsal")
+    if not points or points[-1] > points[0] / 2:
+        begun = f" ({points[0]:.2f} at first, {points[-1]:.2f} at the end)" if points else ""
+        todo = "Read the rows once more: answers that do not follow from their questions cannot be learned."
+        return Verdict("failed", f"The loss has not fallen{begun}: nothing was learned.", "rows", todo)
+    wrong = [
+        (pinned, given[-1]["completion"].strip()) for (pinned, given), ok in zip(answers, right, strict=True) if not ok
+    ]
+    if any(text.startswith(pinned.answer) for pinned, text in wrong):
+        todo = "The end of the answer is not learned, or another mark ends it: look at the last learned token."
+        return Verdict("failed", "It gives the right answer and does not stop.", "tokens", todo)
+    if accurate:
+        todo = "The question is rendered otherwise when it is asked than in training: look at the chat template."
+        return Verdict("failed", "It knows the rows in training, and answers otherwise when asked.", "tokens", todo)
+    todo = "Long answers need more steps than a rehearsal takes; rows that contradict each other are never known."
+    return Verdict("failed", f"After {view.step} steps it does not know the rows yet.", "rows", todo)
+
+
+def _answers(view: RunView, examined: Examined | None) -> list[tuple[Pinned, list[dict[str, Any]]]]:
+    """Each pinned question with the answers given to it so far, the oldest first."""
+    given: dict[str, list[dict[str, Any]]] = {}
+    for sample in view.samples:
+        given.setdefault(sample["prompt"], []).append(sample)
+    return [(each, given[each.prompt]) for each in (examined.pinned if examined else ()) if each.prompt in given]
+
+
+def _about_machine(machine: Machine | None) -> Iterator[Block]:
+    yield _text(
+        "In about five minutes you will see a model learn rows, know why it did, and have a config for your own training. "
+        "Your rows stay on this machine."
+    )
+    yield GAP
+    if machine is None:
+        yield Block("dim", "Looking at this machine …")
+        return
+    yield Block("title", machine_words(machine))
+    if machine.gpus:
+        yield _text("There is a GPU: models of billions of parameters can be trained here, small ones in minutes.")
+    else:
+        yield _text(
+            "There is no GPU: a tiny model learns here in a minute, one of half a billion parameters in hours. A config "
+            "made here runs on a machine with a GPU as it is; `check --for 1xH100-80GB` tells whether it fits there."
+        )
+
+
+def _about_goal() -> Iterator[Block]:
+    yield _text(
+        "A language model guesses the next piece of text. Fine-tuning shows it examples and moves its weights a little "
+        "after each, so that the guesses come nearer to yours."
+    )
+    yield GAP
+    yield Block("title", "This guided run teaches a model to answer like your examples")
+    yield _text(
+        "Other goals begin at a new config: to prefer some answers over others, to read more text of a field, to try and "
+        "be rewarded, to make vectors for search, to judge answers."
+    )
+
+
+def _pieces(tokens: list[Any], most: int = 24) -> str:
+    """`‹What›‹ is›‹ the›`: the texts of tokens, kept apart."""
+    shown = "".join(f"‹{visible(str(token['text']))}›" for token in tokens[:most])
+    return shown + (" …" if len(tokens) > most else "")
+
+
+def _text(words: str) -> Block:
+    return Block("text", words)

@@ -1,0 +1,131 @@
+"""The guided first run in the app: pages are turned, other rows taken, the rehearsal followed and asked to stop once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from engine.errors import WorkbenchError
+from engine.run.store import RunFolder
+from engine.session.first_run import PAGES, FirstRun
+from tests.workbench.screens.conftest import Writer
+from workbench.app import WorkbenchApp
+from workbench.screens.build import BuildScreen
+from workbench.screens.guide import GuideScreen
+from workbench.screens.monitor import MonitorScreen
+
+ROWS = [(f"What is {number} and one?", f"It is {number + 1}.") for number in range(4)]
+
+
+def shown(app: WorkbenchApp) -> str:
+    return "\n".join("".join(part.text for part in strip) for strip in app.screen._compositor.render_strips())
+
+
+async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
+    for _ in range(200):
+        await pilot.pause(0.05)
+        if holds():
+            return
+    raise AssertionError(shown(pilot.app))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    text = "".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in ROWS)
+    (tmp_path / "mine.jsonl").write_text(text)
+    token = {"id": 7, "text": "It", "trained": True}
+    row = {
+        "parts": {"input": [{"id": 1, "text": "What", "trained": False}, token, {**token, "id": 2, "text": "<end>"}]}
+    }
+    monkeypatch.setattr(FirstRun, "ask_tokens", lambda first, then: then(row))
+    return "mine.jsonl"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+async def test_the_guide_leads_to_a_rehearsal_that_is_stopped_once_and_to_a_config(
+    rows: str, size: tuple[int, int], make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("starting", name="rehearsal")
+    asked: list[str] = []
+    monkeypatch.setattr(FirstRun, "launch", lambda first: run)
+    monkeypatch.setattr("engine.run.control.request", lambda folder, do, by: asked.append(f"{folder.id} {do}"))
+    app = WorkbenchApp(runs_dir=run.path.parent)
+    async with app.run_test(size=size) as pilot:
+        app.action_guide()
+        await until(pilot, lambda: "1 of 6" in shown(app) and "cores" in shown(app))
+        screen = app.screen
+        assert isinstance(screen, GuideScreen)
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: "builtin/dates: the first 24 of 24,000 rows" in shown(app))
+        await pilot.press("r")
+        await pilot.pause()
+        await pilot.press("ctrl+u", *"mine.jsonl", "enter")
+        await until(pilot, lambda: "mine.jsonl: the first 4" in shown(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: "The first row: 3 tokens, 2 of them learned" in shown(app))
+        assert "‹It›‹<end>›" in shown(app)
+        await pilot.press("t")
+        await pilot.pause()
+        assert "chat template:" in shown(app)
+        await pilot.press("escape", "enter", "enter")
+        await until(pilot, lambda: screen.view is not None)
+        assert "enter next" in shown(app)
+        writer = Writer(run)
+        writer.write("started", 1, method="sft", model="builtin/tiny", max_steps=200)
+        for step, loss, ready in ((0, 0.0, False), (10, 2.0, False), (20, 0.1, True)):
+            if step:
+                writer.write("metrics", step, step=step, loss=loss, mean_token_accuracy=0.5)
+            for index, (prompt, answer) in enumerate(ROWS[:3]):
+                writer.write("sample", step, step=step, index=index, prompt=prompt, completion=answer if ready else "?")
+        await until(pilot, lambda: "word for word" in shown(app))
+        await asyncio.sleep(0.6)
+        assert asked == [f"{run.id} save_stop"]
+        assert "It is 1." in shown(app)
+        await pilot.press("o")
+        await pilot.pause()
+        assert isinstance(app.screen, MonitorScreen)
+        await pilot.press("q")
+        await pilot.press("enter")
+        await until(pilot, lambda: "overfitting" in shown(app))
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, BuildScreen)
+        assert app.draft.value("data.train") == [{"path": str(Path(rows).absolute())}]
+        assert app.draft.dirty
+
+
+async def test_what_is_wrong_with_rows_or_with_the_start_is_said_and_another_way_offered(
+    rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(first: FirstRun) -> RunFolder:
+        raise WorkbenchError("The disk is full: 4 MiB are needed.")
+
+    monkeypatch.setattr(FirstRun, "launch", refuse)
+    app = WorkbenchApp()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.action_guide()
+        await pilot.pause()
+        screen = app.screen
+        assert isinstance(screen, GuideScreen)
+        screen.first.take("gone.jsonl")
+        screen._read_rows()
+        screen._go(PAGES.index("rows"))
+        await until(pilot, lambda: "gone.jsonl: no" in shown(app))
+        await pilot.press("enter")  # asks for other rows instead of going on without any
+        await pilot.pause()
+        assert "Your rows" in shown(app)
+        await pilot.press("escape")
+        screen.first.take(rows)
+        screen._read_rows()
+        await until(pilot, lambda: "mine.jsonl: the first 4" in shown(app))
+        screen._go(PAGES.index("rehearsal"))
+        await pilot.press("enter")
+        await until(pilot, lambda: "The disk is full: 4 MiB are needed." in shown(app))
+        assert "enter rehearse" in shown(app)
