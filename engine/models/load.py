@@ -183,6 +183,11 @@ def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
             f"model.name: the installed transformers has no {lacking[1]} for models such as {name}, as this method needs.",
             "Choose another model, or another method.",
         )
+    if isinstance(problem, ImportError) and "torchvision" in str(problem).lower():
+        return ModelError(
+            f"model.name: the processor of {name} reads images by torchvision, which is not installed.",
+            "Install it beside the torch that is here (pip install torchvision), or take another model.",
+        )
     if Path(source).is_dir():
         return ModelError(f"model.name: the {what} in {name} cannot be loaded: {first}")
     if source.startswith((".", "/", "~")):

@@ -76,3 +76,20 @@ def test_freezing_all_that_was_to_learn_is_refused(folders: dict[str, Path]) -> 
     adapter = NoAdapter(unfrozen_parameters=[r".*vision_model"])
     with pytest.raises(ModelError, match="freezes every weight"):
         learning(folders["idefics3"], "none", adapter)
+
+
+def test_a_processor_that_asks_for_torchvision_is_refused_with_the_way_out(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    from engine.models.load import load_processing_class
+
+    def asks(*_: Any, **__: Any) -> Any:
+        raise ImportError("PixtralImageProcessor requires the Torchvision library but it was not found")
+
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", asks)
+    config: Any = SimpleNamespace(model=Model(name=str(folders["idefics3"])))
+    with pytest.raises(ModelError, match="reads images by torchvision, which is not installed") as told:
+        load_processing_class(config)
+    assert "pip install torchvision" in told.value.hint
