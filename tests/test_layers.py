@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("engine", "workbench", "widgets")
 
 LAYERS = (
-    ("engine.worker", "engine.inspector*"),
+    ("engine.worker", "engine.inspector*", "engine.chat*"),
     ("engine.trainers*",),
     ("engine.rehearse", "engine.generate"),
     ("engine.features.load", "engine.features.sequence"),
@@ -41,6 +41,7 @@ LAYERS = (
 
 START = {
     ("workbench.app", "workbench.screens.build"): "the app paints before its largest screen is imported",
+    ("workbench.app", "workbench.screens.start"): "a file or a run opens without the screen that lists them",
 }
 """Imports that keep a start quick, and close a circle by that."""
 

@@ -59,7 +59,8 @@ class PreviewPart(Part):
         """Ask for rows; the answer of this verb already tells how far it is."""
         self._give_up()
         config = self.draft.config
-        sources = config.data.train if split == "train" else config.data.eval
+        own = split == "train" or config.data.val_set_size > 0
+        sources = config.data.train if own else config.data.eval
         if not sources or not sources[0].path:
             spec = fields.data.train if split == "train" else fields.data.eval
             raise WorkbenchError(f"{spec.title}: there is none yet.", "Name a source in the step Data.")

@@ -559,7 +559,7 @@ KEYS: dict[str, Key] = {
     "max_samples": Key(_max_samples),
     "eval_num_beams": nothing("It concerns answers after training."),
     "ignore_pad_token_for_loss": unless(True, "Padding is never learned from.", "Padding is never learned from."),
-    "val_size": where_known("data.val_set_size", unless_off(sentence_for("val_size"))),
+    "val_size": where_known("data.val_set_size", unless_off()),
     "eval_on_each_dataset": unless_off("All rows of data.eval are measured together."),
     "packing": Key(_packing, default=_packing_default),
     "neat_packing": Key(_neat),

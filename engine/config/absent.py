@@ -109,10 +109,10 @@ ABSENT = (
         "adapter.lora_dropout is a noise of another kind.",
     ),
     Absent(
-        "early stopping",
-        ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-        ("early_stopping",),
-        "`workbench stop RUN --save` ends a run at any time, and its curves show when.",
+        "a threshold for early stopping",
+        ("early_stopping_threshold",),
+        (),
+        "optim.early_stopping_patience counts every value that is better as better.",
     ),
     Absent(
         "Unsloth, Liger and plugins",

@@ -73,6 +73,10 @@ class Data(Section):
     eval: Annotated[list[DataSource], Title("Held-out data"), Control("sources")] = []
     """Rows that are never trained on, to measure the loss on unseen data while training."""
 
+    val_set_size: Annotated[float, Ge(0), Le(1_000_000_000), Title("Held out of the training data")] = 0.0
+    """Hold rows of the training data out, to measure the loss on unseen data while training: below 1 a share of them,
+    from 1 on a number of rows, 0 none. `run.seed` draws them, and rows with the same prompt stay on one side."""
+
     max_length: Annotated[int, Ge(8), Le(1_048_576), Title("Longest row"), Unit("tokens")] = 2048
     """The most tokens a row may have. Memory grows with it; what happens to longer rows is the next setting."""
 
@@ -132,3 +136,8 @@ class Data(Section):
 
     shuffle: Annotated[bool, Advanced] = True
     """Mix the rows anew in each epoch. Off keeps the order of the file."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are held-out rows: those of `eval`, or some of the training data."""
+        return bool(self.eval) or self.val_set_size > 0

@@ -16,6 +16,7 @@ from engine.config.tree import RunConfig
 from engine.data.chat import token_mask
 from engine.data.collate import collator_for
 from engine.data.detect import CAREFUL
+from engine.data.held_out import hold_out
 from engine.data.image_references import short
 from engine.data.plan import Plan, Source, plan_of, use_template
 from engine.data.prepare import (
@@ -61,6 +62,7 @@ def preview(
     wanted = wanted or {"kind": "index", "index": 0}
     use_template(config, processing_class)
     plan = plan or shown_plan(config, processing_class, split)
+    hold_out(plan, on_progress)
     tokens, collate = Tokens(plan, processing_class), collator_for(config, processing_class)
     result: dict[str, Any] = {
         "method": plan.method,
@@ -123,11 +125,21 @@ def choose(
     if kind == "search":
         return _search(plan, str(wanted.get("text", "")), int(wanted.get("start", 0)), count, on_progress)
     first = int(wanted.get("index", 0))
+    if (held := _held(plan)) is not None:
+        found = [place for place in held if plan.base(place[0]) + place[1] >= first][:count]
+        if not found:
+            raise DataError(f"there is no held-out row from row {first} on; {len(held):,} rows are held out")
+        return found
     found = [place for number in range(first, first + count) if (place := locate(plan, number)) is not None]
     if not found:
         total = sum(source.count() for source in plan.sources)
         raise DataError(f"there is no row {first}; the rows are 0 to {total - 1}")
     return found
+
+
+def _held(plan: Plan) -> list[tuple[int, int]] | None:
+    """The rows that can be shown of a plan whose sources' other rows are trained on; None where all can."""
+    return plan.order() if plan.val_set_size is not None and plan.split == "eval" else None
 
 
 def locate(plan: Plan, number: int) -> tuple[int, int] | None:
@@ -144,6 +156,8 @@ def locate(plan: Plan, number: int) -> tuple[int, int] | None:
 
 def _random(plan: Plan, seed: Any, count: int) -> list[tuple[int, int]]:
     """Rows at random among those indexed so far: no waiting for the end of a large file."""
+    if (held := _held(plan)) is not None:
+        return random.Random(seed).choices(held, k=count)
     known = [
         min(source.rows.known() or len(source.rows), source.limit if source.limit is not None else 1 << 62)
         for source in plan.sources
@@ -157,7 +171,8 @@ def _worst(plan: Plan, tokens: Tokens, by: str, count: int, on_progress: Progres
     if by not in ("longest", "masked", "truncated"):
         raise DataError(f"worst rows are by longest, masked or truncated; got {by}")
     found: list[tuple[float, int, int]] = []
-    order = [(which, index) for which, source in enumerate(plan.sources) for index in range(source.count())]
+    every = [(which, index) for which, source in enumerate(plan.sources) for index in range(source.count())]
+    order = _held(plan) or every
     for done, (which, index) in enumerate(order):
         if on_progress is not None and done % 64 == 0:
             on_progress("looking for the worst rows", done, len(order))
@@ -179,12 +194,16 @@ def _search(plan: Plan, text: str, start: int, count: int, on_progress: Progress
     if not text:
         raise DataError("a search needs some text")
     needle, found = text.casefold(), []
+    held = _held(plan)
+    among = None if held is None else set(held)
     base = 0
     for which, source in enumerate(plan.sources):
         total = source.count()
         for index in range(max(start - base, 0), total):
             if on_progress is not None and index % 4096 == 0:
                 on_progress("searching", base + index, base + total)
+            if among is not None and (which, index) not in among:
+                continue
             if needle in source.rows.text(index).casefold() or (
                 not text.isascii() and needle in str(source.rows[index]).casefold()
             ):
@@ -260,7 +279,9 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     kept = list(fit_row(plan, row, counts))
     row = kept[0] if kept else row
     row["left_out"] = row["refused"] = ""
-    if row.get("rejected_for"):
+    if plan.split == "train" and plan.held is not None and (which, index) in plan.held:
+        row["left_out"] = "it is held out by data.val_set_size, to measure the loss on"
+    elif row.get("rejected_for"):
         row["refused"] = f"{row['length']:,} tokens are more than data.max_length {plan.max_length}"
     elif not kept:
         row["left_out"] = next((words for name, words in _REASONS.items() if getattr(counts, name)), _REASONS["masked"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config.tree import RunConfig
-from engine.data.chat import FLAGS, Chat, MaskError, Message, Span, Turn, flag_of, token_mask
+from engine.data.chat import FLAGS, Chat, Conversation, MaskError, Message, Rendered, Span, Turn, flag_of, token_mask
 from engine.data.parts import IMAGE, Example, FormatError, with_image_parts
 from engine.data.plan import Plan, template_of
 from engine.data.pretokenized import IGNORED, refuse_strange
@@ -62,9 +62,10 @@ class Tokens:
         return self.chat.notes if self.chat else set()
 
     # -- SFT and pretraining -------------------------------------------------------------------------------------------
-    def piece(self, example: Example) -> Piece:
-        """The text of an example with what is trained in it; its images, which are references, are written out."""
-        piece = self._piece(example)
+    def piece(self, example: Example, rendered: Rendered | MaskError | None = None) -> Piece:
+        """The text of an example with what is trained in it; its images, which are references, are written out. `rendered`
+        is what the chat template made of it, where that is known. Raises `MaskError`, and `DataError` for an image."""
+        piece = self._piece(example, rendered)
         if self.images is None:
             if example.images:
                 raise no_processor(example.images)
@@ -74,7 +75,7 @@ class Tokens:
         full = self.images.expand(piece.text, piece.spans, piece.turns, example.images)
         return Piece(full.text, full.spans, piece.special, full.turns, list(example.images), full.places)
 
-    def _piece(self, example: Example) -> Piece:
+    def _piece(self, example: Example, rendered: Rendered | MaskError | None) -> Piece:
         if example.kind == "tokens":
             return Piece("", [], False, ready=self._given(example))
         if example.kind == "text":
@@ -89,16 +90,27 @@ class Tokens:
             start = 0 if self.plan.trained_turns == "all" else len(prompt)
             spans = [(start, len(text))] if start == 0 or example.chosen.strip() else []
             return Piece(text, spans, True)
-        messages, trained = example.messages, self.plan.trained_turns
-        if example.kind == "pair":
-            messages, trained = _pair_messages(example, trained)
-        chat = self._chat()
-        rendered = chat.spans(messages, example.tools, trained)
+        if rendered is None:
+            rendered = self._chat().spans(*self._conversation(example))
+        if isinstance(rendered, MaskError):
+            raise rendered
         return Piece(rendered.text, rendered.spans, False, rendered.turns)
 
     def _with_tokens(self, example: Example, text: str) -> str:
         """A text without a template, with the processor's own token at each place of an image."""
         return text.replace(IMAGE, self.images.token) if example.images and self.images is not None else text
+
+    def conversation(self, example: Example) -> Conversation | None:
+        """What the chat template is asked for an example; None where it is not asked."""
+        if self.chat is None or example.kind in ("tokens", "text"):
+            return None
+        return self._conversation(example)
+
+    def _conversation(self, example: Example) -> Conversation:
+        if example.kind == "pair":
+            messages, trained = _pair_messages(example, self.plan.trained_turns)
+            return messages, example.tools, trained
+        return list(example.messages), example.tools, self.plan.trained_turns
 
     def rows(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Token rows of several pieces in one call of the tokenizer."""
@@ -108,7 +120,13 @@ class Tokens:
             if not chosen:
                 continue
             texts = [piece.text for piece in chosen]
-            encoded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
+            encoded = self.tokenizer(
+                texts,
+                add_special_tokens=special,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+            )
             for piece, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
                 rows.append({"piece": piece, "offsets": offsets, **self._row(piece, ids, offsets)})
         order = {id(piece): number for number, piece in enumerate(pieces)}

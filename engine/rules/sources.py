@@ -41,36 +41,44 @@ def columns_name_parts_of_a_row(config: RunConfig, facts: Facts) -> Iterator[Fin
                 yield must(f"{path}.columns.{part}", f"a part of {rows}", part, todo)
 
 
-@rule(reads=(*_PLACES, fields.model.name, fields.model.tokenizer))
-def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model = facts.model
-    if model is None or model.name != config.model.name or model.processor is not False or config.model.tokenizer:
-        return
+def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:
+    """Each source in which a row with images was seen: its path in the config, and what was seen."""
     for spec in _PLACES:
         for index, entry in enumerate(spec.value(config)):
             seen = (facts.sources or {}).get(entry.path)
             if seen is not None and seen.images:
-                todo = f"{model.name} has no processor for images: take a model that has one, or rows of text."
-                yield must(f"{spec.path}.{index}.path", "rows that the model can read", "rows with images", todo)
+                yield f"{spec.path}.{index}.path", f"rows with images ({seen.images})"
+
+
+def _learns_from_images(config: RunConfig) -> bool:
+    return METHODS[config.method.kind].rows == "language"
+
+
+@rule(reads=(*_PLACES, fields.method.kind))
+def rows_with_images_need_a_method_that_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if not _learns_from_images(config):
+        for path, seen in _with_images(config, facts):
+            todo = f"{config.method.kind} does not learn from images: take sft, or rows of text."
+            yield must(path, "rows without images", seen, todo)
 
 
 @rule(reads=(*_PLACES, fields.method.kind, fields.data.packing))
-def rows_with_images_are_learned_one_by_one(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    """By the methods that serve them, and not in packs."""
-    method, packing = METHODS[config.method.kind], fields.data.packing
-    for spec in _PLACES:
-        for index, entry in enumerate(spec.value(config)):
-            seen = (facts.sources or {}).get(entry.path)
-            if seen is None or not seen.images:
-                continue
-            if method.rows != "language":
-                todo = f"{method.called} does not learn from images yet: choose method sft, or rows of text."
-                yield must(f"{spec.path}.{index}.path", "rows of text", "rows with images", todo)
-            elif packing.value(config):
-                todo = "Rows with images are not packed."
-                fix = Fix("switch packing off", {packing.path: False})
-                yield must(packing.path, "false for rows with images", True, todo, fix=fix)
-                return
+def rows_with_images_are_not_packed(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.data.packing and _learns_from_images(config):
+        fix = Fix("switch packing off", {fields.data.packing.path: False})
+        for path, seen in _with_images(config, facts):
+            yield must(path, "rows without images while data.packing is true", seen, "Images are not packed.", fix=fix)
+
+
+@rule(reads=(*_PLACES, fields.model.name, fields.model.tokenizer, fields.method.kind))
+def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model = facts.model
+    if model is None or model.name != config.model.name or model.processor is not False or config.model.tokenizer:
+        return
+    if _learns_from_images(config):
+        for path, seen in _with_images(config, facts):
+            todo = f"{model.name} has no processor for images: take a model that has one, or rows of text."
+            yield must(path, "rows that the model can read", seen, todo)
 
 
 @rule(reads=_PLACES)

@@ -143,10 +143,13 @@ CALLS: dict[str, list[list[str]]] = {
     "resume": [["RUN", "--changed"], ["FAILED"], [HOSTILE]],
     "receipt": [["RUN"], [HOSTILE]],
     "compare": [["RUN", "FAILED"], ["RUN", HOSTILE]],
+    "cache": [["--folder", HOSTILE], ["--folder", f"cache{HOSTILE}"], ["prune", HOSTILE, "--yes"], [HOSTILE]],
     "doctor": [["--runs", f"there{HOSTILE}"]],
     "explain": [[HOSTILE]],
     "recipes": [[HOSTILE]],
     "demo": [[f"run.name={HOSTILE}"], [f"run.{HOSTILE}=1"], [f"--{HOSTILE}"]],
+    "chat": [["RUN", "--prompt", HOSTILE], [HOSTILE], ["RUN", "--base", "--tools", f"{HOSTILE}.json"]],
+    "queue": [[HOSTILE, "--first"], [f"--{HOSTILE}"]],
     "guide": [[HOSTILE], [f"there{HOSTILE}"], [f"good{HOSTILE}.yaml"]],
     "app": [[HOSTILE], [HOSTILE, HOSTILE], [f"my{HOSTILE}.yaml", HOSTILE]],
 }
@@ -234,7 +237,7 @@ NEEDS = {
     "checkpoint": 1,
     "resume": 1,
 }
-MISSING = {**NEEDS, "receipt": 1, "stack": 1, "compare": 2}
+MISSING = {**NEEDS, "receipt": 1, "stack": 1, "compare": 2, "chat": 1}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
