@@ -691,7 +691,7 @@ KEYS: dict[str, Key] = {
     "relora_warmup_steps": nothing("It counts with ReLoRA."),
     "relora_anneal_steps": nothing("It counts with ReLoRA."),
     "unfrozen_parameters": same("adapter.unfrozen_parameters"),
-    "freeze_mm_modules": unless_off("Images, sound and video are not here yet, so there is nothing else to freeze."),
+    "freeze_mm_modules": flag({"model.train_vision": "none"}),
     # The method
     "rl": Key(lambda value, file: mapped({"method.kind": value}) if value in _KINDS else unsupported(
         "method.kind names the methods there are.")),

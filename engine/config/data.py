@@ -122,6 +122,10 @@ class Data(Section):
     dataset_prepared_path: Annotated[str | None, Title("Prepared data"), Control("path"), Expert] = None
     """Folder where tokenized rows are kept, so that the next run starts at once. Empty means the user's cache."""
 
+    image_base_dir: Annotated[str | None, Title("Images below"), Control("path"), Advanced] = None
+    """Folder that the paths of images in rows begin at; none may lead out of it. Empty means the folder of each source's
+    file, and absolute paths are read as they are."""
+
     on_bad_row: Annotated[
         Literal["error", "skip"],
         Title("Bad rows"),

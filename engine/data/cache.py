@@ -21,10 +21,15 @@ from typing import Any
 from filelock import FileLock
 
 from engine.data.cache_entries import folder_of
+from engine.data.image_references import changed_images
+from engine.data.image_references import folder_of as image_folder_of
 from engine.data.plan import Plan, Source
+from engine.data.vision import images_of
 from engine.errors import WorkbenchError, redact, visible
 
 FORMAT = 4  # grows when the prepared rows of an unchanged config, or what lies beside them, would differ
+IMAGES = "images.json"
+"""Beside prepared rows: size and date of each image that they refer to."""
 WHOLE = 256 << 20
 STRIDE = 1 << 20
 
@@ -45,8 +50,14 @@ class Store:
         return self.folder / key
 
     def find(self, key: str) -> Path | None:
+        """The folder of this key; none where an image that its rows were counted by is no longer what it was."""
         folder = self.path(key)
-        return folder if (folder / "meta.json").is_file() else None
+        if not (folder / "meta.json").is_file():
+            return None
+        if (stamps := folder / IMAGES).is_file() and changed_images(json.loads(stamps.read_text("utf-8"))):
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        return folder
 
     def lock(self, key: str) -> FileLock:
         return FileLock(self.folder / f".{key}.lock")
@@ -113,8 +124,17 @@ def tokens_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
         "excess_length": [plan.excess_length, plan.truncation_side],
         "packing": [plan.packing, plan.separate],
         "on_bad_row": plan.on_bad_row,
+        **_images_parts(plan, processing_class),
         "versions": {name: version(name) for name in ("transformers", "tokenizers", "jinja2")},
     }
+
+
+def _images_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
+    """Where images are looked for and what reads them; nothing for a model that sees none."""
+    if images_of(processing_class) is None:
+        return {}
+    folders = [image_folder_of(source.path, plan.image_base_dir).path for source in plan.sources]
+    return {"images": [folders, version("pillow")]}
 
 
 def about(plan: Plan, processing_class: Any) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def look_at(
         model=model,
         data=kept(config, folder, model),
         packages=Installed() if here else None,
-        sources=look_at_sources([*config.data.train, *config.data.eval], folder) if sources else None,
+        sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
+        if sources
+        else None,
         files={
             **{path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))},
             **_template_there(config.model.chat_template, model, folder),
@@ -194,16 +196,16 @@ def _there(path: str, folder: Path) -> bool:
         return False
 
 
-def look_at_sources(entries: Iterable[Any], folder: Path) -> dict[str, SourceFacts]:
+def look_at_sources(entries: Iterable[Any], folder: Path, image_base_dir: str | None = None) -> dict[str, SourceFacts]:
     """One look at each source, by its path as the config writes it."""
     found: dict[str, SourceFacts] = {}
     for entry in entries:
         if entry.path and entry.path not in found:
-            found[entry.path] = look_at_source(entry, folder)
+            found[entry.path] = look_at_source(entry, folder, image_base_dir)
     return found
 
 
-def look_at_source(entry: Any, folder: Path) -> SourceFacts:
+def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) -> SourceFacts:
     """There or not, size, first rows, format. Never raises for bad data: a problem is part of the answer."""
     if entry.path == "builtin/dates":
         return _builtin(entry)
@@ -219,7 +221,8 @@ def look_at_source(entry: Any, folder: Path) -> SourceFacts:
             # columns of these need pyarrow, which the inspector has loaded
             size = None if place.is_dir() else place.stat().st_size
             return SourceFacts(entry.path, exists=True, bytes=size, in_order=_in_order(place))
-        return replace(_file(entry, place), in_order=_in_order(place))
+        images_at = image_base_dir and place_of(image_base_dir, folder)
+        return replace(_file(entry, place, images_at), in_order=_in_order(place))
     except OSError as problem:
         return SourceFacts(
             entry.path, exists=True, problem=f"cannot be read: {problem.strerror or 'input/output error'}."
@@ -267,7 +270,7 @@ def _builtin(entry: Any) -> SourceFacts:
     return SourceFacts(entry.path, exists=True, rows=rows, columns=("messages",), format="messages", turns=True)
 
 
-def _file(entry: Any, place: Path) -> SourceFacts:
+def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
     from engine.data.detect import detect
     from engine.data.parts import columns_of
     from engine.data.rows import open_rows
@@ -286,7 +289,9 @@ def _file(entry: Any, place: Path) -> SourceFacts:
             trouble = f"line {trouble}" if trouble[:1].isdigit() else trouble
             trouble += "" if trouble.endswith(".") else "."
         bad = seen.bad
-        for index, sentence in _unreadable_images(seen.images, place.parent):
+        for index, sentence in _unreadable_images(
+            seen.images, Path(image_base_dir) if image_base_dir else place.parent
+        ):
             bad += 1
             trouble = trouble or f"{_named(rows, index)}: {sentence}"
         fatal = seen.format is None or bad >= seen.looked

@@ -18,9 +18,11 @@ from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.detect import Detection, detect
+from engine.data.formats import read_example
+from engine.data.image_references import folder_of, references
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
-from engine.data.parts import columns_of
+from engine.data.parts import Example, FormatError, columns_of
 from engine.data.rows import open_rows, refuse_special
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
@@ -74,6 +76,7 @@ class Plan:
     on_bad_row: str
     seed: int
     prepared_path: str | None
+    image_base_dir: str | None = None
     entries: list[dict[str, Any]] = field(default_factory=list)
     count_all: bool = False
     """Whether a row that cannot be read is counted, and refused with all others at the end."""
@@ -85,6 +88,24 @@ class Plan:
     """(source, row) of those held out, once `engine.data.held_out` has drawn them."""
     told: tuple[str, list[str]] | None = None
     """Fingerprint and warnings of the data, once a preview has told them: they are the same for each of its rows."""
+
+    def example(self, number: int, index: int) -> tuple[Example, Row]:
+        """What a row says, its images as references, and the row itself. Raises `WorkbenchError` without its place."""
+        source = self.sources[number]
+        row = source.rows[index]
+        example = read_example(row, source.detection.format or "", source.detection.columns)
+        if example.images:
+            if METHODS[self.method].rows != "language":
+                raise FormatError(
+                    f"the row has images, which method {self.method} does not learn from yet",
+                    "Choose method sft, or rows of text.",
+                )
+            if self.packing:
+                raise FormatError(
+                    "the row has images, and rows with images are not packed", "Set data.packing to false."
+                )
+            example.images = references(example.images, folder_of(source.path, self.image_base_dir))
+        return example, row
 
     def refuse_changed(self) -> None:
         """Raises `DataError` for the first file that is no longer as it was opened."""
@@ -161,6 +182,7 @@ def plan_of(
         on_bad_row=data.on_bad_row,
         seed=config.run.seed,
         prepared_path=data.dataset_prepared_path,
+        image_base_dir=data.image_base_dir,
         entries=[entry.model_dump() for entry in entries],
         val_set_size=held_out,
     )

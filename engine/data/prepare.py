@@ -17,11 +17,11 @@ from typing import Any
 
 from engine.config.facts import DataFacts, counting_limits
 from engine.config.tree import RunConfig
-from engine.data.cache import Store, about, key_of
+from engine.data.cache import IMAGES, Store, about, key_of
 from engine.data.cache_entries import Held
 from engine.data.chat import MaskError, Rendered
-from engine.data.formats import read_example
 from engine.data.held_out import hold_out
+from engine.data.image_references import stamp_image
 from engine.data.packing import best_fit
 from engine.data.parts import Example
 from engine.data.plan import Plan, plan_of, use_template
@@ -290,10 +290,9 @@ class _Batch:
 
     def _example(self, number: int, index: int) -> tuple[Any, Example | WorkbenchError] | None:
         """What a row holds, and its example or why it has none; None where it is not there."""
-        source = self._plan.sources[number]
         try:
-            given = source.rows[index]
-            return given, read_example(given, source.detection.format or "", source.detection.columns)
+            example, given = self._plan.example(number, index)
+            return given, example
         except IndexError:
             return None  # the source turned out shorter: only the lazy order of the preview asks past its end
         except WorkbenchError as problem:
@@ -322,11 +321,7 @@ class _Batch:
                 if isinstance(example, WorkbenchError):
                     raise example
                 if self._language:
-                    piece = tokens.piece(example, self._rendered.get(id(example)))
-                    if piece.images:
-                        # Pictures can fail on their own, so such rows are tokenized one by one.
-                        piece.ready = tokens.rows([piece])[0]
-                    pieces.append(piece)
+                    pieces.append(tokens.piece(example, self._rendered.get(id(example))))
                 else:
                     made.append(shape.make(tokens, example, given))
                 at.append((number, index))
@@ -362,7 +357,12 @@ def fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
             row["rejected_for"] = "length"
             yield row
             return
-        if plan.excess_length == "drop" or row.get("images"):
+        images = row.get("image_tokens") or []
+        # What would be cut off an image ends the row: a model cannot see a part of one.
+        cuts_image = bool(images) and (
+            plan.excess_length == "split" or plan.truncation_side == "left" or images[-1] >= plan.max_length
+        )
+        if plan.excess_length == "drop" or cuts_image:
             counts.dropped += 1
             return
         piece = row.get("piece")
@@ -405,6 +405,7 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
     fixed: list[Row] = []
     hashes = RowHashes()
     too_long: list[int] = []
+    images: dict[str, list[int]] = {}
     shape = shape_of(plan.method)
     columns = shape.columns
     packed = plan.packing
@@ -417,6 +418,9 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
                 kept = {name: row[name] for name in (*columns, "row", "images") if name in row}
                 if len(fixed) < FIXED_ROWS:
                     fixed.append({name: row[name] for name in (*columns, "row")})
+                for image in row.get("images") or ():
+                    if image not in images and (stamp := stamp_image(image)) is not None:
+                        images[image] = stamp
                 hashes.add(row["row"], kept)
                 file.add(kept)
             if len(lengths) % BATCH == 0:
@@ -440,6 +444,8 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
         "warnings": counts.sentences(),
         "about": about(plan, processing_class),
     }
+    if images:
+        (folder / IMAGES).write_text(json.dumps(images), "utf-8")
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
 
 

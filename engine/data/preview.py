@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from engine.config.tree import RunConfig
+from engine.data.chat import token_mask
 from engine.data.collate import collator_for
 from engine.data.detect import CAREFUL
-from engine.data.formats import read_example
 from engine.data.held_out import hold_out
+from engine.data.image_references import short
 from engine.data.plan import Plan, Source, plan_of, use_template
 from engine.data.prepare import (
     FIXED_ROWS,
@@ -36,6 +37,7 @@ from engine.data.shown import parts_of, token_texts, window_start
 from engine.data.streaming.files import looked_at_plan
 from engine.data.streaming.stream import open_stream
 from engine.data.tokens import Piece, Tokens
+from engine.data.vision import small_copy
 from engine.errors import DataError, WorkbenchError
 
 CLIP = 64 * 1024
@@ -241,7 +243,7 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
         row = _prepared(plan, tokens, which, index)
     except WorkbenchError as problem:
         return shown | {"error": problem.message, "clipped": source.rows.text(index, 2000)}
-    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": row.get("images") or []}
+    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": _images(row)}
     shown |= {name: row[name] for name in ("left_out", "refused") if row[name]}
     if not shape_of(plan.method).length(row):
         return shown
@@ -263,8 +265,7 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     """The row after all that training does to it; `left_out` says why training would not use it, `refused` why it would end there."""
     source = plan.sources[which]
     try:
-        given = source.rows[index]
-        example = read_example(given, source.detection.format or "", source.detection.columns)
+        example, given = plan.example(which, index)
         shape = shape_of(plan.method)
         if shape is SHAPES["language"]:
             row = tokens.rows([tokens.piece(example)])[0]
@@ -288,10 +289,23 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     return row
 
 
+def _images(row: Row) -> list[dict[str, Any]]:
+    """Each image of the row: what it is called, its size, its tokens from `start` to `end`, and a small copy of it."""
+    piece, offsets = row.get("piece"), row.get("offsets")
+    if not isinstance(piece, Piece) or not piece.images or offsets is None:
+        return []
+    shown = []
+    for reference, place in zip(piece.images, piece.places, strict=True):
+        tokens = [at for at, drawn in enumerate(token_mask(offsets, [place])) if drawn]
+        where = {"start": tokens[0], "end": tokens[-1] + 1, "tokens": len(tokens)}
+        shown.append({"name": short(reference), **where, **small_copy(reference)})
+    return shown
+
+
 def _turns(row: Row, parts: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Turn borders in tokens of the part `input`: role, first token, token after the last."""
     piece, offsets = row.get("piece"), row.get("offsets")
-    if not isinstance(piece, Piece) or not piece.turns or offsets is None or row.get("images"):
+    if not isinstance(piece, Piece) or not piece.turns or offsets is None:
         return []
     shift, size = window_start(row, len(offsets)), len(parts["input"])
     turns = []

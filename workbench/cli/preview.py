@@ -17,7 +17,7 @@ from engine.data.gather_facts import outcome
 from engine.errors import DataError, UsageError, visible, without_secrets
 from engine.figures import size
 from engine.run.store import find, runs_dir
-from engine.session.rows import length_words, pack_words, tokens_of, why_none
+from engine.session.rows import image_words, length_words, pack_words, tokens_of, why_none
 from workbench.cli.output import Styled, clear, coloured, echo, print_json, styled
 from workbench.cli.progress import on_stderr
 
@@ -166,6 +166,8 @@ def _show_row(row: dict[str, Any], total: int | None) -> None:
         echo(styled(row.get("clipped", "")[:2000], dim=True), lines=True)
     if words := pack_words(row):
         echo(words)
+    for image in row["images"]:
+        echo(f"image {without_secrets(image_words(image))}")
     for name, part in row["parts"].items():
         if len(row["parts"]) > 1:
             echo(styled(f"{name}:", bold=True))
