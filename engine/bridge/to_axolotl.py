@@ -270,6 +270,10 @@ def _offloading(value: Any, giving: Giving) -> Answer:
     return mapped({"activation_offloading": "disk" if value == "disk" else True})
 
 
+def _trackers(value: Any, giving: Giving) -> Answer:
+    return mapped({f"use_{name}": True for name in value}) if value else needless("No tracker is asked for.")
+
+
 def _eval_steps(value: Any, giving: Giving) -> Answer:
     if not giving.config.data.eval:
         return needless("No rows are held out.")
@@ -369,4 +373,5 @@ TABLE: dict[str, Meaning] = {
     "run.save_steps": key("save_steps"),
     "run.save_total_limit": key("save_total_limit"),
     "run.eval_steps": _eval_steps,
+    "run.report_to": _trackers,
 }  # fmt: skip

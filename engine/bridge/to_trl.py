@@ -362,4 +362,5 @@ TABLE: dict[str, Meaning] = {
     "run.save_steps": key("save_steps"),
     "run.save_total_limit": key("save_total_limit"),
     "run.eval_steps": _eval_steps,
+    "run.report_to": key("report_to", []),
 }  # fmt: skip
