@@ -53,7 +53,7 @@ def ours(folder: str) -> tuple[float, bool]:
 
 
 def _argv(folder: str) -> list[str]:
-    code = f"from workbench.cli.app import open_app; open_app(runs_dir={folder!r})"
+    code = f"from workbench.cli.app import open_app; open_app(recipe='demo', runs_dir={folder!r})"
     return [sys.executable, "-c", code]
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from engine.errors import Cancelled, WorkbenchError, redact, visible
@@ -95,10 +95,20 @@ class Ticket:
 
 
 class Inspector:
-    """One inspector process, started by the first question. Safe to use from any thread."""
+    """One inspector process, started by the first question. Safe to use from any thread.
 
-    def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
-        self._command = command
+    `command` may start another process that answers in the same way: `name` is then what messages call it, and
+    `environment` is put above the inspector's own.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...] = COMMAND,
+        *,
+        name: str = "the inspector",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command, self._name, self._environment = command, name, dict(environment or {})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -111,7 +121,7 @@ class Inspector:
         """Ask for `do` with its parameters (plain JSON values)."""
         with self._lock:
             if self._closed:
-                raise WorkbenchError("the inspector is closed")
+                raise WorkbenchError(f"{self._name} is closed")
             self._number += 1
             ticket = Ticket(self, self._number, on_progress)
             self._open[ticket._number] = ticket
@@ -120,7 +130,7 @@ class Inspector:
                 self._send({"id": ticket._number, "do": do, **params})
             except OSError as problem:
                 self._open.pop(ticket._number, None)
-                failure = WorkbenchError(f"the inspector cannot be reached ({problem.strerror or problem})")
+                failure = WorkbenchError(f"{self._name} cannot be reached ({problem.strerror or problem})")
             else:
                 return ticket
         ticket._finish(None, failure)
@@ -133,7 +143,7 @@ class Inspector:
             process, reader = self._process, self._reader
             waiting, self._open = list(self._open.values()), {}
         for ticket in waiting:
-            ticket._finish(None, Cancelled("the inspector was closed"))
+            ticket._finish(None, Cancelled(f"{self._name} was closed"))
         if process is None:
             return
         with contextlib.suppress(OSError):
@@ -167,7 +177,7 @@ class Inspector:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**without_tokens(os.environ, HUB_TOKENS), **ENVIRONMENT},
+            env={**without_tokens(os.environ, HUB_TOKENS), **ENVIRONMENT, **self._environment},
             start_new_session=True,  # Ctrl-C in the terminal is for the face alone
         )
         self._process, self._log = process, log
@@ -224,14 +234,13 @@ class Inspector:
         else:
             ticket._finish(answer.get("result"), None)
 
-    @staticmethod
-    def _epitaph(code: int, log: IO[bytes]) -> WorkbenchError:
+    def _epitaph(self, code: int, log: IO[bytes]) -> WorkbenchError:
         log.seek(0, os.SEEK_END)
         log.seek(max(log.tell() - 2000, 0))
         lines = log.read().decode("utf-8", "replace").strip().splitlines()
         last = f": {visible(redact(lines[-1]))[:200]}" if lines and code else ""
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return WorkbenchError(f"the inspector ended ({how}){last}", "Ask again; it starts anew.")
+        return WorkbenchError(f"{self._name} ended ({how}){last}", "Ask again; it starts anew.")
 
 
 def _error(problem: dict[str, Any]) -> WorkbenchError:

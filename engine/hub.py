@@ -92,6 +92,9 @@ class Commits:
         return self.known.get(key, revision)
 
 
+COMMITS_FILE = "commits.json"
+"""Where a run notes the commits of its models."""
+
 COMMITS = Commits()
 """Of this process: a model, its tokenizer and its frozen copy are one commit."""
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from engine.trainers.watching import Watching
 
 PROGRESS_SECONDS = 0.5
-COMMITS_FILE = "commits.json"
 _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 
 
@@ -131,12 +130,13 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
 
     from engine.data.collate import collator_for
     from engine.features.built import Notes
-    from engine.hub import COMMITS
+    from engine.hub import COMMITS, COMMITS_FILE
     from engine.models.load import load_processing_class
     from engine.models.vocabulary import check_of_rows
     from engine.rehearse import Measuring
     from engine.trainers import trackers
     from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
+    from engine.trainers.best import HeldOutBest
     from engine.trainers.finite import FiniteSteps
     from engine.trainers.job import Job
     from engine.trainers.watching import AllStepsMade
@@ -173,6 +173,9 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     watching.trainer = trainer
     stream = prepared.stream if measuring is None else None
     trainer.remove_callback(PrinterCallback)
+    if held_out is not None:
+        watching.best = HeldOutBest(config, writer)
+        trainer.add_callback(watching.best)
     finite = FiniteSteps(config.run.on_nan, config.run.max_skipped_steps)
     trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint), finite)
     if stream is not None:
@@ -236,7 +239,7 @@ def _rows(
     else:
         prepared = _first_rank_first(lambda: prepare(config, processing_class, "train", say.progress))
     held_out = None
-    if config.data.eval:
+    if config.data.evaluates:
         held_out = _first_rank_first(lambda: prepare(config, processing_class, "eval", say.progress))
     if int(os.environ.get("RANK", "0")) == 0 and not config.data.streaming:
         keep_counts(config, run.path, prepared, held_out)
@@ -332,15 +335,14 @@ def _watching(
         "model": config.model.name,
         "resumed_from_step": checkpoint.step_of(newest) if newest else None,
         "devices": _devices(),
-        # At these steps more than a step happens: whoever waits for the next event has to know.
-        "pauses": [
-            config.run.save_steps,
-            *([config.run.eval_steps] if config.data.eval else []),
-            *([config.run.prompts_steps] if config.run.prompts else []),
-        ],
     }
     shown = config.run.logging_steps, config.run.prompts, cast(int, config.run.prompts_steps)
     watching = Watching(run, writer, controls, opening, *shown, answers)
+    by_epoch = {
+        "eval": config.run.evals_per_epoch if config.data.evaluates else None,
+        "save": config.run.saves_per_epoch,
+    }
+    watching.per_epoch = {what: times for what, times in by_epoch.items() if times is not None}
     return watching
 
 
@@ -351,7 +353,9 @@ def _end(trainer: RunTrainer, watching: Watching, say: _Speaker, begun: float) -
         raise trainer.finite.diverged
     if stopped is None:
         trainer._save_checkpoint(trainer.model, None)
-        say.write("finished", step=step, seconds=seconds)
+        early = watching.best is not None and watching.best.over and step < trainer.state.max_steps
+        why = {"cause": "early_stopping", "message": watching.best.reason(step)} if early and watching.best else {}
+        say.write("finished", step=step, seconds=seconds, **why)
         return 0
     say.write("stopped", step=step, seconds=seconds, by=stopped.by)
     return _SIGNAL_CODES.get(stopped.id, 0)

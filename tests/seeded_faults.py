@@ -58,7 +58,7 @@ FAULTS = (
     Fault("engine/rehearse.py", "(-widths[row], row)", "(widths[row], row)", "engine/run/test_rehearsal.py engine/trainers/test_rehearsal.py"),
     Fault("engine/resume.py", " or data_record.files_unchanged(record)", " or not data_record.files_unchanged(record)", "end_to_end/test_resumed_rows.py"),
     Fault("engine/rewards/builtin.py", "compiled.fullmatch(", "compiled.search(", "engine/rewards/test_builtin.py"),
-    Fault("engine/rules/training.py", "and config.model.dtype != \"bfloat16\"", "and config.model.dtype == \"bfloat16\"", "engine/rules/test_rules.py"),
+    Fault("engine/rules/training.py", 'and config.model.dtype == "bfloat16" and not in_float32', 'and config.model.dtype != "bfloat16" and not in_float32', "engine/rules/test_rules.py"),
     Fault("engine/run/checkpoint.py", "return int(found[1]) if found", "return int(found[1]) + 1 if found", "engine/run/test_checkpoint.py"),
     Fault("engine/run/events.py", "last_segment + 1 if segment is None", "last_segment if segment is None", "engine/run/test_events.py"),
     Fault("engine/run/lock.py", 'if kernel == "busy" or _owner_lives', "if _owner_lives", "engine/run/test_lock.py"),

@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("engine", "workbench", "widgets")
 
 LAYERS = (
-    ("engine.worker", "engine.inspector*"),
+    ("engine.worker", "engine.inspector*", "engine.chat*"),
     ("engine.trainers*",),
+    ("engine.export*",),
     ("engine.rehearse", "engine.generate"),
     ("engine.features.load", "engine.features.sequence"),
     ("engine.features.*.*", "engine.features.applied", "engine.features.built", "engine.features.failures", "engine.features.weight_guard"),
@@ -41,6 +42,7 @@ LAYERS = (
 
 START = {
     ("workbench.app", "workbench.screens.build"): "the app paints before its largest screen is imported",
+    ("workbench.app", "workbench.screens.start"): "a file or a run opens without the screen that lists them",
 }
 """Imports that keep a start quick, and close a circle by that."""
 

@@ -1,23 +1,26 @@
-"""The notebook face: `Workbench()`, and its parts alone, `ConfigForm(draft)`, `Preview(draft)`, `Monitor(run)`, `Compare(run, run)`."""
+"""The notebook face: `Workbench()`, and its parts alone:
+`ConfigForm(draft)`, `Preview(draft)`, `Monitor(run)`, `Compare(run, run)`, `Chat(run)`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from widgets.chat import Chat
     from widgets.compare import Compare
     from widgets.form import ConfigForm
     from widgets.monitor import Monitor
     from widgets.preview import Preview
     from widgets.workbench import Workbench
 
-__all__ = ["Compare", "ConfigForm", "Monitor", "Preview", "Workbench"]
+__all__ = ["Chat", "Compare", "ConfigForm", "Monitor", "Preview", "Workbench"]
 _HOMES = {
     "Workbench": "workbench",
     "ConfigForm": "form",
     "Preview": "preview",
     "Monitor": "monitor",
     "Compare": "compare",
+    "Chat": "chat",
 }
 
 

@@ -31,6 +31,7 @@ from engine.run.rollouts import read_group
 from engine.run.store import RunFolder, is_run
 from engine.run.view import RunView
 from widgets import telling
+from widgets.chat import ChatPart
 from widgets.curves import devices, entries
 from widgets.protocol import Answer, Face, Part, bundle, shown, style, verb
 from widgets.reader import Reader
@@ -320,7 +321,7 @@ class Monitor(Face):
         root = store.runs_dir(runs)
         self.run = run if isinstance(run, RunFolder) else store.find(str(run), root)
         self._part = MonitorPart(lambda: root, {self.run.id: self.run})
-        super().__init__(self._part, height=height)
+        super().__init__(self._part, ChatPart(self._part.folder), height=height)
 
     @property
     def view(self) -> RunView:

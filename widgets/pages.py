@@ -19,6 +19,7 @@ from engine.session import pages
 from engine.session.build import BuildSession
 from engine.session.draft import Draft
 from engine.session.explain import of_kind, of_recipe
+from engine.session.start import goal_of
 
 Block = dict[str, Any]
 
@@ -56,13 +57,14 @@ def consequences(session: BuildSession) -> list[dict[str, Any]]:
 
 def goals(draft: Draft) -> list[dict[str, Any]]:
     """The wishes in words, then the other ready configs (`ready`), then wishes that no recipe answers yet."""
+    mine = goal_of(draft)
     wishes = [
         {
             "recipe": goal.recipe,
             "words": goal.words,
             "note": goal.note,
             "about": _plain(of_recipe(goal.recipe)) if goal.recipe else [],
-            "chosen": bool(goal.recipe) and draft.recipe == goal.recipe,
+            "chosen": bool(goal.recipe) and goal is mine,
             "ready": False,
         }
         for goal in GOALS
@@ -101,17 +103,11 @@ def _plain(paragraphs: Iterable[str]) -> list[str]:
 
 def _review(session: BuildSession) -> Iterator[Block]:
     draft = session.draft
+    yield from _drawn(pages.in_sentences(session))
     yield from _drawn(pages.uncounted(session))
-    yield title(pages.changed_from(session))
-    difference = draft.diff()
-    if difference:
-        rows = [[path, _short(was), "→", _short(now)] for path, was, now in difference]
-        yield {"kind": "table", "rows": rows}
-    else:
-        yield say("nothing", "dim")
     changed = [each for each in session.becomes.values() if each.requested != each.effective]
     if changed:
-        yield title("Asked → what it becomes")
+        yield title(pages.CHOSEN)
         rows = [
             [each.path, _short(each.requested), "→", _short(each.effective), visible(each.reason)] for each in changed
         ]
@@ -124,6 +120,13 @@ def _review(session: BuildSession) -> Iterator[Block]:
     if rehearsed := session.rehearsed:
         yield title("Measured")
         yield say(rehearsed)
+    yield title(pages.changed_from(session))
+    difference = draft.diff()
+    if difference:
+        rows = [[path, _short(was), "→", _short(now)] for path, was, now in difference]
+        yield {"kind": "table", "rows": rows}
+    else:
+        yield say("nothing", "dim")
 
 
 def _short(value: Any) -> str:

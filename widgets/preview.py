@@ -20,7 +20,7 @@ from engine.config.tree import fields
 from engine.data.gather_facts import outcome
 from engine.errors import WorkbenchError, visible
 from engine.session.draft import Draft
-from engine.session.rows import RowQuestion, pack_words, trained_words, why_none
+from engine.session.rows import RowQuestion, image_words, pack_words, trained_words, why_none
 from widgets.asking import Asker
 from widgets.protocol import Face, Part, bundle, shown, style, verb
 
@@ -59,7 +59,8 @@ class PreviewPart(Part):
         """Ask for rows; the answer of this verb already tells how far it is."""
         self._give_up()
         config = self.draft.config
-        sources = config.data.train if split == "train" else config.data.eval
+        own = split == "train" or config.data.val_set_size > 0
+        sources = config.data.train if own else config.data.eval
         if not sources or not sources[0].path:
             spec = fields.data.train if split == "train" else fields.data.eval
             raise WorkbenchError(f"{spec.title}: there is none yet.", "Name a source in the step Data.")
@@ -197,7 +198,9 @@ def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
         "clipped": shown(row.get("clipped") or "", 2000),
         "parts": parts,
         "marks": _marks(row),
-        "images": [shown(str(image), 200) for image in row.get("images") or []],
+        "images": [
+            {"words": shown(image_words(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []
+        ],
         "of": total,
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.errors import redact, visible
 from engine.run import proposals, silence
+from engine.run.best import best_words
 from engine.run.curves import concern, watch_for
 from engine.run.stopping import ways
 from engine.run.store import RunFolder
@@ -33,7 +34,7 @@ def head(view: RunView) -> dict[str, Any]:
         "model": shown(view.model, 120),
         "max_steps": view.max_steps,
         "took": took,
-        "by": shown(view.cause, 300) if view.state == "stopped" else "",
+        "by": shown(_end(view), 300) if view.state in ("stopped", "finished") else "",
         "cause": shown(view.cause or "it ended without a word", 600) if bad else "",
         "way_on": shown(_way_on(view), 300) if bad else "",
         "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
@@ -50,6 +51,11 @@ def head(view: RunView) -> dict[str, Any]:
     }
 
 
+def _end(view: RunView) -> str:
+    """Why it ended, and its best checkpoint."""
+    return ". ".join(each for each in (view.cause, best_words(view)) if each)
+
+
 def summary_of(view: RunView) -> str:
     """A run in three lines of text."""
     steps = f"step {view.step:,}" + (f" of {view.max_steps:,}" if view.max_steps else "")
@@ -60,6 +66,8 @@ def summary_of(view: RunView) -> str:
         lines.append("  " + silence.advice(visible(view.id), view.silent_seconds))
     if view.cause:
         lines.append(f"  {visible(view.cause)}")
+    if best := best_words(view):
+        lines.append(f"  {best}")
     lines.append(f"  In a terminal: workbench watch {visible(view.id)}")
     return "\n".join(lines)
 

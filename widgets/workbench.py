@@ -23,6 +23,7 @@ from engine.run.view import RunView
 from engine.session.build import BuildSession
 from engine.session.draft import Draft
 from widgets.asking import Asker
+from widgets.chat import ChatPart
 from widgets.compare import ComparePart
 from widgets.form import FormPart
 from widgets.ledger import LedgerPart
@@ -190,6 +191,7 @@ class Workbench(Face):
             RunsPart(lambda: self.form.session.runs_dir),
             monitor,
             ComparePart(monitor),
+            ChatPart(monitor.folder),
             self.ledger_part,
             height=height,
             ends=(asker.close,),

@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 class Action:
     """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette.
 
-    `when` is what must hold of a run ("running", "ended early", "failed", "groups", "plain") for its key line to show it.
+    `when` is what must hold of a run ("running", "finished", "ended early", "failed", "groups", "plain") or a chat for its key line to show it.
     """
 
     id: str
@@ -53,8 +53,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("suspend_process", "ctrl+z", "pause", "Put the app in the background of the shell", ("everywhere",), "^z"),
     Action("shade", "", "light or dark", "Change between light and dark", ("everywhere",)),
     Action("build", "", "build", "Build a config: the seven steps", ("everywhere",)),
-    Action("runs", "", "runs", "List of runs", ("everywhere",)),
+    Action("runs", "r,f2", "runs", "List of runs", ("everywhere",), "r, F2"),
+    Action("start", "f3", "start", "What goes on, what was open last, and ways to begin", ("everywhere",), "F3"),
     Action("guide", "", "guided first run", "See a model learn a few rows by heart, and why", ("everywhere",)),
+    # Start
+    Action("open", "enter", "open", "Open what is under the cursor", ("start",), line="enter open"),
+    Action("new", "n", "new", "A new config, from what it shall learn", ("start",), line="n new"),
+    Action("file", "o", "file", "Open a config file", ("start",), line="o file"),
+    Action("runs", "", "runs", "", ("start",), "r", line="r runs", quiet=True),
     # Build
     Action("edit", "", "edit", "Edit the setting in focus", ("build",), "enter", line="enter edit", quiet=True),
     Action("to_form", "escape", "form", "", ("build",), quiet=True),
@@ -157,6 +163,48 @@ ACTIONS: tuple[Action, ...] = (
     Action("batch", "enter", "batch", "The rows behind the point under the cursor", ("monitor",), "enter"),
     Action("find", "slash", "find", "Find words in the log or the config", ("monitor",), "/"),
     Action("back", "escape", "back", "Take the cursor away; then go back", ("monitor",), "esc", quiet=True),
+    Action("chat", "C", "chat", "Talk to the model, beside its base", ("monitor",), line="C chat", when="finished"),
+    # Chat: a line is written in all the time, so keys are with ctrl
+    Action(
+        "halt", "escape", "stop", "Stop the answer; else go back", ("chat",), "esc", line="esc stop", when="answering"
+    ),
+    Action(
+        "again", "ctrl+r", "again", "Answer the newest text once more", ("chat",), "^r", line="^r again", when="text"
+    ),
+    Action(
+        "template",
+        "ctrl+t",
+        "rendered prompt",
+        "The exact text that the model reads, and its tokens",
+        ("chat",),
+        "^t",
+        line="^t template",
+        when="text",
+    ),
+    Action(
+        "settings",
+        "ctrl+o",
+        "settings",
+        "Temperature, system prompt and others",
+        ("chat",),
+        "^o",
+        line="^o settings",
+        when="text",
+    ),
+    Action(
+        "save",
+        "ctrl+s",
+        "save rows",
+        "Save the conversation as rows to train on",
+        ("chat",),
+        "^s",
+        line="^s save",
+        when="text",
+    ),
+    Action("renew", "ctrl+n", "new", "Begin a new conversation", ("chat",), "^n", line="^n new"),
+    Action(
+        "scroll", "tab", "scroll", "Keys to what was said, or back to the line", ("chat",), "tab", line="tab scroll"
+    ),
     # Runs
     Action("open", "enter", "open", "Watch the run under the cursor", ("runs",), line="enter open"),
     Action("mark", "space", "mark", "Mark the run for comparing, or not", ("runs",), line="space mark"),
@@ -171,6 +219,8 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("delete", "D", "delete", "Delete the run, after saying what would be lost", ("runs",), line="D delete"),
     Action("filter", "slash", "filter", "Only runs with these words", ("runs",), "/", line="/ filter"),
+    Action("place(-1)", "less_than_sign", "earlier", "A queued run: a place earlier in the queue", ("runs",), "<"),
+    Action("place(1)", "greater_than_sign", "later", "A queued run: a place later in the queue", ("runs",), ">"),
     Action("sort", "o", "order", "Order by time, state, name or loss", ("runs",), line="o order"),
     # Compare
     Action(

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
     from engine.bridge.ledger import Ledger
     from engine.client import Inspector
     from engine.run.store import RunFolder
+    from engine.session.chat import ChatSession
     from engine.session.draft import Draft
+    from engine.session.recent import Recent
+    from engine.session.start import StartList
+    from workbench.screens.start import StartScreen
     from workbench.unsaved import Unsaved
 
 # Greys of little saturation: where a terminal has 256 colours they become its greys, not its navy, teal or lavender.
@@ -223,16 +228,20 @@ class WorkbenchApp(App[None]):
         run: RunFolder | None = None,
         runs_dir: str | os.PathLike[str] | None = None,
         *,
-        runs_first: bool = False,
+        start: bool = False,
+        step: str = "goal",
         ledger: Ledger | None = None,
+        chat: ChatSession | None = None,
     ) -> None:
+        """`start` opens on what there is to come back to, else `step` is where the draft's form begins."""
         no_colour = settle_colour()
         super().__init__(driver_class=TolerantDriver, ansi_color=True if no_colour else None)
         self._draft = draft
         self._run = run
-        self._runs_first = runs_first
+        self._start, self._step = start, step
         self._ledger = ledger
         """What became of a config of another tool that was opened."""
+        self._chat = chat
         self._early = EarlyKeys(self)
         self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
         self._runs_dir = self.explicit_runs_dir
@@ -273,6 +282,22 @@ class WorkbenchApp(App[None]):
 
         return Unsaved(user_cache_path("workbench"), state_folder())
 
+    @cached_property
+    def recent(self) -> Recent:
+        """The configs that were opened or saved last."""
+        from engine.session.recent import Recent
+
+        return Recent(state_folder())
+
+    @cached_property
+    def start_list(self) -> StartList:
+        """Runs and configs to come back to, and the models and rows that they name."""
+        from platformdirs import user_cache_path
+
+        from engine.session.start import StartList
+
+        return StartList(self.runs_dir, self.recent, user_cache_path("workbench"))
+
     @property
     def inspector(self) -> Inspector:
         """The process that knows tokenizers, started by the first question."""
@@ -294,7 +319,11 @@ class WorkbenchApp(App[None]):
     # Frame
 
     def get_default_screen(self) -> Screen[Any]:
-        """The first screen is the run that was asked for, or the form."""
+        """The first screen is the chat or the run that was asked for, or the form."""
+        if self._chat is not None:
+            from workbench.screens.chat import ChatScreen
+
+            return ChatScreen(self._chat)
         if self._run is not None:
             from workbench.screens.monitor import MonitorScreen
 
@@ -303,9 +332,16 @@ class WorkbenchApp(App[None]):
             from workbench.screens.ledger import LedgerScreen
 
             return LedgerScreen(self._ledger)
+        if self._start:
+            return self._start_screen()
         from workbench.screens.build import BuildScreen
 
-        return BuildScreen()
+        return BuildScreen(self._step)
+
+    def _start_screen(self) -> StartScreen:
+        from workbench.screens.start import StartScreen
+
+        return StartScreen(self.runs_dir, self.start_list)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Values for a theme that is not ours."""
@@ -333,8 +369,6 @@ class WorkbenchApp(App[None]):
             self.notify(visible(redact(problem)), severity="warning", markup=False)
         # Behind what the screen has yet to do: on a busy machine it may not have given the focus to its form by now.
         self.screen.call_later(self._early.hand_on)
-        if self._runs_first:
-            self.action_runs()
 
     def on_resize(self, event: events.Resize) -> None:
         """Too little room: a sentence stands over whatever is open, and goes when there is room."""
@@ -388,17 +422,58 @@ class WorkbenchApp(App[None]):
 
     def action_build(self) -> None:
         """The seven steps; back to them if they are open."""
-        from workbench.screens.build import BuildScreen
+        self._show_build("goal")
 
-        if any(isinstance(screen, BuildScreen) for screen in self.screen_stack):
-            while not isinstance(self.screen, BuildScreen):
+    def action_start(self) -> None:
+        """What goes on, what was open last, and ways to begin."""
+        from workbench.screens.start import StartScreen
+
+        if any(isinstance(screen, StartScreen) for screen in self.screen_stack):
+            while not isinstance(self.screen, StartScreen):
                 self.pop_screen()
         else:
-            self.push_screen(BuildScreen())
+            self.push_screen(self._start_screen())
+
+    def build(self, draft: Draft, step: str, then: Callable[[], object] = lambda: None) -> None:
+        """Open the form on another config; asks first where this window's own would be lost. `then` follows if it was opened."""
+        from workbench.screens.leave import LeaveScreen
+
+        def open_it(answer: str | None) -> None:
+            if answer == "leave":
+                self.draft = draft
+                then()
+                self._show_build(step)
+
+        now = self.ending.draft
+        if now is not None and now.dirty:
+            self.push_screen(LeaveScreen(now), open_it)
+        else:
+            open_it("leave")
+
+    def _show_build(self, step: str) -> None:
+        """The form of this window's config: the one that is open, or a new one in place of that of another config."""
+        from workbench.screens.build import BuildScreen
+
+        forms = [screen for screen in self.screen_stack if isinstance(screen, BuildScreen)]
+        if forms:
+            while self.screen is not forms[-1]:
+                self.pop_screen()
+        if not forms or (
+            self._is_old(forms[-1]) and len(self.screen_stack) == 1
+        ):  # the lowest screen cannot be replaced
+            self.push_screen(BuildScreen(step))
+        elif self._is_old(forms[-1]):
+            self.switch_screen(BuildScreen(step))
+
+    def _is_old(self, screen: Screen[Any]) -> bool:
+        """Whether this is the form of a config that is no longer this window's; it is not shown again."""
+        from workbench.screens.build import BuildScreen
+
+        return isinstance(screen, BuildScreen) and screen.session.draft is not self.draft
 
     def action_leave(self) -> None:
         """Back; on the last screen, quit."""
-        if len(self.screen_stack) > 1:
+        if len(self.screen_stack) > 1 and not self._is_old(self.screen_stack[-2]):
             self.pop_screen()
         else:
             self.action_leave_all()

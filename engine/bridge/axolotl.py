@@ -27,7 +27,7 @@ from engine.bridge.keys import (
     where_known,
 )
 from engine.bridge.sources import READERS, SPLIT_OF_FILE, named_split
-from engine.bridge.trainer_keys import desirable_weight, lora_dropout, tracker
+from engine.bridge.trainer_keys import BEST, desirable_weight, lora_dropout, tracker
 from engine.config.data import IN_MESSAGES
 from engine.config.renames import TEMPLATES, is_off, sentence_for
 
@@ -384,6 +384,12 @@ def _every(setting: str, by_epoch: str, what: str) -> Any:
     return means
 
 
+def _evals_per_epoch(value: Any, file: File) -> Answer:
+    if is_off(value) or (is_off(file.get("val_set_size")) and not file.get("test_datasets")):
+        return needless("No rows are held out.")
+    return mapped({"run.evals_per_epoch": value})
+
+
 def _save_strategy(value: Any, file: File) -> Answer:
     if value == "steps":
         return needless("run.save_steps counts steps.")
@@ -685,7 +691,7 @@ KEYS: dict[str, Key] = {
     "relora_warmup_steps": nothing("It counts with ReLoRA."),
     "relora_anneal_steps": nothing("It counts with ReLoRA."),
     "unfrozen_parameters": same("adapter.unfrozen_parameters"),
-    "freeze_mm_modules": unless_off("Images, sound and video are not here yet, so there is nothing else to freeze."),
+    "freeze_mm_modules": flag({"model.train_vision": "none"}),
     # The method
     "rl": Key(lambda value, file: mapped({"method.kind": value}) if value in _KINDS else unsupported(
         "method.kind names the methods there are.")),
@@ -729,7 +735,7 @@ KEYS: dict[str, Key] = {
     "datasets": Key(_sources("data.train")),
     "pretraining_dataset": Key(_sources("data.train")),
     "test_datasets": Key(_sources("data.eval")),
-    "val_set_size": where_known("data.val_set_size", unless_off(sentence_for("val_set_size"))),
+    "val_set_size": where_known("data.val_set_size", unless_off()),
     "dataset_prepared_path": nothing("Prepared rows are kept in the cache of this machine by themselves."),
     "dataset_shard_num": unless_off(_SHARDS),
     "dataset_shard_idx": unless_off(_SHARDS),
@@ -882,7 +888,7 @@ KEYS: dict[str, Key] = {
     "auto_resume_from_checkpoints": unless_off(sentence_for("resume_from_checkpoint")),
     "logging_steps": same("run.logging_steps"),
     "save_steps": Key(_every("run.save_steps", "saves_per_epoch", "")),
-    "saves_per_epoch": where_known("run.saves_per_epoch", unless_off("run.save_steps counts steps, and the end of a run is always kept.")),
+    "saves_per_epoch": where_known("run.saves_per_epoch", unless_off()),
     "save_strategy": Key(_save_strategy, default=_save_default),
     "save_total_limit": same("run.save_total_limit", default=4),
     "save_first_step": nothing("`workbench estimate --rehearse` shows before a run whether it would work."),
@@ -890,15 +896,15 @@ KEYS: dict[str, Key] = {
     "save_safetensors": unless(True, _SAVED, _SAVED),
     "dynamic_checkpoint": unless_off("`workbench checkpoint RUN` asks a run for one at any time."),
     "eval_steps": Key(_every("run.eval_steps", "evals_per_epoch", "")),
-    "evals_per_epoch": where_known("run.evals_per_epoch", unless_off(_EVALS)),
+    "evals_per_epoch": Key(_evals_per_epoch),
     "eval_strategy": Key(_eval_strategy),
     "evaluation_strategy": Key(_eval_strategy),
     "eval_table_size": nothing(_GENERATED),
     "eval_max_new_tokens": nothing(_GENERATED),
     "early_stopping_patience": where_known("optim.early_stopping_patience", unless_off()),
-    "load_best_model_at_end": unless_off(),
-    "metric_for_best_model": unless_off(),
-    "greater_is_better": unless_off(),
+    "load_best_model_at_end": BEST,
+    "metric_for_best_model": same("run.metric_for_best_model"),
+    "greater_is_better": same("run.greater_is_better"),
     "loss_watchdog_threshold": unless_off(sentence_for("loss_watchdog_threshold")),
     "loss_watchdog_patience": unless_off(sentence_for("loss_watchdog_patience")),
     "do_causal_lm_eval": unless_off(_METRICS),

@@ -275,11 +275,26 @@ def _trackers(value: Any, giving: Giving) -> Answer:
 
 
 def _eval_steps(value: Any, giving: Giving) -> Answer:
-    if not giving.config.data.eval:
+    if not giving.config.data.evaluates:
         return needless("No rows are held out.")
+    if giving.config.run.evals_per_epoch is not None:
+        return needless("evals_per_epoch says it.")
     if value == "auto":
         return changed({"eval_strategy": "epoch"}, "Ten times a run cannot be said there: each epoch ends with it.")
     return mapped({"eval_steps": value})
+
+
+def _save_steps(value: Any, giving: Giving) -> Answer:
+    if giving.config.run.saves_per_epoch is not None:
+        return needless("saves_per_epoch says it.")
+    return mapped({"save_steps": value})
+
+
+def _held_out_of(value: Any, giving: Giving) -> Answer:
+    if not value:
+        return needless("Nothing is held out of the training data.")
+    size = int(value) if value >= 1 else value
+    return changed({"val_set_size": size}, "As many rows there, but others: each row is drawn for itself.")
 
 
 def _in_trl(name: str) -> Meaning:
@@ -335,6 +350,7 @@ TABLE: dict[str, Meaning] = {
     "adapter.autocast_adapter_dtype": key("peft_autocast_adapter_dtype"),
     "data.train": _sources("datasets"),
     "data.eval": _sources("test_datasets"),
+    "data.val_set_size": _held_out_of,
     "data.max_length": key("sequence_len"),
     "data.excess_length": _too_long,
     "data.truncation_side": _side,
@@ -362,6 +378,7 @@ TABLE: dict[str, Meaning] = {
     "optim.adam_epsilon": key("adam_epsilon"),
     "optim.max_grad_norm": key("max_grad_norm"),
     "optim.tf32": key("tf32", "auto"),
+    "optim.early_stopping_patience": key("early_stopping_patience"),
     "memory.gradient_checkpointing": checkpointing,
     "memory.activation_offloading": _offloading,
     "memory.layer_offloading": key("layer_offloading", False),
@@ -370,8 +387,13 @@ TABLE: dict[str, Meaning] = {
     "run.name": key("wandb_name"),
     "run.seed": key("seed"),
     "run.logging_steps": key("logging_steps"),
-    "run.save_steps": key("save_steps"),
+    "run.save_steps": _save_steps,
+    "run.saves_per_epoch": key("saves_per_epoch"),
     "run.save_total_limit": key("save_total_limit"),
     "run.eval_steps": _eval_steps,
     "run.report_to": _trackers,
+    "run.metric_for_best_model": key("metric_for_best_model"),
+    "run.greater_is_better": key("greater_is_better"),
+    "run.save_best": by_itself("It concerns which checkpoints are kept."),
+    "run.evals_per_epoch": key("evals_per_epoch"),
 }  # fmt: skip

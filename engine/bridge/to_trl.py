@@ -280,11 +280,39 @@ def _offloading(value: Any, giving: Giving) -> Answer:
 
 
 def _eval_steps(value: Any, giving: Giving) -> Answer:
-    if not giving.config.data.eval:
+    if not giving.config.data.evaluates:
         return needless("No rows are held out.")
+    if giving.config.run.evals_per_epoch is not None:
+        return needless("run.evals_per_epoch says it.")
     if value == "auto":
         return changed({"eval_steps": 0.1}, "A tenth of all steps there.")
     return mapped({"eval_steps": value})
+
+
+def _of_an_epoch(name: str) -> Meaning:
+    """As the share of all steps that TRL takes, where epochs say how long a run is."""
+
+    def means(value: Any, giving: Giving) -> Answer:
+        optim = giving.config.optim
+        if value is None:
+            return needless("Steps say it.")
+        if optim.max_steps is not None:
+            return unsupported("TRL counts steps, and how many an epoch has is not known before the run.")
+        return mapped({name: 1 / (value * optim.num_train_epochs)})
+
+    return means
+
+
+def _save_steps(value: Any, giving: Giving) -> Answer:
+    if giving.config.run.saves_per_epoch is not None:
+        return needless("run.saves_per_epoch says it.")
+    return mapped({"save_steps": value})
+
+
+def _held_out_of(value: Any, giving: Giving) -> Answer:
+    if not value:
+        return needless("Nothing is held out of the training data.")
+    return unsupported("TRL takes held-out rows from another split: write them into a file of their own.")
 
 
 TABLE: dict[str, Meaning] = {
@@ -328,6 +356,7 @@ TABLE: dict[str, Meaning] = {
     "adapter.autocast_adapter_dtype": _autocast,
     "data.train": _sources,
     "data.eval": _held_out,
+    "data.val_set_size": _held_out_of,
     "data.max_length": _length,
     "data.excess_length": _too_long,
     "data.truncation_side": by_itself("truncation_mode says it."),
@@ -359,8 +388,13 @@ TABLE: dict[str, Meaning] = {
     "run.seed": key("seed"),
     "run.full_determinism": key("full_determinism", False),
     "run.logging_steps": key("logging_steps"),
-    "run.save_steps": key("save_steps"),
+    "run.save_steps": _save_steps,
+    "run.saves_per_epoch": _of_an_epoch("save_steps"),
     "run.save_total_limit": key("save_total_limit"),
     "run.eval_steps": _eval_steps,
     "run.report_to": key("report_to", []),
+    "run.metric_for_best_model": key("metric_for_best_model"),
+    "run.greater_is_better": key("greater_is_better"),
+    "run.save_best": by_itself("It concerns which checkpoints are kept."),
+    "run.evals_per_epoch": _of_an_epoch("eval_steps"),
 }  # fmt: skip

@@ -70,6 +70,15 @@ def _save_strategy(value: Any, file: File) -> Answer:
     return changed({}, "A checkpoint is kept every run.save_steps steps, and the end of a run always.")
 
 
+BEST = Key(
+    lambda value, file: (
+        needless(OFF)
+        if is_off(value)
+        else changed({}, "The best checkpoint is kept and named, and so is the end of the run.")
+    )
+)
+
+
 def _counted(setting: str) -> Any:
     def means(value: Any, file: File) -> Answer:
         if isinstance(value, float) and 0 < value < 1:
@@ -226,9 +235,9 @@ KEYS: dict[str, Key] = {
     "save_on_each_node": nothing("A run works on one machine."),
     "save_safetensors": unless(True, "Checkpoints are safetensors.", "Checkpoints are safetensors."),
     "enable_jit_checkpoint": unless_off("`workbench stop RUN --save` saves and ends a run."),
-    "load_best_model_at_end": unless_off(),
-    "metric_for_best_model": unless_off(),
-    "greater_is_better": unless_off(),
+    "load_best_model_at_end": BEST,
+    "metric_for_best_model": same("run.metric_for_best_model"),
+    "greater_is_better": same("run.greater_is_better"),
     "resume_from_checkpoint": unless_off(sentence_for("resume_from_checkpoint")),
     "restore_callback_states_from_checkpoint": nothing("A run that goes on restores all of its state."),
     "ignore_data_skip": unless_off("A run that goes on goes on in the rows where it was."),

@@ -440,7 +440,7 @@ KEYS: dict[str, Key] = {
     "dataset_streaming": unless_off("Reading rows as a stream is not here yet: prepared rows are memory-mapped."),
     "datasets": Key(_datasets),
     "streaming": unless_off(),
-    "test_split_size": where_known("data.val_set_size", unless_off(sentence_for("test_size"))),
+    "test_split_size": where_known("data.val_set_size", unless_off()),
     "ignore_bias_buffers": nothing("It works around a fault of older models on several GPUs."),
     "dataset_text_field": Key(_text_field),
     "dataset_kwargs": unless_off("Rows are always prepared before training."),

@@ -12,9 +12,8 @@ import datetime
 import functools
 import random
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-Split = Literal["train", "eval"]
 Row = dict[str, list[dict[str, str]]]
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ _WRITTEN = (
 )
 
 
-def rows(split: Split = "train", seed: int = 0, count: int | None = None) -> list[Row]:
+def rows(split: str = "train", seed: int = 0, count: int | None = None) -> list[Row]:
     """`count` chat rows of one question and its answer; 24,000 for training, 1,000 held-out ones by default.
 
     Training days are drawn with repetition; the first 1,000 eval rows ask for 1,000 different held-out days.

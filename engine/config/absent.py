@@ -28,11 +28,16 @@ class Absent:
 
 ABSENT = (
     Absent(
-        "images, sound and video",
-        ("processor_type", "media_dir", "images", "freeze_vision_tower", "freeze_multi_modal_projector",
-         "freeze_language_model", "image_size", "image_resize_algorithm", "image_processor", "is_multimodal"),
-        ("image_", "video_", "audio_", "vision_"),
-        "Train on text alone.",
+        "sizes of images other than the processor's own",
+        ("processor_type", "images", "image_size", "image_resize_algorithm", "image_processor", "is_multimodal"),
+        ("image_",),
+        "The model's own processor says how large an image is; columns of a source says which column holds images.",
+    ),
+    Absent(
+        "sound and video",
+        ("freeze_language_model",),
+        ("video_", "audio_", "vision_"),
+        "Train on text and images; model.train_vision says which parts that see learn.",
     ),
     Absent(
         "a buffer that mixes a stream",
@@ -104,10 +109,10 @@ ABSENT = (
         "adapter.lora_dropout is a noise of another kind.",
     ),
     Absent(
-        "early stopping",
-        ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-        ("early_stopping",),
-        "`workbench stop RUN --save` ends a run at any time, and its curves show when.",
+        "a threshold for early stopping",
+        ("early_stopping_threshold",),
+        (),
+        "optim.early_stopping_patience counts every value that is better as better.",
     ),
     Absent(
         "Unsloth, Liger and plugins",

@@ -73,6 +73,10 @@ class Data(Section):
     eval: Annotated[list[DataSource], Title("Held-out data"), Control("sources")] = []
     """Rows that are never trained on, to measure the loss on unseen data while training."""
 
+    val_set_size: Annotated[float, Ge(0), Le(1_000_000_000), Title("Held out of the training data")] = 0.0
+    """Hold rows of the training data out, to measure the loss on unseen data while training: below 1 a share of them,
+    from 1 on a number of rows, 0 none. `run.seed` draws them, and rows with the same prompt stay on one side."""
+
     max_length: Annotated[int, Ge(8), Le(1_048_576), Title("Longest row"), Unit("tokens")] = 2048
     """The most tokens a row may have. Memory grows with it; what happens to longer rows is the next setting."""
 
@@ -118,6 +122,10 @@ class Data(Section):
     dataset_prepared_path: Annotated[str | None, Title("Prepared data"), Control("path"), Expert] = None
     """Folder where tokenized rows are kept, so that the next run starts at once. Empty means the user's cache."""
 
+    image_base_dir: Annotated[str | None, Title("Images below"), Control("path"), Advanced] = None
+    """Folder that the paths of images in rows begin at; none may lead out of it. Empty means the folder of each source's
+    file, and absolute paths are read as they are."""
+
     on_bad_row: Annotated[
         Literal["error", "skip"],
         Title("Bad rows"),
@@ -128,3 +136,8 @@ class Data(Section):
 
     shuffle: Annotated[bool, Advanced] = True
     """Mix the rows anew in each epoch. Off keeps the order of the file."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are held-out rows: those of `eval`, or some of the training data."""
+        return bool(self.eval) or self.val_set_size > 0

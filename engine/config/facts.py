@@ -174,8 +174,11 @@ class SourceFacts:
     """The first of them and what is wrong with it, as a sentence."""
     turns: bool | None = None
     """Whether its first row is written in turns of a conversation; `False` for texts alone."""
-    images: bool = False
-    """Whether its first row names images."""
+    images: str = ""
+    """The first of the rows looked at that has images, by its place such as `line 4`; empty where none has."""
+    in_order: str = ""
+    """The first of its files whose rows are found from the beginning alone, so that a stream does not know how many they
+    are; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,7 @@ def as_yaml(value: Mapping[str, Any] | Sequence[Any]) -> str:
     """Plain values as block YAML, in the order given."""
     writer = YAML(typ="safe", pure=True)
     writer.default_flow_style = False
-    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel infers None from its default
     writer.allow_unicode = True
     writer.width = 4096
     writer.indent(mapping=2, sequence=4, offset=2)

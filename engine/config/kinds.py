@@ -48,6 +48,16 @@ LOADERS: dict[Head, str] = {
 }
 """The transformers class for what a method puts on top of the model."""
 
+SEEING = "AutoModelForImageTextToText"
+"""The class of models that write and see, of which some are not among those that write alone."""
+
+
+def loader_of(head: Head, served: frozenset[str] | None) -> str:
+    """The transformers class that loads a model of an architecture that these serve; `None` where that is not known."""
+    loader = LOADERS[head]
+    return SEEING if head == "vocabulary" and served and loader not in served and SEEING in served else loader
+
+
 LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens")
 Kind = Title("Method")
 

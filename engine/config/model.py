@@ -40,6 +40,20 @@ class Model(Section):
     chat_template_kwargs: Annotated[dict[str, Any], Expert] = {}
     """Extra values for the chat template, such as `enable_thinking: false`."""
 
+    train_vision: Annotated[
+        Literal["none", "projector", "all"],
+        Title("Vision parts"),
+        Words(
+            none="frozen, the language model learns",
+            projector="the projector learns, the vision tower is frozen",
+            all="the vision tower and the projector learn too",
+        ),
+        Advanced,
+    ] = "all"
+    """Which parts of a model that sees learn beside its language model: none of those that see, the projector from images to
+    tokens, or the vision tower too. With a LoRA adapter it says beside which layers adapters are put; without one which
+    weights are trained."""
+
     dtype: Annotated[
         Dtype,
         Title("Precision"),

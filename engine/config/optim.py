@@ -115,6 +115,17 @@ class Optim(Section):
     max_grad_norm: Annotated[float, Ge(0), Le(1_000_000), Title("Clip gradients at"), Advanced] = 1.0
     """Longer gradients are shortened to this length, which keeps one odd batch from breaking the run. 0 means never."""
 
+    early_stopping_patience: Annotated[
+        int | None,
+        Ge(1),
+        Le(1_000_000),
+        Title("Stop when no better for"),
+        Unit("evaluations"),
+        Advanced,
+    ] = None
+    """End the run once so many evaluations in a row were no better than the best one before them. Empty means never.
+    `run.metric_for_best_model` says what is compared."""
+
     tf32: Annotated[bool | Auto, Title("TF32"), Expert, Source("transformers: tf32")] = "auto"
     """Let the GPU multiply float32 numbers faster with slightly fewer digits. `auto` turns it on where the card has it."""
 

@@ -24,6 +24,9 @@ NAMES: dict[str, str] = {
     "model_id": "model.name",
     "pretrained_model_name_or_path": "model.name",
     "model_revision": "model.revision",
+    "freeze_vision_tower": "model.train_vision",
+    "freeze_multi_modal_projector": "model.train_vision",
+    "media_dir": "data.image_base_dir",
     "revision_of_model": "model.revision",
     "tokenizer_config": "model.tokenizer",
     "tokenizer_name_or_path": "model.tokenizer",
@@ -126,6 +129,11 @@ def _is_place(name: Any) -> bool:
     return name.lower().endswith(DATA_SUFFIXES) or "/" in name
 
 
+def _unless_off(path: str) -> Meaning:
+    """Our setting of this name, off being nothing to write."""
+    return lambda value, file: {} if is_off(value) else {path: value}
+
+
 def _held_out(of: Meaning) -> Meaning:
     def meaning(value: Any, file: File) -> Changes | None:
         found = of(value, file)
@@ -211,6 +219,9 @@ CHANGES: dict[str, Meaning] = {
     "train_files": _source,
     "test_datasets": _held_out(_datasets),
     "eval_dataset": _held_out(_source),
+    "early_stopping_steps": _unless_off("optim.early_stopping_patience"),
+    "val_size": _unless_off("data.val_set_size"),
+    "test_size": _unless_off("data.val_set_size"),
     "load_in_4bit": _four_bits,
     "load_in_8bit": _flag({"model.quantization": "int8"}),
     "bf16": _bf16,
@@ -259,7 +270,6 @@ def translate(key: str, value: Any, file: File | None = None) -> Changes | None:
     return None
 
 
-_ROWS = "Nothing is held out of the training rows by itself: name the held-out rows under data.eval."
 _SAVES = "run.save_steps counts steps, and the end of a run is always kept."
 _WORKERS = "Rows are prepared before the run and read from memory; how many processes do it is no setting."
 _DEVICE_BATCH = (
@@ -271,14 +281,10 @@ _LORA = "It may be another thing than LoRA's: write it under adapter as {}."
 
 # What another tool's setting asks for has another place here. Removed by a fix only where its value asks for nothing.
 INSTEAD: dict[str, str] = {
-    "val_set_size": _ROWS,
-    "val_size": _ROWS,
-    "test_size": _ROWS,
-    "evals_per_epoch": "run.eval_steps counts steps; left out, a run evaluates ten times.",
     "eval_strategy": "Whoever names rows under data.eval has them evaluated every run.eval_steps steps.",
     "evaluation_strategy": "Whoever names rows under data.eval has them evaluated every run.eval_steps steps.",
-    "saves_per_epoch": _SAVES,
     "save_strategy": _SAVES,
+    "load_best_model_at_end": "The best checkpoint by held-out rows is kept and named beside the last.",
     "save_only_model": "Every checkpoint holds what a run needs to go on.",
     "special_tokens": "They are the tokenizer's: model.tokenizer names another.",
     "group_by_length": "data.packing fills batches whatever the rows' lengths are.",

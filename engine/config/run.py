@@ -42,6 +42,9 @@ class Run(Section):
     save_steps: Annotated[int, Ge(1), Le(1_000_000_000), Title("Checkpoint every"), Unit("steps")] = 200
     """Keep a checkpoint every so many steps, from which the run can go on. The end of the run always gives one."""
 
+    saves_per_epoch: Annotated[int | None, Ge(1), Le(100_000), Title("Checkpoints per epoch"), Advanced] = None
+    """Keep a checkpoint so many times in each epoch, evenly, in the place of `save_steps`."""
+
     save_total_limit: Annotated[int, Ge(2), Le(10_000), Title("Checkpoints kept"), Advanced] = 2
     """How many checkpoints are kept; older ones are deleted once a newer one is whole. At least 2, so that there is
     always a whole one."""
@@ -59,6 +62,24 @@ class Run(Section):
         Annotated[int, Ge(1), Le(1_000_000_000)] | Auto, Title("Evaluate every"), Unit("steps"), Advanced
     ] = "auto"
     """Measure the loss on the held-out data every so many steps. `auto` does it ten times a run."""
+
+    metric_for_best_model: Annotated[
+        str | None, Title("Best by"), Advanced, Source("transformers: metric_for_best_model")
+    ] = None
+    """Which number of the held-out rows tells the best checkpoint, by its name in the curves. Empty means the loss, and the
+    reward where sampled answers are rewarded."""
+
+    greater_is_better: Annotated[
+        bool | None, Title("More is better"), Expert, Source("transformers: greater_is_better")
+    ] = None
+    """Whether more of that number is better. Empty means no for a loss and yes for all others."""
+
+    save_best: Annotated[bool, Title("Save the best"), Advanced] = True
+    """Keep a checkpoint whenever held-out rows are measured better than before. Off marks the best of those that are kept
+    anyway. The best one is never deleted for newer ones."""
+
+    evals_per_epoch: Annotated[int | None, Ge(1), Le(100_000), Title("Evaluations per epoch"), Advanced] = None
+    """Measure the loss on the held-out data so many times in each epoch, evenly, in the place of `eval_steps`."""
 
     prompts: Annotated[list[str], Control("prompts"), Title("Sample prompts")] = []
     """Prompts that the model answers again and again while it trains, so that you see it change."""

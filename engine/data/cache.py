@@ -18,13 +18,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from filelock import FileLock
 
+from engine.data.cache_entries import folder_of
+from engine.data.image_references import changed_images
+from engine.data.image_references import folder_of as image_folder_of
 from engine.data.plan import Plan, Source
+from engine.data.vision import images_of
 from engine.errors import WorkbenchError, redact, visible
 
 FORMAT = 4  # grows when the prepared rows of an unchanged config, or what lies beside them, would differ
+IMAGES = "images.json"
+"""Beside prepared rows: size and date of each image that they refer to."""
 WHOLE = 256 << 20
 STRIDE = 1 << 20
 
@@ -33,8 +38,7 @@ class Store:
     """The folder of prepared data: named by the config, else in the user's cache."""
 
     def __init__(self, folder: str | None) -> None:
-        base = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
-        self.folder = Path(folder) if folder else Path(base) / "prepared"
+        self.folder = folder_of(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -46,8 +50,14 @@ class Store:
         return self.folder / key
 
     def find(self, key: str) -> Path | None:
+        """The folder of this key; none where an image that its rows were counted by is no longer what it was."""
         folder = self.path(key)
-        return folder if (folder / "meta.json").is_file() else None
+        if not (folder / "meta.json").is_file():
+            return None
+        if (stamps := folder / IMAGES).is_file() and changed_images(json.loads(stamps.read_text("utf-8"))):
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        return folder
 
     def lock(self, key: str) -> FileLock:
         return FileLock(self.folder / f".{key}.lock")
@@ -84,8 +94,15 @@ class Store:
 
 def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int], None]) -> str:
     """The key of a plan's prepared rows."""
-    sources = [_source(source, plan.seed, progress) for source in plan.sources]
-    return digest_of({**tokens_parts(plan, processing_class), "sources": sources})
+    parts = {**tokens_parts(plan, processing_class), "sources": source_parts(plan, progress)}
+    if plan.val_set_size is not None:
+        parts["held out"] = [plan.val_set_size, plan.seed]
+    return digest_of(parts)
+
+
+def source_parts(plan: Plan, progress: Callable[[str, int, int], None]) -> list[dict[str, Any]]:
+    """What decides which rows a plan's sources give, by their content."""
+    return [_source(source, plan.seed, progress) for source in plan.sources]
 
 
 def digest_of(parts: Mapping[str, Any]) -> str:
@@ -107,7 +124,30 @@ def tokens_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
         "excess_length": [plan.excess_length, plan.truncation_side],
         "packing": [plan.packing, plan.separate],
         "on_bad_row": plan.on_bad_row,
+        **_images_parts(plan, processing_class),
         "versions": {name: version(name) for name in ("transformers", "tokenizers", "jinja2")},
+    }
+
+
+def _images_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
+    """Where images are looked for and what reads them; nothing for a model that sees none."""
+    if images_of(processing_class) is None:
+        return {}
+    folders = [image_folder_of(source.path, plan.image_base_dir).path for source in plan.sources]
+    return {"images": [folders, version("pillow")]}
+
+
+def about(plan: Plan, processing_class: Any) -> dict[str, Any]:
+    """What prepared rows are made of, for a person who lists them: no part of their key."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return {
+        "sources": list(dict.fromkeys(redact(str(entry["path"])) for entry in plan.entries)),
+        "split": plan.split,
+        "method": plan.method,
+        "tokenizer": redact(str(getattr(tokenizer, "name_or_path", ""))),
+        "template": redact(plan.template_name) if plan.template else None,
+        "max_length": plan.max_length,
+        "packing": plan.packing,
     }
 
 

@@ -13,8 +13,8 @@ believed, provided that each mark lies inside a turn of the assistant. Nothing h
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +23,13 @@ from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.data.markers import Region, marked_template, render_marked
-from engine.data.rendering import SECONDS, Child, RenderingEnded, limited
+from engine.data.rendering import SECONDS, Child, RenderingEnded, Sent, limited
 from engine.errors import WorkbenchError, visible
 
 Message = dict[str, Any]
 Span = tuple[int, int]
+Conversation = tuple[list[Message], Any, str]
+"""Messages, tools, and which turns are trained."""
 
 FLAGS = ("train", "trained", "weight", "loss_weight")
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
@@ -95,8 +97,25 @@ class Chat:
 
     def spans(self, messages: Sequence[Message], tools: Any = None, trained: str = "assistant") -> Rendered:
         """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
-        text, turns, spans = self._ask("spans", list(messages), tools, trained)
-        return Rendered(text, _turns(turns), tuple((start, end) for start, end in spans))
+        return _rendered(self._ask("spans", list(messages), tools, trained))
+
+    def send(self, conversations: Sequence[Conversation]) -> Sent:
+        """Begin with the `spans` of many conversations, while the caller does something else."""
+        return self._child.send("each", [("spans", *conversation) for conversation in conversations])
+
+    def take(self, sent: Sent, conversations: Sequence[Conversation]) -> Iterator[Rendered | MaskError]:
+        """What `spans` says of each conversation that was sent, refusals among it."""
+        answers = self._child.take(sent)
+        # Where one of them ended the child, they are asked one by one, so that only this one is refused.
+        for place, conversation in enumerate(conversations):
+            try:
+                yield (
+                    self.spans(*conversation)
+                    if answers is None
+                    else _rendered(self._answer_of(answers["answer"][place]))
+                )
+            except MaskError as refused:
+                yield refused
 
     def turns(self, messages: Sequence[Message], tools: Any, text: str) -> tuple[Turn, ...]:
         """Where each message stands in the rendered text. Raises `MaskError`."""
@@ -108,10 +127,18 @@ class Chat:
         except RenderingEnded as ended:
             what = f"runs longer than {SECONDS:g} seconds" if ended.slow else "needs too much memory"
             raise MaskError(f"{self.name} {what}", self.way_out) from None
+        return self._answer_of(found)
+
+    def _answer_of(self, found: Mapping[str, Any]) -> Any:
         self.notes.update(found["notes"])
         if "refused" in found:
             raise MaskError(*found["refused"])
         return found["answer"]
+
+
+def _rendered(found: Sequence[Any]) -> Rendered:
+    text, turns, spans = found
+    return Rendered(text, _turns(turns), tuple((start, end) for start, end in spans))
 
 
 def _turns(found: Sequence[Sequence[Any]]) -> tuple[Turn, ...]:
@@ -141,6 +168,8 @@ class Masking:
 
     def answer(self, name: str, *arguments: Any) -> dict[str, Any]:
         """Plain JSON: the answer or the refusal, and what is to be noted."""
+        if name == "each":
+            return {"answer": [self.answer(*question) for question in arguments[0]], "notes": []}
         questions: dict[str, Callable[..., Any]] = {
             "compile": self.compile,
             "render": self._text,
@@ -152,9 +181,9 @@ class Masking:
         except MaskError as problem:
             return {"refused": [problem.message, problem.hint], "notes": sorted(self.notes)}
         if isinstance(found, Rendered):
-            found = [found.text, *([list(map(astuple, found.turns)), found.spans])]
+            found = [found.text, list(map(_plain_turn, found.turns)), found.spans]
         elif isinstance(found, tuple):
-            found = list(map(astuple, found))
+            found = list(map(_plain_turn, found))
         return {"answer": found, "notes": sorted(self.notes)}
 
     def compile(self) -> None:
@@ -213,6 +242,10 @@ class Masking:
         return [in_parts(message) for message in plain(messages)] if self.takes_parts else plain(messages)
 
     @cached_property
+    def _special(self) -> dict[str, Any]:
+        return dict(self.tokenizer.special_tokens_map)
+
+    @cached_property
     def takes_parts(self) -> bool:
         """Whether the template writes content as a list of typed parts alone."""
         return takes_parts(self.tokenizer, self.template, self.kwargs)
@@ -244,7 +277,7 @@ class Masking:
         self, messages: Sequence[Message], tools: Any, *, prompt: bool = False
     ) -> tuple[tuple[str, list[Region]] | None, str]:
         """The text with (message, start, end) of each turn, and what follows the last turn."""
-        variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
+        variables = {**self._special, **self.kwargs}
         variables |= {"tools": tools or None, "documents": None, "add_generation_prompt": prompt}
         try:
             with limited():
@@ -357,7 +390,7 @@ class Masking:
 
     # -- the template's own marks --------------------------------------------------------------------------------------
     def _marks(self, messages: Sequence[Message], tools: Any, text: str) -> list[Span] | None:
-        variables = {**self.tokenizer.special_tokens_map, **self.kwargs}
+        variables = {**self._special, **self.kwargs}
         try:
             with limited():
                 result: Any = render_jinja_template(
@@ -379,6 +412,10 @@ class Masking:
         if isinstance(problem, jinja2.exceptions.SecurityError):
             return MaskError(f"{self.name} does something that a template may not do ({reason})")
         return MaskError(f"{self.name} does not accept this conversation ({reason})")
+
+
+def _plain_turn(turn: Turn) -> list[Any]:
+    return [turn.index, turn.role, turn.start, turn.end, turn.trained]
 
 
 def plain(messages: Sequence[Message]) -> list[Message]:
@@ -413,6 +450,9 @@ def in_parts(message: Message) -> Message:
 
 def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
     """For each token, whether any of its characters is trained; a token of no characters is not."""
+    if len(spans) <= 1:
+        first, last = spans[0] if spans else (0, 0)
+        return [first < end > start < last for start, end in offsets]
     mask, current = [], 0
     for start, end in offsets:
         while current < len(spans) and spans[current][1] <= start:

@@ -28,7 +28,7 @@ class LanguageCollator:
 
     pad_token_id: int
     pad_to_multiple_of: int | None = None
-    images: Any = None
+    images: Callable[[Sequence[Sequence[str]], torch.Tensor], dict[str, Any]] | None = None
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
         ids = [list(row["input_ids"]) for row in rows]
@@ -45,7 +45,7 @@ class LanguageCollator:
             batch["labels"] = _padded(labels, IGNORED, width)
             batch["attention_mask"] = _padded([[1] * len(row) for row in ids], 0, width)
         if self.images is not None:
-            batch |= self.images([row.get("images") or [] for row in rows])
+            batch |= self.images([row.get("images") or [] for row in rows], batch["input_ids"])
         return batch
 
     def _width(self, ids: list[list[int]]) -> int:
@@ -160,7 +160,7 @@ class PromptCollator:
 
 def collator_for(config: RunConfig, processing_class: Any) -> Callable[[Rows], Any]:
     """The collator of this config's method; hand it to the trainer as `data_collator`."""
-    from engine.data.vision import batch_images
+    from engine.data.vision import ImageBatch, images_of
 
     rows = METHODS[config.method.kind].rows
     if rows == "prompts":
@@ -180,7 +180,8 @@ def collator_for(config: RunConfig, processing_class: Any) -> Callable[[Rows], A
         return TaughtCollator(pad)
     if rows == "rated":
         return RatedCollator(pad, mismatched=fields.method.loss_type.value(config) == "kto")
-    return LanguageCollator(pad, images=batch_images(processing_class))
+    processor = images_of(processing_class)
+    return LanguageCollator(pad, images=ImageBatch(processor) if processor is not None else None)
 
 
 def _last_label(labels: list[int]) -> list[int]:

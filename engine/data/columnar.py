@@ -96,11 +96,13 @@ class SavedRows(ArrowRows):
                 raise DataError(f"holds the splits {names}; name one with split", path=visible(path))
             dataset = dataset[split]
         self._dataset, self._count = dataset, len(dataset)
+        # Images stay the bytes or paths that they are stored as.
+        self._raw = dataset.with_format("arrow") if "Image(" in str(dataset.features) else None
         if not self._count:
             raise DataError("the data set holds no rows", path=visible(path))
 
     def __getitem__(self, index: int) -> Row:
-        return dict(self._dataset[index])
+        return dict(self._dataset[index]) if self._raw is None else self._raw[index].to_pylist()[0]
 
     def error(self, index: int, message: str, hint: str = "") -> DataError:
         return DataError(f"row {index}: {message}", hint, path=visible(self.path))

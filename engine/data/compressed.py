@@ -72,7 +72,7 @@ def unpacking(packed: IO[bytes], suffix: str) -> IO[bytes]:
     if suffix == ".gz":
         import gzip
 
-        return gzip.open(packed)  # type: ignore[return-value]
+        return gzip.open(packed)  # type: ignore[return-value]  # a stream of bytes that is no IO by its type
     if suffix == ".bz2":
         import bz2
 

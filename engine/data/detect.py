@@ -7,7 +7,7 @@ it changes. Standard library only: the faces call this.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.data.formats import FORMATS, Format, read_example
@@ -32,6 +32,8 @@ class Detection:
     looked: int = 0
     bad: int = 0
     """How many of the rows looked at cannot be read."""
+    images: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
+    """The images of each row looked at that has any, as the row gives them, by the number of the row."""
 
 
 def detect(
@@ -73,13 +75,16 @@ def detect(
         )
         return Detection(None, given, f"columns {names(first)}", (sentence,), first, looked, bad)
     mapping = _columns(known, first, given)
+    images: dict[int, tuple[Any, ...]] = {}
     for index, row in seen:
-        problem = _problem(rows, index, row, known, mapping, given if not format else None)
+        problem, found = _judged(rows, index, row, known, mapping, given if not format else None)
         bad += bool(problem)
+        if found:
+            images[index] = found
         if problem and len(problems) < TOLD:
             problems.append(problem)
     why = _why(known, mapping, first, format, rows)
-    return Detection(known.name, mapping, why, tuple(problems), first, looked, bad)
+    return Detection(known.name, mapping, why, tuple(problems), first, looked, bad, images)
 
 
 def _why(known: Format, mapping: Mapping[str, str], first: Row, format: str | None, rows: Rows) -> str:
@@ -93,19 +98,31 @@ def _why(known: Format, mapping: Mapping[str, str], first: Row, format: str | No
     return f"{sentence}; {rows.note}" if rows.note else sentence
 
 
-def _problem(
+def _judged(
     rows: Rows, index: int, row: Row, known: Format, mapping: Mapping[str, str], free: Mapping[str, str] | None
-) -> str | None:
+) -> tuple[str | None, tuple[Any, ...]]:
+    """What is wrong with a row, and the images that it names."""
     if free is not None and any(row.get(mapping.get(part, part)) is None for part in known.required()):
         other = _first_format(row, free)
         if other is not None and other is not known:
             place = rows.error(index, f"this row is {other.title}, the rows before are {known.title}; row {index}")
-            return place.message
+            return place.message, ()
     try:
         checked = read_example(row, known.name, mapping)
     except FormatError as problem:
-        return rows.error(index, problem.message, problem.hint).told
-    return rows.error(index, "the row is empty").message if _empty(checked) else None
+        return rows.error(index, problem.message, problem.hint).told, ()
+    return rows.error(index, "the row is empty").message if _empty(checked) else None, images_of(checked)
+
+
+def images_of(example: Example) -> tuple[Any, ...]:
+    """The images of a row as it gives them: those of its column, or of the parts of any of its turns."""
+    if example.images:
+        return tuple(example.images)
+    turns = [
+        turn for chat in (example.prompt, example.chosen, example.rejected) if isinstance(chat, list) for turn in chat
+    ]
+    parts = [part for turn in turns if isinstance(turn.get("content"), list) for part in turn["content"]]
+    return tuple(part.get("image") for part in parts if part.get("type") == "image")
 
 
 def _empty(example: Example) -> bool:

@@ -10,11 +10,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from engine.data.embedding_rows import NEGATIVE, ONLY_SCORED, SCORE, is_meaning, read_texts
 from engine.data.labelled_rows import is_rated, read_rated, read_steps
 from engine.data.parts import (
+    IMAGE,
     Example,
     FormatError,
     Message,
@@ -25,13 +25,13 @@ from engine.data.parts import (
     names,
     text_of,
     tools_of,
+    with_image_parts,
 )
 from engine.data.pretokenized import ids_of
 from engine.data.teacher_logprobs import read_taught
 from engine.errors import visible
 
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
-PICTURE = "<image>"
 
 
 @dataclass(frozen=True)
@@ -62,32 +62,56 @@ def read_example(row: Row, format_name: str, columns: Mapping[str, str]) -> Exam
             raise FormatError(message, "Name the right one under columns, or name another format.")
     for media in ("audios", "videos", "audio", "video"):
         if row.get(media):
-            raise FormatError(f"column {media} holds media other than pictures, which is not supported")
+            raise FormatError(f"column {media} holds media other than images, which is not supported")
     example = known.read(row, columns)
-    images = row.get(columns.get("images", "images"))
-    if images:
-        example.images = images if isinstance(images, list) else [images]
-        _place_pictures(example)
-    else:
-        example.images = [part["image"] for part in _picture_parts(example)]
+    _place_images(example, row, columns.get("images", "images"))
     return example
 
 
-def _picture_parts(example: Example) -> list[Any]:
-    contents = [message["content"] for message in example.messages if isinstance(message["content"], list)]
-    return [part for content in contents for part in content if part["type"] == "image"]
+def _place_images(example: Example, row: Row, column: str) -> None:
+    """Turn each `<image>` of a row with a column of images into a part and collect the images in the order of their places.
+
+    A part that names its own image takes none of the column. Where no turn has a place, images stand before the first
+    turn of the user, as TRL has it. Raises `FormatError` where places and images differ in number.
+    """
+    given = row.get(column)
+    images = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    chats = [
+        turns
+        for turns in (example.messages, example.prompt, example.chosen, example.rejected)
+        if isinstance(turns, list)
+    ]
+    turns = [turn for chat in chats for turn in chat]
+    if column in row:
+        for turn in turns:
+            if isinstance(turn["content"], str):
+                turn["content"] = with_image_parts(turn["content"])
+            else:
+                turn["content"] = [found for part in turn["content"] for found in _with_places(part)]
+    parts = [part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]]
+    places = [part for part in parts if part["type"] == "image"]
+    texts = [text for text in (example.text, example.prompt, example.chosen) if isinstance(text, str) and column in row]
+    if images and chats and not places and not any(IMAGE in text for text in texts):
+        asked = next((turn for turn in turns if turn["role"] == "user"), turns[0])
+        places = [{"type": "image"} for _ in images]
+        told = asked["content"]
+        asked["content"] = [*places, *(told if isinstance(told, list) else [{"type": "text", "text": told}])]
+    own = [part.pop("image", None) for part in places]
+    wanted = sum(image is None for image in own) + sum(text.count(IMAGE) for text in texts)
+    if wanted != len(images):
+        have = f"{len(images)} image{'' if len(images) == 1 else 's'}"
+        raise FormatError(
+            f"the text has {wanted} place{'' if wanted == 1 else 's'} for images, and column {visible(column)} holds {have}",
+            "Each <image> in the text, or part of type image, needs one, in the same order.",
+        )
+    left = iter(images)
+    example.images = [next(left) if image is None else image for image in own] + list(left)
 
 
-def _place_pictures(example: Example) -> None:
-    """Turn each `<image>` in the text of a message into a part; a message without pictures stays text."""
-    for message in example.messages:
-        content = message["content"]
-        if isinstance(content, str) and PICTURE in content:
-            texts = content.split(PICTURE)
-            parts: list[Any] = [{"type": "text", "text": texts[0]}]
-            for text in texts[1:]:
-                parts += [{"type": "image"}, {"type": "text", "text": text}]
-            message["content"] = [part for part in parts if part["type"] == "image" or part["text"]]
+def _with_places(part: Message) -> list[Message]:
+    """A part of text with its `<image>` as parts; any other part as it is."""
+    found = with_image_parts(part["text"]) if part["type"] == "text" else part
+    return found if isinstance(found, list) else [part]
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------

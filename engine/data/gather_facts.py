@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config.facts import Facts, ModelFacts, SourceFacts, TokenizerFacts
-from engine.config.files import DATA_SUFFIXES, place_of
+from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of
 from engine.config.findings import Finding
 from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
@@ -26,12 +26,18 @@ from engine.rules.data import FROM_COUNTS
 
 if TYPE_CHECKING:
     from engine.data.detect import Detection
+    from engine.data.mapped import Rows
 
 FIRST_ROWS = 1000
+JSON_FILES = 16
+"""Files of JSON in one folder that are looked into for being lists."""
 SCRATCH = "WORKBENCH_SCRATCH"
 TEMPLATES = Path(__file__).parent / "templates"
 PATIENCE = 0.25
 """Seconds to wait for a row count; an index that takes longer is counted by the inspector."""
+WHOLE_IMAGES, WHOLE_PIXELS = 16, 16_000_000
+"""So many images are read to their end, each up to so many pixels; of the others the headers are."""
+LONGEST_PATH = 4096
 
 
 class Installed(Mapping[str, str | None]):
@@ -67,7 +73,9 @@ def look_at(
         model=model,
         data=kept(config, folder, model),
         packages=Installed() if here else None,
-        sources=look_at_sources([*config.data.train, *config.data.eval], folder) if sources else None,
+        sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
+        if sources
+        else None,
         files={
             **{path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))},
             **_template_there(config.model.chat_template, model, folder),
@@ -149,7 +157,8 @@ def counted_over(config: RunConfig) -> list[Any]:
     """Whose tokens a count is of: model and tokenizer, sources, method. Counts made over others say nothing of this one."""
     model, data = config.model, config.data
     rows = [entry.model_dump() for entry in (*data.train, *data.eval)]
-    return [model.name, model.revision, model.tokenizer, rows, len(data.train), config.method.kind]
+    held_out = [data.val_set_size, config.run.seed] if data.val_set_size else None
+    return [model.name, model.revision, model.tokenizer, rows, len(data.train), held_out, config.method.kind]
 
 
 def countable(findings: Iterable[Finding]) -> bool:
@@ -187,16 +196,16 @@ def _there(path: str, folder: Path) -> bool:
         return False
 
 
-def look_at_sources(entries: Iterable[Any], folder: Path) -> dict[str, SourceFacts]:
+def look_at_sources(entries: Iterable[Any], folder: Path, image_base_dir: str | None = None) -> dict[str, SourceFacts]:
     """One look at each source, by its path as the config writes it."""
     found: dict[str, SourceFacts] = {}
     for entry in entries:
         if entry.path and entry.path not in found:
-            found[entry.path] = look_at_source(entry, folder)
+            found[entry.path] = look_at_source(entry, folder, image_base_dir)
     return found
 
 
-def look_at_source(entry: Any, folder: Path) -> SourceFacts:
+def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) -> SourceFacts:
     """There or not, size, first rows, format. Never raises for bad data: a problem is part of the answer."""
     if entry.path == "builtin/dates":
         return _builtin(entry)
@@ -210,12 +219,35 @@ def look_at_source(entry: Any, folder: Path) -> SourceFacts:
             return SourceFacts(entry.path, exists=False if local else None)
         if place.is_dir() or ".parquet" in place.suffixes or ".arrow" in place.suffixes:
             # columns of these need pyarrow, which the inspector has loaded
-            return SourceFacts(entry.path, exists=True, bytes=None if place.is_dir() else place.stat().st_size)
-        return _file(entry, place)
+            size = None if place.is_dir() else place.stat().st_size
+            return SourceFacts(entry.path, exists=True, bytes=size, in_order=_in_order(place))
+        images_at = image_base_dir and place_of(image_base_dir, folder)
+        return replace(_file(entry, place, images_at), in_order=_in_order(place))
     except OSError as problem:
         return SourceFacts(
             entry.path, exists=True, problem=f"cannot be read: {problem.strerror or 'input/output error'}."
         )
+
+
+def _in_order(place: Path) -> str:
+    """`SourceFacts.in_order` of a file, or of a folder of files."""
+    from engine.data.streaming.cuts import cut_file, paths_of
+
+    opened = 0
+    try:
+        for path in paths_of(str(place)):
+            suffix = Path(path).suffix.lower()
+            if suffix in (*COMPRESSIONS, ".csv", ".tsv"):
+                return path
+            if suffix == ".json" and opened < JSON_FILES:
+                opened += 1
+                cut = cut_file(path)
+                cut.rows.close()
+                if cut.count is None:
+                    return path
+    except WorkbenchError:
+        pass  # what is wrong with it is told by whoever reads its rows
+    return ""
 
 
 def _in_turns(seen: Detection) -> bool | None:
@@ -238,7 +270,7 @@ def _builtin(entry: Any) -> SourceFacts:
     return SourceFacts(entry.path, exists=True, rows=rows, columns=("messages",), format="messages", turns=True)
 
 
-def _file(entry: Any, place: Path) -> SourceFacts:
+def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
     from engine.data.detect import detect
     from engine.data.parts import columns_of
     from engine.data.rows import open_rows
@@ -256,7 +288,13 @@ def _file(entry: Any, place: Path) -> SourceFacts:
             trouble = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip(":")
             trouble = f"line {trouble}" if trouble[:1].isdigit() else trouble
             trouble += "" if trouble.endswith(".") else "."
-        fatal = seen.format is None or seen.bad >= seen.looked
+        bad = seen.bad
+        for index, sentence in _unreadable_images(
+            seen.images, Path(image_base_dir) if image_base_dir else place.parent
+        ):
+            bad += 1
+            trouble = trouble or f"{_named(rows, index)}: {sentence}"
+        fatal = seen.format is None or bad >= seen.looked
         columns = tuple(visible(str(column)) for column in (seen.example or {}))
         try:
             count = rows.wait(PATIENCE)
@@ -270,11 +308,57 @@ def _file(entry: Any, place: Path) -> SourceFacts:
             columns,
             seen.format,
             problem=trouble if fatal else "",
-            bad=seen.bad,
+            bad=bad,
             looked=seen.looked,
             bad_row="" if fatal else trouble,
             turns=_in_turns(seen),
-            images=bool((seen.example or {}).get(entry.columns.get("images", "images"))),
+            images=_named(rows, min(seen.images)) if seen.images else "",
         )
     finally:
         rows.close()
+
+
+def _named(rows: Rows, index: int) -> str:
+    line = rows.place(index)[1]
+    return rows.named(index) if line is None else f"line {line}"
+
+
+def _unreadable_images(rows: Mapping[int, tuple[Any, ...]], folder: Path) -> Iterator[tuple[int, str]]:
+    """The rows that name an image which cannot be read, each with the reason for its first, as a sentence."""
+    judged: dict[str, str] = {}
+    for index, images in rows.items():
+        for image in images:
+            name = image.get("url") if isinstance(image, Mapping) else image
+            if not isinstance(name, str) or name.startswith("data:") or len(name) > LONGEST_PATH:
+                continue  # bytes in the row itself
+            if name not in judged:
+                judged[name] = _image_flaw(name, folder, whole=len(judged) < WHOLE_IMAGES)
+            if judged[name]:
+                yield index, f"{visible(name)}: {judged[name]}"
+                break
+
+
+def _image_flaw(name: str, folder: Path, *, whole: bool) -> str:
+    """Why the file of an image cannot be read, or nothing. Its header is read; all of it where `whole`."""
+    from PIL import Image
+
+    from engine.data.rows import refuse_special
+
+    if "://" in name and not name.startswith("file://"):
+        return "images are read from files, not from a server. Download it first."
+    place = folder / name.removeprefix("file://")
+    try:
+        refuse_special(place)
+        if not place.stat().st_size:
+            return "the file of this image is empty (0 bytes). Bring the image, or take the row out."
+        with Image.open(place) as image:
+            if whole and image.width * image.height <= WHOLE_PIXELS:
+                image.load()
+    except Image.UnidentifiedImageError:
+        return "this file holds no image. Bring a PNG, JPEG or WebP file, or take the row out."
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, WorkbenchError) as problem:
+        if isinstance(problem, FileNotFoundError):
+            return f"there is no such file. Relative paths begin at {visible(str(folder))}."
+        reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+        return f"the image cannot be read ({visible(reason)}). Bring it whole, or take the row out."
+    return ""

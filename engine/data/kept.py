@@ -68,7 +68,7 @@ def _place(config: RunConfig, base: Path, model: ModelFacts | None) -> Path | No
         "format": FORMAT,
         "model": [place_of(config.model.name, base), config.model.revision, tokenizer],
         "method": config.method.kind,
-        "rows": [rows, len(config.data.train), config.run.seed],
+        "rows": [rows, len(config.data.train), config.run.seed, config.data.val_set_size],
         "limits": counting_limits(config),
         "sources": sources,
         "tokenizer": [_stamp(str(folder / name)) for folder in folders for name in _TOKENIZER],

@@ -101,4 +101,6 @@ def _insert_markers(node: nodes.Node, numbers: Any) -> None:
 
 def _call(function: str, arguments: list[nodes.Expr], line: int) -> nodes.Output:
     call = nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
-    return nodes.Output([call]).set_lineno(line)  # type: ignore[return-value]
+    output = nodes.Output([call])
+    output.set_lineno(line)
+    return output

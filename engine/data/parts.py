@@ -23,6 +23,8 @@ ROLES = {
 }
 ROLE = "role "
 """In a source's columns, before a name that its rows give to a role."""
+IMAGE = "<image>"
+"""The place of an image in a text."""
 _KEPT = ("train", "trained", "weight", "loss_weight", "name", "tool_call_id")
 
 
@@ -194,11 +196,24 @@ def _parts(parts: list[Any], place: str) -> tuple[Any, str, list[Any]]:
         elif kind in ("tool_call", "function_call"):
             calls.append(json_of(value, place) if isinstance(value, str) else value)
         elif kind in ("image", "image_url"):
-            texts.append({"type": "image", "image": part.get("image") or part.get("image_url") or value})
+            own = ("image", "image_url", "path", "url", "bytes", "base64")
+            image = next((part[key] for key in own if part.get(key) is not None), value)
+            texts.append({"type": "image", "image": image})
             pictures = True
         else:
             raise FormatError(f"{place} holds a part of type {visible(str(kind))}, which is not supported")
     return (texts if pictures else "".join(part["text"] for part in texts)), reasoning, calls
+
+
+def with_image_parts(text: str) -> str | list[Message]:
+    """A text with each `<image>` in it as a part; without one it stays text."""
+    if IMAGE not in text:
+        return text
+    first, *rest = text.split(IMAGE)
+    parts: list[Message] = [{"type": "text", "text": first}]
+    for piece in rest:
+        parts += [{"type": "image"}, {"type": "text", "text": piece}]
+    return [part for part in parts if part["type"] == "image" or part["text"]]
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:

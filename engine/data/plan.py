@@ -18,9 +18,11 @@ from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.detect import Detection, detect
+from engine.data.formats import read_example
+from engine.data.image_references import folder_of, references
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
-from engine.data.parts import columns_of
+from engine.data.parts import Example, FormatError, columns_of
 from engine.data.rows import open_rows, refuse_special
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
@@ -74,13 +76,36 @@ class Plan:
     on_bad_row: str
     seed: int
     prepared_path: str | None
+    image_base_dir: str | None = None
     entries: list[dict[str, Any]] = field(default_factory=list)
     count_all: bool = False
     """Whether a row that cannot be read is counted, and refused with all others at the end."""
     bases: tuple[int, ...] = ()
     """The number of the first row of each source, where that does not come of counting those before."""
+    val_set_size: float | None = None
+    """How many rows, or which share, are held out of the sources; the split says which side these rows are."""
+    held: frozenset[tuple[int, int]] | None = None
+    """(source, row) of those held out, once `engine.data.held_out` has drawn them."""
     told: tuple[str, list[str]] | None = None
     """Fingerprint and warnings of the data, once a preview has told them: they are the same for each of its rows."""
+
+    def example(self, number: int, index: int) -> tuple[Example, Row]:
+        """What a row says, its images as references, and the row itself. Raises `WorkbenchError` without its place."""
+        source = self.sources[number]
+        row = source.rows[index]
+        example = read_example(row, source.detection.format or "", source.detection.columns)
+        if example.images:
+            if METHODS[self.method].rows != "language":
+                raise FormatError(
+                    f"the row has images, which method {self.method} does not learn from yet",
+                    "Choose method sft, or rows of text.",
+                )
+            if self.packing:
+                raise FormatError(
+                    "the row has images, and rows with images are not packed", "Set data.packing to false."
+                )
+            example.images = references(example.images, folder_of(source.path, self.image_base_dir))
+        return example, row
 
     def refuse_changed(self) -> None:
         """Raises `DataError` for the first file that is no longer as it was opened."""
@@ -88,7 +113,15 @@ class Plan:
             source.refuse_changed()
 
     def order(self) -> list[tuple[int, int]]:
-        """(source, row) of everything to prepare: weight 2 gives rows twice, 0.5 a seeded random half, in file order."""
+        """(source, row) of all that this split prepares; of rows held out each stands there once."""
+        order = self.everything()
+        if self.val_set_size is None:
+            return order
+        assert self.held is not None, "hold_out comes before the order of rows"
+        return sorted(self.held) if self.split == "eval" else [place for place in order if place not in self.held]
+
+    def everything(self) -> list[tuple[int, int]]:
+        """(source, row) of all sources: weight 2 gives rows twice, 0.5 a seeded random half, in file order."""
         order: list[tuple[int, int]] = []
         for number, source in enumerate(self.sources):
             count = source.count()
@@ -101,7 +134,7 @@ class Plan:
 
     def beginning(self) -> Iterator[tuple[int, int]]:
         """The same order, lazily: nothing is counted through while the first source has room."""
-        if self.sources and self.sources[0].weight >= 1:
+        if self.sources and self.sources[0].weight >= 1 and self.val_set_size is None:
             first = self.sources[0]
             for index in range(first.limit or 1 << 62):
                 known = first.rows.length
@@ -110,6 +143,11 @@ class Plan:
                 yield 0, index
             return
         yield from self.order()
+
+    @property
+    def named(self) -> str:
+        """The setting that names these rows."""
+        return "data.val_set_size" if self.val_set_size is not None and self.split == "eval" else f"data.{self.split}"
 
     def base(self, which: int) -> int:
         """The number of the first row of a source when all rows before it are counted through."""
@@ -126,7 +164,8 @@ def plan_of(
     data, method = config.data, config.method.kind
     template, name = template_of(config, processing_class)
     _check_kwargs(config.model.chat_template_kwargs, template, name)
-    entries = list(data.train if split == "train" else data.eval)
+    held_out = None if data.streaming or data.eval else data.val_set_size or None
+    entries = list(data.train if split == "train" or held_out is not None else data.eval)
     plan = Plan(
         method=method,
         split=split,
@@ -143,11 +182,14 @@ def plan_of(
         on_bad_row=data.on_bad_row,
         seed=config.run.seed,
         prepared_path=data.dataset_prepared_path,
+        image_base_dir=data.image_base_dir,
         entries=[entry.model_dump() for entry in entries],
+        val_set_size=held_out,
     )
     if open_all:
         policy = "skip" if tolerant else data.on_bad_row
-        plan.sources = [open_source(entry, split, config.run.seed, policy) for entry in entries]
+        of = "train" if held_out is not None else split
+        plan.sources = [open_source(entry, of, config.run.seed, policy) for entry in entries]
         for source in plan.sources:
             check_fit(source, method)
     return plan
@@ -197,7 +239,7 @@ def source_rows(path: str, given_split: str | None = None, split: str = "train",
         from engine.builtin import dates
 
         wanted = given_split or ("train" if split == "train" else "eval")
-        return ListRows(BUILTIN, dates.rows(wanted, seed=seed))  # type: ignore[arg-type]
+        return ListRows(BUILTIN, dates.rows(wanted, seed=seed))
     if path.startswith("builtin/"):
         raise DataError(f"no such built-in data set; there is {BUILTIN}", path=visible(path))
     local = Path(path)

@@ -17,14 +17,20 @@ from typing import Any
 
 from engine.config.facts import DataFacts, counting_limits
 from engine.config.tree import RunConfig
-from engine.data.cache import Store, key_of
-from engine.data.formats import read_example
+from engine.data.cache import IMAGES, Store, about, key_of
+from engine.data.cache_entries import Held
+from engine.data.chat import MaskError, Rendered
+from engine.data.held_out import hold_out
+from engine.data.image_references import stamp_image
 from engine.data.packing import best_fit
+from engine.data.parts import Example
 from engine.data.plan import Plan, plan_of, use_template
 from engine.data.prepared_rows import SHAPES, Shape, shape_of
+from engine.data.rendering import Sent
 from engine.data.streaming.files import looked_at_plan
 from engine.data.tokens import Piece, Tokens
 from engine.errors import Cancelled, DataError, WorkbenchError
+from engine.facts.counts import held_out_of
 from engine.run.data_record import RowHashes
 
 BATCH = 256
@@ -106,6 +112,8 @@ class Prepared:
     sources: tuple[str, ...]
     stream: Any = None
     """What rows are read from while training (`engine.data.streaming`); `dataset` then holds the first of them alone."""
+    held: Held | None = None
+    """Keeps the prepared rows from being removed while this is there."""
 
 
 def prepare(
@@ -126,6 +134,7 @@ def prepare(
     progress = on_progress or (lambda what, done, total: None)
     if not plan.sources:
         raise DataError(f"data.{split} names no rows", "Add a source with its path.")
+    hold_out(plan, progress)
     store = Store(plan.prepared_path)
     key = key_of(plan, processing_class, progress)
     with store.lock(key):
@@ -199,7 +208,10 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
     else:
         plan = plan_of(config, processing_class, split, tolerant=True)
     plan.count_all = True
-    order = plan.order()
+    order = plan.everything()
+    if plan.val_set_size is not None and len(order) <= sample:
+        hold_out(plan)
+        order = plan.order()
     some = [order[place * len(order) // sample] for place in range(sample)] if len(order) > sample else order
     tokens, counts, lengths, kept = Tokens(plan, processing_class), Counts(), array("I"), array("I")
     shape = shape_of(plan.method)
@@ -224,10 +236,19 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
     if len(some) == len(order):
         return facts
     # Rows and tokens are those of all rows, if the others are like these.
-    scale = len(order) / len(some)
+    scale = len(order) / len(some) * _side(plan)
     rows = "rows" if plan.split == "train" else "eval_rows"
     grown = {name: round(facts[name] * scale) for name in (rows, "tokens", "trained_tokens")}
     return {**facts, **grown, "total": len(order), "exact": False}
+
+
+def _side(plan: Plan) -> float:
+    """The share of the sources' rows that the plan's split takes."""
+    if plan.val_set_size is None:
+        return 1.0
+    rows = sum(source.count() for source in plan.sources)
+    held = held_out_of(plan.val_set_size, rows) / rows
+    return held if plan.split == "eval" else 1 - held
 
 
 def streamed_note(looked: int) -> str:
@@ -237,44 +258,84 @@ def streamed_note(looked: int) -> str:
 
 def token_rows(plan: Plan, tokens: Tokens, order: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
     """Kept rows in order, each with `row` (its number over all sources) and `length` (before cutting)."""
-    for start in range(0, len(order), BATCH):
-        yield from _batch(plan, tokens, order[start : start + BATCH], counts)
+    batches = (order[start : start + BATCH] for start in range(0, len(order), BATCH))
+    ahead: _Batch | None = None
+    for part in batches:
+        batch = _Batch(plan, tokens, part)
+        if ahead is not None:
+            ahead.take()
+        # The template renders these in its own process while those before are tokenized here.
+        batch.send()
+        if ahead is not None:
+            yield from ahead.rows(counts)
+        ahead = batch
+    if ahead is not None:
+        ahead.take()
+        yield from ahead.rows(counts)
 
 
-def _batch(plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]], counts: Counts) -> Iterator[Row]:
-    shape = shape_of(plan.method)
-    bases = {number: plan.base(number) for number in {number for number, _ in part}}
-    pieces: list[Piece] = []
-    at: list[tuple[int, int]] = []
-    made: list[Row] = []
-    for number, index in part:
-        source = plan.sources[number]
-        counts.read += 1
+class _Batch:
+    """Rows that are read together: sent to be rendered, taken back, then tokenized."""
+
+    def __init__(self, plan: Plan, tokens: Tokens, part: Sequence[tuple[int, int]]) -> None:
+        self._plan, self._tokens = plan, tokens
+        self._language = shape_of(plan.method) is LANGUAGE
+        self._bases = {number: plan.base(number) for number in {number for number, _ in part}}
+        self._read = [(number, index, *found) for number, index in part if (found := self._example(number, index))]
+        examples = [example for *_, example in self._read if isinstance(example, Example)]
+        asked = [(example, tokens.conversation(example)) for example in examples] if self._language else []
+        self._asked = [(example, each) for example, each in asked if each is not None]
+        self._sent: Sent | None = None
+        self._rendered: dict[int, Rendered | MaskError] = {}
+
+    def _example(self, number: int, index: int) -> tuple[Any, Example | WorkbenchError] | None:
+        """What a row holds, and its example or why it has none; None where it is not there."""
         try:
-            given = source.rows[index]
-            example = read_example(given, source.detection.format or "", source.detection.columns)
-            if shape is not LANGUAGE:
-                made.append(shape.make(tokens, example, given))
-            else:
-                piece = tokens.piece(example)
-                if piece.images:
-                    # Pictures can fail on their own, so such rows are tokenized one by one.
-                    piece.ready = tokens.rows([piece])[0]
-                pieces.append(piece)
-            at.append((number, index))
+            example, given = self._plan.example(number, index)
+            return given, example
         except IndexError:
-            counts.read -= 1  # the source turned out shorter: only the lazy order of the preview asks past its end
+            return None  # the source turned out shorter: only the lazy order of the preview asks past its end
         except WorkbenchError as problem:
-            placed = _placed(problem, source.rows, index)
-            if plan.on_bad_row == "error" and not plan.count_all:
-                raise placed from None
-            counts.bad += 1
-            counts.bad_row = counts.bad_row or placed.told
-            if len(counts.bad_rows) < NAMED:
-                counts.bad_rows.append(placed.message)
-    for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
-        row["row"] = bases[number] + index
-        yield from fit(plan, row, counts)
+            return None, problem
+
+    def send(self) -> None:
+        """Have the conversations rendered."""
+        if self._asked and self._tokens.chat is not None:
+            self._sent = self._tokens.chat.send([each for _, each in self._asked])
+
+    def take(self) -> None:
+        """Wait until they are."""
+        if self._sent is not None and self._tokens.chat is not None:
+            found = self._tokens.chat.take(self._sent, [each for _, each in self._asked])
+            self._rendered = {id(example): one for (example, _), one in zip(self._asked, found, strict=True)}
+
+    def rows(self, counts: Counts) -> Iterator[Row]:
+        """Kept rows. Raises `DataError` for the first that is bad where that is to end everything."""
+        plan, tokens, shape = self._plan, self._tokens, shape_of(self._plan.method)
+        pieces: list[Piece] = []
+        at: list[tuple[int, int]] = []
+        made: list[Row] = []
+        for number, index, given, example in self._read:
+            counts.read += 1
+            try:
+                if isinstance(example, WorkbenchError):
+                    raise example
+                if self._language:
+                    pieces.append(tokens.piece(example, self._rendered.get(id(example))))
+                else:
+                    made.append(shape.make(tokens, example, given))
+                at.append((number, index))
+            except WorkbenchError as problem:
+                placed = _placed(problem, plan.sources[number].rows, index)
+                if plan.on_bad_row == "error" and not plan.count_all:
+                    raise placed from None
+                counts.bad += 1
+                counts.bad_row = counts.bad_row or placed.told
+                if len(counts.bad_rows) < NAMED:
+                    counts.bad_rows.append(placed.message)
+        for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
+            row["row"] = self._bases[number] + index
+            yield from fit(plan, row, counts)
 
 
 def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:
@@ -296,7 +357,12 @@ def fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
             row["rejected_for"] = "length"
             yield row
             return
-        if plan.excess_length == "drop" or row.get("images"):
+        images = row.get("image_tokens") or []
+        # What would be cut off an image ends the row: a model cannot see a part of one.
+        cuts_image = bool(images) and (
+            plan.excess_length == "split" or plan.truncation_side == "left" or images[-1] >= plan.max_length
+        )
+        if plan.excess_length == "drop" or cuts_image:
             counts.dropped += 1
             return
         piece = row.get("piece")
@@ -339,6 +405,7 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
     fixed: list[Row] = []
     hashes = RowHashes()
     too_long: list[int] = []
+    images: dict[str, list[int]] = {}
     shape = shape_of(plan.method)
     columns = shape.columns
     packed = plan.packing
@@ -351,6 +418,9 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
                 kept = {name: row[name] for name in (*columns, "row", "images") if name in row}
                 if len(fixed) < FIXED_ROWS:
                     fixed.append({name: row[name] for name in (*columns, "row")})
+                for image in row.get("images") or ():
+                    if image not in images and (stamp := stamp_image(image)) is not None:
+                        images[image] = stamp
                 hashes.add(row["row"], kept)
                 file.add(kept)
             if len(lengths) % BATCH == 0:
@@ -362,7 +432,7 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
     except DataError as problem:
         told = bool(too_long or (counts.bad and plan.on_bad_row == "error") or counts.masked >= counts.read)
         raise Refused(problem, _facts(plan, counts, lengths), counted=told) from None
-    counts.notes = sorted(tokens.notes)
+    counts.notes = [*sorted(tokens.notes), *_kept_together(plan, len(order))]
     if packed:
         counts.packs = _pack(folder, plan, progress)
     meta = {
@@ -372,7 +442,10 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
         "fixed": fixed,
         "hashes": hashes.as_json(),
         "warnings": counts.sentences(),
+        "about": about(plan, processing_class),
     }
+    if images:
+        (folder / IMAGES).write_text(json.dumps(images), "utf-8")
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
 
 
@@ -383,16 +456,28 @@ def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
         others = "" if len(too_long) == 1 else f"{len(too_long):,} of {counts.read:,} rows are, the longest with "
         raise too_long_error(plan, too_long[0], f"{others}{counts.longest:,} tokens")
     if not counts.kept:
-        raise nothing_left(plan.split, "; ".join(counts.sentences()) or "no rows were read")
+        raise nothing_left(plan.named, "; ".join(counts.sentences()) or "no rows were read")
     shape = shape_of(plan.method)
     if (plan.split == "train" or shape.one_sort) and (lack := shape.lacking(counts.classes)):
-        raise DataError(f"data.{plan.split}: {lack[0]}", lack[1], path="")
+        raise DataError(f"{plan.named}: {lack[0]}", lack[1], path="")
 
 
-def nothing_left(split: str, reasons: str) -> DataError:
-    """The refusal of a split whose rows are all left out."""
+def _kept_together(plan: Plan, held: int) -> list[str]:
+    """That fewer rows than asked for are held out, where no group of rows with one prompt fits into the rest."""
+    if plan.split != "eval" or plan.val_set_size is None:
+        return []
+    wanted = held_out_of(plan.val_set_size, sum(source.count() for source in plan.sources))
+    if held >= wanted:
+        return []
+    return [
+        f"data.val_set_size: {held:,} rows are held out instead of {wanted:,}, as rows with one prompt stay together"
+    ]
+
+
+def nothing_left(named: str, reasons: str) -> DataError:
+    """The refusal of a split whose rows are all left out; `named` is the setting that names them."""
     return DataError(
-        f"data.{split}: nothing is left to {'train on' if split == 'train' else 'measure'}: {reasons}.",
+        f"{named}: nothing is left to {'train on' if named == 'data.train' else 'measure'}: {reasons}.",
         "Bring other rows, or change what leaves these out: data.max_length, data.trained_turns or the source's columns.",
         path="",
     )
@@ -529,6 +614,7 @@ def _arrow(path: Path) -> Any:
 
 
 def _open(folder: Path, plan: Plan, *, cached: bool) -> Prepared:
+    held = Held(folder)
     meta = json.loads((folder / "meta.json").read_text("utf-8"))
     return Prepared(
         _arrow(folder / "data.arrow"),
@@ -541,4 +627,5 @@ def _open(folder: Path, plan: Plan, *, cached: bool) -> Prepared:
         folder,
         RowHashes.from_json(meta["hashes"]),
         tuple(source.path for source in plan.sources),
+        held=held,
     )

@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from engine.config.tree import RunConfig
+from engine.data.chat import token_mask
 from engine.data.collate import collator_for
 from engine.data.detect import CAREFUL
-from engine.data.formats import read_example
+from engine.data.held_out import hold_out
+from engine.data.image_references import short
 from engine.data.plan import Plan, Source, plan_of, use_template
 from engine.data.prepare import (
     FIXED_ROWS,
@@ -35,6 +37,7 @@ from engine.data.shown import parts_of, token_texts, window_start
 from engine.data.streaming.files import looked_at_plan
 from engine.data.streaming.stream import open_stream
 from engine.data.tokens import Piece, Tokens
+from engine.data.vision import small_copy
 from engine.errors import DataError, WorkbenchError
 
 CLIP = 64 * 1024
@@ -59,6 +62,7 @@ def preview(
     wanted = wanted or {"kind": "index", "index": 0}
     use_template(config, processing_class)
     plan = plan or shown_plan(config, processing_class, split)
+    hold_out(plan, on_progress)
     tokens, collate = Tokens(plan, processing_class), collator_for(config, processing_class)
     result: dict[str, Any] = {
         "method": plan.method,
@@ -121,11 +125,21 @@ def choose(
     if kind == "search":
         return _search(plan, str(wanted.get("text", "")), int(wanted.get("start", 0)), count, on_progress)
     first = int(wanted.get("index", 0))
+    if (held := _held(plan)) is not None:
+        found = [place for place in held if plan.base(place[0]) + place[1] >= first][:count]
+        if not found:
+            raise DataError(f"there is no held-out row from row {first} on; {len(held):,} rows are held out")
+        return found
     found = [place for number in range(first, first + count) if (place := locate(plan, number)) is not None]
     if not found:
         total = sum(source.count() for source in plan.sources)
         raise DataError(f"there is no row {first}; the rows are 0 to {total - 1}")
     return found
+
+
+def _held(plan: Plan) -> list[tuple[int, int]] | None:
+    """The rows that can be shown of a plan whose sources' other rows are trained on; None where all can."""
+    return plan.order() if plan.val_set_size is not None and plan.split == "eval" else None
 
 
 def locate(plan: Plan, number: int) -> tuple[int, int] | None:
@@ -142,6 +156,8 @@ def locate(plan: Plan, number: int) -> tuple[int, int] | None:
 
 def _random(plan: Plan, seed: Any, count: int) -> list[tuple[int, int]]:
     """Rows at random among those indexed so far: no waiting for the end of a large file."""
+    if (held := _held(plan)) is not None:
+        return random.Random(seed).choices(held, k=count)
     known = [
         min(source.rows.known() or len(source.rows), source.limit if source.limit is not None else 1 << 62)
         for source in plan.sources
@@ -155,7 +171,8 @@ def _worst(plan: Plan, tokens: Tokens, by: str, count: int, on_progress: Progres
     if by not in ("longest", "masked", "truncated"):
         raise DataError(f"worst rows are by longest, masked or truncated; got {by}")
     found: list[tuple[float, int, int]] = []
-    order = [(which, index) for which, source in enumerate(plan.sources) for index in range(source.count())]
+    every = [(which, index) for which, source in enumerate(plan.sources) for index in range(source.count())]
+    order = _held(plan) or every
     for done, (which, index) in enumerate(order):
         if on_progress is not None and done % 64 == 0:
             on_progress("looking for the worst rows", done, len(order))
@@ -177,12 +194,16 @@ def _search(plan: Plan, text: str, start: int, count: int, on_progress: Progress
     if not text:
         raise DataError("a search needs some text")
     needle, found = text.casefold(), []
+    held = _held(plan)
+    among = None if held is None else set(held)
     base = 0
     for which, source in enumerate(plan.sources):
         total = source.count()
         for index in range(max(start - base, 0), total):
             if on_progress is not None and index % 4096 == 0:
                 on_progress("searching", base + index, base + total)
+            if among is not None and (which, index) not in among:
+                continue
             if needle in source.rows.text(index).casefold() or (
                 not text.isascii() and needle in str(source.rows[index]).casefold()
             ):
@@ -222,7 +243,7 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
         row = _prepared(plan, tokens, which, index)
     except WorkbenchError as problem:
         return shown | {"error": problem.message, "clipped": source.rows.text(index, 2000)}
-    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": row.get("images") or []}
+    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": _images(row)}
     shown |= {name: row[name] for name in ("left_out", "refused") if row[name]}
     if not shape_of(plan.method).length(row):
         return shown
@@ -244,8 +265,7 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     """The row after all that training does to it; `left_out` says why training would not use it, `refused` why it would end there."""
     source = plan.sources[which]
     try:
-        given = source.rows[index]
-        example = read_example(given, source.detection.format or "", source.detection.columns)
+        example, given = plan.example(which, index)
         shape = shape_of(plan.method)
         if shape is SHAPES["language"]:
             row = tokens.rows([tokens.piece(example)])[0]
@@ -259,7 +279,9 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     kept = list(fit_row(plan, row, counts))
     row = kept[0] if kept else row
     row["left_out"] = row["refused"] = ""
-    if row.get("rejected_for"):
+    if plan.split == "train" and plan.held is not None and (which, index) in plan.held:
+        row["left_out"] = "it is held out by data.val_set_size, to measure the loss on"
+    elif row.get("rejected_for"):
         row["refused"] = f"{row['length']:,} tokens are more than data.max_length {plan.max_length}"
     elif not kept:
         row["left_out"] = next((words for name, words in _REASONS.items() if getattr(counts, name)), _REASONS["masked"])
@@ -267,10 +289,23 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     return row
 
 
+def _images(row: Row) -> list[dict[str, Any]]:
+    """Each image of the row: what it is called, its size, its tokens from `start` to `end`, and a small copy of it."""
+    piece, offsets = row.get("piece"), row.get("offsets")
+    if not isinstance(piece, Piece) or not piece.images or offsets is None:
+        return []
+    shown = []
+    for reference, place in zip(piece.images, piece.places, strict=True):
+        tokens = [at for at, drawn in enumerate(token_mask(offsets, [place])) if drawn]
+        where = {"start": tokens[0], "end": tokens[-1] + 1, "tokens": len(tokens)}
+        shown.append({"name": short(reference), **where, **small_copy(reference)})
+    return shown
+
+
 def _turns(row: Row, parts: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Turn borders in tokens of the part `input`: role, first token, token after the last."""
     piece, offsets = row.get("piece"), row.get("offsets")
-    if not isinstance(piece, Piece) or not piece.turns or offsets is None or row.get("images"):
+    if not isinstance(piece, Piece) or not piece.turns or offsets is None:
         return []
     shift, size = window_start(row, len(offsets)), len(parts["input"])
     turns = []

@@ -21,8 +21,6 @@ REWARD_WORDS = frozenset({"prompt", "prompts", "completion", "completions", "com
 
 def prompt_row(tokens: Tokens, example: Example, row: Mapping[str, Any]) -> dict[str, Any]:
     """`prompt_ids`, and as JSON text the prompt itself and the columns for the rewards. Raises `FormatError`."""
-    if example.images:
-        raise FormatError("the prompt holds pictures, which the methods with rewards do not take yet")
     asked, answer = asked_of(example)
     columns = {name: value for name, value in row.items() if name not in REWARD_WORDS}
     columns |= {"answer": answer} if answer is not None else {}

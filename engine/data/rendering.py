@@ -25,6 +25,8 @@ from multiprocessing.connection import wait
 from typing import Any, NoReturn, Protocol
 
 SECONDS, MEMORY, LOOK_SECONDS = 2.0, 512 << 20, 5.0
+AHEAD = 16 << 20
+"""The most bytes of a question that is sent ahead: many at once must fit into the child's memory."""
 _LENGTH = struct.Struct("<Q")
 _NO_MEMORY, _OWN_ERROR = 3, 1
 """How the child ends: the first by what it was asked, the second by an error of ours, which is asked once more."""
@@ -44,6 +46,12 @@ class Served(Protocol):
     def answer(self, name: str, *arguments: Any) -> Any: ...
 
 
+class Sent:
+    """A question whose answer is taken later; `answer` is None until then, and where the child ended over it."""
+
+    answer: bytearray | None = None
+
+
 class Child:
     """One child and what it serves. Safe to use from any thread; in a forked process it starts a child of its own."""
 
@@ -52,20 +60,62 @@ class Child:
         self._lock = threading.Lock()
         self._owner = 0
         self._end: weakref.finalize[..., Any] | None = None
+        self._sent: Sent | None = None
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The answer of the child. Raises RenderingEnded."""
-        if self._owner != os.getpid():
-            # Forked with us: the pipe of the process before is not ours to speak on, and nobody will release its lock.
-            self._lock, self._end, self._owner = threading.Lock(), None, os.getpid()
+        self._own()
         question = pickle.dumps((name, arguments))
         with self._lock:
+            self._receive_sent()
             status, answer = self._tried(question)
             if answer is None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == _OWN_ERROR:
                 status, answer = self._tried(question)
         if answer is None:
             raise RenderingEnded(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM)
         return json.loads(answer)
+
+    def send(self, name: str, *arguments: Any) -> Sent:
+        """Put a question that the child works on meanwhile; `take` has its answer. One too large is not sent."""
+        self._own()
+        sent, question = Sent(), pickle.dumps((name, arguments))
+        if len(question) > AHEAD:
+            return sent
+        with self._lock:
+            self._receive_sent()
+            if self._end is None or not self._end.alive:
+                self._start()
+            try:
+                _send(self._mine, question)
+                self._sent = sent
+            except OSError:
+                assert self._end is not None
+                self._end()
+        return sent
+
+    def take(self, sent: Sent) -> Any:
+        """The answer to what was sent; None where there is none: it is to be asked in smaller pieces."""
+        self._own()
+        with self._lock:
+            if self._sent is sent:
+                self._receive_sent()
+        return None if sent.answer is None else json.loads(sent.answer)
+
+    def _own(self) -> None:
+        if self._owner != os.getpid():
+            # Forked with us: the pipe of the process before is not ours to speak on, and nobody will release its lock.
+            self._lock, self._end, self._sent, self._owner = threading.Lock(), None, None, os.getpid()
+
+    def _receive_sent(self) -> None:
+        """Take what the child has still to say off the pipe."""
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return
+        try:
+            sent.answer = _receive(self._mine)
+        except (EOFError, OSError):
+            assert self._end is not None
+            self._end()
 
     def _tried(self, question: bytes) -> tuple[int, bytearray | None]:
         """The answer; or None and the status of the child that ended over it."""

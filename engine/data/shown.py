@@ -28,7 +28,7 @@ def parts_of(tokenizer: Any, batch: Any, row: Row) -> Parts:
     real = len(row["input_ids"])
     ids, labels = ids[:real], labels[:real]
     piece, offsets = row.get("piece"), row.get("offsets")
-    if isinstance(piece, Piece) and offsets is not None and len(offsets) == row["length"] and not row.get("images"):
+    if isinstance(piece, Piece) and offsets is not None and len(offsets) == row["length"]:
         texts = _slices(piece.text, offsets)
         start = window_start(row, plan_length=len(offsets))
         texts = texts[start : start + real]

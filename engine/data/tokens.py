@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config.tree import RunConfig
-from engine.data.chat import FLAGS, Chat, MaskError, Message, Span, Turn, flag_of, token_mask
-from engine.data.parts import Example, FormatError
+from engine.data.chat import FLAGS, Chat, Conversation, MaskError, Message, Rendered, Span, Turn, flag_of, token_mask
+from engine.data.parts import IMAGE, Example, FormatError, with_image_parts
 from engine.data.plan import Plan, template_of
 from engine.data.pretokenized import IGNORED, refuse_strange
-from engine.data.vision import expand
+from engine.data.vision import ImageTokens, images_of, no_processor
 from engine.errors import WorkbenchError
 
 
@@ -28,7 +28,9 @@ class Piece:
     spans: Sequence[Span]
     special: bool
     turns: tuple[Turn, ...] = ()
-    images: list[Any] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    places: Sequence[Span] = ()
+    """Characters of each image, which are never trained."""
     ready: dict[str, Any] | None = None
 
 
@@ -49,6 +51,8 @@ class Tokens:
                 f"model.tokenizer: {type(self.tokenizer).__name__} gives no character offsets, so masks cannot be exact",
                 "Use a tokenizer that has a tokenizer.json.",
             )
+        processor = images_of(processing_class)
+        self.images = ImageTokens(processor) if processor is not None else None
         self.chat = (
             Chat(processing_class, plan.template, plan.template_name, plan.template_kwargs) if plan.template else None
         )
@@ -58,26 +62,55 @@ class Tokens:
         return self.chat.notes if self.chat else set()
 
     # -- SFT and pretraining -------------------------------------------------------------------------------------------
-    def piece(self, example: Example) -> Piece:
+    def piece(self, example: Example, rendered: Rendered | MaskError | None = None) -> Piece:
+        """The text of an example with what is trained in it; its images, which are references, are written out. `rendered`
+        is what the chat template made of it, where that is known. Raises `MaskError`, and `DataError` for an image."""
+        piece = self._piece(example, rendered)
+        if self.images is None:
+            if example.images:
+                raise no_processor(example.images)
+            return piece
+        if not example.images and self.images.token not in piece.text:
+            return piece
+        full = self.images.expand(piece.text, piece.spans, piece.turns, example.images)
+        return Piece(full.text, full.spans, piece.special, full.turns, list(example.images), full.places)
+
+    def _piece(self, example: Example, rendered: Rendered | MaskError | None) -> Piece:
         if example.kind == "tokens":
             return Piece("", [], False, ready=self._given(example))
         if example.kind == "text":
-            text = self._closed(example.text)
+            text = self._closed(self._with_tokens(example, example.text))
             # An end mark alone teaches to write nothing.
             spans = [(0, len(text))] if example.text.strip() else []
-            return Piece(text, spans, True, images=example.images)
+            return Piece(text, spans, True)
         if example.kind == "pair" and (isinstance(example.prompt, str) and self.chat is None):
             assert isinstance(example.chosen, str)
-            text = example.prompt + self._closed(example.chosen)
-            start = 0 if self.plan.trained_turns == "all" else len(example.prompt)
+            prompt = self._with_tokens(example, example.prompt)
+            text = prompt + self._closed(self._with_tokens(example, example.chosen))
+            start = 0 if self.plan.trained_turns == "all" else len(prompt)
             spans = [(start, len(text))] if start == 0 or example.chosen.strip() else []
-            return Piece(text, spans, True, images=example.images)
-        messages, trained = example.messages, self.plan.trained_turns
+            return Piece(text, spans, True)
+        if rendered is None:
+            rendered = self._chat().spans(*self._conversation(example))
+        if isinstance(rendered, MaskError):
+            raise rendered
+        return Piece(rendered.text, rendered.spans, False, rendered.turns)
+
+    def _with_tokens(self, example: Example, text: str) -> str:
+        """A text without a template, with the processor's own token at each place of an image."""
+        return text.replace(IMAGE, self.images.token) if example.images and self.images is not None else text
+
+    def conversation(self, example: Example) -> Conversation | None:
+        """What the chat template is asked for an example; None where it is not asked."""
+        if self.chat is None or example.kind in ("tokens", "text"):
+            return None
+        return self._conversation(example)
+
+    def _conversation(self, example: Example) -> Conversation:
         if example.kind == "pair":
-            messages, trained = _pair_messages(example, trained)
-        chat = self._chat()
-        rendered = chat.spans(messages, example.tools, trained)
-        return Piece(rendered.text, rendered.spans, False, rendered.turns, example.images)
+            messages, trained = _pair_messages(example, self.plan.trained_turns)
+            return messages, example.tools, trained
+        return list(example.messages), example.tools, self.plan.trained_turns
 
     def rows(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Token rows of several pieces in one call of the tokenizer."""
@@ -87,7 +120,13 @@ class Tokens:
             if not chosen:
                 continue
             texts = [piece.text for piece in chosen]
-            encoded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
+            encoded = self.tokenizer(
+                texts,
+                add_special_tokens=special,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+            )
             for piece, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
                 rows.append({"piece": piece, "offsets": offsets, **self._row(piece, ids, offsets)})
         order = {id(piece): number for number, piece in enumerate(pieces)}
@@ -99,10 +138,13 @@ class Tokens:
             # Plain text: special tokens that the tokenizer adds at its start belong to it.
             mask = [True] * len(ids)
         labels = [token if trained else IGNORED for token, trained in zip(ids, mask, strict=True)]
-        if piece.images:
-            ids, labels = expand(self.processing_class, piece.text, piece.images, ids, labels)
-            return {"input_ids": ids, "labels": labels, "images": [str(image) for image in piece.images]}
-        return {"input_ids": ids, "labels": labels}
+        if self.images is None:
+            return {"input_ids": ids, "labels": labels}
+        images = [place for place, drawn in enumerate(token_mask(offsets, piece.places)) if drawn]
+        for place in images:
+            labels[place] = IGNORED
+        # Every row of a model that sees has the column, so that a file whose first rows are text keeps those of others.
+        return {"input_ids": ids, "labels": labels, "images": piece.images, "image_tokens": images}
 
     def _given(self, example: Example) -> dict[str, Any]:
         """The row of ids that the data hold themselves; without labels all of them are learned."""
@@ -201,8 +243,12 @@ class Tokens:
 
 def _pair_messages(example: Example, trained: str) -> tuple[list[Message], str]:
     """Prompt and completion as one conversation in which only the completion is learned, or what `trained` says of it."""
-    first = [{"role": "user", "content": example.prompt}] if isinstance(example.prompt, str) else example.prompt
-    last = [{"role": "assistant", "content": example.chosen}] if isinstance(example.chosen, str) else example.chosen
+    contents = [
+        with_image_parts(text) if example.images and isinstance(text, str) else text
+        for text in (example.prompt, example.chosen)
+    ]
+    first = [{"role": "user", "content": contents[0]}] if isinstance(example.prompt, str) else example.prompt
+    last = [{"role": "assistant", "content": contents[1]}] if isinstance(example.chosen, str) else example.chosen
     if trained == "all":
         return [*first, *last], trained
     asked = [{**{key: value for key, value in turn.items() if key not in FLAGS}, "train": False} for turn in first]

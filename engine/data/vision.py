@@ -1,75 +1,256 @@
-"""Pictures in rows: references until the batch is made, placeholders expanded by the processor, masks kept exact.
+"""Images in rows: references until the batch is made, placeholders expanded by the processor, masks kept exact.
 
-A prepared row keeps the references; its ids already hold as many picture tokens as the processor will ask for. Pixels are
-read when a batch is collated. Only what the processing class itself offers is used, so any transformers processor fits.
+How many tokens an image becomes hangs on its size alone, so the processor is asked once for each size and the text is
+expanded before it is tokenized. Pixels are read when a batch is collated. Only what the processing class itself offers is
+used, so any transformers processor fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+import functools
+import io
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from engine.data.pretokenized import IGNORED
-from engine.data.rows import refuse_special
-from engine.errors import DataError, visible
+from engine.data.chat import Span, Turn
+from engine.data.image_references import content_of, embedded, short
+from engine.data.parts import FormatError
+from engine.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+LARGEST = 89_478_485
+"""Pixels of the largest image that is read; more is what Pillow warns of as a decompression bomb."""
+SHOWN = 160
+_SIZES = 4096
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
+"""What Pillow raises about files that are cut or broken."""
+_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
-def open_image(reference: Any) -> Any:
-    """A picture from its reference: a path. Raises `DataError` when it is not there or is no picture."""
+def open_image(reference: str) -> Image:
+    """The image of a reference in RGB, upright by its EXIF, transparency on white. Raises `DataError` saying what is wrong."""
+    from PIL import Image, ImageOps
+
+    content = content_of(reference)
+    try:
+        with warnings.catch_warnings():
+            # A thread that warns meanwhile is not disturbed: all that changes is what is said of bombs.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(reference if content is None else io.BytesIO(content), formats=FORMATS)
+        with opened as image:
+            _refuse(image, reference)
+            image.load()
+            return _rgb(ImageOps.exif_transpose(image))
+    except Image.DecompressionBombError:
+        raise _bad(reference, f"has more than {2 * LARGEST:,} pixels, as only a decompression bomb has") from None
+    except Image.UnidentifiedImageError:
+        raise _bad(reference, f"is no image ({', '.join(FORMATS)} are read)") from None
+    except _UNREADABLE as problem:
+        reason = getattr(problem, "strerror", None) or "it is cut or broken"
+        raise _bad(reference, f"the image cannot be read ({reason})") from None
+
+
+def _refuse(image: Image, reference: str) -> None:
+    width, height = image.size
+    if image.mode == "F":
+        raise _bad(reference, "has fractions for pixels, and which of them is white cannot be told")
+    if width * height > LARGEST:
+        raise _bad(reference, f"has {width:,} x {height:,} pixels, more than the {LARGEST:,} that are read")
+    if width * height < 2:
+        raise _bad(reference, "is one pixel, which shows nothing")
+    # A photo of a phone may bring others beside it in its file (MPO): the first is the photo.
+    if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
+        what = "pages" if image.format == "TIFF" else "frames"
+        raise _bad(reference, f"has {frames} {what}, and a model sees one image")
+
+
+def _rgb(image: Image) -> Image:
     from PIL import Image
 
-    refuse_special(Path(str(reference)))
+    if image.mode.startswith("I"):
+        # Grey of 16 bits: Pillow would cut all above 255 to white.
+        image = image.convert("F").point(lambda value: value * (1 / 257) + 0).convert("L")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        clear = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
+    return image.convert("RGB")
+
+
+def _bad(reference: str, what: str) -> DataError:
+    return DataError(f"{short(reference)}: {what}")
+
+
+def image_size(reference: str) -> tuple[int, int]:
+    """Width and height of an image that was read to its end, upright. Raises `DataError`."""
+    content = content_of(reference)
+    if content is not None:
+        return open_image(reference).size
     try:
-        with Image.open(Path(str(reference))) as image:
-            return image.convert("RGB")
+        status = os.stat(reference)
     except OSError as problem:
-        reason = problem.strerror or "it is no picture"
-        raise DataError(f"{visible(str(reference))}: no picture can be read ({reason})") from None
+        raise _bad(reference, f"the image cannot be read ({problem.strerror})") from None
+    return _file_size(reference, status.st_mtime_ns, status.st_size)
 
 
-def expand(
-    processing_class: Any, text: str, images: Sequence[Any], ids: list[int], labels: list[int]
-) -> tuple[list[int], list[int]]:
-    """The ids that the processor makes of text and pictures, with the labels carried over; pictures are never learned."""
-    processor = getattr(processing_class, "image_processor", None)
-    token = getattr(processing_class, "image_token_id", None)
-    if processor is None or token is None:
-        raise DataError("the rows hold pictures, and this model has no processor for them")
-    if ids.count(token) != len(images):
-        raise DataError(f"the text has {ids.count(token)} places for pictures and the row names {len(images)}")
-    opened = [open_image(image) for image in images]
-    full = [
-        int(each) for each in processing_class(text=[text], images=opened, add_special_tokens=False)["input_ids"][0]
-    ]
-    expanded: list[int] = []
-    for position, (each, label) in enumerate(zip(ids, labels, strict=True)):
-        if each != token:
-            expanded.append(label)
-            continue
-        rest = len(ids) - position - 1
-        after = ids[position + 1] if rest else None
-        start = len(expanded)
-        while len(expanded) < len(full) - rest and full[len(expanded)] != after:
-            expanded.append(IGNORED)
-        if start == len(expanded):
-            raise DataError("the processor makes no token of a picture")
-    kept = [each for each, label in zip(full, expanded, strict=False) if label != IGNORED]
-    if len(expanded) != len(full) or kept != [label for label in labels if label != IGNORED]:
-        raise DataError("the processor rewrites the text around a picture, so its mask cannot be told")
-    return full, expanded
+@functools.lru_cache(1 << 16)
+def _file_size(path: str, changed: int, size: int) -> tuple[int, int]:
+    return open_image(path).size
 
 
-def batch_images(processing_class: Any) -> Callable[[list[list[Any]]], dict[str, Any]] | None:
-    """What the collator adds for pictures: the image processor's own tensors; nothing for a tokenizer alone."""
-    processor = getattr(processing_class, "image_processor", None)
-    if processor is None:
-        return None
+def small_copy(reference: str) -> dict[str, Any]:
+    """`width` and `height` of an image, and as a data URI a PNG of it that fits into `SHOWN` pixels a side."""
+    image = open_image(reference)
+    width, height = image.size
+    image.thumbnail((SHOWN, SHOWN))
+    saved = io.BytesIO()
+    image.save(saved, "PNG")
+    return {"width": width, "height": height, "thumbnail": embedded(saved.getvalue(), "image/png")}
 
-    def load(rows: list[list[Any]]) -> dict[str, Any]:
-        opened = [[open_image(reference) for reference in row] for row in rows]
-        if not any(opened):
-            return {}
-        return dict(processor([image for row in opened for image in row], return_tensors="pt"))
 
-    return load
+@dataclass(frozen=True)
+class Expanded:
+    """A text with its images' tokens written out, and all that was known of the text moved along."""
+
+    text: str
+    spans: list[Span]
+    turns: tuple[Turn, ...]
+    places: list[Span]
+    """Characters of each image."""
+
+
+class ImageTokens:
+    """The tokens that a processor makes of images; `token` is the place of one in a text."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor, self.token = processor, str(processor.image_token)
+        self._by_size: dict[tuple[int, int], str] = {}
+
+    def expand(self, text: str, spans: Sequence[Span], turns: tuple[Turn, ...], images: Sequence[str]) -> Expanded:
+        """The text with each place of an image replaced by its tokens. Raises `DataError` where places and images differ
+        or an image cannot be read."""
+        pieces = text.split(self.token)
+        if len(pieces) - 1 != len(images):
+            raise FormatError(
+                f"the rendered text has {_many(len(pieces) - 1, 'place')} for images and the row has {_many(len(images), 'image')}",
+                "Each <image> in the text and each image of the row belong together; the chat template must write them.",
+            )
+        written, places, length = [pieces[0]], [], len(pieces[0])
+        for image, piece in zip(images, pieces[1:], strict=True):
+            tokens = self._tokens(image)
+            places.append((length, length + len(tokens)))
+            written += [tokens, piece]
+            length += len(tokens) + len(piece)
+        starts = _starts(pieces, len(self.token))
+
+        def moved(position: int) -> int:
+            passed = sum(start < position for start in starts)
+            if not passed:
+                return position
+            # Behind the last image that begins before it.
+            return max(position - starts[passed - 1] - len(self.token), 0) + places[passed - 1][1]
+
+        def span(each: Span) -> Span:
+            return moved(each[0]), moved(each[1])
+
+        kept = tuple(
+            replace(turn, start=moved(turn.start), end=moved(turn.end), trained=tuple(map(span, turn.trained)))
+            for turn in turns
+        )
+        return Expanded("".join(written), [span(each) for each in spans], kept, places)
+
+    def _tokens(self, reference: str) -> str:
+        size = image_size(reference)
+        if size not in self._by_size:
+            if len(self._by_size) >= _SIZES:
+                self._by_size.clear()
+            self._by_size[size] = self._asked(reference)
+        return self._by_size[size]
+
+    def _asked(self, reference: str) -> str:
+        try:
+            made = self.processor(
+                text=[self.token],
+                images=[[open_image(reference)]],
+                add_special_tokens=False,
+                return_text_replacement_offsets=True,
+            )
+        except ValueError as problem:
+            reason = str(problem).strip().split("\n")[0].rstrip(".")
+            raise _bad(reference, f"{type(self.processor).__name__} does not take it ({reason[:200]})") from None
+        return str(made["text_replacement_offsets"][0][0]["replacement"])
+
+
+class ImageBatch:
+    """What a collator adds for images: the processor's own tensors, and which tokens are an image's where a model asks."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor, self.token = processor, str(processor.image_token)
+        self.ids = set(processor.image_token_ids)
+
+    def __call__(self, rows: Sequence[Sequence[str]], ids: torch.Tensor) -> dict[str, Any]:
+        """Tensors for the images of each row of `ids`, [rows, width]. Raises `DataError` for an image that is no longer the
+        one that was prepared."""
+        import torch
+
+        batch: dict[str, Any] = {}
+        if any(rows):
+            opened = [[open_image(reference) for reference in row] for row in rows if row]
+            made = self.processor(
+                text=[self.token * len(row) for row in opened],
+                images=opened,
+                add_special_tokens=False,
+                padding=True,
+                return_tensors="pt",
+            )
+            seen = [place for place, row in enumerate(rows) if row]
+            for place, now in zip(seen, made["input_ids"].tolist(), strict=True):
+                self._same(rows[place], now, ids[place].tolist())
+            batch = {name: value for name, value in made.items() if name not in _TEXT}
+        if self.processor.return_mm_token_type_ids:
+            name = "token_type_ids" if "token_type_ids" in self.processor.model_input_names else "mm_token_type_ids"
+            batch[name] = torch.tensor(self.processor.create_mm_token_type_ids(ids.tolist()))
+        return batch
+
+    def _same(self, images: Sequence[str], now: Sequence[int], prepared: Sequence[int]) -> None:
+        counts = [sum(each in self.ids for each in row) for row in (now, prepared)]
+        if counts[0] != counts[1]:
+            named = ", ".join(map(short, images))
+            message = f"{named}: gives {counts[0]:,} image tokens, and its row was prepared with {counts[1]:,}"
+            raise DataError(message, "The file changed while rows of it were trained on: start again.")
+
+
+def images_of(processing_class: Any) -> Any | None:
+    """The processing class where it is a processor of images; None for a tokenizer."""
+    seeing = getattr(processing_class, "image_processor", None) is not None
+    return processing_class if seeing and getattr(processing_class, "image_token", None) else None
+
+
+def no_processor(images: Sequence[Any]) -> DataError:
+    """The refusal of images that the model cannot see."""
+    return FormatError(
+        f"the row has {_many(len(images), 'image')}, and this model has no processor for them",
+        "Take a model that sees, or rows of text.",
+    )
+
+
+def _starts(pieces: Sequence[str], width: int) -> list[int]:
+    """Where each place of an image begins in the text that these pieces come from."""
+    starts, at = [], 0
+    for piece in pieces[:-1]:
+        at += len(piece)
+        starts.append(at)
+        at += width
+    return starts
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -35,14 +35,42 @@ def train_rows(config: RunConfig, facts: Facts) -> int | None:
         return facts.data.rows
     if facts.sources is None or not config.data.train:
         return None
-    total = 0.0
+    total, read = 0.0, 0
     for entry in config.data.train:
         source = facts.sources.get(entry.path)
         if source is None or source.rows is None:
             return None
         rows = source.rows if entry.rows is None else min(entry.rows, source.rows)
         total += rows * entry.weight
+        read += rows
+    held = config.data.val_set_size
+    if held and not config.data.eval and read:
+        total *= max(0, 1 - held_out_of(held, read) / read)
     return round(total)
+
+
+def held_out_of(size: float, rows: int) -> int:
+    """How many of so many rows `data.val_set_size` asks to hold out: a share below 1, else a number."""
+    return max(1, round(size * rows)) if size < 1 else round(size)
+
+
+def eval_rows(config: RunConfig, facts: Facts) -> int | None:
+    """Held-out rows: as prepared where that is known, else as the files say; 0 where none are."""
+    if not config.data.evaluates:
+        return 0
+    if facts.data is not None and facts.data.eval_rows is not None:
+        return facts.data.eval_rows
+    entries = config.data.eval or config.data.train
+    known = [(entry, (facts.sources or {}).get(entry.path)) for entry in entries]
+    counts = [
+        source.rows if entry.rows is None else min(entry.rows, source.rows)
+        for entry, source in known
+        if source is not None and source.rows is not None
+    ]
+    if len(counts) < len(known):
+        return None
+    size = config.data.val_set_size
+    return sum(counts) if config.data.eval else held_out_of(size, sum(counts))
 
 
 def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
@@ -86,14 +114,24 @@ def rehearsed_steps(config: RunConfig) -> int:
     return 1 + min(8, steps_a_sampling(config))
 
 
+def steps_per_epoch(config: RunConfig, facts: Facts) -> int | None:
+    """Optimizer steps of one epoch."""
+    batches = batches_per_epoch(config, facts)
+    return None if batches is None else max(1, math.ceil(batches / config.optim.gradient_accumulation_steps))
+
+
+def steps_between(times: int, steps: int) -> int:
+    """Steps from one time to the next where something happens so many times in an epoch of so many steps."""
+    return max(1, round(steps / times))
+
+
 def total_steps(config: RunConfig, facts: Facts) -> int | None:
     """Optimizer steps of the whole run."""
     if config.optim.max_steps is not None:
         return config.optim.max_steps
-    batches = batches_per_epoch(config, facts)
-    if batches is None:
+    per_epoch = steps_per_epoch(config, facts)
+    if per_epoch is None:
         return None
-    per_epoch = max(1, math.ceil(batches / config.optim.gradient_accumulation_steps))
     return max(1, math.ceil(per_epoch * config.optim.num_train_epochs))
 
 

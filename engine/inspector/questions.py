@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError
@@ -26,6 +27,7 @@ def answer_to(warm: Warm, params: Params) -> Any:
         "preview": _preview,
         "data": _data,
         "against": _against,
+        "export_rows": _export_rows,
         "estimate": _estimate,
     }
     do = str(params.get("do"))
@@ -98,7 +100,8 @@ def _preview(warm: Warm, params: Params) -> Any:
     processing_class = warm.processing_class(config)
     wanted, count = dict(params.get("rows") or {"kind": "index", "index": 0}), int(params.get("count", 1))
     kind = wanted.get("kind", "index")
-    if config.data.packing or kind in ("worst", "search"):
+    held_out = split == "eval" and config.data.val_set_size > 0
+    if config.data.packing or held_out or kind in ("worst", "search"):
         return Job(lambda report: preview(config, processing_class, wanted, count, split, report))
     plan = warm.plan(config, processing_class, split)
     # The index grows in this process: what a child reads, rows and line numbers, must be known before it is forked.
@@ -132,7 +135,9 @@ def _data(warm: Warm, params: Params) -> Any:
         from engine.facts.model_shape import model_facts
 
         facts = count(config, processing_class, "train", report, sample)
-        facts = of_both(facts, count(config, processing_class, "eval", report, sample) if config.data.eval else None)
+        facts = of_both(
+            facts, count(config, processing_class, "eval", report, sample) if config.data.evaluates else None
+        )
         if sample is None:
             keep(config, ".", model_facts(config.model.name, config.model.revision), facts)
         return facts
@@ -152,7 +157,7 @@ def _against(warm: Warm, params: Params) -> Any:
         from engine.data.streaming.stream import open_stream
         from engine.run.store import RunFolder
 
-        splits = ("train", "eval") if config.data.eval else ("train",)
+        splits = ("train", "eval") if config.data.evaluates else ("train",)
         now = {
             name: open_stream(config, processing_class, first=False)
             if name == "train" and config.data.streaming
@@ -161,6 +166,19 @@ def _against(warm: Warm, params: Params) -> Any:
         }
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         return against(RunFolder(str(params["run"])), now, tokenizer, split, numbers, count)
+
+    return Job(run)
+
+
+def _export_rows(warm: Warm, params: Params) -> Any:
+    """The prepared rows of `split` written to the file `place`."""
+    config = _config(params)
+    processing_class = warm.processing_class(config)
+
+    def run(report: Report) -> Any:
+        from engine.data.export_rows import export_rows
+
+        return export_rows(config, processing_class, str(params["split"]), Path(str(params["place"])), report)
 
     return Job(run)
 

@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -171,7 +172,7 @@ class Tuner:
             return found.tile
         those = tiles.fitting(limits_of(device))
         measure = self._measure or by_events
-        spent = measure([lambda tile=tile: run(tile) for tile in those])  # type: ignore[misc]
+        spent = measure([partial(run, tile) for tile in those])
         times = {tile: each / work(tile) for tile, each in zip(those, spent, strict=True)}
         best = choose(times, tiles.default)
         kept.keep(name, Entry(best, times))

@@ -55,9 +55,14 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
 
     Raises ModelError for targets and names that the model lacks.
     """
-    adapter = config.adapter
+    from engine.models.vision_parts import freeze_vision, refuse_without_vision, vision_parts, without_vision
+
+    adapter, vision = config.adapter, vision_parts(model)
+    refuse_without_vision(config, vision)
     if adapter.kind == "none":
-        return _frozen_but(model, adapter.unfrozen_parameters)
+        frozen = _frozen_but(model, adapter.unfrozen_parameters)
+        freeze_vision(config, frozen, vision)
+        return frozen
     import torch
     from peft import get_peft_model
 
@@ -68,6 +73,8 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
     _check_saved(model, adapter.modules_to_save)
     in_float32 = config.model.dtype != "bfloat16" or adapter.autocast_adapter_dtype
     asked = _linear_alone(lora_config(config, adapter), model)
+    if (excluded := without_vision(model, vision, config.model.train_vision)) is not None:
+        asked.exclude_modules = excluded
     try:
         adapted = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
     except ValueError as problem:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from engine import model_files
+from engine.config.architectures import loaders_of
 from engine.config.facts import Facts, ModelFacts
-from engine.config.kinds import LOADERS
+from engine.config.kinds import loader_of
 from engine.config.method import METHODS
 from engine.config.rule import raise_first
 from engine.config.tree import RunConfig
@@ -91,12 +92,13 @@ def _model(config: RunConfig, source: str) -> Loaded:
     from engine.models.four_bits import keep_differentiable
 
     head = METHODS[config.method.kind].head
-    loader = getattr(transformers, LOADERS[head])
     revision = commit_of(source, config.model.revision if config.model.name != BUILTIN else None)
     try:
         folder = model_files.complete(source, revision)
     except UNREADABLE as problem:
         raise _cannot_load("model", source, problem) from problem
+    served = loaders_of(str(model_files.read_json(folder / "config.json").get("model_type", "")))
+    loader = getattr(transformers, loader_of(head, served))
     attention = config.model.attention if config.model.attention in ("sdpa", "eager") else None
     if attention is None and model_files.names_attention(folder):
         attention = "sdpa"  # what a folder's config chooses is not asked: some names mean kernels of the hub
@@ -180,6 +182,11 @@ def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
         return ModelError(
             f"model.name: the installed transformers has no {lacking[1]} for models such as {name}, as this method needs.",
             "Choose another model, or another method.",
+        )
+    if isinstance(problem, ImportError) and "torchvision" in str(problem).lower():
+        return ModelError(
+            f"model.name: the processor of {name} reads images by torchvision, which is not installed.",
+            "Install it beside the torch that is here (pip install torchvision), or take another model.",
         )
     if Path(source).is_dir():
         return ModelError(f"model.name: the {what} in {name} cannot be loaded: {first}")

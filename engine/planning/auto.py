@@ -106,6 +106,21 @@ def _ten_times(label: str) -> Resolve:
     return resolve
 
 
+def _evaluations(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    wanted = config.run.evals_per_epoch
+    return (
+        _ten_times("evaluates")(config, facts) if wanted is None else _in_an_epoch("evaluates", wanted, config, facts)
+    )
+
+
+def _in_an_epoch(label: str, wanted: int, config: RunConfig, facts: Facts) -> tuple[int, str]:
+    steps = counts.steps_per_epoch(config, facts)
+    times = f"{label} {wanted:,} times an epoch"
+    if steps is None:
+        return 100, f"{times}, whose steps are counted at launch"
+    return counts.steps_between(wanted, steps), f"{times} of {steps:,} steps"
+
+
 def _devices(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if facts.machine is None or facts.machine.gpus:
         return 1, "one GPU, the freest at launch"
@@ -119,7 +134,7 @@ _CHOSEN: dict[FieldSpec, Resolve] = {
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
     fields.run.devices: _devices,
-    fields.run.eval_steps: _ten_times("evaluates"),
+    fields.run.eval_steps: _evaluations,
     fields.run.prompts_steps: _ten_times("samples"),
 }
 AUTO = {spec: _CHOSEN[spec] for spec in fields if spec in _CHOSEN}
@@ -153,7 +168,10 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         tokens, size = counts.batch_tokens(config, facts), tiled_mlp.tile_tokens(config, facts)
         reason = f"tiles of a batch of at most {tokens:,} tokens"
         found.append(Effective(fields.memory.tiled_mlp_tokens.path, None, size, reason))
-    if config.optim.per_device_eval_batch_size is None and config.data.eval:
+    if (wanted := config.run.saves_per_epoch) is not None:
+        every, reason = _in_an_epoch("keeps a checkpoint", wanted, config, facts)
+        found.append(Effective(fields.run.save_steps.path, config.run.save_steps, every, reason))
+    if config.optim.per_device_eval_batch_size is None and config.data.evaluates:
         size = config.optim.per_device_train_batch_size
         path = fields.optim.per_device_eval_batch_size.path
         found.append(Effective(path, None, size, "the training batch size"))

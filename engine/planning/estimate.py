@@ -40,6 +40,10 @@ class Estimate:
     steps_per_epoch: int | None = None
     tokens_per_epoch: int | None = None
     truncated_share: float | None = None
+    eval_rows: int | None = None
+    """Rows that are held out; 0 where none are."""
+    evaluations: int | None = None
+    """How often they are measured in the run."""
     masked_rows: int | None = None
     dropped_rows: int | None = None
     packing_efficiency: float | None = None
@@ -99,6 +103,8 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
         steps_per_epoch=per_epoch,
         tokens_per_epoch=tokens,
         truncated_share=_too_long(whole, data),
+        eval_rows=counted.eval_rows(whole, facts),
+        evaluations=_evaluations(whole, steps),
         masked_rows=_of_all(whole, data, data.masked if data else None),
         dropped_rows=_left_out(whole, data),
         packing_efficiency=data.packing_efficiency if data and data.holds_for(whole) else None,
@@ -113,6 +119,15 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
         exact=bool(data and data.exact),
         counted=data.counted if data else None,
     )
+
+
+def _evaluations(config: RunConfig, steps: int | None) -> int | None:
+    if not config.data.evaluates:
+        return 0
+    if steps is None or config.run.eval_steps == "auto":
+        return None
+    # The last step is measured too.
+    return -(-steps // config.run.eval_steps)
 
 
 def _too_long(config: RunConfig, data: DataFacts | None) -> float | None:
@@ -138,11 +153,12 @@ def _left_out(config: RunConfig, data: DataFacts | None) -> int | None:
 
 
 def _kept(config: RunConfig, each: int | None, steps: int | None) -> int | None:
-    """Disk at its fullest: the checkpoints kept and the one being written."""
+    """Disk at its fullest: the checkpoints kept, the best one, and the one being written."""
     if each is None:
         return None
+    best = int(config.data.evaluates)
     made = steps // config.run.save_steps + 1 if steps is not None else config.run.save_total_limit + 1
-    return each * min(made, config.run.save_total_limit + 1)
+    return each * (min(made, config.run.save_total_limit + 1) + best)
 
 
 def _seconds(

@@ -9,11 +9,13 @@ from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, Severity, must, say
 from engine.config.method import METHODS
-from engine.config.rule import Check, Refused, one_of, other_than, refused, rule, take
+from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import visible
+from engine.facts.counts import held_out_of
 
 _CUT, _LONG = fields.data.truncation_side, fields.data.excess_length
+_HELD_OUT = fields.data.val_set_size
 _PACKING, _APART = fields.data.packing, fields.data.packing_cross_doc_attn_mask
 
 refused(
@@ -55,7 +57,44 @@ refused(
         beside={_PACKING: bool},
         severity="warning",
     ),
+    Refused(
+        "held-out-rows-are-named-once",
+        _HELD_OUT,
+        bool,
+        "left out beside data.eval",
+        "data.eval names the held-out rows already. Remove one of them.",
+        leave_out(_HELD_OUT, "hold nothing out of the training data"),
+        beside={fields.data.eval: bool},
+    ),
+    Refused(
+        "nothing-is-held-out-of-a-stream",
+        _HELD_OUT,
+        bool,
+        "left out while rows are streamed",
+        "Which rows are held out is known once all are read. Name held-out rows under data.eval, or stream none.",
+        leave_out(_HELD_OUT, "hold nothing out"),
+        beside={fields.data.streaming: bool},
+    ),
 )
+
+
+@rule(reads=(_HELD_OUT, fields.data.train))
+def some_rows_are_held_out_and_some_trained_on(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    size, path = config.data.val_set_size, _HELD_OUT.path
+    if not size:
+        return
+    if size > 1 and not float(size).is_integer():
+        fix = Fix(f"hold {round(size):,} rows out", {path: float(round(size))})
+        yield must(path, "a share below 1, or a whole number of rows", size, "A row is held out or not.", fix=fix)
+        return
+    known = [(entry, (facts.sources or {}).get(entry.path)) for entry in config.data.train]
+    counts = [min(entry.rows or seen.rows, seen.rows) for entry, seen in known if seen is not None and seen.rows]
+    rows = sum(counts) if counts and len(counts) == len(known) else None
+    if rows is not None and held_out_of(size, rows) >= rows:
+        fewer = Fix("hold a tenth out", {path: 0.1}) if held_out_of(0.1, rows) < rows else None
+        yield must(
+            path, f"fewer than the {rows:,} rows of the training data", size, "None is left to train on.", fix=fewer
+        )
 
 
 @rule(reads=(fields.data.train,))
@@ -208,12 +247,13 @@ def _from_counts(check: Check) -> Check:
     return check
 
 
-def _counts(facts: Facts) -> Iterator[tuple[FieldSpec, DataFacts, str]]:
+def _counts(config: RunConfig, facts: Facts) -> Iterator[tuple[FieldSpec, DataFacts, str]]:
     """What is counted of each split: its setting, the counts, and how its rows are called."""
     if facts.data is not None:
         yield fields.data.train, facts.data, "rows"
         if facts.data.held_out is not None:
-            yield fields.data.eval, facts.data.held_out, "held-out rows"
+            own = not config.data.val_set_size or config.data.eval
+            yield fields.data.eval if own else fields.data.val_set_size, facts.data.held_out, "held-out rows"
 
 
 def _share(number: int, data: DataFacts, rows: str) -> str:
@@ -246,7 +286,7 @@ def _longer(config: RunConfig, facts: Facts, longest: int | None) -> Fix | None:
 @_from_counts
 def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path, limit, policy = fields.data.excess_length.path, config.data.max_length, config.data.excess_length
-    for _, data, rows in _counts(facts):
+    for _, data, rows in _counts(config, facts):
         number = data.truncated if data.holds_for(config) else data.longer_than(limit)
         if not number or not data.source_rows:
             continue
@@ -277,7 +317,7 @@ def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Itera
 )
 @_from_counts
 def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec, data, rows in _counts(facts):
+    for spec, data, rows in _counts(config, facts):
         if not data.masked or not data.source_rows or not data.holds_for(config):
             continue
         fix = _longer(config, facts, data.longest) if config.data.excess_length == "truncate" else None
@@ -299,7 +339,7 @@ def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Fi
 @rule(reads=(fields.data.train, fields.data.eval))
 @_from_counts
 def pairs_differ(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec, data, rows in _counts(facts):
+    for spec, data, rows in _counts(config, facts):
         if data.identical and data.holds_for(config):
             sentence = (
                 f"{_share(data.identical, data, rows)} have the same chosen and rejected answer and will be left out."
@@ -311,7 +351,7 @@ def pairs_differ(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 @_from_counts
 def rows_can_be_read(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path = fields.data.on_bad_row.path
-    for spec, data, rows in _counts(facts):
+    for spec, data, rows in _counts(config, facts):
         if not data.bad or not data.source_rows:
             continue
         share = f"{_share(data.bad, data, rows)} cannot be read"
@@ -326,8 +366,10 @@ def rows_can_be_read(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 @rule(reads=(fields.data.train, fields.data.eval, fields.model.name))
 @_from_counts
 def data_can_be_prepared(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec, data, _ in _counts(facts):
-        if data.problem and data.holds_for(config):
+    told = set()
+    for spec, data, _ in _counts(config, facts):
+        if data.problem and data.problem not in told and data.holds_for(config):
+            told.add(data.problem)
             problem = data.problem if data.problem.endswith((".", "?")) else f"{data.problem}."
             place, _, rest = problem.partition(": ")
             # A sentence that begins with a setting stands at it.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, Severity, must, say
-from engine.config.kinds import LOADERS
+from engine.config.kinds import loader_of
 from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
@@ -122,7 +122,7 @@ def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Findi
     model, path = facts.model, fields.model.name.path
     if model is None or model.name != config.model.name or model.missing:
         return
-    loader = LOADERS[METHODS[config.method.kind].head]
+    loader = loader_of(METHODS[config.method.kind].head, model.loaders)
     if model.flaw:
         yield say(path, model.flaw.removeprefix(f"{path}: "), severity="error")
     elif model.loaders is not None and loader not in model.loaders:
@@ -133,6 +133,17 @@ def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Findi
             "its files hold no lm_head.weight, so it would start from random numbers. Take a folder with its head."
         )
         yield say(path, sentence, severity="error")
+
+
+@rule(reads=(fields.model.name, fields.model.train_vision))
+def vision_parts_need_a_model_that_sees(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = facts.model, fields.model.train_vision
+    if config.model.train_vision == "all" or model is None or model.name != config.model.name:
+        return
+    if model.processor is False:
+        fix = Fix("leave it out", unset=(spec.path,))
+        todo = "It has no vision tower, so there is nothing to freeze."
+        yield must(spec.path, f"left out for {model.name}", config.model.train_vision, todo, fix=fix)
 
 
 @rule(reads=(fields.model.name, fields.model.tokenizer))

@@ -118,14 +118,14 @@ def advantages_need_more_than_one_answer(config: RunConfig, facts: Facts) -> Ite
         yield must(path, "2 or more for ppo", batch, todo, fix=Fix("set it to 8", {path: 8}))
 
 
-@rule(reads=(*_GROUPED, fields.data.eval, fields.optim.per_device_eval_batch_size))
+@rule(reads=(*_GROUPED, fields.data.eval, fields.data.val_set_size, fields.optim.per_device_eval_batch_size))
 def held_out_batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     size, path = getattr(config.method, "num_generations", 1), fields.optim.per_device_eval_batch_size.path
     batch = config.optim.per_device_eval_batch_size or config.optim.per_device_train_batch_size
     if (
         size < 2
         or config.method.kind == "ppo"
-        or not config.data.eval
+        or not config.data.evaluates
         or batch * counts.device_count(config, facts) % size == 0
     ):
         return

@@ -85,11 +85,11 @@ def prompts_are_not_empty(config: RunConfig, facts: Facts) -> Iterator[Finding]:
             yield must(path, "a text", prompt, "Write the prompt or remove it.", fix=Fix("remove it", unset=(path,)))
 
 
-@rule(reads=(fields.data.eval, fields.run.eval_steps))
+@rule(reads=(fields.data.eval, fields.data.val_set_size, fields.run.eval_steps))
 def eval_steps_need_held_out_data(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     spec = fields.run.eval_steps
-    if config.run.eval_steps != "auto" and spec.path in facts.given and not config.data.eval and not _whole(facts):
-        todo = "There is nothing to evaluate on. Name data.eval, or remove it."
+    if config.run.eval_steps != "auto" and spec.path in facts.given and not config.data.evaluates and not _whole(facts):
+        todo = "There is nothing to evaluate on. Name data.eval, give data.val_set_size, or remove it."
         yield must(
             spec.path,
             "left out without held-out data",
@@ -97,6 +97,59 @@ def eval_steps_need_held_out_data(config: RunConfig, facts: Facts) -> Iterator[F
             todo,
             fix=Fix("remove it", unset=(spec.path,)),
         )
+
+
+@rule(reads=(fields.run.eval_steps, fields.run.evals_per_epoch, fields.run.save_steps, fields.run.saves_per_epoch))
+def steps_or_times_in_an_epoch(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """One of the two says how often; a stored config has what the other one became."""
+    for spec, steps in _BY_EPOCH:
+        value = spec.value(config)
+        if value is not None and steps.path in facts.given and steps.value(config) != "auto" and not _whole(facts):
+            todo = "Both say how often. Remove one of them."
+            yield must(
+                spec.path, f"left out beside {steps.path}", value, todo, fix=Fix("remove it", unset=(spec.path,))
+            )
+
+
+_BY_EPOCH = (
+    (fields.run.evals_per_epoch, fields.run.eval_steps),
+    (fields.run.saves_per_epoch, fields.run.save_steps),
+)
+
+
+@rule(reads=(fields.run.evals_per_epoch, fields.run.saves_per_epoch, fields.data.streaming))
+def epochs_of_a_stream_have_no_known_steps(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec, steps in _BY_EPOCH if config.data.streaming else ():
+        if (value := spec.value(config)) is not None:
+            todo = f"How many steps an epoch has is known once it is over. Take {steps.path}."
+            fix = Fix("remove it", unset=(spec.path,))
+            yield must(spec.path, "left out while rows are streamed", value, todo, fix=fix)
+
+
+@rule(reads=(fields.run.evals_per_epoch, fields.data.eval, fields.data.val_set_size))
+def evaluations_need_held_out_data(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.run.evals_per_epoch
+    if config.run.evals_per_epoch is not None and not config.data.evaluates:
+        todo = "There is nothing to evaluate on. Name data.eval, give data.val_set_size, or remove it."
+        fix = Fix("remove it", unset=(spec.path,))
+        yield must(spec.path, "left out without held-out data", config.run.evals_per_epoch, todo, fix=fix)
+
+
+_OF_HELD_OUT = (
+    fields.optim.early_stopping_patience,
+    fields.run.metric_for_best_model,
+    fields.run.greater_is_better,
+    fields.run.save_best,
+)
+
+
+@rule(reads=(*_OF_HELD_OUT, fields.data.eval, fields.data.val_set_size))
+def the_best_is_told_by_held_out_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec in () if config.data.evaluates else _OF_HELD_OUT:
+        if (value := spec.value(config)) != spec.default:
+            todo = "Nothing is measured that could tell. Name data.eval, give data.val_set_size, or remove it."
+            fix = Fix("remove it", unset=(spec.path,))
+            yield must(spec.path, "left out without held-out data", value, todo, fix=fix)
 
 
 def _whole(facts: Facts) -> bool:
@@ -108,10 +161,10 @@ def _steps(count: int) -> str:
     return f"{count:,} step{'s' if count != 1 else ''}"
 
 
-@rule(reads=(fields.run.save_steps, *_LENGTH))
+@rule(reads=(fields.run.save_steps, fields.run.saves_per_epoch, *_LENGTH))
 def a_checkpoint_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     steps, path = total_steps(config, facts), fields.run.save_steps.path
-    if steps is not None and config.run.save_steps >= steps:
+    if steps is not None and config.run.save_steps >= steps and config.run.saves_per_epoch is None:
         todo = "Only its end is kept: a run that is cut off earlier starts again."
         every = max(1, steps // 4)
         # A short run loses little; the note is for what would hurt.
@@ -126,10 +179,10 @@ def a_checkpoint_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[F
         )
 
 
-@rule(reads=(fields.run.eval_steps, fields.data.eval, *_LENGTH))
+@rule(reads=(fields.run.eval_steps, fields.data.eval, fields.data.val_set_size, *_LENGTH))
 def an_evaluation_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     steps, path, every = total_steps(config, facts), fields.run.eval_steps.path, config.run.eval_steps
-    if config.data.eval and steps is not None and every != "auto" and every > steps:
+    if config.data.evaluates and steps is not None and every != "auto" and every > steps:
         yield must(
             path,
             f"at most the {_steps(steps)} of the run",

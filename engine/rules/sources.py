@@ -8,6 +8,7 @@ from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
 from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must
+from engine.config.method import METHODS
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -40,17 +41,44 @@ def columns_name_parts_of_a_row(config: RunConfig, facts: Facts) -> Iterator[Fin
                 yield must(f"{path}.columns.{part}", f"a part of {rows}", part, todo)
 
 
-@rule(reads=(*_PLACES, fields.model.name, fields.model.tokenizer))
-def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model = facts.model
-    if model is None or model.name != config.model.name or model.processor is not False or config.model.tokenizer:
-        return
+def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:
+    """Each source in which a row with images was seen: its path in the config, and what was seen."""
     for spec in _PLACES:
         for index, entry in enumerate(spec.value(config)):
             seen = (facts.sources or {}).get(entry.path)
             if seen is not None and seen.images:
-                todo = f"{model.name} has no processor for images: take a model that has one, or rows of text."
-                yield must(f"{spec.path}.{index}.path", "rows that the model can read", "rows with images", todo)
+                yield f"{spec.path}.{index}.path", f"rows with images ({seen.images})"
+
+
+def _learns_from_images(config: RunConfig) -> bool:
+    return METHODS[config.method.kind].rows == "language"
+
+
+@rule(reads=(*_PLACES, fields.method.kind))
+def rows_with_images_need_a_method_that_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if not _learns_from_images(config):
+        for path, seen in _with_images(config, facts):
+            todo = f"{config.method.kind} does not learn from images: take sft, or rows of text."
+            yield must(path, "rows without images", seen, todo)
+
+
+@rule(reads=(*_PLACES, fields.method.kind, fields.data.packing))
+def rows_with_images_are_not_packed(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.data.packing and _learns_from_images(config):
+        fix = Fix("switch packing off", {fields.data.packing.path: False})
+        for path, seen in _with_images(config, facts):
+            yield must(path, "rows without images while data.packing is true", seen, "Images are not packed.", fix=fix)
+
+
+@rule(reads=(*_PLACES, fields.model.name, fields.model.tokenizer, fields.method.kind))
+def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model = facts.model
+    if model is None or model.name != config.model.name or model.processor is not False or config.model.tokenizer:
+        return
+    if _learns_from_images(config):
+        for path, seen in _with_images(config, facts):
+            todo = f"{model.name} has no processor for images: take a model that has one, or rows of text."
+            yield must(path, "rows that the model can read", seen, todo)
 
 
 @rule(reads=_PLACES)

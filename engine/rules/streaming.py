@@ -22,8 +22,8 @@ def streams_of_unknown_length_need_max_steps(config: RunConfig, facts: Facts) ->
     if not config.data.streaming or config.optim.max_steps is not None:
         return
     path, fix = fields.optim.max_steps.path, Fix(f"train {_STEPS:,} steps", {fields.optim.max_steps.path: _STEPS})
-    packed = next((entry.path for entry in config.data.train if _suffix(entry.path) in _IN_ORDER), None)
-    if packed is not None:
+    packed = next((found for entry in config.data.train if (found := _in_order(entry.path, facts))), "")
+    if packed:
         todo = f"How many rows {visible(packed)} has is known once it was read to its end, so the steps must be said."
         yield must(path, "set while this source is streamed", None, todo, fix=fix)
     elif config.data.packing:
@@ -36,9 +36,9 @@ def resuming_reads_again_what_is_read_in_order(config: RunConfig, facts: Facts) 
     if not config.data.streaming:
         return
     for index, entry in enumerate(config.data.train):
-        if _suffix(entry.path) in _IN_ORDER:
+        if found := _in_order(entry.path, facts):
             sentence = (
-                f"{visible(Path(entry.path).name)} can be read from its beginning alone: its rows are mixed only near one "
+                f"{visible(Path(found).name)} can be read from its beginning alone: its rows are mixed only near one "
                 "another, and a resume reads it up to its place again. JSONL or Parquet files have neither limit."
             )
             yield say(f"{fields.data.train.path}.{index}.path", sentence, severity="hint")
@@ -75,3 +75,11 @@ def disk_for_a_stream_needs_one(config: RunConfig, facts: Facts) -> Iterator[Fin
 
 def _suffix(path: str) -> str:
     return Path(path).suffix.lower()
+
+
+def _in_order(path: str, facts: Facts) -> str:
+    """The first file of a source whose rows are found from its beginning alone; empty where none is known to be such."""
+    if _suffix(path) in _IN_ORDER:
+        return path
+    source = (facts.sources or {}).get(path)
+    return source.in_order if source is not None else ""

@@ -296,15 +296,15 @@ def learning_rate_is_in_proportion(config: RunConfig, facts: Facts) -> Iterator[
         )
 
 
-@rule(reads=(fields.data.eval, fields.optim.per_device_eval_batch_size))
+@rule(reads=(fields.data.eval, fields.data.val_set_size, fields.optim.per_device_eval_batch_size))
 def eval_batch_needs_held_out_data(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path, size = fields.optim.per_device_eval_batch_size.path, config.optim.per_device_eval_batch_size
-    if size is not None and not config.data.eval and size != config.optim.per_device_train_batch_size:
+    if size is not None and not config.data.evaluates and size != config.optim.per_device_train_batch_size:
         yield must(
             path,
             "left out without held-out data",
             size,
-            "Name data.eval, or remove it.",
+            "Name data.eval, give data.val_set_size, or remove it.",
             fix=Fix("remove it", unset=(path,)),
         )
 

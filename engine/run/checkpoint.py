@@ -269,8 +269,9 @@ def newest_valid(folder: RunFolder, *, hashes: bool = True) -> tuple[Path | None
     return None, skipped
 
 
-def prune(folder: RunFolder, keep: int) -> list[Path]:
-    """Delete all but the `keep` newest valid checkpoints (never fewer than two) and return what went.
+def prune(folder: RunFolder, keep: int, best: int | None = None) -> list[Path]:
+    """Delete all but the `keep` newest valid checkpoints (never fewer than two) and that of the step `best`, and return
+    what went.
 
     Invalid ones older than the newest valid one go too. Nothing goes while no checkpoint is valid.
     """
@@ -278,7 +279,7 @@ def prune(folder: RunFolder, keep: int) -> list[Path]:
     for path in _newest_first(folder):
         if is_valid(path):
             valid += 1
-            doomed = valid > keep
+            doomed = valid > keep and step_of(path) != best
         else:
             doomed = valid > 0
         if doomed:

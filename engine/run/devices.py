@@ -113,6 +113,21 @@ def choose(wanted: object, taken: Collection[str] = (), found: Sequence[Card] | 
     return Choice(tuple(here[number].name for number in numbers), max(1, len(numbers)))
 
 
+def free(wanted: object, taken: Collection[str], on_cpu: int, found: Sequence[Card] | None = None) -> Choice | None:
+    """The devices for a run that waits until they are free; None while they are not.
+
+    A GPU is free when no run here has it and hardly any of its memory is in use; the CPU when no run of the folder
+    (`on_cpu` of them do) works on it. Raises WorkbenchError as `choose` does.
+    """
+    here = list(cards() if found is None else found)
+    choice = choose(wanted, taken, here)
+    if not choice.visible:
+        return choice if not on_cpu else None
+    known = {card.name: card for card in here}
+    busy = any(name in taken or known[name].used_bytes >= _BUSY_BYTES for name in choice.visible)
+    return None if busy else choice
+
+
 def _auto(here: Sequence[Card], taken: Collection[str]) -> Choice:
     if not here:
         return Choice((), 1)

@@ -64,8 +64,12 @@ def launch_config(
     name: str | None = None,
     forecast_bytes: int | None = None,
     source: str | os.PathLike[str] | None = None,
+    queue: bool = False,
+    after: RunFolder | None = None,
 ) -> RunFolder:
     """Start a run of this config, detached. `name` is used where `run.name` is not set; `source` is the config's file.
+
+    `queue` and `after` let it wait, as in `launch`.
 
     Raises WorkbenchError if it cannot start.
     """
@@ -89,4 +93,6 @@ def launch_config(
         # Unresolved: which GPU is free is known only now.
         devices=config.run.devices,
         info=info,
+        queue=queue,
+        after=after,
     )

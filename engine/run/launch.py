@@ -40,8 +40,12 @@ def launch(
     name: str,
     devices: object = "auto",
     info: Mapping[str, Any] | None = None,
+    queue: bool = False,
+    after: RunFolder | None = None,
 ) -> RunFolder:
     """Make a run from a complete config and start it, detached. Returns once its supervisor is at work.
+
+    With `queue` the supervisor waits until a device is free, with `after` first until that run has ended, however it did.
 
     `info` goes into run.json: `method`, `model`, `seed`, `grace_seconds`, and `forecast_bytes` (what checkpoints will
     take), which is held against the free disk. Raises WorkbenchError, with nothing left behind, if it cannot start.
@@ -50,16 +54,20 @@ def launch(
     root = Path(runs_dir).absolute()
     _preflight(root, int(details.get("forecast_bytes") or 0))
     chosen = _choose(devices, root)
+    waits: dict[str, Any] = {}
+    if queue or after is not None:
+        waits = {"state": "queued", "after": str(after.path) if after is not None else None}
     run = store.create(
         root,
         config_text,
         {
             **details,
+            **waits,
             "name": name,
             "versions": versions(),
             "config": config_text,
             "devices_wanted": devices,
-            "devices": list(chosen.visible),
+            "devices": [] if waits else list(chosen.visible),
             "processes": chosen.processes,
         },
     )
@@ -81,7 +89,9 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     """
     run.refuse_flaws()
     settle(run)
-    if _at_work(run):
+    if run.state == "queued":
+        attend(run)
+    if at_work(run):
         raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
     if run.state == "finished" and not changed_settings(run):
         raise WorkbenchError(f"{run.id} is finished; there is nothing left to go on with.", "Start another run.")
@@ -103,7 +113,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     try:
         _start_supervisor(run, "start")
     except WorkbenchError:
-        if not _at_work(run):
+        if not at_work(run):
             # It did not begin: what its last end said stays true.
             run.update_json(**{key: before.get(key) for key in _BEGUN})
         raise
@@ -113,7 +123,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
 def settle(run: RunFolder) -> None:
     """Wait for the processes of a run that has said its last word: until they are gone its state is not the last one."""
     give_up = time.monotonic() + _LEAVING_SECONDS
-    while _at_work(run) and _said_last_word(run) and time.monotonic() < give_up:
+    while at_work(run) and _said_last_word(run) and time.monotonic() < give_up:
         time.sleep(0.05)
 
 
@@ -197,7 +207,8 @@ def supervisor_argv(run: RunFolder, do: str) -> list[str]:
     return [*python(), "-m", "engine.run.supervise", do, "--", str(run.path)]
 
 
-def _at_work(run: RunFolder) -> bool:
+def at_work(run: RunFolder) -> bool:
+    """Whether a process works for this run, or watches over it."""
     return is_held(run) or (run.state not in ENDED and _alive(run))
 
 
@@ -213,13 +224,20 @@ def _alive(run: RunFolder) -> bool:
     return any(found is not None and found.alive for found in (run.worker(), run.supervisor()))
 
 
+def devices_of_live(root: Path, *, leaving: bool = True) -> dict[str, list[str]]:
+    """The devices of each run in `root` whose processes live and that waits for none, by the run's id; none of them is the CPU. Without `leaving`
+    one that has said its last word is left out."""
+    return {
+        other.id: [str(name) for name in values.get("devices") or []]
+        for other in store.runs_in(root)
+        if (values := other.read_json()).get("state") not in (*ENDED, "queued")
+        and _alive(other)
+        and (leaving or not _said_last_word(other))
+    }
+
+
 def _choose(wanted: object, root: Path) -> devices.Choice:
-    taken: set[str] = set()
-    for other in store.runs_in(root):
-        values = other.read_json()
-        if values.get("state") not in ENDED and _alive(other):
-            taken.update(str(name) for name in values.get("devices") or [])
-    return devices.choose(wanted, taken)
+    return devices.choose(wanted, {name for names in devices_of_live(root).values() for name in names})
 
 
 def _start_supervisor(run: RunFolder, do: str) -> None:

@@ -34,7 +34,7 @@ def _kill_user_processes(root: Path) -> bool:
     answer = False
     for place in places:
         reader = configparser.ConfigParser(strict=False, interpolation=None)
-        reader.optionxform = str  # type: ignore[assignment,method-assign]
+        reader.optionxform = str  # type: ignore[assignment,method-assign]  # the documented way to keep case
         try:
             reader.read(place, encoding="utf-8")
         except (configparser.Error, OSError, UnicodeDecodeError):

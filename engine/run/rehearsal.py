@@ -169,6 +169,16 @@ def _shortened(config: RunConfig) -> RunConfig:
                     "max_new_tokens": fields.run.max_new_tokens.default,
                     "eval_steps": fields.run.eval_steps.default,
                     "prompts_steps": fields.run.prompts_steps.default,
+                    **{
+                        spec.path.rpartition(".")[2]: spec.default
+                        for spec in (
+                            fields.run.evals_per_epoch,
+                            fields.run.saves_per_epoch,
+                            fields.run.metric_for_best_model,
+                            fields.run.greater_is_better,
+                            fields.run.save_best,
+                        )
+                    },
                     "devices": one,
                     "save_steps": 1_000_000,
                     "logging_steps": 1,
@@ -180,11 +190,12 @@ def _shortened(config: RunConfig) -> RunConfig:
                     "num_train_epochs": fields.optim.num_train_epochs.default,
                     "warmup_steps": fields.optim.warmup_steps.default,
                     "per_device_eval_batch_size": fields.optim.per_device_eval_batch_size.default,
+                    "early_stopping_patience": fields.optim.early_stopping_patience.default,
                     "bf16_full_eval": fields.optim.bf16_full_eval.default,
                     "gradient_accumulation_steps": accumulation,
                 }
             ),
-            "data": data.model_copy(update={"eval": [], "shuffle": False}),
+            "data": data.model_copy(update={"eval": [], "val_set_size": 0.0, "shuffle": False}),
         }
     )
 
@@ -244,7 +255,8 @@ def _key(config: RunConfig, facts: Facts, base: str | os.PathLike[str] = ".") ->
     """What decides memory and time of a step, hashed: not where the run goes or how long it lasts."""
     mapping = absolute(as_mapping(config), base)
     mapping.pop("run", None)
-    mapping.get("data", {}).pop("eval", None)
+    for name in ("eval", "val_set_size"):
+        mapping.get("data", {}).pop(name, None)
     for name in ("learning_rate", "max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay"):
         mapping.get("optim", {}).pop(name, None)
     text = json.dumps([_machine(facts), mapping], sort_keys=True, default=str)

@@ -281,7 +281,7 @@ def create(runs_dir: str | os.PathLike[str], config_text: str, info: Mapping[str
             file.write(config_text)
             file.flush()
             os.fsync(file.fileno())
-        run.update_json(state="starting", created=time.time(), **{**info, "name": info.get("name") or "run"})
+        run.update_json(**{"state": "starting", "created": time.time(), **info, "name": info.get("name") or "run"})
     except OSError as problem:
         raise WorkbenchError(
             f"{visible(str(root))}: no run can be made here: {problem.strerror or problem}.",

@@ -60,14 +60,47 @@ class Supervisor:
         self.oom_before = cause.oom_kills()
         self.ended_at: float | None = None
 
-    def start(self) -> None:
-        """Start the worker in a session of its own, with its output in `worker.log`."""
+    def wait(self) -> bool:
+        """Stay until it is this run's turn, and note its devices; False where it was taken out of the queue."""
+        from engine.run.queue import LOOK_SECONDS as PAUSE
+        from engine.run.queue import Turn
+
+        # The machine shuts down: it stays queued.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        turn = Turn(self.run)
+        while self.run.path.is_dir():
+            if who := turn.cancelled():
+                self._drop_old_requests()
+                self._write(
+                    state="stopped", message=f"Taken out of the queue by {who} before it began.", ended=time.time()
+                )
+                return False
+            began = time.monotonic()
+            words, choice = turn.waits_for()
+            if choice is not None:
+                self._write(state="starting", message="", devices=list(choice.visible), processes=choice.processes)
+                return True
+            self._say(state="queued", message=words)
+            time.sleep(max(PAUSE, 20 * (time.monotonic() - began)))  # among a thousand runs a look costs more
+        return False
+
+    def fail_to_begin(self, problem: Exception) -> None:
+        """Of a run whose turn came and which cannot start: nobody waits for the reason, so it is written down."""
+        self.run.free_ballast()
+        self._say(state="failed", cause="start", message=str(problem), ended=time.time())
+
+    def start(self, *, waited: bool = False) -> None:
+        """Start the worker in a session of its own, with its output in `worker.log`.
+
+        After waiting in the queue a request that came just now is the worker's to answer.
+        """
         self.run.refuse_flaws()
         values = self.run.read_json()
         if is_held(self.run):
             raise RunBusy(f"run {self.run.id} already has a worker.")
         self._reserve()
-        self._drop_old_requests()
+        if not waited:
+            self._drop_old_requests()
         handle = inside.open_file(self.run, self.run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.close(handle)
         self.segment = last_numbers(self.run.events)[1] + 1
@@ -416,6 +449,21 @@ def main(do: str, path: str) -> NoReturn:
     def work(ready: Callable[[], None]) -> None:
         handle = _claim(run, patience=2.0 if do == "start" else 0.0)
         supervisor = Supervisor(run)
+        if run.state == "queued":
+            run.refuse_flaws()
+            supervisor._write(state="queued", folder=inside.identity(run))
+            _quiet(run)
+            ready()
+            try:
+                if not supervisor.wait():
+                    return
+                supervisor.start(waited=True)
+            except (WorkbenchError, OSError) as problem:
+                supervisor.fail_to_begin(problem)
+                return
+            supervisor.stay()
+            os.close(handle)
+            return
         if do == "start":
             supervisor.start()
         elif run.state in ENDED or not supervisor.attend():

@@ -55,6 +55,8 @@ class RunView:
     samples: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] | None = None
+    """The step whose held-out rows were measured best so far: `step`, `metric` and `value`."""
     findings: list[dict[str, Any]] = field(default_factory=list)
     controls: dict[str, dict[str, Any]] = field(default_factory=dict)
     gpu: list[dict[str, Any]] = field(default_factory=list)
@@ -187,6 +189,9 @@ def _started(view: RunView, event: Event) -> None:
     view.pauses = [each for each in pauses if type(each) is int and each > 0][:8] if isinstance(pauses, list) else []
     view.every = max(1, _whole(event, "keep_every") or 1)
     view.progress = None
+    if view.best is not None and view.segment > 0 and view.best["step"] > (view.resumed_from or 0):
+        # What the run goes on from says which was the best until then.
+        view.best = None
     if view.segment > 0 or view.resumed_from is not None:
         _supersede(view, view.resumed_from or 0)
 
@@ -348,6 +353,12 @@ def _checkpoint(view: RunView, event: Event) -> None:
     _append(view.checkpoints, entry)
 
 
+def _best(view: RunView, event: Event) -> None:
+    step, value = _whole(event, "step"), _number(event, "value")
+    if step is not None and value is not None:
+        view.best = {"step": step, "metric": _text(event, "metric"), "value": value}
+
+
 def _finding(view: RunView, event: Event) -> None:
     _append(view.findings, {key: _text(event, key) for key in ("path", "severity", "rule", "message")})
 
@@ -385,6 +396,8 @@ def _ended(view: RunView, event: Event) -> None:
         view.cause = _text(event, "message") or _text(event, "cause") or "unknown"
         lines = event.get("lines")
         view.cause_lines = [line for line in lines if isinstance(line, str)][:200] if isinstance(lines, list) else []
+    elif view.state == "finished":
+        view.cause = _text(event, "message")
     elif view.state == "stopped":
         by = _text(event, "by")
         view.cause = _text(event, "message") or (f"stopped by {by}" if by else "")
@@ -400,6 +413,7 @@ _MEANING: dict[str, Callable[[RunView, Event], None]] = {
     "sample": _sample,
     "rollout": _rollout,
     "checkpoint": _checkpoint,
+    "best": _best,
     "finding": _finding,
     "control": _control,
     "diverged": _diverged,
@@ -422,7 +436,9 @@ def _text(event: Event, key: str) -> str:
 
 def _number(event: Event, key: str) -> float | None:
     value = event.get(key)
-    return value if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
 
 
 def _whole(event: Event, key: str) -> int | None:

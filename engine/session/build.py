@@ -27,6 +27,7 @@ from engine.run.store import RunFolder, runs_dir
 from engine.session.collector import Ask, FactsCollector
 from engine.session.consequences import Consequence, consequences
 from engine.session.draft import Draft
+from engine.session.paragraph import paragraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,11 @@ class BuildSession:
         return found.words() if found else ""
 
     @property
+    def paragraph(self) -> str:
+        """What the config will do, in sentences for people."""
+        return paragraph(self.draft.config, self.draft.facts, self.estimate, self.runs_dir)
+
+    @property
     def uncounted(self) -> str:
         """That the rows are not counted yet; empty once they are."""
         from engine.data.gather_facts import not_counted
@@ -161,8 +167,10 @@ class BuildSession:
 
     # The run
 
-    def launch(self) -> Callable[[], RunFolder]:
+    def launch(self, *, queue: bool = False) -> Callable[[], RunFolder]:
         """The start of the draft as it stands now, for any thread; read once more with all that is known.
+
+        With `queue` the run waits until a device is free.
 
         Both raise WorkbenchError where the config has an error, what it returns also where the run cannot be started.
         """
@@ -186,6 +194,7 @@ class BuildSession:
                     name=source.stem if source is not None else None,
                     forecast_bytes=estimate(reading.config, facts).checkpoints_bytes,
                     source=source,
+                    queue=queue,
                 )
             except OSError as problem:
                 raise WorkbenchError(f"The run could not be started: {problem}.") from problem

@@ -224,7 +224,7 @@ def _looks(
     from engine.data.gather_facts import look_at_sources
     from engine.session.first_rows import look_at
 
-    facts = look_at_sources([*config.data.train, *config.data.eval], base)
+    facts = look_at_sources([*config.data.train, *config.data.eval], base, config.data.image_base_dir)
     return facts, {key_of(entry): look_at(entry, base, config.run.seed) for entry in written}
 
 

@@ -105,7 +105,7 @@ def _look_at_dates(source: Mapping[str, Any], seed: int) -> Look:
 
     split = str(source.get("split") or "train")
     try:
-        made = rows(split, seed, SHOWN_ROWS)  # type: ignore[arg-type]
+        made = rows(split, seed, SHOWN_ROWS)
     except (ValueError, WorkbenchError) as problem:
         return Look("builtin/dates", problems=(str(problem),))
     texts = tuple(condensed(row) for row in made)

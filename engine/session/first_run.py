@@ -39,6 +39,8 @@ TITLES = {
 DATES, TINY = "builtin/dates", "builtin/tiny"
 ROWS = 24
 MOST_TOKENS = 1024
+HELD_OUT = 0.1
+"""The share of the rows that the real run never sees, by which it is measured."""
 FEWEST = 2
 STEPS, _EVERY, _ASKED = 200, 10, 3
 _KNOWN = 0.99
@@ -243,12 +245,13 @@ class FirstRun:
         return verdict
 
     def real(self) -> Draft:
-        """The config of the real run: all rows, the first questions asked again and again."""
+        """The config of the real run: all rows but a held-out part, the first questions asked again and again."""
         if self.rows == DATES and self.model == TINY:
             return Draft.new("demo")
         draft = Draft.new("sft-lora")
         draft.set(fields.model.name.path, self.model)
         draft.set(fields.data.train.path, [{"path": place_of(self.rows, self.base)}])
+        draft.set(fields.data.val_set_size.path, HELD_OUT)
         if self.model == TINY:  # nothing is learned in it yet that an adapter could stand beside
             draft.unset(fields.adapter.kind.section)
             for path in (fields.optim.learning_rate.path, fields.model.dtype.path, fields.adapter.kind.path):

@@ -135,6 +135,14 @@ def uncounted(session: BuildSession) -> Iterator[Block]:
         yield _say(f"{words} yet: what they hold is found out first", "warn")
 
 
+def in_sentences(session: BuildSession) -> Iterator[Block]:
+    """The config in one paragraph, first thing of the review."""
+    yield _say(session.paragraph)
+
+
+CHOSEN = "Chosen for you, and why"
+
+
 def changed_from(session: BuildSession) -> str:
     """What the differences on the review page are from."""
     recipe = session.draft.recipe

@@ -121,6 +121,12 @@ def trained_words(row: Mapping[str, Any]) -> str:
     return f"{length_words(row)}, {count(trained)} trained{share}"
 
 
+def image_words(image: Mapping[str, Any]) -> str:
+    """`cat.png: 640 x 480 pixels, 64 tokens from token 5 on`."""
+    size = f"{count(image['width'])} x {count(image['height'])} pixels"
+    return f"{image['name']}: {size}, {count(image['tokens'])} tokens from token {count(image['start'])} on"
+
+
 def pack_words(row: Mapping[str, Any]) -> str:
     """`a pack of 3 rows, kept apart`; nothing for a row alone."""
     if not row.get("documents"):

@@ -28,6 +28,7 @@ from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN, Loaded
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
+from engine.models.vision_parts import vision_parts
 from engine.trainers import trackers
 from engine.trainers.optimizers.building import told
 from engine.trainers.saving import RunTrainer
@@ -162,6 +163,10 @@ def _parameters(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[s
     if named:
         weights = [p.requires_grad for p in model.parameters()]
         detail += f"; {sum(weights)} of {len(weights)} weights, the others frozen"
+    if config.model.train_vision != "all":
+        parts = vision_parts(base_model(model))
+        seeing = [p.numel() for n, p in base_model(model).named_parameters() if p.requires_grad and parts.part_of(n)]
+        detail += f"; {sum(seeing):,} of them in the vision parts, by model.train_vision {config.model.train_vision}"
     return _entry("trainable parameters", named, trained, trained, detail)
 
 

@@ -324,7 +324,7 @@ class RunTrainer(Trainer):
                 (tmp / unwanted).unlink(missing_ok=True)
             final = checkpoint.commit(tmp, {**self.commit_info, "rng": _rng_kinds()})
         self._say_checkpoint(step, "committed", bytes=checkpoint.size_of(final), seconds=time.monotonic() - begun)
-        for gone in checkpoint.prune(self.run, self.keep):
+        for gone in checkpoint.prune(self.run, self.keep, self.state.best_global_step):
             self._say_checkpoint(checkpoint.step_of(gone) or 0, "deleted")
 
     def _non_finite_weight(self) -> str | None:

@@ -7,6 +7,7 @@ written by the writer's own thread, the control folder is looked at ten times a 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from array import array
@@ -17,12 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
+from engine.facts.counts import steps_between
 from engine.models.sizes import weights_in
 from engine.run import inside
 from engine.run.async_writer import LateWriter
 from engine.run.control import Controls, Request
 from engine.run.events import Thinning
 from engine.run.store import RunFolder
+from engine.trainers.best import HeldOutBest
 from engine.trainers.saving import RunTrainer
 
 BATCHES_CAP = 64 << 20
@@ -46,6 +49,8 @@ class Watching(TrainerCallback):
 
     trainer: RunTrainer
     """Set before it trains."""
+    per_epoch: dict[str, int]
+    """How many times in an epoch there is an `eval` or a `save`, where the config counts them so."""
 
     def __init__(
         self,
@@ -61,6 +66,8 @@ class Watching(TrainerCallback):
         self.run, self.writer, self.controls = run, writer, controls
         self.opening, self.logging_steps, self.thinning = opening, logging_steps, Thinning(logging_steps)
         self.prompts, self.prompts_steps, self.sample = prompts, prompts_steps, sample
+        self.per_epoch = {}
+        self.best: HeldOutBest | None = None
         self.stopped: Request | None = None
         self._saving: list[Request] = []
         self._at_epoch_end: list[Request] = []
@@ -76,6 +83,7 @@ class Watching(TrainerCallback):
 
     # -- the trainer's moments -----------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._place_in_epochs(args, state, kwargs.get("train_dataloader"))
         self._logged = time.monotonic()
         self._tokens_logged = self.trainer.token_counts()[0]
         parameters = list(self.trainer.model.parameters())
@@ -89,6 +97,12 @@ class Watching(TrainerCallback):
             self.writer.write(
                 "started",
                 **self.opening,
+                # At these steps more than a step happens: whoever waits for the next event has to know.
+                pauses=[
+                    state.save_steps,
+                    *([state.eval_steps] if args.eval_strategy != "no" else []),
+                    *([self.prompts_steps] if self.prompts else []),
+                ],
                 max_steps=state.max_steps,
                 epochs=state.num_train_epochs if loader is None else loader.dataset.epochs,
                 world_size=self._ranks,
@@ -97,10 +111,19 @@ class Watching(TrainerCallback):
         self._samples(state.global_step)
         self.trainer.clock.start(state.global_step)
 
+    def _place_in_epochs(self, args: Any, state: Any, loader: Any) -> None:
+        """Evaluations and checkpoints that are counted by the epoch, now that its steps are known."""
+        if not self.per_epoch:
+            return
+        # As transformers counts them.
+        steps = max(1, math.ceil(len(loader) / args.gradient_accumulation_steps))
+        for what, times in self.per_epoch.items():
+            setattr(state, f"{what}_steps", steps_between(times, steps))
+
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # transformers makes a step before it looks whether there is one left: a run that was killed after its last would
         # train one more.
-        if state.global_step >= state.max_steps:
+        if state.global_step >= state.max_steps or (self.best is not None and self.best.over):
             raise AllStepsMade
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -121,6 +144,8 @@ class Watching(TrainerCallback):
         # A checkpoint is a point of every curve: means over steps begin anew there, so a resume has nothing to make up
         # for. So is the end, which transformers logs only where logging_steps divides it.
         control.should_log = control.should_log or control.should_save or last
+        if self.best is not None and control.should_evaluate and (self.best.saves or self.best.patience is not None):
+            control.should_log = True
         sampling = self.prompts and state.global_step % self.prompts_steps == 0 and not last
         waits = control.should_log or control.should_evaluate or sampling or self.trainer.samples_answers
         if self.trainer.finite.settle(control, all_steps=waits):

@@ -15,6 +15,7 @@ import pytest
 from engine.run import store
 from engine.run.events import EventWriter
 from engine.run.store import RunFolder
+from tests import hung
 
 
 def ended(run: RunFolder, page: browsing.Page, *, state: str) -> None:
@@ -123,6 +124,53 @@ def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_
         ended(endless, page, state="stopped")
         page.sees(".ftw-state", has_text="■ stopped")
         assert list(endless.checkpoints.glob("checkpoint-*"))
+        assert (page.outside, page.errors) == ([], [])
+
+
+def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_buttons(
+    lab: browsing.Lab, chromium: Any
+) -> None:
+    """The worker hangs in earnest. What compares rows and what starts a worker are stood in for: the buttons are looked at."""
+    root = lab.root / "asked"
+    stuck = store.create(root, "version: 1\n", {"name": "stuck", "method": "sft", "model": "builtin/tiny"})
+    hung.steps_taken(stuck)
+    changed = store.create(root, "version: 1\n", {"name": "changed", "host": "another-machine"})
+    with EventWriter(changed) as pen:
+        pen.write("started", method="sft", model="builtin/tiny", max_steps=50, epochs=1)
+        pen.write("metrics", step=1, loss=2.0)
+        pen.write("stopped", step=1, seconds=1.0, by="someone")
+    changed.update_json(state="stopped")
+    empty = store.create(root, "version: 1\n", {"name": "empty", "host": "another-machine"})
+    with EventWriter(empty) as pen:
+        pen.write("started", method="sft", model="builtin/tiny", max_steps=50, epochs=1)
+        pen.write("stopped", step=0, seconds=1.0, by="someone")
+    empty.update_json(state="stopped")
+    cells = [
+        "import pathlib, engine.resume\nfrom engine.run import launch\n"
+        "launch.settle = lambda folder: None\n"
+        "engine.resume.data_changes = lambda *words: ['data.train: row 3 of 40 differs']\n"
+        f"launch.resume = lambda folder, **how: pathlib.Path({str(lab.root)!r}, 'how.txt').write_text(str(how))",
+        f"from widgets import Monitor\nMonitor('stuck-0001', runs={str(root)!r})",
+        f"Monitor('changed-0001', runs={str(root)!r})",
+        f"Monitor('empty-0001', runs={str(root)!r})",
+    ]
+    browsing.write_notebook(lab.root / "asked.ipynb", cells)
+    with hung.in_c(stuck) as worker, browsing.opened(chromium, lab, "asked.ipynb", height=1900) as page:
+        hung.put_back(stuck, 45)
+        page.run_all()
+        page.sees(".ftw-share", has_text="silent for")
+        page.sees("button", has_text="Where is it?").click()
+        shown = page.sees("pre.ftw-card", has_text="in deep_inside").inner_text()
+        assert f"process {worker.pid}:" in shown
+        page.sees(".ftw-empty", has_text="This run made no step, so it has no curves.")
+        accept = page.tab.get_by_role("button", name="Go on with the rows as they are now")
+        assert accept.count() == 0, "nobody has asked to resume yet"
+        page.tab.get_by_role("button", name="Resume", exact=True).first.click()
+        page.sees(".ftw", has_text="row 3 of 40 differs")
+        assert not (lab.root / "how.txt").exists()
+        accept.click()
+        browsing.until(lambda: (lab.root / "how.txt").exists(), "the run is gone on with", state=page.state)
+        assert (lab.root / "how.txt").read_text() == "{'accept_data': True}"
         assert (page.outside, page.errors) == ([], [])
 
 

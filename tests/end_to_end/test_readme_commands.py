@@ -35,11 +35,12 @@ def made(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["make", "-C", str(ROOT), f"VENV={HERE}", "-o", str(HERE / ".installed")]
 
 
-def test_make_workbench_opens_the_form_on_the_demo_and_starts_nothing(made: list[str], desk: Desk) -> None:
+def test_make_workbench_opens_on_the_ways_to_begin_and_starts_nothing(made: list[str], desk: Desk) -> None:
     terminal = Terminal([*made, "workbench"], 80, 24, {})
     try:
-        terminal.wait_for(b"Goal", b"Launch", timeout=60)
-        terminal.wait_for(b"See it work")
+        terminal.wait_for(b"The demo", b"New config", timeout=60)
+        terminal.type(b"j\r")
+        terminal.wait_for(b"Start the run")
         terminal.type(b"\x11")
         assert terminal.exit_code(30) == 0
     finally:

@@ -21,6 +21,7 @@ from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from tests import warm
 from tests.caches import own_cache
+from widgets import Monitor
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -157,6 +158,34 @@ def test_rows_rewritten_since_the_stop_are_named_and_the_run_stays_as_it_is(
     until(lambda: stopped.state in ENDED)
     again = workbench(place, "resume", "my-0001", "--detach")
     assert again.returncode == 0, again.stderr
+
+
+def test_the_notebook_asks_about_the_rows_and_goes_on_with_them_by_a_button(
+    stopped: RunFolder, inspector: Inspector
+) -> None:
+    write(stopped.path.parents[1], rewritten())
+    before = stopped.json.read_bytes()
+    monitor = Monitor(stopped)
+
+    def ask(do: str, **more: Any) -> dict[str, Any]:
+        return monitor.answer({"id": "1", "do": do, "run": stopped.id, **more}).data
+
+    def now() -> list[Any]:
+        return ask("watch")["parts"]["now"]
+
+    with warm.sharing(inspector):
+        assert ask("resume")["ok"]
+        until(lambda: now()[3] != "resuming")
+    _, _, _, said, rows_changed, _ = now()
+    assert rows_changed is True
+    assert "row 3 of 40 differs from what the run was trained on" in said
+    assert stopped.json.read_bytes() == before
+    assert ask("resume", accept_data=True)["ok"]
+    until(lambda: len(events(stopped, "started")) == 2)
+    assert stopped.read_json()["accept_data"] is True
+    assert any("as accepted" in event["message"] for event in events(stopped, "finding"))
+    assert now()[3:5] == ["", False]
+    monitor.close()
 
 
 def test_a_file_that_was_only_touched_goes_on_unasked(stopped: RunFolder) -> None:

@@ -44,7 +44,7 @@ def terminal(desk: Desk, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_run_started_in_the_app_outlives_it_is_killed_and_ends_as_if_nothing_had_happened(
     terminal: Terminal, desk: Desk, until: Callable[..., None]
 ) -> None:
-    terminal.wait_for(b"Launch", b"Training data")
+    terminal.wait_for(b"Launch", b"Review")
     terminal.type(b"7")
     terminal.wait_for(b"Start the run")
     terminal.type(b"\r")

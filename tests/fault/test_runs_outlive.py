@@ -24,6 +24,7 @@ from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
 from workbench.cli import asking
+from workbench.cli.following import Follower
 
 
 def until(condition, seconds=60.0):
@@ -182,6 +183,14 @@ def test_a_run_that_said_its_last_word_is_asked_for_nothing_more_while_its_proce
     for do in ("stop", "checkpoint"):
         with pytest.raises(WorkbenchError, match=f"run {run.id} is finished; there is nothing to ask of it"):
             asking.ask(run, do, patience=30)
+
+
+def test_who_waits_for_the_end_of_a_run_waits_until_its_processes_are_gone(start):
+    run = start(steps=5, leave_seconds=3)
+    with open_view(run) as watch:
+        assert Follower(watch, quiet=True).until(lambda view: False).state == "finished"
+    assert run.state == "finished"
+    assert not run.worker().alive
 
 
 def test_a_living_run_is_not_resumed_and_gets_no_second_worker(start):

@@ -158,6 +158,13 @@ def test_a_choice_is_not_named_twice() -> None:
             assert not words.startswith(f"{value}: {value}"), spec.path
 
 
+def test_no_choice_is_offered_that_this_version_refuses() -> None:
+    later = [(spec, value) for spec in fields for value in spec.later]
+    assert later
+    for spec, value in later:
+        assert value not in [offered for offered, _ in options(spec)], spec.path
+
+
 def test_an_emptied_field_goes_back_to_auto(ask: Asker, draft: Draft) -> None:
     ask.edit("set", path=LEARNING_RATE, value="")
     assert LEARNING_RATE not in draft.given

@@ -6,13 +6,16 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.errors import RunNotFound
-from engine.run import control
+from engine.run import control, store
+from engine.run.events import EventWriter
+from tests import hung
 from widgets import Monitor
 from widgets.protocol import Answer
 from widgets.reader import Reader
@@ -279,3 +282,38 @@ def test_a_resume_whose_rows_differ_names_them_and_waits_for_a_word(
     assert monitor.answer({"id": "2", "do": "resume", "run": view.run, "accept_data": True}).data["ok"]
     assert "row 3" not in after(lambda now: now[4] is False and now[3] != "resuming")[3]
     assert resumed == [{"accept_data": True}]
+
+
+def test_a_run_that_hangs_is_named_and_its_stack_is_shown_on_request(tmp_path: Path) -> None:
+    run = store.create(tmp_path / "runs", "version: 1\n", {"name": "Dates", "method": "sft", "model": "builtin/tiny"})
+    hung.steps_taken(run)
+    with hung.in_c(run) as worker:
+        hung.put_back(run, 45)
+        monitor = Monitor(run)
+        view = View(monitor)
+        view.look()
+        _, eta, phase, _, _, silent = view.parts["now"]
+        assert (eta, phase, silent) == (None, "silent for 45 s", True)
+        told = monitor.answer({"id": "1", "do": "stack", "run": run.id}).data
+        assert told["ok"], told
+        assert told["stack"].startswith(f"process {worker.pid}:\n")
+        assert "in deep_inside" in told["stack"]
+        assert worker.poll() is None
+        with EventWriter(run, segment=0) as pen:
+            pen.write("metrics", step=8, loss=0.5)
+        view.look()
+        assert view.parts["now"][5] is False
+        run.update_json(state="stopped")
+        refused = monitor.answer({"id": "2", "do": "stack", "run": run.id}).data
+        assert refused["ok"] is False
+        assert "no worker at work" in str(refused)
+        monitor.close()
+
+
+def test_counts_and_readings_of_a_device_are_no_curves(watched: Any) -> None:
+    run, _, view = watched
+    run.steps(3, eval_loss=1.0, num_tokens=4096.0, eval_runtime=2.0)
+    run.pen.write("gpu", devices=[{"index": 0, "load": 91.0, "power": 300.0}])
+    view.look()
+    assert set(view.names) == {"loss", "eval_loss", "grad_norm", "learning_rate", "tokens_per_second"}
+    assert view.parts["gpu"] == [["GPU 0", "91 %  ·  300 W"]]

@@ -17,6 +17,15 @@ from workbench.terminal import few_colours, require_terminal, settle_colour, spe
 
 Spawn = Callable[..., Any]
 READY = (b"Launch", b"Training data")
+
+
+def to_form(terminal: Any) -> None:
+    """From what the app opens on to a new config."""
+    terminal.wait_for(b"New config")
+    terminal.type(b"n")
+    terminal.wait_for(*READY)
+
+
 RESET = (b"\x1b[?1049l", b"\x1b[?1003l", b"\x1b[?25h", b"\x1b[?2004l", b"\x1b[<u")
 HOSTILE = "evil\x1b]0;stolen\x07\x1b[31m[red]name[/red]\u202eexe"
 
@@ -66,7 +75,7 @@ def test_a_signal_gives_the_terminal_back_and_keeps_the_draft(
     spawn: Spawn, workbench_command: list[str], tmp_path: Path, number: int, code: int
 ) -> None:
     terminal = spawn(*workbench_command)
-    terminal.wait_for(*READY)
+    to_form(terminal)
     terminal.type(b"4jj")
     terminal.wait_for(b"Epochs")
     terminal.settle()
@@ -87,7 +96,7 @@ def test_a_closed_terminal_ends_the_process(spawn: Spawn, workbench_command: lis
     import os
 
     terminal = spawn(*workbench_command)
-    terminal.wait_for(*READY)
+    to_form(terminal)
     os.close(terminal.fd)
     import time
 
@@ -102,12 +111,14 @@ def test_a_closed_terminal_ends_the_process(spawn: Spawn, workbench_command: lis
 
 def test_a_byte_that_is_no_utf8_does_not_end_the_app(spawn: Spawn, workbench_command: list[str]) -> None:
     terminal = spawn(*workbench_command)
-    terminal.wait_for(*READY)
+    to_form(terminal)
     terminal.type(b"\xe9\xff")
     terminal.settle(0.3)
     terminal.type(b"4")
     terminal.wait_for(b"Epochs")
     terminal.type(b"q")
+    terminal.settle(0.3)
+    terminal.type(b"q")  # the form is left, then what it was opened from
     assert terminal.exit_code() == 0
 
 
@@ -124,7 +135,7 @@ def test_hostile_names_and_rows_reach_no_terminal(spawn: Spawn, workbench_comman
     config = Path("conf\x1b[31mig.yaml")
     config.write_text(text.replace("\x1b", "\\e").replace("\x07", "\\a"))
     terminal = spawn(*workbench_command, str(config))
-    terminal.wait_for(*READY)
+    terminal.wait_for(b"Launch")
     for step in (b"3", b"6", b"7", b"/", b"\x1b", b"!", b"\x1b", b"w", b"\x1b"):
         terminal.type(step)
         terminal.settle(0.4)
@@ -141,7 +152,7 @@ def test_hostile_names_and_rows_reach_no_terminal(spawn: Spawn, workbench_comman
 
 def test_no_color_sends_no_colour(spawn: Spawn, workbench_command: list[str]) -> None:
     terminal = spawn(*workbench_command, NO_COLOR="1")
-    terminal.wait_for(*READY)
+    to_form(terminal)
     terminal.type(b"4")
     terminal.wait_for(b"Epochs")
     codes = {code for found in re.findall(rb"\x1b\[([0-9;]*)m", terminal.seen) for code in found.split(b";")}
@@ -159,7 +170,7 @@ def test_an_error_of_ours_exits_1_and_shows_no_local_variables(spawn: Spawn, tmp
         "build.BuildScreen.action_fold = boom\n"
         "import sys\n"
         "from workbench.cli.app import open_app\n"
-        "sys.exit(open_app())\n"
+        "sys.exit(open_app(recipe='demo'))\n"
     )
     terminal = spawn(sys.executable, "-c", code)
     terminal.wait_for(*READY)
@@ -176,7 +187,7 @@ def test_an_error_of_ours_exits_1_and_shows_no_local_variables(spawn: Spawn, tmp
 
 def test_the_app_imports_no_heavy_library() -> None:
     code = (
-        "import sys, workbench.app, workbench.screens.build, engine.session.first_rows, engine.data.gather_facts, engine.client\n"
+        "import sys, workbench.app, workbench.screens.build, workbench.screens.start, engine.session.first_rows, engine.data.gather_facts, engine.client\n"
         "heavy = {'torch', 'transformers', 'numpy', 'pandas', 'datasets', 'trl'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"
     )

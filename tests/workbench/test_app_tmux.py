@@ -29,7 +29,7 @@ def test_a_config_is_opened_changed_saved_and_left(tmux: Tmux) -> None:
         "optim:\n  num_train_epochs: 1  # once\n"
     )
     server = tmux(command("my.yaml"))
-    screen = server.wait_for("my.yaml", "Launch", "Training data")
+    screen = server.wait_for("my.yaml", "Launch", "Ready to start")  # nothing is open: it begins at the review
     assert all(len(line) <= 80 for line in screen.splitlines())
     server.keys("4")
     server.wait_for("Epochs")
@@ -53,11 +53,15 @@ def test_a_config_is_opened_changed_saved_and_left(tmux: Tmux) -> None:
 
 def test_nothing_leaks_through_resizing_and_coming_back(tmux: Tmux) -> None:
     server = tmux(command())
+    server.wait_for("The demo", "New config")
+    server.keys("n")
     server.wait_for("Launch", "Training data")
     server.run("resize-window", "-x", "50", "-y", "12")
     server.wait_for("60 columns and 16 rows")
     server.run("resize-window", "-x", "100", "-y", "30")
     server.wait_for("What shall the model learn?", "effective batch")
+    server.keys("q")
+    server.wait_for("Open a file")
     server.keys("q")
     server.wait_for("left with 0")
 
@@ -71,7 +75,7 @@ def test_a_run_is_started_from_the_form_and_outlives_the_app(tmux: Tmux) -> None
         "optim: {max_steps: 12, per_device_train_batch_size: 8}\nrun: {name: quick, save_steps: 6}\n"
     )
     server = tmux(command("quick.yaml"))
-    server.wait_for("Launch", "Training data")
+    server.wait_for("Launch", "Ready to start")
     server.keys("7")
     server.wait_for("Start the run")
     server.keys("Enter")

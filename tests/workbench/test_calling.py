@@ -60,7 +60,7 @@ def test_quitting_tells_a_command_that_works_from_here(spawn: Spawn, folder: str
 def test_on_the_path_it_is_called_by_its_name_and_without_a_run_it_still_says_how_to_come_back(spawn: Spawn) -> None:
     place = script("bin").absolute()
     terminal = spawn(str(place), PATH=f"{place.parent}{os.pathsep}{os.environ['PATH']}")
-    terminal.wait_for(b"Launch")
+    terminal.wait_for(b"New config")
     terminal.settle()
     terminal.type(b"\x11")
     assert told(terminal) == ["workbench"]

@@ -108,6 +108,8 @@ def test_a_killed_app_gives_the_terminal_back_and_the_next_start_offers_the_conf
 ) -> None:
     command = " ".join(workbench_command)
     terminal = spawn("sh", "-c", f"{command}; echo shell again $?; sleep 20")
+    terminal.wait_for(b"New config")
+    terminal.type(b"n")
     terminal.wait_for(b"Launch", b"Training data")
     terminal.type(b"4jj")
     terminal.wait_for(b"Epochs")
@@ -133,15 +135,20 @@ def test_a_killed_app_gives_the_terminal_back_and_the_next_start_offers_the_conf
     assert flags & termios.ECHO
 
     again = spawn(*workbench_command)
-    again.wait_for(b"Launch", b"Go on with what was not saved", b"recipe demo")
+    again.wait_for(b"Not saved", b"was not saved", b"recipe demo")
     again.type(b"g\r")
-    again.wait_for(b"The unsaved config is back")
+    again.wait_for(b"Launch", b"Training data")
     again.settle()
-    again.type(b"\x11\x11")
+    again.type(b"4")
+    again.wait_for(b"->")  # the change is there
+    again.settle()
+    again.type(b"\x11")
+    again.wait_for(b"not saved", b"Leave without saving")
+    again.type(b"\x1b[B\r")
     assert again.exit_code() == 0
     assert not list((tmp_path / "cache").rglob("*.json"))
     third = spawn(*workbench_command)
-    third.wait_for(b"Launch", b"Training data")
+    third.wait_for(b"New config")
     third.settle(1.0)
     third.type(b"\x11")
     assert third.exit_code() == 0
@@ -152,7 +159,7 @@ def test_an_app_that_leaves_by_its_door_leaves_no_guard_behind(
     spawn: Callable[..., Any], workbench_command: list[str]
 ) -> None:
     terminal = spawn(*workbench_command)
-    terminal.wait_for(b"Launch", b"Training data")
+    terminal.wait_for(b"New config")
     guards = psutil.Process(terminal.pid).children()
     assert guards
     terminal.type(b"\x11")

@@ -100,7 +100,9 @@ def test_the_list_of_runs_and_the_preview_pass_on_nothing_either(
     spawn: Callable[..., Any], workbench_command: list[str], hostile_run: RunFolder
 ) -> None:
     terminal = spawn(*workbench_command, WORKBENCH_RUNS=str(hostile_run.path.parent))
-    terminal.wait_for(b"hostile-0001")  # a run goes on, so the list of runs comes first
+    terminal.wait_for(b"hostile-0001")  # a run goes on, so it stands first
+    terminal.settle(0.5)
+    terminal.type(b"r")
     terminal.settle(0.5)
     terminal.type(b"/")
     terminal.settle(0.3)

@@ -1,6 +1,7 @@
 /** The curves of a run: the main one large, the others small beside the newest values, smoothed and zoomed together. */
 import { Chart } from "./chart.js";
 import { brief, bytes, fill, h, number, say } from "./dom.js";
+import { RESTING } from "./runhead.js";
 
 export const FORMATS = { bytes, brief, share: (value) => `${number(value * 100)} %` };
 
@@ -77,8 +78,9 @@ export function chartsPage(zoomTo) {
       for (const group of groups(held))
         charts.get(group[0].name)?.set(group.map((entry, at) => ({ curve: (held.zoomed ?? held.curves).get(entry.name) ?? held.curve(entry.name), name: entry.title, tone: at, newest: held.latest.get(entry.name) })));
       list(held);
-      if (!held.names.length && !grid.childElementCount) fill(grid, h("p", { class: "ftw-empty" }, "Curves appear with the first step."));
-      else if (held.names.length) grid.querySelector(".ftw-empty")?.remove();
+      if (held.names.length) return grid.querySelector(".ftw-empty")?.remove();
+      const none = RESTING.has(held.parts.head?.state) ? "This run made no step, so it has no curves." : "Curves appear with the first step.";
+      return grid.textContent === none ? undefined : fill(grid, h("p", { class: "ftw-empty" }, none));
     },
   };
 }

@@ -50,7 +50,7 @@ export function formParts(stage, link, more = null) {
     const [bad, soft] = [count("error"), count("warning") + count("hint")];
     say(state, bad ? `✗ ${bad} ${bad === 1 ? "error" : "errors"}` : soft ? `? ${soft} to look at` : "✓ ready");
     state.dataset.kind = bad ? "error" : soft ? "hint" : "ok";
-    say(working, now.words ? `${now.words}…` : "");
+    say(working, now.words);
     undo.disabled = !now.undo;
     redo.disabled = !now.redo;
     steps.set([...now.steps.map((step) => ({ ...step, here: step.id === now.step && !more?.current() })), ...(more?.tabs() ?? [])]);

@@ -2,6 +2,7 @@
  * One run, live: state, curves, samples, log, receipt and the controls. The view asks four times a second while the run
  * goes and names what it holds; only what is new travels, series as binary arrays, whole curves thinned once.
  */
+import { chatView } from "./chat.js";
 import { chartsPage } from "./curves.js";
 import { fill, h, openWhenReady, tabs, timer } from "./dom.js";
 import { Held } from "./held.js";
@@ -33,7 +34,13 @@ export function monitorView(stage, run, leave) {
   });
   const pages = { curves: charts, samples: samplesPage(), rollouts: rolloutsPage((offset) => stage.ask("group", { run, offset })), log: textPage("ftw-log"), receipt: receiptPage(), config: textPage("ftw-code") };
   const holder = h("div", { class: "ftw-page", tabindex: "-1" });
-  const head = headView(stage, run, held, leave, () => clock.kick());
+  const head = headView(stage, run, held, leave, () => clock.kick(), () => {
+    const chat = chatView(stage, run, () => {
+      chat.close();
+      fill(element, head.element, bar.bar, holder);
+    });
+    fill(element, chat.element);
+  });
   const bar = tabs("what to watch", (id) => {
     if (id === "curves" && page !== id) held.curves.clear();
     page = id;

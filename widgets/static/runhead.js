@@ -14,8 +14,8 @@ export const STATE = {
 };
 export const RESTING = new Set(["finished", "stopped", "failed", "lost"]);
 
-/** `again` is called when something was asked of the run, so that its answer shows soon. */
-export function headView(stage, run, held, leave, again) {
+/** `again` is called when something was asked of the run, so that its answer shows soon; `talk` opens the chat. */
+export function headView(stage, run, held, leave, again, talk) {
   const state = h("span", { class: "ftw-state", role: "status" });
   const name = h("strong", { class: "ftw-name" });
   const facts = h("span", { class: "ftw-quiet ftw-facts" });
@@ -79,7 +79,7 @@ export function headView(stage, run, held, leave, again) {
     accept.hidden = !(rowsChanged && RESTING.has(head.state));
     if (head === drawn) return undefined;
     drawn = head;
-    fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null);
+    fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null, head.state === "finished" ? button("Chat", talk) : null);
     fill(menu, head.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
     if (!head.controls.length) menu.hidden = true;
     cause.hidden = !head.cause;

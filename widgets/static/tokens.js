@@ -44,7 +44,7 @@ function rowView(row, ids) {
       { class: pair ? "ftw-parts ftw-pair" : "ftw-parts" },
       row.trouble ? h("p", { class: "ftw-finding", dataset: { severity: "warning" } }, row.trouble) : null,
       row.clipped ? h("div", { class: "ftw-raw" }, row.clipped) : null,
-      row.images.map((image) => h("p", { class: "ftw-quiet" }, `image: ${image}`)),
+      row.images.map((image) => h("figure", { class: "ftw-image" }, h("img", { src: image.src, alt: "" }), h("figcaption", { class: "ftw-quiet" }, image.words))),
       row.parts.map((part) =>
         h(
           "section",

@@ -21,6 +21,8 @@ from workbench.terminal import require_terminal
 if TYPE_CHECKING:
     from engine.bridge.ledger import Ledger
     from engine.run.store import RunFolder
+    from engine.session.chat import ChatSession
+    from engine.session.draft import Draft
 
 CONFIGS = (".yaml", ".yml")
 
@@ -30,11 +32,11 @@ CONFIGS = (".yaml", ".yml")
 @click.argument("more", nargs=-1, metavar="")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 def command(run: str | None = None, more: tuple[str, ...] = (), runs: str | None = None) -> int:
-    """Open the app: on a run, on a config file, or on the first step.
+    """Open the app: on what there is to come back to, on a run, or on a config file.
 
     \b
-    workbench              build a config, step by step
-    workbench my.yaml      open a config in the form; settings beside it, KEY=VALUE, are changes not saved yet
+    workbench              what goes on, what was done last, ways to begin
+    workbench my.yaml      open a config at its first open question; settings beside it, KEY=VALUE, are changes not saved yet
     workbench dates-0001   open a run
     """
     is_file = run is not None and (Path(run).suffix.lower() in CONFIGS or Path(run).is_file())
@@ -60,6 +62,7 @@ def open_app(
     settings: Sequence[str] = (),
     recipe: str | None = None,
     runs_dir: str | Path | None = None,
+    chat: ChatSession | None = None,
 ) -> int:
     """Open the app and return its exit code. What cannot be opened is said before the screen changes.
 
@@ -82,8 +85,11 @@ def open_app(
     with guarded_terminal():
         from workbench.app import WorkbenchApp
 
-        first = draft is None and folder is None and ledger is None and _any_alive(runs_dir)
-        app = WorkbenchApp(draft, folder, runs_dir, runs_first=first, ledger=ledger)
+        start = draft is None and folder is None and ledger is None and chat is None
+        step = _first_step(draft, config)
+        app = WorkbenchApp(draft, folder, runs_dir, start=start, step=step, ledger=ledger, chat=chat)
+        if config is not None:
+            app.recent.note(config)
         app.run()
     for line in app.ending.words():
         echo(line)
@@ -146,9 +152,10 @@ def _command_like(word: str) -> str | None:
     return nearest(word, COMMANDS)
 
 
-def _any_alive(runs_dir: str | Path | None) -> bool:
-    """Whether a run goes on: whoever comes back then wants to see it first."""
-    from engine.run.store import runs_dir as default_runs_dir
-    from workbench.screens.leave import alive
+def _first_step(draft: Draft | None, config: Path | None) -> str:
+    """Where the form begins: at a file's first open question, else at the goal."""
+    if draft is None or config is None:
+        return "goal"
+    from engine.session.start import open_step
 
-    return any(True for _ in alive(default_runs_dir(runs_dir)))
+    return open_step(draft)

@@ -35,6 +35,7 @@ def command(
     from engine.bridge.detect import TITLES, detect
     from engine.config.files import load
     from engine.data.gather_facts import countable, look_at, not_counted
+    from engine.facts.counts import eval_rows
     from engine.hardware import parse_machine
     from engine.rules import read
     from workbench.cli.reading import counts, read_with
@@ -68,18 +69,25 @@ def command(
         findings.append(replace(say(place, sentence, severity="error"), rule="data-cannot-be-prepared"))
         findings.sort(key=lambda finding: RANK[finding.severity])
     bad = any(finding.severity == "error" for finding in findings)
-    if as_json:
-        from engine.planning.estimate import estimate
+    from engine.planning.estimate import estimate
+    from engine.session.paragraph import paragraph
 
+    known = estimate(reading.config, facts)
+    words = paragraph(reading.config, facts, known)
+    if as_json:
         told = [finding.as_json() for finding in findings]
-        print_json({"ok": not bad, "findings": told, "data": estimate(reading.config, facts).shares(), **mended})
+        print_json({"ok": not bad, "findings": told, "data": known.shares(), "summary": words, **mended})
         return int(bad)
     from workbench.cli.findings import count_in_words, show
 
     show(findings, lines)
+    held_out = eval_rows(reading.config, facts)
+    if not bad and tool is None:
+        echo(words)
     uncounted = not_counted(reading.config, facts)
     way = "" if with_data else ": --data counts them"
-    more = f"; {uncounted}{way}" if uncounted else ""
+    more = f"; {held_out:,} row{'s' if held_out != 1 else ''} held out" if held_out else ""
+    more += f"; {uncounted}{way}" if uncounted else ""
     echo(f"{file}: {count_in_words(findings)}{_judged_for(facts.machine)}{more}")
     if tool is not None:
         echo(f"It is a config of {TITLES[tool]}. {_way(file, tool)}")

@@ -133,6 +133,8 @@ def lines(found: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
         ("trained parameters", _number(found.trainable_parameters, model)),
         ("of all parameters", _number(found.total_parameters, model)),
     ]
+    if found.eval_rows != 0:
+        rows += [("held-out rows", _number(found.eval_rows, data)), ("evaluations", _number(found.evaluations, data))]
     of = f" of {facts.data.source_rows:,} rows looked at" if found.counted == "sample" else ""
     share = f"{found.truncated_share:.1%}{of}" if found.truncated_share is not None else data
     rows += [("rows too long", share), ("nothing to learn in", _number(found.masked_rows, data))]

@@ -14,7 +14,8 @@ from typing import Any
 
 from engine import figures
 from engine.errors import visible
-from engine.run import silence
+from engine.run import launch, silence
+from engine.run.best import best_words
 from engine.run.index import Watch
 from engine.run.proposals import FIRST, REPEATS
 from engine.run.view import RunView
@@ -56,6 +57,7 @@ class Follower:
         self._said_at = 0.0
         self._said_step = -1
         self._line = self._silent = False
+        self._waits: str | None = None
         self._know(watch.view)
 
     def _know(self, view: RunView) -> None:
@@ -65,12 +67,15 @@ class Follower:
         self._checkpoints = {(entry["step"], entry["state"]) for entry in view.checkpoints}
 
     def until(self, done: Callable[[RunView], bool]) -> RunView:
-        """Follow until `done` says so or the run is over; returns the view."""
+        """Follow until `done` says so or the run is over and its processes are gone; returns the view."""
         gc.enable()  # off since the command started, and this may go on for days
         while True:
             self.watch.poll()
             view = self.watch.view
             self._news(view)
+            if view.over:
+                # What comes next may be another run on the same card, or a look at what this one left.
+                launch.settle(self.watch.folder)
             if view.over or done(view):
                 self._clear()
                 return view
@@ -88,13 +93,17 @@ class Follower:
         if view.state != self._state and view.state in ("starting", "stopping"):
             self.say(state_text(view.state), fg=COLOURS.get(view.state))
         self._state = view.state
+        if view.state == "queued" and view.cause != self._waits:
+            self._waits = view.cause
+            self.say(f"{state_text('queued')}: {view.cause}" if view.cause else state_text("queued"))
         for entry in view.checkpoints:
             key = (entry["step"], entry["state"])
             if key not in self._checkpoints:
                 self._checkpoints.add(key)
                 if entry["state"] == "committed":
                     size = f" ({figures.size(entry['bytes'])})" if entry["bytes"] is not None else ""
-                    self.say(f"checkpoint at step {entry['step']}{size}")
+                    best = ", the best so far" if view.best and view.best["step"] == entry["step"] else ""
+                    self.say(f"checkpoint at step {entry['step']}{size}{best}")
         for entry in view.diverged[self._diverged :]:
             self.say(f"step {entry['step']}: {entry['what']} is no longer a finite number", fg="red")
         self._diverged = len(view.diverged)
@@ -162,7 +171,8 @@ def ending(view: RunView, name: str) -> str:
     took = figures.duration(view.seconds) if view.seconds else ""
     if view.state == "finished":
         loss = f", loss {view.latest['loss']:.4f}" if "loss" in view.latest else ""
-        return f"{state_text('finished')}: {view.id}, {view.step} steps{loss}" + (f", {took}" if took else "")
+        whole = f"{state_text('finished')}: {view.id}, {view.step} steps{loss}" + (f", {took}" if took else "")
+        return ". ".join(each for each in (whole, view.cause, best_words(view)) if each)
     if view.state == "stopped":
         return f"{state_text('stopped')} at step {view.step}: {view.id}. `workbench resume {name}` goes on."
     return f"{state_text(view.state)} at step {view.step}: {view.id}. {view.cause}"
@@ -193,6 +203,7 @@ def summary(watch: Watch) -> dict[str, Any]:
         "step": view.step,
         "max_steps": view.max_steps,
         "loss": loss,
+        "best": view.best,
         "started": view.started or watch.details.get("created"),
         "ended": view.ended or ended,
         "cause": view.cause or None,

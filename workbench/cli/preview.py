@@ -14,9 +14,10 @@ import click
 
 from engine.client import Inspector
 from engine.data.gather_facts import outcome
-from engine.errors import DataError, UsageError, without_secrets
+from engine.errors import DataError, UsageError, visible, without_secrets
+from engine.figures import size
 from engine.run.store import find, runs_dir
-from engine.session.rows import length_words, pack_words, tokens_of, why_none
+from engine.session.rows import image_words, length_words, pack_words, tokens_of, why_none
 from workbench.cli.output import Styled, clear, coloured, echo, print_json, styled
 from workbench.cli.progress import on_stderr
 
@@ -33,6 +34,13 @@ from workbench.cli.progress import on_stderr
 @click.option(
     "--against", metavar="RUN", help="What differs from the rows that this run was trained on, token by token."
 )
+@click.option(
+    "--export",
+    "out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write all prepared rows: .jsonl or .parquet.",
+)
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
@@ -45,6 +53,7 @@ def command(
     search: str | None,
     held_out: bool,
     against: str | None,
+    out: Path | None,
     runs: str | None,
     as_json: bool,
 ) -> int:
@@ -54,7 +63,12 @@ def command(
     workbench preview my.yaml
     workbench preview my.yaml data.max_length=512 --worst truncated
     workbench preview my.yaml --against my-0001
+    workbench preview my.yaml --export rows.jsonl
     """
+    if out is not None and (first is not None or at_random or worst or search is not None or against is not None):
+        raise UsageError("--export writes all rows; leave the other choice out")
+    if out is not None and out.suffix.lower() not in (".jsonl", ".parquet"):
+        raise UsageError(f"--export: must end in .jsonl or .parquet; got {visible(str(out))}")
     if sum((first is not None, at_random, worst is not None, search is not None)) > 1:
         raise UsageError("--row, --random, --worst and --search exclude each other; choose one")
     if against is not None and (at_random or worst is not None or search is not None):
@@ -68,14 +82,27 @@ def command(
         wanted = {"kind": "search", "text": search}
     from engine.config.files import load
     from engine.rules import read
+    from workbench.cli.ledger import kept
     from workbench.cli.reading import read_with
 
     base = file.resolve().parent
+    place = kept(out) if out is not None else None
     mapping, _ = read_with(load(file), base, overrides)
     for finding in () if as_json else read(mapping).findings:
         if finding.severity == "error":
             echo(f"x {finding.message}", err=True)
     split = "eval" if held_out else "train"
+    if place is not None:
+        if split == "train" and (mapping.get("data") or {}).get("streaming") is True:
+            raise UsageError("--export: the rows are streamed.", "Add data.streaming=false.")
+        written = _answer("export_rows", as_json, config=mapping, base=str(base), split=split, place=str(place))
+        if as_json:
+            print_json(written)
+            return 0
+        for warning in written["warnings"]:
+            echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
+        echo(f"{out}: {written['rows']:,} rows of {', '.join(written['columns'])}, {size(written['bytes'])}")
+        return 0
     if against is not None:
         folder = find(against, runs_dir(runs))
         numbers = list(range(first, first + count)) if first is not None else None
@@ -139,6 +166,8 @@ def _show_row(row: dict[str, Any], total: int | None) -> None:
         echo(styled(row.get("clipped", "")[:2000], dim=True), lines=True)
     if words := pack_words(row):
         echo(words)
+    for image in row["images"]:
+        echo(f"image {without_secrets(image_words(image))}")
     for name, part in row["parts"].items():
         if len(row["parts"]) > 1:
             echo(styled(f"{name}:", bold=True))

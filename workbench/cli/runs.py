@@ -59,7 +59,9 @@ def show(listed: list[dict[str, Any]]) -> None:
         echo(f"{name}  ", styled(state, fg=COLOURS.get(entry.get("state", ""))), "  " + "  ".join(rest).rstrip())
         if entry.get("silent_seconds") is not None:
             echo(styled("  " + silence.advice(row[0], entry["silent_seconds"]), fg="yellow"))
-        if entry and entry["state"] not in ("finished", "stopped") and entry["cause"]:
+        if (entry and entry["state"] not in ("finished", "stopped") and entry["cause"]) or (
+            entry and entry["state"] == "finished" and entry["cause"]
+        ):
             echo(f"  {entry['cause']}")
         elif entry and entry["diverged_at"] is not None:
             echo(f"  diverged: numbers of step {entry['diverged_at']} were not finite")

@@ -18,7 +18,7 @@ import click
 from engine.errors import WorkbenchError
 from engine.run import control
 from engine.run.index import Watch, open_view
-from engine.run.store import RunFolder
+from engine.run.store import RunFolder, find
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.following import Follower, exit_code, report, state_text, summary
@@ -29,29 +29,44 @@ from workbench.cli.output import echo, print_json
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
+@click.option("--queue", "queue", is_flag=True, help="Wait until a device is free.")
+@click.option("--after", "after", metavar="RUN", help="Wait until that run has ended, then for a free device.")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(file: Path, overrides: tuple[str, ...], detach: bool, runs: str | None, as_json: bool) -> int:
+def command(
+    file: Path,
+    overrides: tuple[str, ...],
+    detach: bool,
+    queue: bool,
+    after: str | None,
+    runs: str | None,
+    as_json: bool,
+) -> int:
     """Start a run of the config FILE and watch it.
 
     \b
     workbench train my.yaml
     workbench train my.yaml optim.learning_rate=1e-4 --detach
+    workbench train my.yaml --queue --detach
 
     Exit code: 0 finished or stopped on request, 1 failed, 143 and 130 ended by SIGTERM and SIGINT.
     """
-    run = start(file, overrides, runs)
+    run = start(file, overrides, runs, queue=queue, after=after)
     if not as_json:
         echo(f"{run.id} in {run.path}", err=True)
     return attach(run, detach=detach, as_json=as_json)
 
 
-def start(file: Path, overrides: tuple[str, ...], runs: str | None) -> RunFolder:
-    """Read, check, launch. Raises WorkbenchError after printing the findings if the config has errors."""
+def start(
+    file: Path, overrides: tuple[str, ...], runs: str | None, *, queue: bool = False, after: str | None = None
+) -> RunFolder:
+    """Read, check, launch, or queue. Raises WorkbenchError after printing the findings if the config has errors."""
     from engine.config.files import load
 
     document = load(file)
-    return start_mapping(document.mapping, file.resolve().parent, overrides, runs, name=file.stem, source=file)
+    return start_mapping(
+        document.mapping, file.resolve().parent, overrides, runs, name=file.stem, source=file, queue=queue, after=after
+    )
 
 
 def start_mapping(
@@ -62,10 +77,14 @@ def start_mapping(
     *,
     name: str,
     source: Path | None = None,
+    queue: bool = False,
+    after: str | None = None,
 ) -> RunFolder:
     from engine.data.gather_facts import not_counted
+    from engine.planning.estimate import estimate
     from engine.rules import read
     from engine.run.from_config import launch_config, runs_dir_of
+    from engine.session.paragraph import paragraph
     from workbench.cli.findings import require_no_errors
     from workbench.cli.reading import facts_for, forecast_bytes, with_overrides
 
@@ -73,15 +92,20 @@ def start_mapping(
     facts = facts_for(complete)
     reading = read(complete, facts)
     require_no_errors(reading.findings, str(source or name), "no run was started")
+    place = runs_dir_of(reading.config, reading.given, runs)
+    behind = find(after, place) if after is not None else None
+    echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
     if uncounted := not_counted(reading.config, facts):
         echo(f"{uncounted} yet; the run counts them first", err=True)
     return launch_config(
         reading.config,
         facts,
-        runs_dir=runs_dir_of(reading.config, reading.given, runs),
+        runs_dir=place,
         name=name,
         forecast_bytes=forecast_bytes(reading.config, facts),
         source=source,
+        queue=queue,
+        after=behind,
     )
 
 
@@ -91,7 +115,7 @@ def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False) -> in
         follower = Follower(watch, quiet=as_json)
         if detach:
             try:
-                view = follower.until(lambda view: view.state in ("running", "stopping"))
+                view = follower.until(lambda view: view.state in ("queued", "running", "stopping"))
             except KeyboardInterrupt:
                 raise WorkbenchError(
                     f"{run.id} was started and goes on; its first step was not waited for.",

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 
 from engine.data.gather_facts import outcome
 from engine.errors import visible
+from engine.session.rows import image_words
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import Line, Part, clean, paragraph
@@ -71,6 +72,8 @@ def lines_of_row(row: Mapping[str, Any], width: int, ids: bool = False) -> list[
         made += paragraph(words, width, "warn")
     if made:
         made.append([])
+    for image in row.get("images") or []:
+        made += paragraph(clean(f"image {image_words(image)}"), width, "dim")
     documents = row.get("documents") or []
     if documents:
         apart = "no token sees another row" if row.get("separate") else "tokens see the rows before them"

@@ -13,6 +13,7 @@ from textual.content import Content
 
 from engine.figures import brief, count, duration, number, percent, progress, size, size_of
 from engine.run import silence, stopping
+from engine.run.best import best_words
 from engine.run.curves import concern, leading, watch_for
 from engine.run.view import RunView
 from workbench.panels.bars import Bar
@@ -233,6 +234,8 @@ class StatusLine(Bar):
         found = f"! {view.findings[-1]['message']}" if view.findings else ""
         if view.state == "finished" and not view.cause and (steps := view.committed):
             done = f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}."
+            if best := best_words(view):
+                done = f"Done: {best}; the end is checkpoint-{steps[-1]} of {view.id}."
             return f"{done}  {found}".rstrip(), "$wb-dim"
         if view.state == "stopped":
             steps = view.committed
@@ -247,7 +250,7 @@ class StatusLine(Bar):
         if view.bad_lines:
             return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
         if view.state == "finished" and view.cause:
-            return view.cause, "$wb-dim"
+            return ". ".join(each for each in (view.cause, best_words(view)) if each), "$wb-dim"
         return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"
 
 

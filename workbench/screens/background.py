@@ -91,9 +91,9 @@ class Background:
         entry = unsaved.entry(self._screen.draft)
         self._thread("kept", lambda: unsaved.write(entry))
 
-    def launch(self, then: Callable[[RunFolder | None, str], None]) -> None:
-        """Start the run in a thread; `then(run, problem)` is called on the app's own."""
-        start, app = self.session.launch(), self._screen.app
+    def launch(self, then: Callable[[RunFolder | None, str], None], *, queue: bool = False) -> None:
+        """Start or queue the run in a thread; `then(run, problem)` is called on the app's own."""
+        start, app = self.session.launch(queue=queue), self._screen.app
 
         def work() -> None:
             try:

@@ -350,15 +350,15 @@ class BuildScreen(EditingScreen):
 
     # The run
 
-    def action_launch(self) -> None:
-        """Start the run; what is wrong is shown instead when something is."""
+    def action_launch(self, queue: bool = False) -> None:
+        """Start the run, or queue it; what is wrong is shown instead when something is."""
         self.go(len(STEPS) - 1)
         if self.session.errors:
             self.action_findings()
         elif not self._starting:
             self._starting, self._problem = True, ""
             self.draw()
-            self.background.launch(self._started)
+            self.background.launch(self._started, queue=queue)
 
     def _started(self, run: Any, problem: str) -> None:
         self._starting = False

@@ -30,10 +30,11 @@ from workbench.panels.fields import options_of, plain
 from workbench.panels.form import FormPane, Row
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Item, Pick
-from workbench.screens.pages import LAUNCH
+from workbench.screens.pages import LAUNCH, QUEUE
 
 if TYPE_CHECKING:
     from workbench.app import WorkbenchApp
+    from workbench.screens.browse import Browse
     from workbench.unsaved import Kept
 
 EDIT_KEYS = {
@@ -91,8 +92,8 @@ class EditingScreen(Screen[None]):
         """The findings nearest to where the person is."""
         raise NotImplementedError
 
-    def action_launch(self) -> None:
-        """Start the run."""
+    def action_launch(self, queue: bool = False) -> None:
+        """Start the run, or let it wait for a free device."""
         raise NotImplementedError
 
     def changed(self) -> None:
@@ -109,8 +110,8 @@ class EditingScreen(Screen[None]):
     @on(EditWanted)
     def _edit(self, event: EditWanted) -> None:
         row: Row = event.row
-        if row.key == LAUNCH:
-            self.action_launch()
+        if row.key in (LAUNCH, QUEUE):
+            self.action_launch(queue=row.key == QUEUE)
         elif row.key.startswith("unsaved:"):
             self._ask_unsaved(int(row.key.removeprefix("unsaved:")))
         elif row.key.startswith("recipe:"):
@@ -138,14 +139,28 @@ class EditingScreen(Screen[None]):
             self.pane.edit_choice(row, options_of(spec), value)
         elif spec.control in ("sources", "prompts"):
             self._edit_list(spec, row.key)
+        elif spec.control == "path" and not entry:
+            self._browse(spec, row.key, value)
         else:
-            suggester = None
-            if spec.control == "path" or spec is fields.model.name:
-                from workbench.screens.listing import PathSuggester
-
-                suggester = PathSuggester(self.draft.base)
             self.keys.use(EDIT_KEYS["text"])
-            self.pane.edit_text(row, as_typed(value), suggester)
+            self.pane.edit_text(row, as_typed(value))
+
+    def _browse(self, spec: FieldSpec, path: str, value: Any) -> None:
+        """A path or a model, with room for all of it and what there is to pick from."""
+        from engine.session.browsing import wanted
+        from workbench.screens.browse import Browse
+
+        want, old = wanted(spec), as_typed(value)
+
+        def judge(text: str) -> str:
+            return next((each.text for each in self.session.typed(path, text) if each.path == path), "")
+
+        def keep(text: str | None) -> None:
+            if text is not None and text != old:
+                self.change(path, text, unset=not text)
+
+        recent = self.app.start_list.models if want.what == "model" else tuple
+        self.app.push_screen(Browse(spec.title, old, want, base=self.draft.base, recent=recent, judge=judge), keep)
 
     def _edit_list(self, spec: FieldSpec, path: str) -> None:
         from workbench.screens.listing import ListScreen, PathSuggester
@@ -169,7 +184,17 @@ class EditingScreen(Screen[None]):
 
         what = "path of a file, or builtin/dates" if sources else "a prompt"
         suggester = PathSuggester(self.draft.base) if sources else None
-        self.app.push_screen(ListScreen(spec.title, texts, what=what, suggester=suggester), keep)
+        browse = self._browse_rows(spec) if sources else None
+        self.app.push_screen(ListScreen(spec.title, texts, what=what, suggester=suggester, browse=browse), keep)
+
+    def _browse_rows(self, spec: FieldSpec) -> Callable[[str], Browse]:
+        """What asks for one source of rows."""
+        from engine.session.browsing import wanted
+        from workbench.screens.browse import Browse
+
+        return lambda text: Browse(
+            spec.title, text, wanted(spec), base=self.draft.base, recent=self.app.start_list.rows
+        )
 
     @on(FormPane.Typed)
     def _typed(self, event: FormPane.Typed) -> None:
@@ -352,6 +377,7 @@ class EditingScreen(Screen[None]):
             except (WorkbenchError, OSError) as problem:
                 self.tell(str(problem), bad=True)
                 return
+            self.app.recent.note(place)
             self.draw()
             self.keep()
             self.tell(f"Saved in {place}.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -16,6 +17,9 @@ from textual.widgets import Input, OptionList, Static
 
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Dialog
+
+if TYPE_CHECKING:
+    from workbench.screens.browse import Browse
 
 Entry = tuple[int | None, str]  # where the entry stood before (None: new), and its text now
 
@@ -56,11 +60,21 @@ class ListScreen(Dialog[list[Entry]]):
         Binding("delete,ctrl+d", "remove", show=False),
         Binding("shift+down", "shift(1)", show=False),
         Binding("shift+up", "shift(-1)", show=False),
+        Binding("ctrl+o", "browse", show=False, priority=True),
     ]
 
-    def __init__(self, title: str, texts: Sequence[str], *, what: str, suggester: Suggester | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        texts: Sequence[str],
+        *,
+        what: str,
+        suggester: Suggester | None = None,
+        browse: Callable[[str], Browse] | None = None,
+    ) -> None:
+        """`browse` makes what asks for one line by files and what was used before."""
         super().__init__()
-        self._title, self._what, self._suggester = title, what, suggester
+        self._title, self._what, self._suggester, self._browse = title, what, suggester, browse
         self._entries: list[Entry] = list(enumerate(texts))
         self._before = list(self._entries)
         self._at: int | None = None
@@ -95,9 +109,8 @@ class ListScreen(Dialog[list[Entry]]):
         line = self.query_one("#line", Input)
         line.display = at is not None
         keys = "enter keep   → complete   esc leave it" if self._suggester else "enter keep   esc leave it"
-        self.query_one("#keys", Static).update(
-            keys if at is not None else "type adds  enter edit  ^d remove  shift+↑↓ move  esc done"
-        )
+        keys = keys if at is not None else "type adds  enter edit  ^d remove  shift+↑↓ move  esc done"
+        self.query_one("#keys", Static).update(keys + ("  ^o browse" if self._browse else ""))
         if at is None:
             self.query_one(OptionList).focus()
         else:
@@ -111,7 +124,10 @@ class ListScreen(Dialog[list[Entry]]):
 
     @on(Input.Submitted)
     def _kept(self, event: Input.Submitted) -> None:
-        at, text = self._at, event.value
+        self._keep(self._at, event.value)
+
+    def _keep(self, at: int | None, text: str) -> None:
+        """The text is that line from now on."""
         if at is not None and text.strip():
             if at < len(self._entries):
                 self._entries[at] = (self._entries[at][0], text)
@@ -136,6 +152,21 @@ class ListScreen(Dialog[list[Entry]]):
         if self._at is None and event.text.strip():
             event.stop()
             self._edit(len(self._entries), event.text.strip().splitlines()[0])
+
+    def action_browse(self) -> None:
+        """Pick what the line in edit, or a new one, shall be."""
+        if self._browse is None:
+            return
+        at = self._at if self._at is not None else len(self._entries)
+
+        def answered(text: str | None) -> None:
+            if text:
+                self._edit(at)
+                self.query_one("#line", Input).value = text
+                self._keep(at, text)
+
+        line = self.query_one("#line", Input).value if self._at is not None else ""
+        self.app.push_screen(self._browse(line), answered)
 
     def action_remove(self) -> None:
         """Remove the line in focus."""

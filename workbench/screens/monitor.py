@@ -25,6 +25,7 @@ from engine.errors import WorkbenchError, visible
 from engine.figures import brief
 from engine.resume import resume
 from engine.run import checkpoint, control, proposals, stack
+from engine.run.best import best_words
 from engine.run.curves import leading
 from engine.run.data_record import DataChanged
 from engine.run.index import Watch, open_view
@@ -142,6 +143,8 @@ class MonitorScreen(Screen[None]):
         if self._lived and self.view.state == "finished" and kept:
             path = visible(str(self.folder.checkpoints / f"checkpoint-{kept[-1]}"))
             words = f"{self.folder.id} is finished; its model is in {path}."
+            if best := best_words(self.view):
+                words = f"{words[:-1]}; {best}."
             if words not in self.app.goodbye:  # type: ignore[attr-defined]
                 self.app.goodbye.append(words)  # type: ignore[attr-defined]
         self.watching.close()
@@ -343,6 +346,15 @@ class MonitorScreen(Screen[None]):
             return
         self._asked = (name, do, time.monotonic())
         self._draw()
+
+    def action_chat(self) -> None:
+        """Talk to the newest checkpoint, beside its base."""
+        from workbench.screens.chat import ChatScreen, chat_of
+
+        try:
+            self.app.push_screen(ChatScreen(chat_of(self.folder)))
+        except WorkbenchError as problem:
+            self._tell(problem.told)
 
     def action_stack(self) -> None:
         """Where the worker is at this moment."""

@@ -20,7 +20,17 @@ from engine.planning.auto import Effective
 from engine.session.build import BuildSession
 from engine.session.collector import key_of
 from engine.session.draft import Draft
-from engine.session.pages import Block, about_data, about_model, changed_from, machine_words, uncounted
+from engine.session.pages import (
+    CHOSEN,
+    Block,
+    about_data,
+    about_model,
+    changed_from,
+    in_sentences,
+    machine_words,
+    uncounted,
+)
+from engine.session.start import goal_of
 from workbench.calling import program
 from workbench.panels.fields import entry_words, in_words, row_of, unit_of
 from workbench.panels.form import Row
@@ -30,7 +40,7 @@ if TYPE_CHECKING:
     from workbench.unsaved import Kept
 
 LEVELS = ("basic", "advanced", "expert")
-LAUNCH = "launch!"
+LAUNCH, QUEUE = "launch!", "queue!"
 TWO_LINES = 66  # cells of a recipe in the list, at 80 columns
 CORE = (
     fields.run.name,
@@ -187,9 +197,10 @@ def _goal(view: View) -> Iterator[Row]:
         yield text("")
     yield text((STEPS[0].question, "bold"))
     first = {goal.recipe for goal in GOALS if goal.recipe}
+    mine = goal_of(draft)
     for goal in GOALS:
         if goal.recipe:
-            yield Row(f"recipe:{goal.recipe}", "pick", goal.words, chosen=draft.recipe == goal.recipe)
+            yield Row(f"recipe:{goal.recipe}", "pick", goal.words, chosen=goal is mine)
     yield text("", ("The config so far", "bold"))
     for spec in CORE:
         if spec.applies(draft.config):
@@ -228,6 +239,8 @@ def _review(view: View) -> Iterator[Row]:
         else (f"{errors} to mend before it can start: ! lists them.", "bad")
     )
     yield text(ready)
+    yield text("")
+    yield from blocks(in_sentences(view.session))
     yield from blocks(uncounted(view.session))
     if draft.findings:
         yield text("", ("Findings", "bold"))
@@ -235,6 +248,16 @@ def _review(view: View) -> Iterator[Row]:
         for finding in sorted(draft.findings, key=lambda f: RANK[f.severity]):
             sign, style = signs[finding.severity]
             yield text((f"{sign} {clean(finding.message)}", style))
+    changed = [each for each in view.effective.values() if each.requested != each.effective]
+    if changed:
+        yield text("", (CHOSEN, "bold"))
+        for each in changed:
+            becomes = in_words(fields[each.path], each.effective)
+            yield text(f"{each.path}: {clean(each.requested)} -> {becomes}", (f"  {clean(each.reason)}", "dim"))
+    yield text("", ("Estimate", "bold"))
+    yield text(*_estimate(view), most=1)
+    if rehearsed := view.session.rehearsed:
+        yield text(rehearsed)
     difference = draft.diff()
     yield text("", (changed_from(view.session), "bold"))
     if not difference:
@@ -243,16 +266,6 @@ def _review(view: View) -> Iterator[Row]:
         spec = fields[path]
         before, after = _shown(spec, was), _shown(spec, now)
         yield text(f"{clean(path)}: {before} -> {after}")
-    changed = [each for each in view.effective.values() if each.requested != each.effective]
-    if changed:
-        yield text("", ("Asked -> what it becomes", "bold"))
-        for each in changed:
-            becomes = in_words(fields[each.path], each.effective)
-            yield text(f"{each.path}: {clean(each.requested)} -> {becomes}", (f"  {clean(each.reason)}", "dim"))
-    yield text("", ("Estimate", "bold"))
-    yield text(*_estimate(view), most=1)
-    if rehearsed := view.session.rehearsed:
-        yield text(rehearsed)
     yield text("", (f"The file{', ' + clean(draft.path.name) if draft.path else ', not saved yet (w saves)'}", "bold"))
     yield text(*((clean(line), "code") for line in draft.text().rstrip("\n").split("\n")), most=1)
 
@@ -280,6 +293,7 @@ def _launch(view: View) -> Iterator[Row]:
     else:
         words = "starting" if view.starting else "enter"
         yield Row(LAUNCH, "action", "Start the run", value=((f"  {words}", "dim"),))
+        yield Row(QUEUE, "action", "Start it when a device is free", value=(("  it waits as `queued`", "dim"),))
         yield from blocks(uncounted(view.session))
     if view.problem:
         yield text((view.problem, "bad"))

@@ -22,6 +22,7 @@ from engine.run.compare import MOST
 from engine.run.data_record import DataChanged
 from engine.run.delete import delete
 from engine.run.index import peek
+from engine.run.queue import move, queue_of
 from engine.run.store import RunFolder, runs_in
 from workbench.actions import bindings, key_line
 from workbench.calling import program
@@ -262,6 +263,23 @@ class RunsScreen(Screen[None]):
 
         self.app.push_screen(Pick(f"Delete {clean(row.run.id)}?", items), answered)
 
+    def action_place(self, by: int) -> None:
+        """A queued run earlier or later in its queue."""
+        if (row := self.query_one(RunTable).chosen) is None:
+            return
+        ids = [run.id for run in queue_of(self.runs_dir)]
+        if row.run.id not in ids:
+            self._tell(f"{row.run.id} is {row.view.state}; only a queued run has a place in the queue.")
+            return
+        try:
+            now = move(row.run, ids.index(row.run.id) + by)
+        except WorkbenchError as problem:
+            self._tell(problem.told)
+            return
+        self._tell(
+            f"{row.run.id} is number {[run.id for run in now].index(row.run.id) + 1} of {len(now)} in the queue."
+        )
+
     def action_filter(self) -> None:
         """Only runs with these words."""
 
@@ -288,7 +306,7 @@ def about(row: Row) -> str:
     parts = [view.model]
     if view.started:
         parts.append(f"began {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.started))}")
-    if view.over and view.cause:
+    if (view.over or view.state == "queued") and view.cause:
         parts.append(view.cause)
     elif view.eta_seconds is not None and not view.over:
         parts.append(f"{duration(view.eta_seconds)} left")

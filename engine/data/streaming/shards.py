@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.data.cache import Store
+from engine.data.cache_entries import Held
 from engine.data.packing import best_fit
 from engine.data.plan import Plan
 from engine.data.prepare import ArrowFile, Counts, Row, joined, token_rows, too_long_error
@@ -43,10 +44,11 @@ class ShardFolder:
 
     def __init__(self, store: Store, key: str, about: dict[str, Any]) -> None:
         self.store, self.path = store, store.path(key)
-        with self.writing():
+        with self.writing(), store.lock(key):
             self.path.mkdir(exist_ok=True)
             if not (self.path / "meta.json").is_file():
                 self._put(self.path / "meta.json", json.dumps({"stream": about}))
+            self.held = Held(self.path)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

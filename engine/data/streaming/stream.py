@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.config.facts import DataFacts, Facts, counting_limits
 from engine.config.tree import RunConfig
-from engine.data.cache import Store, digest_of
+from engine.data.cache import Store, about, digest_of
 from engine.data.packing import best_fit
 from engine.data.plan import Plan, use_template
 from engine.data.prepare import (
@@ -158,7 +158,7 @@ class Stream:
         pick = self.walk.next()
         if pick is None:
             if not self.left.counts.kept and not self._resumed:
-                raise nothing_left("train", "; ".join(self.left.sentences()) or "no rows were read")
+                raise nothing_left("data.train", "; ".join(self.left.sentences()) or "no rows were read")
             if self.epochs is not None and self.walk.epoch + 1 >= self.epochs:
                 return False
             self.walk.begin(self.walk.epoch + 1)
@@ -250,7 +250,7 @@ def open_stream(config: RunConfig, processing_class: Any, *, first: bool = True,
     plan, files = streamed_plan(config, processing_class)
     store = Store(plan.prepared_path)
     key = digest_of(stream_parts(plan, files, processing_class))
-    folder = ShardFolder(store, key, {"sources": [source.path for source in plan.sources]})
+    folder = ShardFolder(store, key, about(plan, processing_class))
     epochs = None if config.optim.max_steps else math.ceil(config.optim.num_train_epochs)
     walk = Walk(files.lanes(), config.run.seed, config.data.shuffle)
     stream = Stream(walk, folder, epochs)
@@ -318,7 +318,7 @@ def _first_rows(plan: Plan, files: Files, processing_class: Any, count: int) -> 
             break
     if not found:
         reasons = "; ".join(counts.sentences()) or "no rows were read"
-        raise nothing_left(plan.split, f"of the first {counts.read:,} rows, {reasons}" if counts.read else reasons)
+        raise nothing_left(plan.named, f"of the first {counts.read:,} rows, {reasons}" if counts.read else reasons)
     # How much good and bad rows weigh is told by the first rows.
     if shape is SHAPES["rated"] and (lack := shape.lacking(counts.classes)):
         raise DataError(f"data.train: of the first {len(found):,} rows {lack[0]}", lack[1], path="")

@@ -145,13 +145,13 @@ class _Call:
 def _without_result(linear: torch.nn.Linear) -> Iterator[None]:
     """Inside, this layer's gradients are what they are and its result is nought."""
     before = vars(linear).get("forward")
-    linear.forward = lambda x: _Gradients.apply(x, linear.weight, linear.bias)  # type: ignore[method-assign, assignment]
+    linear.forward = lambda x: _Gradients.apply(x, linear.weight, linear.bias)  # type: ignore[method-assign, assignment]  # on the instance
     try:
         yield
     finally:
         del linear.forward
         if before is not None:
-            linear.forward = before  # type: ignore[method-assign]
+            linear.forward = before  # type: ignore[method-assign]  # what stood there
 
 
 class _Gradients(torch.autograd.Function):

@@ -208,7 +208,7 @@ def backward(
     tokens, top_k = expert_ids.shape
     experts = weights.gate_up.shape[0]
     plan, rows = kept.plan, rows_of_a_tile(tokens * top_k, experts)
-    want = Weights(*wanted.weights)  # type: ignore[arg-type]
+    want = Weights(*wanted.weights)  # type: ignore[arg-type]  # flags in the places of tensors
     dy = dy.contiguous()
     d_inner, dots = None, None
     if weights.down_b is not None or weights.down_bias is not None:

@@ -75,7 +75,7 @@ def linear_logp_op(
         return x.new_zeros(shape).index_copy_(0, kept, x)
 
     found = (scores.logp, scores.entropy, scores.square, scores.mean, scores.top, scores.loss, scores.lse)
-    return *(whole(x, targets.shape) for x in found), whole(d_rows, hidden.shape)  # type: ignore[return-value]
+    return *(whole(x, targets.shape) for x in found), whole(d_rows, hidden.shape)  # type: ignore[return-value]  # seven and one
 
 
 @linear_logp_op.register_fake
@@ -106,7 +106,7 @@ def linear_logp_backward_op(
     )  # fmt: skip
     if d_hidden is not None:
         d_hidden = hidden.new_zeros(hidden.shape).index_copy_(0, kept, d_hidden)
-    return tuple(hidden.new_empty(0) if d is None else d for d in (d_hidden, d_weight, d_bias))  # type: ignore[return-value]
+    return tuple(hidden.new_empty(0) if d is None else d for d in (d_hidden, d_weight, d_bias))  # type: ignore[return-value]  # three
 
 
 @linear_logp_backward_op.register_fake

@@ -23,9 +23,7 @@ def norm_rope_reference(
     q [B, T, Hq, D], k [B, T, Hk, D], weights [D] or None (norm without scale), cos and sin [B or 1, T, R] with R <= D
     even. Computes in float32 (float64 for float64 input), returns the input's dtype.
     """
-    return tuple(  # type: ignore[return-value]
-        _one(x, weight, cos, sin, eps, unit_offset) for x, weight in ((q, q_weight), (k, k_weight))
-    )
+    return _one(q, q_weight, cos, sin, eps, unit_offset), _one(k, k_weight, cos, sin, eps, unit_offset)
 
 
 def _one(

@@ -220,10 +220,11 @@ def test_findings_are_sorted_by_severity() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "todo", "changes"),
     [
-        ("val_set_size", 0.05, "name the held-out rows under data.eval", None),
-        ("val_set_size", 0.0, "name the held-out rows under data.eval", {}),
+        ("val_set_size", 0.05, "It belongs in data", {"data.val_set_size": 0.05}),
+        ("val_set_size", 0.0, "It belongs in data", {"data.val_set_size": 0.0}),
+        ("val_size", 100, "Here it is data.val_set_size", {"data.val_set_size": 100}),
         ("special_tokens", {"pad_token": "<|end|>"}, "model.tokenizer names another", None),
-        ("evals_per_epoch", 4, "run.eval_steps counts steps", None),
+        ("evals_per_epoch", 4, "It belongs in run", {"run.evals_per_epoch": 4}),
         ("pad_to_sequence_len", True, "packs need no padding", {}),
         ("bf16", "auto", "Here it is model.dtype", {"model.dtype": "bfloat16"}),
         ("lora_target", "all", "Here it is adapter.target_modules", {"adapter.target_modules": "all-linear"}),

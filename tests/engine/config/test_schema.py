@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import subprocess
 import sys
@@ -244,7 +245,7 @@ def test_names_are_those_of_the_libraries() -> None:
     """A setting that transformers, PEFT or TRL has under a name has that name here."""
     import torch._inductor.config as inductor
     from peft import LoraConfig
-    from transformers import TrainingArguments
+    from transformers import EarlyStoppingCallback, TrainingArguments
     from transformers.trainer_utils import SchedulerType
     from transformers.training_args import OptimizerNames
     from trl import DPOConfig
@@ -258,7 +259,8 @@ def test_names_are_those_of_the_libraries() -> None:
     assert set(fields.optim.lr_scheduler_type.choices) <= set(schedules)
     assert set(fields.optim.optim.choices) - BUILT_HERE <= set(optimizers)
     assert tuple(KINDS) == fields.optim.optim.choices
-    assert {spec.name for spec in fields.optim} <= set(arguments)
+    stopping = inspect.signature(EarlyStoppingCallback).parameters
+    assert {spec.name for spec in fields.optim} <= {*arguments, *stopping}
     # PEFT takes the one beside its config; the other is the name that partial fine-tuning has elsewhere.
     elsewhere = {"kind", "autocast_adapter_dtype", "unfrozen_parameters"}
     assert {spec.name for spec in fields.adapter} - elsewhere <= set(lora)

@@ -334,3 +334,24 @@ def test_flags_in_completions_choose_what_is_learned_of_them(
         learned = minimind.decode([label for label in made.dataset[0]["labels"] if label >= 0])
         assert "two" in learned
         assert "one" not in learned
+
+
+def test_rows_after_one_whose_template_loops_are_made_and_only_it_is_left_out(
+    write: Write, make_config: Config, minimind: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("engine.data.rendering.SECONDS", 0.5)
+    template = tmp_path / "loops.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    rows = [_chat(f"question {n}?", "loop" if n == 300 else f"answer {n}") for n in range(600)]
+    settings = {"model": {"chat_template": str(template)}, "on_bad_row": "skip"}
+    prepared = prepare(make_config(write(rows), **settings), minimind)
+    assert (prepared.counts["bad"], prepared.counts["kept"]) == (1, 599)
+    assert "row 300" in prepared.counts["bad_row"]
+    assert prepared.dataset["row"][298:302] == [298, 299, 301, 302]
+    settings["on_bad_row"] = "error"
+    with pytest.raises(WorkbenchError, match=r"row 300.*runs longer than"):
+        prepare(make_config(write(rows), **settings), minimind)

@@ -69,3 +69,41 @@ def test_a_process_of_many_open_files_is_answered_too(tmp_path: Path) -> None:
         for file in held:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_is_sent_ahead_is_answered_whatever_is_asked_meanwhile(tmp_path: Path) -> None:
+    child = Child(lambda: Served(tmp_path / "notes"))
+    sent = child.send("ahead", "x" * 300_000)
+    assert child.ask("plain", "y")[1] == "y"
+    assert child.take(sent)[1] == "x" * 300_000
+    later = child.send("later", "z")
+    latest = child.send("latest", "w")
+    assert [child.take(sent)[1] for sent in (later, latest)] == ["z", "w"]
+    assert (tmp_path / "notes").read_text().split() == ["ahead", "plain", "later", "latest"]
+
+
+@pytest.mark.parametrize("name", ["slow", "large", "broken"])
+def test_what_ends_the_child_has_no_answer_and_the_next_question_has(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 0.2)
+    child = Child(lambda: Served(tmp_path / "notes"))
+    assert child.take(child.send(name, "x")) is None
+    assert child.ask("plain", "y")[1] == "y"
+
+
+def test_what_is_too_large_is_not_sent_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "AHEAD", 1000)
+    child = Child(lambda: Served(tmp_path / "notes"))
+    assert child.take(child.send("ahead", "x" * 1000)) is None
+    assert not (tmp_path / "notes").exists()
+
+
+def test_a_process_that_was_forked_asks_a_child_of_its_own(tmp_path: Path) -> None:
+    child = Child(lambda: Served(tmp_path / "notes"))
+    sent = child.send("ahead", "x")
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if child.take(sent) is None and child.ask("plain", "y")[1] == "y" else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert child.take(sent)[1] == "x"

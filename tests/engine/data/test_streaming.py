@@ -211,3 +211,24 @@ def test_the_ten_millionth_row_is_reached_at_once(tmp_path, monkeypatch):
     assert cut.rows[places[-1]]["text"].startswith("as short")
     assert time.process_time() - begun < 5
     assert cut.length() == 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"rows.json": '[{"text": "a"}, {"text": "b"}]'}, "rows.json"),
+        ({"rows.json": '{"text": "a"}\n{"text": "b"}\n'}, ""),
+        ({"a.jsonl": '{"text": "a"}\n', "b.jsonl.gz": ""}, "b.jsonl.gz"),
+        ({"a.jsonl": '{"text": "a"}\n', "b.json": '[{"text": "a"}]'}, "b.json"),
+        ({"a.jsonl": '{"text": "a"}\n', "b.jsonl": '{"text": "a"}\n'}, ""),
+    ],
+)
+def test_what_a_stream_cannot_count_is_known_before_launch(files: dict[str, str], found: str, tmp_path: Path) -> None:
+    from engine.config.data import DataSource
+    from engine.data.gather_facts import look_at_source
+
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    place = tmp_path if len(files) > 1 else tmp_path / next(iter(files))
+    seen = look_at_source(DataSource(path=str(place)), tmp_path)
+    assert Path(seen.in_order).name == found

@@ -1,103 +1,339 @@
-"""A vision-language model built from a config walks the data API once: pictures stay references until the batch."""
+"""Rows with images: read, written out by the processor, masked, checked and batched; bad images are named by file and row."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from engine.data.collate import collator_for
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.preview import preview
+from engine.data.vision import open_image
 from engine.errors import DataError
+from tests.engine.seeing import BUILDERS
 
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
-    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+NAMES = ("idefics3", "gemma3")
 
 
 @pytest.fixture(scope="module")
-def processor(shared_data: Path) -> Any:
-    from transformers import AutoTokenizer, CLIPImageProcessorPil, LlavaProcessor
-
-    tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers/minimind")
-    images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
-    return LlavaProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        image_token="<|image_pad|>",
-        chat_template=TEMPLATE,
-    )
+def folders(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("seeing")
+    return {name: build(shared_data / "tokenizers/minimind", base / name) for name, build in BUILDERS.items()}
 
 
 @pytest.fixture(scope="module")
-def model(processor: Any) -> Any:
-    import torch
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+def processors(folders: dict[str, Path]) -> dict[str, Any]:
+    from transformers import AutoProcessor
 
-    torch.manual_seed(0)
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**small, image_size=56, patch_size=14),
-        text_config=LlamaConfig(**small, vocab_size=len(processor.tokenizer)),
-        image_token_index=processor.image_token_id,
-    )
-    return LlavaForConditionalGeneration(config)
+    return {name: AutoProcessor.from_pretrained(folder) for name, folder in folders.items()}
 
 
-def _rows(shared_data: Path) -> list[dict[str, Any]]:
-    folder = shared_data / "scikit-image"
-    lines = (folder / "chat_image_text.jsonl").read_text("utf-8").splitlines()[:3]
-    rows = [json.loads(line) for line in lines]
-    return [{**row, "images": [str(folder / image) for image in row["images"]]} for row in rows]
+def asked(text: Any, answer: str = "It is a cat.", **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": answer}], **more}
 
 
-def test_pictures_walk_from_references_to_a_loss(
-    shared_data: Path, write: Callable[..., Path], make_config: Callable[..., Any], processor: Any, model: Any
+def picture(folder: Path, name: str = "cat.png", size: tuple[int, int] = (40, 30), **saved: Any) -> Path:
+    path = folder / name
+    Image.new("RGB", size, (200, 30, 30)).save(path, **saved)
+    return path
+
+
+def learned(processor: Any, row: dict[str, Any]) -> str:
+    return processor.tokenizer.decode([label for label in row["labels"] if label != IGNORED])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_become_what_the_processor_itself_makes_of_them(
+    shared_data: Path, make_config: Callable[..., Any], processors: dict[str, Any], folders: dict[str, Path], name: str
 ) -> None:
-    rows = _rows(shared_data)
-    config = make_config(write(rows))
+    from transformers import AutoModelForImageTextToText
+
+    processor, path = processors[name], shared_data / "scikit-image/chat_image_text.jsonl"
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    config = make_config(path)
     prepared = prepare(config, processor)
-    assert [row["images"] for row in prepared.dataset] == [row["images"] for row in rows]
-    token = processor.image_token_id
+    theirs = []
     for row, source in zip(prepared.dataset, rows, strict=True):
-        spots = [place for place, each in enumerate(row["input_ids"]) if each == token]
-        assert len(spots) == 16
-        assert all(row["labels"][place] == IGNORED for place in spots)
-        answer = next(message["content"] for message in source["messages"] if message["role"] == "assistant")
-        trained = processor.tokenizer.decode([label for label in row["labels"] if label != IGNORED])
-        assert trained == answer + "<|im_end|>"
-    batch = collator_for(config, processor)(list(prepared.dataset))
-    assert tuple(batch["pixel_values"].shape) == (3, 3, 56, 56)
-    loss = model(**batch).loss
-    loss.backward()
-    assert loss.item() > 0
+        image = Image.open(path.parent / source["images"][0])
+        text = source["messages"][0]["content"].removeprefix("<image>")
+        parts = [{"type": "image"}, {"type": "text", "text": text}]
+        messages = [{"role": "user", "content": parts}, *source["messages"][1:]]
+        rendered = processor.apply_chat_template(messages, tokenize=False)
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image).convert("RGB") if image.mode == "RGBA" else image.convert("RGB")
+        given = processor(text=[rendered], images=[[image]], add_special_tokens=False, return_tensors="pt")
+        assert row["input_ids"] == given["input_ids"][0].tolist()
+        assert learned(processor, row) == source["messages"][1]["content"] + "<|im_end|>"
+        assert row["images"] == [str(path.parent / source["images"][0])]
+        theirs.append(given)
+    collate = collator_for(config, processor)
+    for row, given in zip(prepared.dataset, theirs, strict=True):
+        batch = collate([row])
+        assert {*given} - {"input_ids", "attention_mask"} == {*batch} - {"input_ids", "attention_mask", "labels"}
+        for key in given:
+            assert (batch[key] == given[key]).all(), key
+    model = AutoModelForImageTextToText.from_pretrained(folders[name]).train()
+    model(**collate(list(prepared.dataset)[:3])).loss.backward()
+    seen = [weight.grad for path, weight in model.named_parameters() if "vision" in path]
+    assert any(grad is not None and grad.abs().sum() > 0 for grad in seen)
 
-    shown = preview(config, processor, {"kind": "index", "index": 1})["rows"][0]
-    assert shown["images"] == rows[1]["images"]
-    assert len(shown["parts"]["input"]) == len(prepared.dataset[1]["input_ids"])
 
-
-def test_a_missing_picture_and_a_missing_place_are_named(
-    shared_data: Path, write: Callable[..., Path], make_config: Callable[..., Any], processor: Any, minimind: Any
+def test_every_way_to_give_an_image_gives_the_same_row(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any]
 ) -> None:
-    rows = _rows(shared_data)
-    gone = {**rows[1], "images": ["/nowhere/cat.png"]}
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: row 1: /nowhere/cat\.png: no picture can be read"):
-        prepare(make_config(write([rows[0], gone])), processor)
-    twice = {**rows[0], "images": rows[0]["images"] * 2}
-    with pytest.raises(DataError, match="the text has 1 places for pictures and the row names 2"):
-        prepare(make_config(write([twice])), processor)
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    path = picture(tmp_path)
+    content = path.read_bytes()
+    text = base64.b64encode(content).decode()
+    part: Callable[..., list[Any]] = lambda **image: [{"type": "image", **image}, {"type": "text", "text": "What?"}]  # noqa: E731
+    rows = [
+        asked("<image>What?", images=["cat.png"]),
+        asked("<image>What?", images="cat.png"),
+        asked("<image>What?", images=[str(path)]),
+        asked("<image>What?", images=[f"file://{path}"]),
+        asked("<image>What?", images=[text]),
+        asked("<image>What?", images=[f"data:image/png;base64,{text}"]),
+        asked("<image>What?", images=[{"bytes": None, "path": "cat.png"}]),
+        asked("What?", images=["cat.png"]),
+        asked(part(image="cat.png")),
+        asked(part(path="cat.png")),
+        asked([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}, {"type": "text", "text": "What?"}]),
+        asked(part(), images=["cat.png"]),
+        {"prompt": "<image>What?", "completion": "It is a cat.", "images": ["cat.png"]},
+    ]  # fmt: skip
+    found = []
+    for number, row in enumerate(rows):
+        prepared = prepare(make_config(write([row], f"{number}.jsonl")), processors["idefics3"])
+        found.append((prepared.dataset[0]["input_ids"], prepared.dataset[0]["labels"]))
+        assert open_image(prepared.dataset[0]["images"][0]).size == (40, 30)
+    table = arrow.Table.from_pylist([asked("<image>What?", images=[{"bytes": content, "path": None}])])
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    prepared = prepare(make_config(tmp_path / "rows.parquet"), processors["idefics3"])
+    found.append((prepared.dataset[0]["input_ids"], prepared.dataset[0]["labels"]))
+    assert all(each == found[0] for each in found)
+    assert processors["idefics3"].image_token_id in found[0][0]
+
+
+def test_several_images_keep_their_order_and_rows_of_text_stand_beside_them(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any]
+) -> None:
+    wide, tall = picture(tmp_path, "wide.png", (64, 32)), picture(tmp_path, "tall.png", (32, 64))
+    rows = [asked("No image.")] * 300
+    rows += [asked("First <image> then <image>.", images=["wide.png", "tall.png"])]
+    config = make_config(write(rows))
+    prepared = prepare(config, processors["idefics3"])
+    last = prepared.dataset[300]
+    assert last["images"] == [str(wide), str(tall)]
+    text = processors["idefics3"].tokenizer.decode(last["input_ids"])
+    between = text.partition("First ")[2].partition(" then ")
+    assert "<row_1_col_2>" in between[0]
+    assert "<row_2_col_1>" not in between[0]
+    assert "<row_2_col_1>" in between[2]
+    batch = collator_for(config, processors["idefics3"])([prepared.dataset[0], last])
+    assert batch["pixel_values"].shape[:2] == (1, 6)
+    assert "pixel_values" not in collator_for(config, processors["idefics3"])([prepared.dataset[0]])
+
+
+def test_a_text_to_read_on_learns_all_but_the_images(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any]
+) -> None:
+    picture(tmp_path)
+    rows = [{"text": "Here <image> it stands.", "images": ["cat.png"]}]
+    for name in NAMES:
+        row = prepare(make_config(write(rows), method="pretrain"), processors[name]).dataset[0]
+        told = learned(processors[name], row)
+        # A space that one token holds together with the beginning of an image is the image's.
+        assert told.split() == ["Here", "it", "stands.<|im_end|>"]
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda path: None, "there is no such file"),
+    "empty": (lambda path: path.write_bytes(b""), r"the file is empty \(0 bytes\)"),
+    "text": (lambda path: path.write_text("no image at all"), "is no image"),
+    "cut": (lambda path: path.write_bytes(noise("PNG")[:2000]), "it is cut or broken"),
+    "cut jpeg": (lambda path: path.write_bytes(noise("JPEG")[:1500]), "it is cut or broken"),
+    "one pixel": (lambda path: Image.new("RGB", (1, 1)).save(path, "PNG"), "is one pixel"),
+    "bomb": (lambda path: Image.new("1", (30_000, 30_000)).save(path, "PNG"), "pixels"),
+    "large": (lambda path: Image.new("1", (10_000, 10_000)).save(path, "PNG"), "10,000 x 10,000 pixels"),
+    "animated": (lambda path: several(path, "GIF"), "has 3 frames"),
+    "pages": (lambda path: several(path, "TIFF"), "has 3 pages"),
+    "folder": (lambda path: path.mkdir(), "is no plain file"),
+    "loop": (lambda path: path.symlink_to(path), "is a loop of links"),
+    "link out": (lambda path: path.symlink_to("/etc/hostname"), "a link leads out of"),
+}  # fmt: skip
+
+
+def noise(kind: str) -> bytes:
+    made = io.BytesIO()
+    Image.frombytes("RGB", (64, 64), os.urandom(64 * 64 * 3)).save(made, kind)
+    return made.getvalue()
+
+
+def several(path: Path, kind: str) -> None:
+    frames = [Image.new("L", (8, 8), shade) for shade in (0, 100, 200)]
+    frames[0].save(path, kind, save_all=True, append_images=frames[1:])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_image_is_named_by_file_and_row_and_skipped_where_asked(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any], name: str
+) -> None:
+    make, sentence = BAD[name]
+    picture(tmp_path)
+    make(tmp_path / "bad.png")
+    rows = [asked("<image>What?", images=["cat.png"]), asked("<image>What?", images=["bad.png"])]
+    path = write(rows)
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: row 1: .*bad\.png: .*{sentence}"):
+        prepare(make_config(path), processors["idefics3"])
+    prepared = prepare(make_config(path, on_bad_row="skip"), processors["idefics3"])
+    assert prepared.counts["bad"] == 1
+    assert len(prepared.dataset) == 1
+    shown = preview(make_config(path, on_bad_row="skip"), processors["idefics3"], {"kind": "index", "index": 1})
+    assert "bad.png" in shown["rows"][0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        (asked("<image> and <image>?", images=["cat.png"]), "2 places for images, and column images holds 1 image"),
+        (asked("<image>?", images=["cat.png", "cat.png"]), "1 place for images, and column images holds 2 images"),
+        (asked("<image>?", images=[]), "1 place for images, and column images holds 0 images"),
+        (asked("<image>?"), "1 place for images and the row has 0 images"),
+        (asked("<image>?", images=["../cat.png"]), "the path leads out of"),
+        (asked("<image>?", images=["http://x.org/cat.png"]), "not from a server"),
+        (asked("<image>?", images=["data:image/png;base64,%%%"]), "is empty|no whole base64"),
+        (asked("<image>?", images=[{"caption": "a cat"}]), "must have bytes or a path"),
+        (asked("<image>?", images=[7]), "an image must be a path, bytes, base64 or a data URI"),
+    ],
+)
+def test_places_and_images_that_differ_are_told_with_the_row(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any], row: Any, sentence: str
+) -> None:  # fmt: skip
+    picture(tmp_path)
+    path = write([asked("<image>What?", images=["cat.png"]), row])
+    with pytest.raises(DataError) as told:
+        prepare(make_config(path), processors["idefics3"])
+    assert "rows.jsonl:2" in told.value.told
+    assert any(each in told.value.message for each in sentence.split("|"))
+
+
+def test_paths_stay_below_the_folder_that_the_config_names(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any]
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    inside, outside = picture(images), picture(tmp_path, "other.png")
+    path = write([asked("<image>What?", images=["cat.png"])])
+    prepared = prepare(make_config(path, image_base_dir=str(images)), processors["idefics3"])
+    assert prepared.dataset[0]["images"] == [str(inside)]
+    with pytest.raises(DataError, match="there is no such file"):
+        prepare(make_config(path), processors["idefics3"])
+    path = write([asked("<image>What?", images=[str(outside)])], "absolute.jsonl")
+    assert len(prepare(make_config(path), processors["idefics3"]).dataset) == 1
+    with pytest.raises(DataError, match="the path leads out of"):
+        prepare(make_config(path, image_base_dir=str(images)), processors["idefics3"])
+
+
+def test_images_are_read_as_people_see_them(tmp_path: Path) -> None:
+    turned = Image.new("RGB", (40, 20), "white")
+    turned.paste("black", (0, 0, 20, 20))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.png", exif=exif)
+    upright = open_image(str(tmp_path / "turned.png"))
+    assert upright.size == (20, 40)
+    assert upright.getpixel((10, 5)) == (0, 0, 0)
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "cmyk.tif")
+    assert open_image(str(tmp_path / "cmyk.tif")).getpixel((0, 0)) == (255, 0, 0)
+    Image.new("P", (8, 8), 1).save(tmp_path / "palette.png")
+    assert open_image(str(tmp_path / "palette.png")).mode == "RGB"
+    Image.new("I;16", (8, 8), 32_896).save(tmp_path / "grey.png")
+    assert open_image(str(tmp_path / "grey.png")).getpixel((0, 0)) == (128, 128, 128)
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert open_image(str(tmp_path / "clear.png")).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_no_image_is_ever_cut(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any]
+) -> None:
+    picture(tmp_path)
+    rows = [
+        asked("<image>What?", "cat " * 60, images=["cat.png"]),
+        asked("What is it? " * 20 + "<image>", images=["cat.png"]),
+    ]
+    path, processor = write(rows), processors["idefics3"]
+    whole = prepare(make_config(path), processor).dataset
+    places = [place for place, each in enumerate(whole[0]["input_ids"]) if each == processor.image_token_id]
+    kept = prepare(make_config(path, max_length=places[-1] + 20, excess_length="truncate"), processor)
+    assert [row["row"] for row in kept.dataset] == [0]
+    assert (kept.counts["truncated"], kept.counts["dropped"]) == (1, 1)
+    assert kept.dataset[0]["input_ids"].count(processor.image_token_id) == len(places)
+    collator_for(make_config(path), processor)(list(kept.dataset))
+    for settings in ({"max_length": places[-1]}, {"max_length": 100, "truncation_side": "left"}):
+        with pytest.raises(DataError, match=r"2 of 2 rows are longer than data\.max_length and are left out"):
+            prepare(make_config(path, excess_length="truncate", **settings), processor)
+    with pytest.raises(DataError, match=r"row 0 is longer than data\.max_length"):
+        prepare(make_config(path, max_length=100), processor)
+
+
+def test_what_cannot_serve_images_refuses_by_name(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any], minimind: Any
+) -> None:  # fmt: skip
+    picture(tmp_path)
+    path = write([asked("<image>What?", images=["cat.png"])])
+    with pytest.raises(DataError, match="rows with images are not packed"):
+        prepare(make_config(path, packing=True), processors["idefics3"])
     with pytest.raises(DataError, match="this model has no processor for them"):
-        prepare(make_config(write(rows), model={"chat_template": str(write(TEMPLATE, "vl.jinja"))}), minimind)
+        prepare(make_config(path), minimind)
+    turns = asked("<image>What?")["messages"]
+    pair = {"prompt": turns[:1], "chosen": turns[1:], "rejected": [{"role": "assistant", "content": "A dog."}]}
+    path = write([{**pair, "images": ["cat.png"]}], "pairs.jsonl")
+    with pytest.raises(DataError, match="the row has images, which method dpo does not learn from yet"):
+        prepare(make_config(path, method="dpo"), processors["idefics3"])
+
+
+def test_an_image_that_changed_is_prepared_anew_or_named(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any]
+) -> None:
+    picture(tmp_path, size=(64, 32))
+    config = make_config(write([asked("<image>What?", images=["cat.png"])]))
+    first = prepare(config, processors["idefics3"])
+    assert prepare(config, processors["idefics3"]).cached
+    picture(tmp_path, size=(64, 64))
+    with pytest.raises(DataError, match=r"cat\.png: gives 20 image tokens, and its row was prepared with 12"):
+        collator_for(config, processors["idefics3"])(list(first.dataset))
+    again = prepare(config, processors["idefics3"])
+    assert not again.cached
+    assert len(again.dataset[0]["input_ids"]) > len(first.dataset[0]["input_ids"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_preview_shows_the_batch_with_its_images(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any], name: str
+) -> None:
+    path = picture(tmp_path)
+    config = make_config(write([asked("See <image> here.", images=["cat.png"])]))
+    shown = preview(config, processors[name])["rows"][0]
+    items = shown["parts"]["input"]
+    assert [item["id"] for item in items] == prepare(config, processors[name]).dataset[0]["input_ids"]
+    assert "".join(item["text"] for item in items if item["trained"]) == "It is a cat.<|im_end|>"
+    (image,) = shown["images"]
+    assert (image["name"], image["width"], image["height"]) == (str(path), 40, 30)
+    tokens = items[image["start"] : image["end"]]
+    assert len(tokens) == image["tokens"]
+    ids = set(processors[name].image_token_ids)
+    assert sum(item["id"] in ids for item in tokens) == sum(item["id"] in ids for item in items) > 0
+    assert not any(item["trained"] for item in tokens)
+    assert open_image(image["thumbnail"]).getpixel((0, 0)) == (200, 30, 30)
+    assert [turn["role"] for turn in shown["turns"]] == ["user", "assistant"]

@@ -108,6 +108,13 @@ def test_prune_keeps_the_newest_and_never_fewer_than_two(run):
     assert not [path for path in run.checkpoints.iterdir() if path.name.startswith(".trash")]
 
 
+def test_prune_keeps_the_best_however_old(run):
+    for step in (1, 2, 3, 4, 5):
+        save(run, step)
+    assert [path.name for path in checkpoint.prune(run, 2, best=2)] == ["checkpoint-3", "checkpoint-1"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
+
+
 def test_collect_removes_halves_and_names_what_was_complete(run):
     half = checkpoint.begin(run, 7)
     (half / "x").write_text("x")

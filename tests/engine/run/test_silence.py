@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from engine.errors import WorkbenchError
-from engine.run import inside, silence, stack
+from engine.run import silence, stack
 from engine.run.events import EventWriter
 from engine.run.index import open_view, peek
-from engine.run.process import identity
-from engine.run.spawn import TOKEN
 from engine.run.view import RunView
+from tests.hung import in_c, put_back, steps_taken
 from workbench.__main__ import cli
 
 
 @pytest.fixture
 def going(run):
     """A run whose worker lives and took a step each second, up to step 7 of 100; the clock of its events can be put back."""
-    lines = [{"kind": "started", "method": "sft", "model": "m", "max_steps": 100, "pauses": [10, 20], "keep_every": 1}]
-    lines += [{"kind": "metrics", "step": step, "loss": 1.0} for step in range(1, 8)]
-    run.events.write_text(
-        "".join(
-            json.dumps({"v": 1, "seq": seq, "t": 1e9 + seq, "rank": 0, "segment": 0, **line}) + "\n"
-            for seq, line in enumerate(lines)
-        )
-    )
-    me = identity()
-    assert me is not None
-    who = {"worker_pid": me.pid, "worker_start": me.start, "supervisor_pid": me.pid, "supervisor_start": me.start}
-    run.update_json(state="running", segment=0, created=time.time(), boot_id=me.boot, host=me.host, **who)
+    steps_taken(run)
     return run
-
-
-def put_back(run, seconds):
-    for path in (run.events, run.json):
-        os.utime(path, (time.time() - seconds,) * 2)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +64,9 @@ def test_a_step_at_which_the_run_measures_or_saves_is_given_the_time_that_takes(
     view.longest_pause = 20.0
     assert silence.silent_for(view, 45.0) is None
     assert silence.silent_for(view, 70.0) == 70
+    for begins in (RunView(state="starting", step=7, longest_gap=1.0), RunView(state="running", longest_gap=1.0)):
+        assert silence.silent_for(begins, 300.0) is None, "loading and the first step may take minutes"
+        assert silence.silent_for(begins, 700.0) == 700
     view.step, view.longest_gap = 11, 40.0
     assert silence.silent_for(view, 100.0) is None, "slow steps are no silence"
     for state in ("finished", "stopped", "failed", "lost", "queued"):
@@ -122,37 +103,10 @@ def test_news_end_the_silence(going):
         assert watch.view.silent_seconds is None
 
 
-HUNG = """
-import sys
-from engine.run import stack
-from engine.run.lock import RunLock
-from engine.run.store import RunFolder
-run = RunFolder(sys.argv[1])
-lock = RunLock(run).acquire()
-stack.listen(run)
-print("ready", flush=True)
-def deep_inside():
-    sum(range(10 ** 13))  # one call of C that never comes back
-deep_inside()
-"""
-
-
 @pytest.fixture
 def hung(going):
-    child = subprocess.Popen(
-        [sys.executable, "-c", HUNG, str(going.path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), TOKEN: "a" * 32},
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"ready\n"
-    who = identity(child.pid)
-    assert who is not None
-    proof = {"token": "a" * 32, "folder": inside.identity(going)}
-    going.update_json(worker_pid=who.pid, worker_start=who.start, **proof)
-    yield going, child
-    child.kill()
-    child.communicate()
+    with in_c(going) as child:
+        yield going, child
 
 
 def test_the_stack_of_a_worker_that_hangs_in_c_is_shown_and_the_worker_lives_on(hung):

@@ -12,6 +12,11 @@ from engine.session.first_rows import condensed, look_at
 from workbench.panels.raw_rows import RawRows
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def test_a_look_says_format_and_shows_three_rows() -> None:
     Path("a.jsonl").write_text("".join(json.dumps({"question": f"q{n}", "answer": f"a{n}"}) + "\n" for n in range(9)))
     look = look_at({"path": "a.jsonl", "columns": {"prompt": "question", "completion": "answer"}}, Path.cwd())

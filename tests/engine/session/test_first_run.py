@@ -126,6 +126,7 @@ def test_the_rehearsal_is_a_config_without_errors_and_the_real_run_takes_all_row
     real = first.real()
     assert [finding for finding in real.findings if finding.severity == "error"] == []
     assert real.value("data.train") == [{"path": str(tmp_path / "rows.jsonl")}]
+    assert real.value("data.val_set_size") == 0.1
     assert real.value("run.prompts") == [row["prompt"] for row in QUESTIONS[:3]]
 
 

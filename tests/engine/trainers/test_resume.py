@@ -133,3 +133,18 @@ def test_a_broken_newest_checkpoint_is_skipped_and_named(train, source, tmp_path
     train(folder=again)
     assert lines(again, "started", 1)[0]["resumed_from_step"] == 4
     assert any("checkpoint-8 is skipped" in event["message"] for event in lines(again, "finding", 1))
+
+
+def test_resuming_on_images_equals_never_stopping(train, source, tmp_path, shared_data):
+    from tests.engine.seeing import idefics3
+    from tests.engine.trainers.test_against_trl import images_with_answers
+
+    folder = idefics3(shared_data / "tokenizers/minimind", tmp_path / "idefics3")
+    settings = {"model.name": str(folder), "data.max_length": 512, "optim.max_steps": 3, "run.save_steps": 2}
+    whole = train({**settings, "data.train": [{"path": source(images_with_answers(tmp_path))}]})
+    again = train(folder=resumed_from(whole, 2, tmp_path / "again"))
+    assert lines(again, "started", 1)[0]["resumed_from_step"] == 2
+    losses = [[event["loss"] for event in lines(run, "metrics", segment)] for run, segment in ((whole, 0), (again, 1))]
+    assert losses[1] == losses[0][2:]
+    first, second = (load_file(run.checkpoints / "checkpoint-3" / "model.safetensors") for run in (whole, again))
+    assert all(first[key].equal(second[key]) for key in first)

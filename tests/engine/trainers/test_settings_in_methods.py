@@ -76,6 +76,7 @@ SHOWN = {"run.prompts": ["What comes after 7?"], "run.max_new_tokens": 4}
 def of_all(files: Files) -> dict[str, Trial]:
     """Those that every method has."""
     eval_ = {"data.eval": [{"path": files.held_out}], "run.eval_steps": 1}
+    by_epoch = {"data.eval": [{"path": files.held_out}]}
     long = {"data.train": [{"path": files.long}], "data.max_length": SHORT}
     cut = {**long, "data.excess_length": "truncate", "data.truncation_side": "left"}
     bad = {"data.train": [{"path": files.bad}], "data.on_bad_row": "skip"}
@@ -89,6 +90,7 @@ def of_all(files: Files) -> dict[str, Trial]:
         "model.attention": Trial("eager"),
         "data.train": Trial([{"path": files.rows}]),
         "data.eval": Trial([{"path": files.held_out}]),
+        "data.val_set_size": Trial(3, {"run.eval_steps": 1, "data.val_set_size": 1}),
         "data.max_length": Trial(SHORT - 8, cut),
         "data.excess_length": Trial("truncate", {**long, "data.excess_length": "drop"}),
         "data.truncation_side": Trial("right", cut),
@@ -126,6 +128,14 @@ def of_all(files: Files) -> dict[str, Trial]:
         "run.save_steps": Trial(1),
         "run.save_total_limit": Trial(2, {"run.save_steps": 1, "optim.max_steps": 3}),
         "run.eval_steps": Trial(2, eval_),
+        "optim.early_stopping_patience": Trial(1, {**eval_, "run.greater_is_better": True, "optim.max_steps": 3}),
+        "run.metric_for_best_model": Trial("nothing", eval_),
+        "run.greater_is_better": Trial(
+            True, {**eval_, "run.metric_for_best_model": "loss", "run.greater_is_better": False}
+        ),
+        "run.save_best": Trial(False, {**eval_, "run.save_steps": 9}),
+        "run.evals_per_epoch": Trial(1, {**by_epoch, "run.evals_per_epoch": 4}),
+        "run.saves_per_epoch": Trial(1),
         "run.prompts": Trial(["Who?"], SHOWN),
         "run.prompts_steps": Trial(1, {**SHOWN, "run.prompts_steps": 2}),
         "run.max_new_tokens": Trial(2, SHOWN),
@@ -259,6 +269,8 @@ ELSEWHERE = {
     "run.report_to": f"{T}/test_trackers.py::test_trackers_get_the_curves_of_the_run_and_change_nothing",
     "data.streaming_disk": "tests/engine/data/test_streaming.py::test_the_disk_that_shards_take_is_bounded",
     "data.ignore_data_skip": f"{T}/test_streaming.py::test_a_resume_may_begin_its_epoch_anew",
+    "model.train_vision": "tests/engine/models/test_vision_parts.py::test_the_parts_that_are_named_learn_and_no_other",
+    "data.image_base_dir": "tests/engine/data/test_vision.py::test_paths_stay_below_the_folder_that_the_config_names",
     "data.dataset_prepared_path": "tests/engine/data/test_cache.py::test_nothing_changed_hits_and_any_change_misses",
     # what a run that goes well never needs
     "run.on_nan": f"{T}/test_diverged.py::test_skip_leaves_the_step_out_and_changes_nothing_by_it",

@@ -52,7 +52,8 @@ def test_json_has_the_agreed_shape(tmp_path: Path) -> None:
     place.write_text(GOOD + "sequence_len: 9\n")
     result = run(str(place), "--json")
     found = json.loads(result.output)
-    assert set(found) == {"ok", "findings", "data"}
+    assert set(found) == {"ok", "findings", "data", "summary"}
+    assert found["summary"].startswith("builtin/tiny (197 k parameters) is trained with SFT")
     assert found["data"]["truncated_share"] == {"value": None, "counted": None}
     assert found["ok"] is False
     assert [set(each) for each in found["findings"]] == [{"path", "severity", "rule", "message", "fix"}]

@@ -142,11 +142,17 @@ CALLS: dict[str, list[list[str]]] = {
     "checkpoint": [["RUN"], [HOSTILE]],
     "resume": [["RUN", "--changed"], ["FAILED"], [HOSTILE]],
     "receipt": [["RUN"], [HOSTILE]],
+    "merge": [["RUN"], ["FAILED", "-o", f"out{HOSTILE}"], [HOSTILE]],
+    "export": [["RUN", "--to", "adapter"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "gguf"]],
+    "push": [["RUN", "--to", "a/b"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "a/b"]],
     "compare": [["RUN", "FAILED"], ["RUN", HOSTILE]],
+    "cache": [["--folder", HOSTILE], ["--folder", f"cache{HOSTILE}"], ["prune", HOSTILE, "--yes"], [HOSTILE]],
     "doctor": [["--runs", f"there{HOSTILE}"]],
     "explain": [[HOSTILE]],
     "recipes": [[HOSTILE]],
     "demo": [[f"run.name={HOSTILE}"], [f"run.{HOSTILE}=1"], [f"--{HOSTILE}"]],
+    "chat": [["RUN", "--prompt", HOSTILE], [HOSTILE], ["RUN", "--base", "--tools", f"{HOSTILE}.json"]],
+    "queue": [[HOSTILE, "--first"], [f"--{HOSTILE}"]],
     "guide": [[HOSTILE], [f"there{HOSTILE}"], [f"good{HOSTILE}.yaml"]],
     "app": [[HOSTILE], [HOSTILE, HOSTILE], [f"my{HOSTILE}.yaml", HOSTILE]],
 }
@@ -234,7 +240,7 @@ NEEDS = {
     "checkpoint": 1,
     "resume": 1,
 }
-MISSING = {**NEEDS, "receipt": 1, "stack": 1, "compare": 2}
+MISSING = {**NEEDS, "merge": 1, "export": 1, "push": 1, "receipt": 1, "stack": 1, "compare": 2, "chat": 1}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

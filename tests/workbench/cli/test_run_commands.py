@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from engine.errors import UsageError, WorkbenchError
 from engine.run import launch, store
+from engine.run.index import peek
 from engine.run.process import send
 from engine.run.store import ENDED, RunFolder
 from tests import warm
@@ -132,9 +133,11 @@ def test_a_bad_config_starts_nothing_and_says_all_of_it(place):
 
 def test_a_run_that_has_finished_but_whose_process_is_still_going_is_not_gone_on_with(place, monkeypatch):
     monkeypatch.setenv("SMALL_WORKER", '{"step_seconds": 0.001, "steps": 3, "save_steps": 3, "leave_seconds": 1.5}')
-    assert workbench(place, "train", "my.yaml").returncode == 0
+    watching = subprocess.Popen([sys.executable, "-P", "-m", "workbench", "train", "my.yaml"], cwd=place)
+    until(lambda: any(peek(run).view.state == "finished" for run in store.runs_in(place / "runs")))
     assert only_run(place).state != "finished", "its process is still there"
     refused = workbench(place, "resume", "my-0001")
+    assert watching.wait(20) == 0
     assert (refused.returncode, "there is nothing left to go on with" in refused.stderr) == (1, True), refused.stderr
 
 

@@ -106,9 +106,10 @@ async def test_a_whole_config_is_built_and_saved_by_keys_alone() -> None:
         await until(pilot, lambda: app.draft.recipe == "sft-lora")
         assert build(app).step == "model"
         await pilot.press("enter")
-        editor = app.screen.query_one("#editor", Input)
-        editor.value = ""
+        await pilot.pause()
+        app.screen.query_one("#line", Input).value = ""
         await pilot.press(*"builtin", "slash", *"tiny", "enter")
+        await pilot.pause()
         assert app.draft.config.model.name == "builtin/tiny"
         await pilot.press("right_square_bracket", "enter")
         await pilot.pause()
@@ -123,7 +124,9 @@ async def test_a_whole_config_is_built_and_saved_by_keys_alone() -> None:
         assert app.draft.config.optim.learning_rate == 3e-4
         await pilot.press("6")
         await pilot.pause()
-        await until(pilot, lambda: "optim.learning_rate" in shown(app))
+        review = [text for row in build(app).pane.form.rows for text, _, _ in row.lines]
+        assert any(text.startswith("optim.learning_rate: ") and text.endswith(" -> 0.0003") for text in review), review
+        assert "builtin/tiny (197 k parameters) is trained with SFT" in " ".join(review)
         await pilot.press("w")
         await until(pilot, lambda: isinstance(app.screen.focused, Input))
         await pilot.press("enter")

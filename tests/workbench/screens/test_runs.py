@@ -262,3 +262,25 @@ def test_a_small_curve_falls_as_the_loss_does() -> None:
     assert spark([6, 5, 4, 3, 2, 1]) == "█▇▅▄▂▁"
     assert spark([1.0]) == ""
     assert len(spark(list(range(1000)))) == 6
+
+
+async def test_a_queued_run_changes_its_place_by_a_key(make_run: Any, shown: Shown) -> None:
+    from engine.run.queue import queue_of
+
+    runs = [make_run("queued", name=name) for name in ("one", "two")]
+    for number, run in enumerate(runs):
+        run.update_json(created=1000.0 + number, message="waits for a free device")
+    root = runs[0].path.parent
+    async with app_of(root).run_test(size=(100, 24)) as pilot:
+        table = await listed(pilot, 2)
+        assert "queued" in shown(pilot.app)
+        table.at = [row.run.id for row in table.rows].index("two-0001")
+        pilot.app.screen._draw()
+        assert "waits for a free device" in shown(pilot.app)
+        await pilot.press("less_than_sign")
+        await pilot.pause()
+        assert "two-0001 is number 1 of 2 in the queue" in shown(pilot.app)
+        assert [run.id for run in queue_of(root)] == ["two-0001", "one-0001"]
+        await pilot.press("greater_than_sign")
+        await pilot.pause()
+        assert [run.id for run in queue_of(root)] == ["one-0001", "two-0001"]

@@ -6,6 +6,16 @@ from engine.config.facts import DataFacts, Facts
 from tests.engine.rules.rule_cases.shared import TINY_FACTS, Case, rows, source
 
 CASES: dict[str, list[Case]] = {
+    "held-out-rows-are-named-once": [
+        ({"data.val_set_size": 0.1, "data.eval": [{"path": "b.jsonl"}]}, Facts(), "data.val_set_size", "error")
+    ],
+    "nothing-is-held-out-of-a-stream": [
+        ({"data.val_set_size": 0.1, "data.streaming": True}, Facts(), "data.val_set_size", "error")
+    ],
+    "some-rows-are-held-out-and-some-trained-on": [
+        ({"data.val_set_size": 1.5}, Facts(), "data.val_set_size", "error"),
+        ({"data.val_set_size": 40}, source(rows=40), "data.val_set_size", "error"),
+    ],
     "training-data-is-named": [({"data.train": []}, Facts(), "data.train", "error")],
     "sources-exist": [
         ({}, source(exists=False), "data.train.0.path", "error"),

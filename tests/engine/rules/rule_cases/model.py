@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts, ModelFacts, TokenizerFacts
-from tests.engine.rules.rule_cases.shared import CPU, LORA, NOTHING, OLD, Case, model, source
+from tests.engine.rules.rule_cases.shared import CPU, LORA, NOTHING, OLD, TINY_FACTS, Case, model, source
 
 _A_LAYER = (("q_proj", 2048, 4096), ("k_proj", 2048, 512), ("v_proj", 2048, 512), ("o_proj", 4096, 2048))
 MIXTURE = Facts(
@@ -61,6 +61,9 @@ CASES: dict[str, list[Case]] = {
         ({"model.chat_template": "gone.jinja"}, Facts(files={"gone.jinja": False}), "model.chat_template", "error")
     ],
     "builtin-names-are-known": [({"model.name": "builtin/huge"}, Facts(), "model.name", "error")],
+    "vision-parts-need-a-model-that-sees": [
+        ({"model.train_vision": "none"}, Facts(model=TINY_FACTS), "model.train_vision", "error")
+    ],
     "revision-needs-a-hub-model": [({"model.revision": "main"}, Facts(), "model.revision", "error")],
     "quantized-weights-need-an-adapter": [({"model.quantization": "nf4"}, Facts(), "model.quantization", "error")],
     "quantized-weights-need-bitsandbytes": [

@@ -22,6 +22,25 @@ CASES: dict[str, list[Case]] = {
     "max-new-tokens-need-prompts": [({"run.max_new_tokens": 5}, Facts(), "run.max_new_tokens", "error")],
     "prompts-are-not-empty": [({"run.prompts": ["a", " "]}, Facts(), "run.prompts.1", "error")],
     "eval-steps-need-held-out-data": [({"run.eval_steps": 5}, Facts(), "run.eval_steps", "error")],
+    "steps-or-times-in-an-epoch": [
+        (
+            {"run.evals_per_epoch": 2, "run.eval_steps": 5, "data.val_set_size": 0.1},
+            Facts(),
+            "run.evals_per_epoch",
+            "error",
+        ),
+        ({"run.saves_per_epoch": 2, "run.save_steps": 5}, Facts(), "run.saves_per_epoch", "error"),
+    ],
+    "epochs-of-a-stream-have-no-known-steps": [
+        ({"run.saves_per_epoch": 2, "data.streaming": True}, Facts(), "run.saves_per_epoch", "error"),
+    ],
+    "evaluations-need-held-out-data": [({"run.evals_per_epoch": 2}, Facts(), "run.evals_per_epoch", "error")],
+    "the-best-is-told-by-held-out-rows": [
+        ({"optim.early_stopping_patience": 2}, Facts(), "optim.early_stopping_patience", "error"),
+        ({"run.metric_for_best_model": "loss"}, Facts(), "run.metric_for_best_model", "error"),
+        ({"run.greater_is_better": True}, Facts(), "run.greater_is_better", "error"),
+        ({"run.save_best": False}, Facts(), "run.save_best", "error"),
+    ],
     "a-checkpoint-falls-in-the-run": [
         ({"optim.max_steps": 150}, Facts(), "run.save_steps", "warning"),
         ({"optim.max_steps": 5}, Facts(), "run.save_steps", "hint"),

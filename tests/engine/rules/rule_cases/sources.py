@@ -21,7 +21,13 @@ CASES: dict[str, list[Case]] = {
         ({"data.eval": [{"path": "held.jsonl", "columns": {"mesages": "m"}}]}, Facts(), "data.eval.0.columns.mesages", "error"),
     ],
     "rows-with-images-need-a-processor": [
-        (entry(), Facts(model=TINY_FACTS, sources=source(images=True).sources), "data.train.0.path", "error"),
+        (entry(), Facts(model=TINY_FACTS, sources=source(images="line 4").sources), "data.train.0.path", "error"),
+    ],
+    "rows-with-images-need-a-method-that-reads-them": [
+        ({**DPO, **entry()}, source(images="line 4"), "data.train.0.path", "error"),
+    ],
+    "rows-with-images-are-not-packed": [
+        ({"data.packing": True, **entry()}, source(images="line 4"), "data.train.0.path", "error"),
     ],
     "properties-name-parts-of-a-message": [
         (entry(properties={"speaker": "role"}), Facts(), "data.train.0.properties.speaker", "error"),

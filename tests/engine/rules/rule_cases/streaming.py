@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from engine.config.facts import DataFacts, Facts
+from engine.config.facts import DataFacts, Facts, SourceFacts
 from tests.engine.rules.rule_cases.shared import DPO, Case
 
 STREAM = {"data.streaming": True}
 PACKED = {**STREAM, "data.train.0.path": "rows.jsonl.gz"}
+SHARDS = {**STREAM, "data.train.0.path": "shards"}
+LISTED = Facts(sources={"shards": SourceFacts("shards", exists=True, in_order="shards/b.json")})
 
 CASES: dict[str, list[Case]] = {
     "streams-of-unknown-length-need-max-steps": [
         (PACKED, Facts(), "optim.max_steps", "error"),
+        (SHARDS, LISTED, "optim.max_steps", "error"),
         ({**STREAM, "data.packing": True}, Facts(), "optim.max_steps", "error"),
     ],
-    "resuming-reads-again-what-is-read-in-order": [(PACKED, Facts(), "data.train.0.path", "hint")],
+    "resuming-reads-again-what-is-read-in-order": [
+        (PACKED, Facts(), "data.train.0.path", "hint"),
+        (SHARDS, LISTED, "data.train.0.path", "hint"),
+    ],
     "streamed-rows-are-not-counted": [
         (STREAM, Facts(data=DataFacts(read=512, limits=("any",))), "data.streaming", "hint"),
     ],

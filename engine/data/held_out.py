@@ -1,0 +1,89 @@
+"""Which rows `data.val_set_size` holds out of the training data: drawn by the seed, and never two sides of one prompt.
+
+Rows belong together where they ask the same: the answers to one prompt, the pairs of one prompt, one text twice. A group is
+held out whole or not at all, and the draw hangs on seed, prompts and size alone. Who is held out is kept beside the prepared
+rows, so that preview, counts and training read the sources once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from engine.data.cache import Store, digest_of, source_parts
+from engine.data.formats import read_example
+from engine.data.parts import Example
+from engine.data.plan import Plan
+from engine.errors import DataError, WorkbenchError
+from engine.facts.counts import held_out_of
+
+FORMAT = 1  # grows when other rows of an unchanged config would be held out
+Progress = Callable[[str, int, int], None]
+
+
+def hold_out(plan: Plan, progress: Progress | None = None) -> None:
+    """Sets `plan.held` where the plan's rows are one side of a split. Raises `DataError` where nothing can be held out."""
+    if plan.val_set_size is None or plan.held is not None:
+        return
+    told = progress or (lambda what, done, total: None)
+    store = Store(plan.prepared_path)
+    parts = {"held out": FORMAT, "size": plan.val_set_size, "seed": plan.seed, "sources": source_parts(plan, told)}
+    key = digest_of(parts)
+    with store.lock(key):
+        if (folder := store.find(key)) is None:
+            held = _drawn(plan, told)
+            with store.building(key) as folder:
+                (folder / "meta.json").write_text(json.dumps({"held": sorted(held)}), "utf-8")
+                plan.refuse_changed()
+            folder = store.path(key)
+        found = json.loads((folder / "meta.json").read_text("utf-8"))["held"]
+    plan.held = frozenset((number, index) for number, index in found)
+
+
+def _drawn(plan: Plan, progress: Progress) -> list[tuple[int, int]]:
+    """(source, row) of those held out."""
+    assert plan.val_set_size is not None
+    places = sorted(set(plan.everything()))
+    wanted = held_out_of(plan.val_set_size, len(places))
+    setting = f"data.val_set_size: {plan.val_set_size:g}"
+    if wanted >= len(places):
+        raise DataError(f"{setting} leaves none of {len(places):,} rows to train on", "Hold out fewer.", path="")
+    groups: dict[bytes, array[int]] = {}
+    for done, (number, index) in enumerate(places):
+        if done % 1024 == 0:
+            progress("holding rows out", done, len(places))
+        source = plan.sources[number]
+        try:
+            example = read_example(source.rows[index], source.detection.format or "", source.detection.columns)
+        except WorkbenchError:
+            continue  # a row that cannot be read is told of where rows are prepared
+        groups.setdefault(_asked(plan.seed, example), array("q")).append(done)
+    held: list[tuple[int, int]] = []
+    for group in sorted(groups):
+        if len(held) + len(groups[group]) <= wanted:
+            held += [places[place] for place in groups[group]]
+    if not held:
+        least = min(map(len, groups.values()), default=0)
+        raise DataError(
+            f"{setting} of {len(places):,} rows are {wanted:,}, and at least {least:,} rows with the same prompt belong "
+            "together",
+            "Hold out more, or name rows with other prompts under data.eval.",
+            path="",
+        )
+    return held
+
+
+def _asked(seed: int, example: Example) -> bytes:
+    """A number drawn by the seed for what the row asks: the same for all rows that belong together."""
+    turns = example.messages or example.prompt
+    if isinstance(turns, str):
+        turns = [{"role": "user", "content": turns}] if turns.strip() else []
+    first = next((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), len(turns))
+    asked: list[Any] = [turn["content"] for turn in turns[:first] if turn["role"] != "system"]
+    # Without a prompt a row is what it says.
+    key = asked or [turns, example.text, example.input_ids, example.chosen, example.rejected]
+    text = json.dumps([seed, key, example.images], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).digest()[:16]

@@ -1,0 +1,265 @@
+"""Folders that other programs open: the whole model, or the adapter alone, with tokenizer, template and generation config."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine import model_files
+from engine.config.method import METHODS
+from engine.config.tree import RunConfig
+from engine.errors import WorkbenchError, redact, visible
+from engine.export import parity
+from engine.export.card import card
+from engine.export.merge import DTYPES, merge
+from engine.export.places import Source
+from engine.hub import COMMITS, commit_of, reaching_hub
+from engine.models.load import BUILTIN, UNREADABLE, load_processing_class, model_folder
+from engine.run import inside
+
+Report = Callable[[str, int, int], None]
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "processor_config.json",
+    "preprocessor_config.json", "video_preprocessor_config.json",
+)  # fmt: skip
+COMMITS_FILE = "commits.json"
+
+
+@dataclass
+class Model:
+    """The trained model of one checkpoint, read once for all forms."""
+
+    source: Source
+    config: RunConfig
+    merged: Path | None = None
+    """The folder of the whole model that this export has made, once it has its name."""
+
+    @cached_property
+    def base(self) -> Path:
+        """The folder of the base as the run loaded it. Raises ModelError where it is not to be had any more."""
+        run, config = self.source.run, self.config
+        kept = inside.read(run, run.path / COMMITS_FILE) if inside.exists(run, run.path / COMMITS_FILE) else None
+        COMMITS.keep(kept, lambda text: None)
+        name = model_folder(config)
+        try:
+            with reaching_hub(name):
+                revision = commit_of(name, config.model.revision if config.model.name != BUILTIN else None)
+                return model_files.complete(name, revision)
+        except UNREADABLE as problem:
+            first = visible(redact(str(problem).strip().split("\n")[0]))[:200]
+            raise WorkbenchError(
+                f"model.name: the base {visible(redact(name))} of this run cannot be read: {first}",
+                "Put it back, or give the network.",
+            ) from problem
+
+    @property
+    def whole(self) -> Path:
+        """The folder whose config.json describes the model: the base's, or the checkpoint with all weights."""
+        return self.base if self.source.adapted else self.source.checkpoint
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer as the checkpoint holds it, with the template of the training.
+
+        Raises WorkbenchError where it is another than the config's.
+        """
+        from transformers import AutoTokenizer
+
+        at = self.source.checkpoint
+        model_files.refuse_what_it_names(at) if not self.source.adapted else None
+        model_files.refuse_without_tokens(at)
+        kept = AutoTokenizer.from_pretrained(at, trust_remote_code=False)
+        trained = load_processing_class(self.config)
+        trained = getattr(trained, "tokenizer", trained)
+        same = kept.get_vocab() == trained.get_vocab()
+        if not same or any(kept(text)["input_ids"] != trained(text)["input_ids"] for text in parity.texts(trained)):
+            named = visible(redact(self.config.model.tokenizer or self.config.model.name))
+            what = f"({len(kept)} tokens) is another than that of {named} ({len(trained)} tokens)"
+            raise WorkbenchError(
+                f"{at.name}: its tokenizer {what if not same else f'cuts texts otherwise than that of {named}'}, so its ids "
+                "would mean other words.",
+                "Put the tokenizer back that the run was trained with.",
+            )
+        return kept
+
+    @cached_property
+    def stops(self) -> list[int]:
+        """Ids that end an answer."""
+        return parity.stop_tokens(self._base_stops, self.tokenizer, dict(self.config.model.chat_template_kwargs))
+
+    @property
+    def _base_stops(self) -> list[int]:
+        path = self.whole / "generation_config.json"
+        content = model_files.read_json(path) if path.is_file() else {}
+        found = content.get("eos_token_id") if isinstance(content, dict) else None
+        return [found] if isinstance(found, int) else list(found or [])
+
+    @cached_property
+    def inputs(self) -> list[list[int]]:
+        """Ids on which outputs are compared."""
+        rows = self.rows
+        for each in parity.inputs(self.tokenizer):
+            if max(each) >= rows:
+                raise WorkbenchError(
+                    f"{self.source.checkpoint.name}: its tokenizer knows token {max(each)}, and the model has weights for "
+                    f"{rows}.",
+                    "Put the tokenizer back that the run was trained with.",
+                )
+        return parity.inputs(self.tokenizer)
+
+    @cached_property
+    def rows(self) -> int:
+        """Tokens that the model has weights for."""
+        from transformers import AutoConfig
+
+        return int(AutoConfig.from_pretrained(self.whole).get_text_config().vocab_size)
+
+    @cached_property
+    def reference(self) -> tuple[Any, Any]:
+        """Outputs of the trained model on `inputs`, and of its base."""
+        adapter = self.source.checkpoint if self.source.adapted else None
+        return parity.reference(self.config, self.whole, adapter, self.inputs)
+
+    @cached_property
+    def stored(self) -> dict[str, model_files.Tensor]:
+        """The weights by the headers of the files."""
+        return model_files.stored_weights(self.whole)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the model has."""
+        return sum(torch.Size(each.shape).numel() for each in self.stored.values())
+
+    @property
+    def bound(self) -> float:
+        """How far outputs may be from the reference's, by the coarsest number format of the files."""
+        found = {DTYPES.get(each.dtype, torch.bfloat16) for each in self.stored.values()}
+        return max(parity.BOUNDS.get(each, 6e-2) for each in found)
+
+    @cached_property
+    def license(self) -> str:
+        """The licence that the base's own card names, if it has one."""
+        path = self.whole / "README.md"
+        if not self.source.adapted or not path.is_file():
+            return ""
+        head = path.read_text("utf-8", errors="replace")[:4000].partition("\n---")[0]
+        return next((line[8:].strip(" \"'")[:60] for line in head.splitlines() if line.startswith("license:")), "")
+
+
+def bytes_of(model: Model, form: str) -> int:
+    """What a folder of this form takes on the disk, with a little room beside it."""
+    if form == "adapter":
+        return sum(file.stat().st_size for file in model.source.checkpoint.iterdir() if _of_adapter(file)) + (1 << 20)
+    return int(1.01 * sum(file.stat().st_size for file in model_files.weight_files(model.whole))) + (32 << 20)
+
+
+def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
+    """The whole model as safetensors; compared with the trained one. Raises ParityError where it differs."""
+    parity.refuse_little_memory(model.numbers)
+    into.mkdir()
+    tokenizer = model.tokenizer
+    if model.source.adapted:
+        merge(model.config, model.base, model.source.checkpoint, into, report)
+        _write_config(model, into)
+    else:
+        _copy(model.source.checkpoint, into, [path.name for path in model_files.weight_files(model.source.checkpoint)])
+        _copy(model.source.checkpoint, into, [model_files.INDEX, "config.json"])
+    _copy(model.source.checkpoint, into, TOKENIZER)
+    _write_generation(model, into)
+    report("Opening it again", 0, 1)
+    found = _same_tokens(model, into, tokenizer)
+    ours, base = model.reference
+    found = parity.judged(found, ours, parity.open_folder(model.config, into, model.inputs), base, model.bound)
+    _write_card(model, into, "safetensors", found)
+    return found
+
+
+def write_adapter(model: Model, into: Path, report: Report) -> parity.Parity:
+    """The adapter alone, naming its base; opened again by PEFT. Raises ParityError where it differs."""
+    parity.refuse_little_memory(model.numbers)
+    into.mkdir()
+    at = model.source.checkpoint
+    _copy(at, into, (model_files.ADAPTER_WEIGHTS, *TOKENIZER))
+    content = model_files.read_json(at / model_files.ADAPTER)
+    if not Path(model.config.model.name).is_absolute() and not model.config.model.name.startswith((".", "builtin/")):
+        content |= {"base_model_name_or_path": model.config.model.name, "revision": model.config.model.revision}
+    (into / model_files.ADAPTER).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    _write_generation(model, into)
+    report("Opening it again", 0, 1)
+    found = _same_tokens(model, into, model.tokenizer)
+    ours, base = model.reference
+    theirs, _ = parity.reference(model.config, model.base, into, model.inputs)
+    found = parity.judged(found, ours, theirs, base, parity.BOUNDS[torch.float32])
+    _write_card(model, into, "adapter", found)
+    return found
+
+
+def _same_tokens(model: Model, folder: Path, tokenizer: Any) -> parity.Parity:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    opened = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    named = GenerationConfig.from_pretrained(folder).eos_token_id
+    ends = [named] if isinstance(named, int) else list(named or [])
+    reader = "PEFT" if (folder / model_files.ADAPTER).is_file() else "transformers"
+    return parity.compare_tokens(reader, tokenizer, opened, model.stops, ends)
+
+
+def _write_config(model: Model, into: Path) -> None:
+    """The base's config.json, with what merging changed: weights that are no longer tied, a head that is new."""
+    content = model_files.read_json(model.base / "config.json")
+    stored, before = model_files.stored_weights(into), model.stored
+    if any(name.endswith("lm_head.weight") for name in stored.keys() - before.keys()):
+        _untie(content)
+    head = METHODS[model.config.method.kind].head
+    labels = {"score": 1, "steps": 2}.get(head)
+    if labels is not None:
+        from transformers import AutoConfig
+
+        shape = AutoConfig.from_pretrained(model.base)
+        with torch.device("meta"):
+            shape.num_labels = labels
+            name = type(parity.loader_of(model.config).from_config(shape)).__name__
+        content |= {"architectures": [name], "num_labels": labels} | {
+            key: value for key, value in shape.to_dict().items() if key in ("id2label", "label2id")
+        }
+        content["pad_token_id"] = model.tokenizer.pad_token_id
+    (into / "config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def _untie(content: dict[str, Any]) -> None:
+    content["tie_word_embeddings"] = False
+    if isinstance(inner := content.get("text_config"), dict):
+        inner["tie_word_embeddings"] = False
+
+
+def _write_generation(model: Model, into: Path) -> None:
+    path = model.whole / "generation_config.json"
+    content = model_files.read_json(path) if path.is_file() else {}
+    stops = model.stops
+    content["eos_token_id"] = stops[0] if len(stops) == 1 else stops
+    if content.get("pad_token_id") is None and model.tokenizer.pad_token_id is not None:
+        content["pad_token_id"] = model.tokenizer.pad_token_id
+    (into / "generation_config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def _write_card(model: Model, into: Path, form: str, found: parity.Parity) -> None:
+    text = card(model.source.run, model.config, model.source.checkpoint, form, found.as_json(), model.license)
+    (into / "README.md").write_text(text, "utf-8")
+
+
+def _copy(at: Path, into: Path, names: Any) -> None:
+    for name in names:
+        if (at / name).is_file():
+            shutil.copyfile(at / name, into / name)
+
+
+def _of_adapter(file: Path) -> bool:
+    return file.is_file() and file.name in (model_files.ADAPTER, model_files.ADAPTER_WEIGHTS, *TOKENIZER)

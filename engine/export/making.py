@@ -1,0 +1,82 @@
+"""One part of an export, whatever its form: written beside its place, compared, named."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.errors import WorkbenchError, visible
+from engine.export import modelfile
+from engine.export.folder import Model, bytes_of, write_adapter, write_model
+from engine.export.parity import Parity
+from engine.export.places import placed
+from engine.run import checkpoint
+
+Report = Callable[[str, int, int], None]
+
+
+def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Writes one form to its place and says what was compared. Raises WorkbenchError where it cannot be made."""
+    if form == "adapter" and not model.source.adapted:
+        raise WorkbenchError(
+            f"{model.source.checkpoint.name}: holds all weights of the model and no adapter.",
+            f"Take the model along: `workbench export {visible(model.source.run.id)} --to safetensors`.",
+        )
+    if form == "gguf":
+        from engine.export.to_gguf import refuse_early
+
+        refuse_early(asked["quant"])
+    with placed(place, _bytes(model, form)) as part:
+        if form == "modelfile":
+            found = _modelfile(model, part, asked)
+        elif form == "gguf":
+            found = _gguf(model, place, part, asked, report)
+        else:
+            found = {"safetensors": write_model, "adapter": write_adapter}[form](model, part, report)
+    return {
+        "form": form,
+        "path": str(place),
+        "bytes": checkpoint.size_of(place) if place.is_dir() else place.stat().st_size,
+        "ok": True,
+        "parity": found.as_json(),
+    }
+
+
+def _bytes(model: Model, form: str) -> int:
+    """Room that a part needs while it is made: a GGUF of an adapter also that of the merged folder."""
+    if form == "modelfile":
+        return 1 << 20
+    whole = bytes_of(model, "adapter" if form == "adapter" else "safetensors")
+    return 2 * whole if form == "gguf" else whole
+
+
+def _gguf(model: Model, place: Path, part: Path, asked: dict[str, Any], report: Report) -> Parity:
+    """Out of the merged folder, which is compared by its logits first; one that this export made already is taken."""
+    from transformers import AutoConfig
+
+    from engine.export.to_gguf import architecture, write
+
+    architecture(AutoConfig.from_pretrained(model.whole).get_text_config())
+    made = Path(asked["places"].get("safetensors", ""))
+    if model.merged is not None and made == model.merged:
+        return write(model, made, part, asked["quant"], report)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}.part-", dir=place.parent) as room:
+        folder = Path(room) / "merged"
+        write_model(model, folder, report)
+        return write(model, folder, part, asked["quant"], report)
+
+
+def _modelfile(model: Model, part: Path, asked: dict[str, Any]) -> Parity:
+    """Beside the GGUF of this export, or the folder. Raises WorkbenchError where there is neither."""
+    known = [Path(asked["places"][form]) for form in ("gguf", "safetensors") if form in asked["places"]]
+    weights = next((path for path in known if path.exists()), None)
+    if weights is None:
+        raise WorkbenchError(
+            "modelfile: names weights beside it, and this export made none.", "Export with --to gguf --to modelfile."
+        )
+    turns, start = modelfile.turns_of(model.tokenizer, dict(model.config.model.chat_template_kwargs))
+    stops = [str(each) for each in model.tokenizer.convert_ids_to_tokens(model.stops)]
+    part.write_text(modelfile.text(turns, start, weights.name, stops), "utf-8")
+    return Parity("the turns of the template", len(modelfile.CONVERSATIONS) + ("system" in turns), 0, stops)

@@ -1,0 +1,293 @@
+"""An adapter merged into its base, a weight at a time: PEFT's own layers merge, and no more than one layer is in memory.
+
+The base is read from its files and written in their number format, each file beside the one it comes from. Of a base that
+was quantized for training, what training saw is merged: the weights as four or eight bits hold them, in the files' format.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+
+from engine import model_files
+from engine.config.kinds import LOADERS
+from engine.config.method import METHODS
+from engine.config.tree import RunConfig
+from engine.errors import ModelError, visible
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
+Report = Callable[[str, int, int], None]
+PREFIX = "base_model.model."
+NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+@dataclass
+class Plan:
+    """What becomes of each weight of the base, by its name in the model."""
+
+    skeleton: torch.nn.Module
+    """The model with its adapter's layers, without memory (on the meta device)."""
+    layers: dict[str, LoraLayer]
+    """Layers with an adapter by their path."""
+    trained: dict[str, str]
+    """Weights that were trained whole: name in the model to name in the adapter's file."""
+    low_rank: dict[str, dict[str, str]]
+    """For each path, parameter of the layer to name in the adapter's file."""
+    quantized: set[str] = field(default_factory=set)
+    """Weights that training held in four or eight bits."""
+    tied: tuple[str, str] | None = None
+    """(embedding, head) where they are one weight in the base's files and two from now on."""
+
+
+def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
+    """What is to be merged where. Raises ModelError for what has no place in the base."""
+    import transformers
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
+
+    head = METHODS[config.method.kind].head
+    labels = {"score": 1, "steps": 2}.get(head)
+    settings = LoraConfig.from_pretrained(str(adapter))
+    if settings.target_parameters:
+        raise ModelError(
+            "adapter.target_parameters: adapters on experts that are one weight are not merged yet.",
+            "Export the adapter itself (--to adapter).",
+        )
+    shape = transformers.AutoConfig.from_pretrained(base)
+    with torch.device("meta"):
+        if labels is not None:
+            shape.num_labels = labels
+        model = getattr(transformers, LOADERS[head]).from_config(shape, dtype=torch.float32)
+    tied = _tied(model)
+    quantized = _quantized(config, model)
+    skeleton = get_peft_model(model, settings, low_cpu_mem_usage=True)
+    layers = {
+        path.removeprefix(PREFIX): module for path, module in skeleton.named_modules() if isinstance(module, LoraLayer)
+    }
+    trained: dict[str, str] = {}
+    low_rank: dict[str, dict[str, str]] = {path: {} for path in layers}
+    with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as file:
+        for key in file.keys():  # noqa: SIM118 - no mapping
+            path, _, last = key.removeprefix(PREFIX).partition(".lora_")
+            if last:
+                if path not in layers:
+                    raise _no_place(key)
+                low_rank[path][_parameter(last)] = key
+            else:
+                name = path.replace(".base_layer", "").replace(".modules_to_save.default", "")
+                trained[name] = key
+    for path, layer in layers.items():
+        wanted = {name for name in _module(layer).state_dict() if "lora_" in name and "dropout" not in name}
+        if wanted != set(low_rank[path]):
+            raise ModelError(
+                f"{model_files.ADAPTER_WEIGHTS}: lacks weights for the layer {visible(path)}.",
+                "Take another checkpoint.",
+            )
+    if tied is not None and not _either(tied, layers, trained):
+        tied = None
+    return Plan(skeleton, layers, trained, low_rank, quantized, tied)
+
+
+def _parameter(last: str) -> str:
+    """The parameter in a layer of what follows `.lora_` in the file, where the adapter has no name."""
+    kind, _, rest = last.partition(".")
+    if kind == "magnitude_vector":
+        return "lora_magnitude_vector.default.weight"
+    return f"lora_{kind}.default" + (f".{rest}" if rest else "")
+
+
+def _tied(model: Any) -> tuple[str, str] | None:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding is None or head is None or embedding.weight is not head.weight:
+        return None
+    paths = {id(module): path for path, module in model.named_modules()}
+    return f"{paths[id(embedding)]}.weight", f"{paths[id(head)]}.weight"
+
+
+def _either(tied: tuple[str, str], layers: Mapping[str, Any], trained: Mapping[str, str]) -> bool:
+    return any(name in trained or name.removesuffix(".weight") in layers for name in tied)
+
+
+def _quantized(config: RunConfig, model: Any) -> set[str]:
+    from engine.models.load import quantization_config
+
+    settings = quantization_config(config)
+    if settings is None:
+        return set()
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    kept = settings.llm_int8_skip_modules or get_keys_to_not_convert(model)
+    return {
+        f"{path}.weight"
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not any(path == each or path.endswith("." + each) for each in kept)
+    }
+
+
+def _no_place(key: str) -> ModelError:
+    return ModelError(
+        f"{model_files.ADAPTER_WEIGHTS}: {visible(key)} has no place in the base model.",
+        "The base is another than the one the adapter was trained on: put that one back, or export the adapter alone.",
+    )
+
+
+def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Report) -> None:
+    """Writes the merged weights, and their index where there are several files, into the folder `into`.
+
+    Raises ModelError where a weight of the adapter has no place in the base's files, or these hold no plain numbers.
+    """
+    made = plan(config, base, adapter)
+    stored = model_files.stored_weights(base)
+    odd = next((name for name, each in stored.items() if each.dtype not in DTYPES), None)
+    if odd is not None:
+        raise ModelError(
+            f"{visible(odd)}: is stored in {stored[odd].dtype}, into which an adapter cannot be merged.",
+            "Export the adapter itself (--to adapter), or train on the model in 16 bits.",
+        )
+    added = _extra(made, stored)
+    _refuse_left_over(made, stored, added)
+    files = model_files.weight_files(base)
+    total, done = sum(file.stat().st_size for file in files), 0
+    with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights:
+        for number, file in enumerate(files):
+            last = added if number == len(files) - 1 else {}
+            header = model_files.header(file)
+
+            def tensors(
+                file: Path = file, header: Mapping[str, model_files.Tensor] = header, last: Mapping[str, str] = last
+            ) -> Iterator[torch.Tensor]:
+                nonlocal done
+                with safe_open(file, "pt") as base_weights:
+                    for name in header:
+                        value = base_weights.get_tensor(name)
+                        done += value.nbytes
+                        yield _merged(config, made, name, value, weights)
+                        report("Merging", done, total)
+                for name, origin in last.items():
+                    value = _read(base, origin) if origin else weights.get_tensor(made.trained[name])
+                    yield _merged(config, made, name, value, weights) if origin else value
+
+            shapes = header | {name: _shape_of(made, name, origin, stored, weights) for name, origin in last.items()}
+            write_safetensors(into / file.name, shapes, tensors())
+    index = base / model_files.INDEX
+    if len(files) > 1 or (files and files[0].name != model_files.WEIGHTS and index.is_file()):
+        content = model_files.read_json(index)
+        content["weight_map"] |= dict.fromkeys(added, files[-1].name)
+        size = sum(path.stat().st_size for path in into.glob("*.safetensors"))
+        content.setdefault("metadata", {})["total_size"] = size
+        (into / model_files.INDEX).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def _extra(made: Plan, stored: Mapping[str, model_files.Tensor]) -> dict[str, str]:
+    """Weights that the base's files do not hold, by name: the weight they begin as, or nothing for a new head."""
+    added: dict[str, str] = {}
+    if made.tied is not None:
+        embedding, head = made.tied
+        there, lacking = (embedding, head) if embedding in stored else (head, embedding)
+        if lacking not in stored:
+            added[lacking] = there
+    for name in made.trained:
+        if name not in stored and name not in added:
+            added[name] = ""
+    return added
+
+
+def _refuse_left_over(made: Plan, stored: Mapping[str, Any], added: Mapping[str, str]) -> None:
+    known = dict(made.skeleton.get_base_model().state_dict())  # type: ignore[operator]
+    plain = {name.replace(".base_layer", "").replace(".original_module", "") for name in known}
+    for path in made.layers:
+        if f"{path}.weight" not in stored and f"{path}.weight" not in added:
+            raise _no_place(next(iter(made.low_rank[path].values())))
+    for name, origin in added.items():
+        if not origin and not any(name == each or each.endswith("." + name) for each in plain):
+            raise _no_place(made.trained[name])
+
+
+def _shape_of(made: Plan, name: str, origin: str, stored: Mapping[str, model_files.Tensor], weights: Any) -> Any:
+    if origin:
+        return stored[origin]
+    part = weights.get_slice(made.trained[name])
+    return model_files.Tensor(part.get_dtype(), tuple(part.get_shape()))
+
+
+def _read(base: Path, name: str) -> torch.Tensor:
+    for file in model_files.weight_files(base):
+        if name in model_files.header(file):
+            with safe_open(file, "pt") as weights:
+                return weights.get_tensor(name)
+    raise KeyError(name)
+
+
+@torch.no_grad()
+def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
+    """The weight as the trained model has it, in the format of the base's file."""
+    if name in made.trained and name.removesuffix(".weight") not in made.layers:
+        return weights.get_tensor(made.trained[name]).to(value.dtype)
+    path = name.removesuffix(".weight")
+    seen = _as_trained(config, value) if name in made.quantized else value
+    if not name.endswith(".weight") or path not in made.layers:
+        return seen.to(value.dtype)
+    layer = made.layers[path]
+    module = _module(layer)
+    module.to_empty(device="cpu")
+    try:
+        found = {part: weights.get_tensor(key).float() for part, key in made.low_rank[path].items()}
+        module.load_state_dict(found, strict=False)
+        inner = layer.get_base_layer()
+        inner.weight.data = seen.float()
+        layer.merge(safe_merge=True)
+        return inner.weight.data.to(value.dtype).contiguous()
+    finally:
+        layer.merged_adapters.clear()
+        module.to_empty(device="meta")
+
+
+def _module(layer: Any) -> torch.nn.Module:
+    """The layer, of which PEFT's own class says only what an adapter adds."""
+    found: torch.nn.Module = layer
+    return found
+
+
+def _as_trained(config: RunConfig, value: torch.Tensor) -> torch.Tensor:
+    """What a quantized layer held of this weight."""
+    import bitsandbytes.functional as bnb
+
+    kind, dtype = config.model.quantization, getattr(torch, config.model.dtype)
+    if kind == "int8":
+        numbers, largest, _ = bnb.int8_vectorwise_quant(value.to(torch.float16))
+        return numbers.float() * (largest.float() / 127).unsqueeze(1)
+    packed, state = bnb.quantize_4bit(
+        value.to(dtype).contiguous(), quant_type=kind, compress_statistics=True, blocksize=64
+    )
+    return bnb.dequantize_4bit(packed, state)
+
+
+def write_safetensors(path: Path, shapes: Mapping[str, model_files.Tensor], tensors: Iterator[torch.Tensor]) -> None:
+    """One safetensors file, of which no more than a tensor is in memory; `tensors` come in the order of `shapes`."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, each in shapes.items():
+        size = torch.Size(each.shape).numel() * DTYPES[each.dtype].itemsize
+        header[name] = {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for (name, each), value in zip(shapes.items(), tensors, strict=True):
+            if tuple(value.shape) != each.shape or NAMES[value.dtype] != each.dtype:
+                raise ModelError(f"{visible(name)}: became {tuple(value.shape)} in {value.dtype} while it was merged.")
+            file.write(value.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -1,0 +1,226 @@
+"""Whether an artefact answers as the trained model does: opened by another reader, the same prompt, ids, stop tokens, logits.
+
+The reference is the run's own: its tokenizer and template, and the base with the adapter beside it, as PEFT computes it. Both
+sides compute in float32 on the CPU, so that what differs is what the artefact's number format rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine import figures, model_files
+from engine.config.kinds import LOADERS
+from engine.config.method import METHODS
+from engine.config.tree import RunConfig
+from engine.data.chat import Chat
+from engine.data.plan import own_template
+from engine.errors import WorkbenchError, visible
+from engine.generate import end_of_turn
+
+PROBES = (
+    "In 1999 it cost 3.50, in 2026 1234567890 times 42.",
+    "  two spaces,   three\n\n\tand a tab  ",
+    "I'm sure they're here, we'll see; it's John's, don't you think?",
+    "我想在2026年学习机器学习。日本語も、한국어도.",
+    "naïve café — “quoted” … € 🚀",
+    "def f(x):\n    return x ** 2  # squared\n",
+)
+"""Texts on which tokenizers part: digits, spaces, contractions, other scripts, symbols, code."""
+CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "What is 12 times 3?"}],
+    [
+        {"role": "user", "content": "Hello there"},
+        {"role": "assistant", "content": "Hi. It's 10:30."},
+        {"role": "user", "content": "你好 2026"},
+    ],
+)
+BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+"""How far logits may be from the reference's, as a share of their size, by the number format of the artefact."""
+LONGEST = 256
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What was compared and how near it was."""
+
+    reader: str
+    prompts: int
+    """Conversations that both sides rendered alike."""
+    probes: int
+    """Texts that became the same ids."""
+    stop_tokens: list[str]
+    logits_error: float | None = None
+    """Distance of the logits as a share of their size; None where no other reader computes them."""
+    bound: float | None = None
+    trained_effect: float | None = None
+    """How far training moved the logits from the base's, as the same share."""
+
+    weights: int | None = None
+    """Weights that were read back and compared with their source one by one."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class ParityError(WorkbenchError):
+    """An artefact differs from the trained model."""
+
+
+def differs(reader: str, what: str) -> ParityError:
+    """The error for an artefact that `reader` reads as something else."""
+    return ParityError(
+        f"the artefact is not the trained model: opened by {reader}, {what}.",
+        "It was removed; the checkpoint is as it was.",
+    )
+
+
+def texts(tokenizer: Any) -> list[str]:
+    """The probes, with the tokenizer's special tokens within a text."""
+    special = [str(each) for each in tokenizer.all_special_tokens][:4]
+    return [*PROBES, *(f"before {each}after" for each in special)]
+
+
+def rendered(tokenizer: Any, kwargs: dict[str, Any] | None = None) -> list[str]:
+    """The conversations by the tokenizer's template; nothing where it has none or refuses them all."""
+    found = []
+    for messages in CONVERSATIONS if own_template(tokenizer)[0] else ():
+        try:
+            found.append(
+                tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **(kwargs or {}))
+            )
+        except Exception:  # noqa: BLE001 - templates raise what they like; what one refuses, both refuse
+            found.append("")
+    return found
+
+
+def stop_tokens(base_ids: Sequence[int], tokenizer: Any, kwargs: dict[str, Any]) -> list[int]:
+    """Ids that end an answer: the base's generation config's, the tokenizer's, and the template's end of turn."""
+    template, name = own_template(tokenizer)
+    ends = end_of_turn(tokenizer, Chat(tokenizer, template, name, kwargs) if template else None)
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return sorted({*base_ids, *own, *ends})
+
+
+def compare_tokens(reader: str, trained: Any, opened: Any, stops: Sequence[int], found: Sequence[int]) -> Parity:
+    """Raises ParityError where prompts, ids or stop tokens of two tokenizers differ."""
+    ours, theirs = rendered(trained), rendered(opened)
+    if ours != theirs:
+        place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
+        raise differs(reader, f"the chat template renders conversation {place + 1} otherwise")
+    for text in [*texts(trained), *ours]:
+        a, b = trained(text)["input_ids"], opened(text)["input_ids"]
+        if a != b:
+            raise differs(reader, f"{visible(text)[:60]!r} becomes other ids ({b[:8]} instead of {a[:8]})")
+    if sorted(stops) != sorted(found):
+        raise differs(reader, f"the stop tokens are {sorted(found)} instead of {sorted(stops)}")
+    names = [str(each) for each in trained.convert_ids_to_tokens(sorted(stops))]
+    return Parity(reader, len(ours), len(texts(trained)), names)
+
+
+def inputs(tokenizer: Any) -> list[list[int]]:
+    """What logits are compared on: the probes and the rendered conversations, as ids."""
+    found = [tokenizer(text)["input_ids"][:LONGEST] for text in texts(tokenizer)]
+    found += [tokenizer(text, add_special_tokens=False)["input_ids"][:LONGEST] for text in rendered(tokenizer) if text]
+    return [each for each in found if each]
+
+
+def outputs(model: Any, ids: Sequence[list[int]]) -> list[torch.Tensor]:
+    """What the model's head gives for each text, in float32: logits, or the last hidden state where it has no head."""
+    model.eval()
+    with torch.no_grad():
+        found = [model(input_ids=torch.tensor([each]), use_cache=False) for each in ids]
+    return [(each.logits if "logits" in each else each.last_hidden_state).float().cpu() for each in found]
+
+
+def distance(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
+    """The largest distance of a text's outputs as a share of their size; infinite where one is not finite."""
+    worst = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape or not bool(torch.isfinite(b).all()):
+            return float("inf")
+        worst = max(worst, float((a - b).norm() / a.norm().clamp_min(1e-12)))
+    return worst
+
+
+def loader_of(config: RunConfig) -> Any:
+    """transformers' class for the model with the method's head."""
+    import transformers
+
+    return getattr(transformers, LOADERS[METHODS[config.method.kind].head])
+
+
+def reference(config: RunConfig, base: Path, adapter: Path | None, ids: Sequence[list[int]]) -> tuple[Any, Any]:
+    """(outputs of the trained model, those of its base): the base as training held it, the adapter beside it."""
+    from engine.models.load import quantization_config
+
+    labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
+    settings: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
+    if adapter is not None and labels is not None:
+        settings["num_labels"] = labels
+    quantized = quantization_config(config) if adapter is not None else None
+    if quantized is not None:
+        settings |= {"quantization_config": quantized, "dtype": getattr(torch, config.model.dtype)}
+    model = loader_of(config).from_pretrained(base, **settings)
+    if quantized is not None:
+        model = model.dequantize().float()
+    _fit_padding(model)
+    if adapter is None:
+        return outputs(model, ids), None
+    plain = None if labels is not None else outputs(model, ids)
+    from peft import PeftModel
+
+    return outputs(PeftModel.from_pretrained(model, str(adapter)), ids), plain
+
+
+def _fit_padding(model: Any) -> None:
+    if getattr(model.config, "pad_token_id", None) is None:
+        model.config.pad_token_id = 0  # one text at a time: nothing is padded, and a head of scores asks for it
+
+
+def open_folder(config: RunConfig, folder: Path, ids: Sequence[list[int]]) -> list[torch.Tensor]:
+    """Outputs of a model folder, as plain transformers opens it. Raises ParityError for one that it cannot open whole."""
+    try:
+        model, notes = loader_of(config).from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+        )
+    except model_files.UNREADABLE as problem:
+        first = visible(str(problem).strip().split("\n")[0])[:200]
+        raise differs("transformers", f"it cannot be loaded ({first})") from problem
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if notes.get(what):
+            raise differs(
+                "transformers", f"it has {what.replace('_', ' ')}, such as {sorted(map(str, notes[what]))[0]}"
+            )
+    _fit_padding(model)
+    return outputs(model, ids)
+
+
+def judged(
+    found: Parity, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], base: Any, bound: float
+) -> Parity:
+    """The comparison with its logits. Raises ParityError where they are further apart than `bound`."""
+    error = distance(ours, theirs)
+    if not error <= bound:
+        raise differs(
+            found.reader, f"its logits are {error:.2g} of their size away, where at most {bound:g} is rounding"
+        )
+    effect = None if base is None else distance(ours, base)
+    return Parity(**{**asdict(found), "logits_error": error, "bound": bound, "trained_effect": effect})
+
+
+def refuse_little_memory(numbers: int) -> None:
+    """Raises WorkbenchError where the comparison would not fit this machine: it opens the model once, in float32."""
+    import psutil
+
+    needed, free = 4.4 * numbers, psutil.virtual_memory().available
+    if needed > free:
+        raise WorkbenchError(
+            f"comparing the result with the trained model takes {figures.size(needed)} of memory, and {figures.size(free)} "
+            "are free.",
+            "Close other programs, or do it on a machine with more memory.",
+        )

@@ -1,0 +1,161 @@
+"""From what a model is taken and where it goes: the checkpoint, the names of the parts, room on the disk. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from engine import figures
+from engine.errors import WorkbenchError, redact, visible
+from engine.model_files import ADAPTER
+from engine.run import checkpoint, inside
+from engine.run.store import RunFolder
+
+FORMS = {
+    "safetensors": "a folder that transformers, vLLM and others open: the model, adapter merged in",
+    "adapter": "the adapter alone, for PEFT and servers that load adapters",
+    "gguf": "one file for llama.cpp, Ollama and LM Studio",
+    "modelfile": "a Modelfile for `ollama create`, beside the GGUF or the folder",
+}
+"""What a run can be exported to, and what each is for."""
+QUANTS = ("F16", "BF16", "Q8_0")
+"""Number formats of a GGUF that need no other program."""
+K_QUANTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_XS", "Q4_0")
+"""Those that llama.cpp's `llama-quantize` makes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The checkpoint that is taken along."""
+
+    run: RunFolder
+    checkpoint: Path
+    adapted: bool
+    """Whether it holds an adapter; else all weights."""
+
+
+def source(run: RunFolder, step: int | None = None, *, hashes: bool = True) -> Source:
+    """The newest complete checkpoint, or that of a step. Raises WorkbenchError where there is none or it was changed."""
+    name = visible(run.id)
+    run.refuse_flaws()
+    if step is None:
+        found, skipped = checkpoint.newest_valid(run, hashes=hashes)
+        if found is None:
+            why = f"none of its checkpoints is whole ({skipped[0][0].name}: {skipped[0][1]})" if skipped else (
+                "it has no checkpoint, so there is no model to take along"
+            )  # fmt: skip
+            raise WorkbenchError(f"run {name}: {why}.", "Resume the run, or ask a running one for a checkpoint.")
+    else:
+        found = run.checkpoints / f"checkpoint-{step}"
+        reason = checkpoint.problem_with(found, hashes=hashes)
+        if reason:
+            known = ", ".join(str(each) for each in steps(run)) or "none"
+            raise WorkbenchError(
+                f"run {name}: checkpoint-{step} cannot be taken along: it {reason}.", f"Checkpoints here: {known}."
+            )
+    return Source(run, found, inside.exists(run, found / ADAPTER))
+
+
+def steps(run: RunFolder) -> list[int]:
+    """The steps of the checkpoints that are there, in order."""
+    try:
+        names = inside.names(run, run.checkpoints)
+    except OSError:
+        return []
+    return sorted(step for each in names if (step := checkpoint.step_of(run.checkpoints / each)) is not None)
+
+
+def places(run: RunFolder, forms: Sequence[str], folder: Path, quant: str = "F16") -> dict[str, Path]:
+    """Where each form goes within the export's folder."""
+    names = {
+        "safetensors": "safetensors",
+        "adapter": "adapter",
+        "gguf": f"{run.id}-{quant}.gguf",
+        "modelfile": "Modelfile",
+    }
+    return {form: folder / names[form] for form in FORMS if form in forms}
+
+
+@contextlib.contextmanager
+def placed(final: Path, needed: int) -> Iterator[Path]:
+    """A name beside `final` to write to, which becomes `final` when the block ends well and is gone when it does not.
+
+    Raises WorkbenchError where `final` exists, another process writes it, or the disk has less than `needed` bytes.
+    """
+    shown = visible(redact(str(final)))
+    refuse_existing(final)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        need_room(final, needed)
+        lock = FileLock(final.parent / f".{final.name}.lock", timeout=0)
+        with lock:
+            for left in final.parent.glob(f".{final.name}.part-*"):  # of an export that was killed
+                _remove(left)
+            part = final.parent / f".{final.name}.part-{secrets.token_hex(4)}"
+            try:
+                yield part
+                _make_durable(part)
+                refuse_existing(final)
+                os.rename(part, final)
+            finally:
+                _remove(part)
+                Path(lock.lock_file).unlink(missing_ok=True)
+    except Timeout:
+        raise WorkbenchError(
+            f"{shown}: another export is writing there now.", "Wait for it, or name another place with -o."
+        ) from None
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise WorkbenchError(
+                f"{shown}: the disk is full; about {figures.size(needed)} are needed, and nothing was kept.",
+                "Free some space, or name another place with -o.",
+            ) from problem
+        raise WorkbenchError(
+            f"{shown}: cannot be written: {problem.strerror or problem}.", "Name another place with -o."
+        ) from problem
+
+
+def refuse_existing(final: Path) -> None:
+    """Raises WorkbenchError where something has this name already."""
+    if os.path.lexists(final):
+        raise WorkbenchError(
+            f"{visible(redact(str(final)))}: exists already, and an export replaces nothing.",
+            "Remove it, or name another place with -o.",
+        )
+
+
+def need_room(final: Path, needed: int) -> None:
+    """Raises WorkbenchError where the disk of `final` has less than `needed` bytes."""
+    place = final.parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise WorkbenchError(
+            f"{visible(redact(str(final)))}: needs {figures.size(needed)}, and the disk has {figures.size(free)} free.",
+            "Free some space, or name another place with -o.",
+        )
+
+
+def _make_durable(part: Path) -> None:
+    for path in [*part.rglob("*"), part] if part.is_dir() else [part]:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _remove(part: Path) -> None:
+    if part.is_dir() and not part.is_symlink():
+        shutil.rmtree(part, ignore_errors=True)
+    else:
+        part.unlink(missing_ok=True)

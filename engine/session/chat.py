@@ -1,0 +1,524 @@
+"""A chat without a screen: who answers, what was said, how it is sampled, and the process that holds the models.
+
+Both frontends and `workbench chat --prompt` are this object with another face. The process is started by `load`, kept
+while the session is open, and ends with it. What it answers comes on a thread of its own, which changes the turns and then
+calls `wake`; a frontend draws what stands there.
+
+For a model that answers, each text is the next turn of one conversation. For a reward model the first text is the prompt
+and each further one an answer to be scored; for an embedding model the first is the query and each further one a text to
+be ranked with those before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.client import Inspector, Ticket
+from engine.config.files import parse
+from engine.config.method import METHODS
+from engine.config.tree import RunConfig
+from engine.errors import Cancelled, UsageError, WorkbenchError, visible
+from engine.figures import size
+from engine.rules import read
+from engine.run import checkpoint, devices, store
+from engine.run.launch import devices_of_live
+from engine.run.store import RunFolder
+
+COMMAND = (sys.executable, "-P", "-m", "engine.chat")
+MOST_NEW_TOKENS = 1 << 20
+Kind = Literal["text", "score", "rank"]
+Only = Literal["", "base", "tuned"]
+ENDED = {
+    "stop": "",
+    "stopped": "stopped by you",
+    "length": "stopped at max_new_tokens",
+    "positions": "stopped at the last position that the model has",
+}
+
+
+@dataclass(frozen=True)
+class Who:
+    """One who answers: a run's checkpoint, or with none the base model of the run."""
+
+    title: str
+    run: RunFolder
+    checkpoint: int | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How tokens are chosen, and what stands before the conversation. A temperature of 0 takes the likeliest token."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_new_tokens: int = 256
+    seed: int = 0
+    system: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError naming the setting, its value and what it takes."""
+        for name, takes, fits in (
+            ("temperature", "a number from 0 to 100", _number(self.temperature) and 0 <= self.temperature <= 100),
+            ("top_p", "a number above 0, at most 1", _number(self.top_p) and 0 < self.top_p <= 1),
+            ("max_new_tokens", f"a whole number from 1 to {MOST_NEW_TOKENS}", _whole(self.max_new_tokens, 1)),
+            ("seed", f"a whole number from 0 to {MOST_NEW_TOKENS}", _whole(self.seed, 0)),
+        ):
+            if not fits:
+                raise UsageError(f"{name}: must be {takes}; got {visible(str(getattr(self, name)))[:40]}.")
+
+    def changed(self, name: str, text: str) -> Settings:
+        """The settings with one of them read from what a person typed. Raises UsageError."""
+        if name == "system":
+            return replace(self, system=text)
+        kind = int if name in ("max_new_tokens", "seed") else float
+        try:
+            value: Any = kind(text.strip())
+        except ValueError:
+            value = text
+        return replace(self, **{name: value})
+
+    def sampling(self) -> dict[str, Any]:
+        """What the process is given of it."""
+        return {name: value for name, value in asdict(self).items() if name != "system"}
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_NEW_TOKENS
+
+
+@dataclass
+class Answer:
+    """What one side says to one text; grows while it is made."""
+
+    text: str = ""
+    tokens: int = 0
+    done: bool = False
+    ended: str = ""
+    """`stop`, `stopped`, `length` or `positions`, once it is done; empty where it failed."""
+    problem: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+
+    def note(self) -> str:
+        """What stands below it: tokens and speed, and why it ended where the model did not end it."""
+        if self.problem:
+            return self.problem
+        if not self.done:
+            return f"{self.tokens} tokens" if self.tokens else "waiting"
+        seconds = self.result.get("seconds")
+        if seconds is None:
+            return ""
+        speed = f"{self.tokens / seconds:.0f}/s" if seconds > 0 else ""
+        one = f"{self.tokens} token{'' if self.tokens == 1 else 's'}, {speed}"
+        return f"{one}  {ENDED.get(self.ended, '')}".rstrip()
+
+
+@dataclass
+class Turn:
+    """A text of the person and what each side says to it."""
+
+    prompt: str
+    answers: list[Answer]
+
+
+def kind_of(run: RunFolder) -> tuple[Kind, RunConfig]:
+    """What a run's model does with a text, and the run's config. Raises WorkbenchError for one that does neither."""
+    config = read(parse(run.read_config(), path=run.config).mapping).config
+    head = METHODS[config.method.kind].head
+    if head == "steps":
+        raise WorkbenchError(
+            f"{run.id} trained a process reward model, which judges the steps of an answer; the chat shows answers, scores and "
+            "nearness.",
+            "Load its checkpoint with transformers' AutoModelForTokenClassification.",
+        )
+    kinds: dict[str, Kind] = {"vocabulary": "text", "score": "score", "none": "rank"}
+    return kinds[head], config
+
+
+def who_answers(runs: Sequence[RunFolder], checkpoints: Sequence[int] = (), only: Only = "") -> list[Who]:
+    """Up to two sides: a run's checkpoint (its newest whole one) beside its base model; two checkpoints of a run; or two
+    runs, each with its checkpoint. `only` leaves one of the first pair.
+
+    Raises UsageError for too many, and WorkbenchError for a run without the checkpoint.
+    """
+    if not 1 <= len(runs) <= 2:
+        raise UsageError(f"a chat has one run or two; got {len(runs)}.")
+    if len(checkpoints) > 2 or (only and len(checkpoints) + len(runs) > 2):
+        raise UsageError("a chat has two sides at most; leave out a run, a --checkpoint, --base or --tuned.")
+    if only == "base" and (checkpoints or len(runs) > 1):
+        raise UsageError("--base: is the base model alone, so no checkpoint and no second run can be named.")
+    kinds = [kind_of(run) for run in runs]
+    if len({kind for kind, _ in kinds}) > 1:
+        raise UsageError(f"{runs[0].id} and {runs[1].id} answer in different ways (text, scores, nearness).")
+    kind, config = kinds[0]
+    base = Who(f"base {visible(config.model.name)}", runs[0], None)
+    if kind == "score" and only == "base":
+        raise UsageError("--base: the base of a reward model has no trained head, so its scores would be random.")
+    if only == "base":
+        return [base]
+    if len(runs) == 2:
+        steps = [*checkpoints, *([None] * (2 - len(checkpoints)))]
+        return [_tuned(run, step) for run, step in zip(runs, steps, strict=True)]
+    if len(checkpoints) == 2:
+        return [_tuned(runs[0], step) for step in checkpoints]
+    tuned = _tuned(runs[0], checkpoints[0] if checkpoints else None)
+    return [tuned] if only or kind == "score" else [tuned, base]
+
+
+def _tuned(run: RunFolder, step: int | None) -> Who:
+    run.refuse_flaws()
+    if step is None:
+        newest, _ = checkpoint.newest_valid(run, hashes=False)
+        found = checkpoint.step_of(newest) if newest is not None else None
+        if found is None:
+            raise WorkbenchError(
+                f"{run.id} has no whole checkpoint to talk to.",
+                f"`workbench checkpoint {run.id}` asks a run that goes on for one; --base talks to its base model.",
+            )
+        return Who(f"{run.id} checkpoint {found}", run, found)
+    if checkpoint.problem_with(run.checkpoints / f"checkpoint-{step}"):
+        whole = sorted(
+            place
+            for path in run.checkpoints.glob("checkpoint-*")
+            if (place := checkpoint.step_of(path)) is not None and checkpoint.is_valid(path)
+        )
+        has = f"its whole ones are {', '.join(map(str, whole))}" if whole else "it has none that is whole"
+        raise UsageError(f"--checkpoint: {run.id} has no whole checkpoint {step}; {has}.")
+    return Who(f"{run.id} checkpoint {step}", run, step)
+
+
+class ChatSession:
+    """One chat: its sides, turns and settings, and the process that answers.
+
+    `state` is `new`, `loading`, `ready`, `answering` or `failed`; `phase` and `phase_since` (seconds of `time.monotonic`)
+    say what goes on, `problem` what failed, `notes` what a person should know.
+    """
+
+    def __init__(
+        self,
+        who: Sequence[Who],
+        settings: Settings | None = None,
+        *,
+        tools: Sequence[Any] = (),
+        device: str = "auto",
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.who = list(who)
+        self.settings = settings or Settings()
+        self.tools = list(tools)
+        self.kind, self._config = kind_of(self.who[0].run)
+        self.turns: list[Turn] = []
+        self.state, self.phase, self.problem = "new", "", ""
+        self.phase_since = time.monotonic()
+        self.loaded: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.version = 0
+        """Grows with every change."""
+        self._wake = wake
+        self._texts: list[str] = []
+        self._lock = threading.RLock()
+        self._client = Inspector(COMMAND, name="the chat's process", environment=self._environment(device))
+
+    # -- the process ---------------------------------------------------------------------------------------------------
+    def _environment(self, device: str) -> dict[str, str]:
+        if device not in ("auto", "cpu"):
+            raise UsageError(f"--device: must be auto or cpu; got {visible(device)[:40]}.")
+        live = devices_of_live(self.who[0].run.path.parent, leaving=False)
+        taken = {name for names in live.values() for name in names}
+        choice = devices.choose("auto", taken) if device == "auto" else devices.Choice((), 1)
+        beside = [
+            run for run, names in live.items() if set(names) & set(choice.visible) or not (names or choice.visible)
+        ]
+        if beside:
+            where = f"GPU {choice.visible[0]}" if choice.visible else "the CPU"
+            self.notes.append(f"{visible(beside[0])} is training on {where} too: both share its memory and are slower.")
+        threads = os.environ.get("OMP_NUM_THREADS") or str(devices.cores())
+        found = {"CUDA_VISIBLE_DEVICES": ",".join(choice.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return {**found, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+    @property
+    def pid(self) -> int | None:
+        """The process that holds the models, while it lives."""
+        return self._client.pid
+
+    def load(self) -> Ticket:
+        """Start loading; returns at once."""
+        self._now("loading", "Starting")
+        sides = [{"title": one.title, "run": str(one.run.path), "checkpoint": one.checkpoint} for one in self.who]
+        ticket = self._client.ask("load", on_progress=lambda told: self._now("loading", told["phase"]), sides=sides)
+        ticket.add_done_callback(self._loaded)
+        return ticket
+
+    def _loaded(self, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            self._failed(ticket.error)
+            return
+        with self._lock:
+            self.loaded = ticket.result()
+            self.notes = [note for note in self.notes if "is training on" in note]
+            if self.loaded["models"] > 1:
+                self.notes.append(
+                    f"{self.loaded['models']} models are loaded, {size(self.loaded['bytes'])} together: they share no weights."
+                )
+            if self.kind == "text" and not all(side["template"] for side in self.loaded["sides"]):
+                self.notes.append("No chat template: each text is continued as it stands, without those before it.")
+        self._now("ready", "")
+
+    def _failed(self, problem: WorkbenchError) -> None:
+        self.problem = "" if isinstance(problem, Cancelled) else problem.told
+        self._now("failed", "")
+
+    def _now(self, state: str, phase: str) -> None:
+        with self._lock:
+            if phase != self.phase:
+                self.phase_since = time.monotonic()
+            self.state, self.phase = state, phase
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End the process, and with it what it holds of memory."""
+        self._wake = lambda: None
+        self._client.close()
+
+    def __enter__(self) -> ChatSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- talking -------------------------------------------------------------------------------------------------------
+    @property
+    def wants(self) -> str:
+        """What the next text is: a `prompt`, an `answer` to score, a `query`, a `text` to rank."""
+        if self.kind == "text":
+            return "prompt"
+        first, more = ("prompt", "answer") if self.kind == "score" else ("query", "text")
+        return more if self._texts else first
+
+    @property
+    def has_template(self) -> bool:
+        """Whether what was said before is read again with each turn."""
+        return all(side["template"] for side in self.loaded.get("sides", ())) if self.loaded else True
+
+    def say(self, text: str) -> list[Ticket]:
+        """Give the next text; the answers come by themselves. Raises UsageError for an empty one or too early."""
+        if not text.strip():
+            raise UsageError(f"the {self.wants} is empty.")
+        self._refuse_unless_ready()
+        if self.kind == "text":
+            return self._ask_both(text)
+        self._texts.append(text)
+        if len(self._texts) == 1:
+            self._changed()
+            return []
+        return self._score(text) if self.kind == "score" else self._rank()
+
+    def again(self) -> list[Ticket]:
+        """Answer the newest text anew, with the settings as they are now. Raises UsageError where there is none."""
+        self._refuse_unless_ready()
+        if not self.turns or self.kind != "text":
+            raise UsageError("there is no answer to make again.")
+        return self._ask_both(self.turns.pop().prompt)
+
+    def stop(self) -> None:
+        """End the answers that are being made; what they say so far stays."""
+        if self.state == "answering":
+            self._client.ask("stop")
+
+    def renew(self) -> None:
+        """Begin a new conversation."""
+        self._refuse_unless_ready()
+        self.turns, self._texts = [], []
+        self._changed()
+
+    @property
+    def subject(self) -> str:
+        """The prompt whose answers are scored, or the query; empty in a conversation."""
+        return self._texts[0] if self._texts else ""
+
+    def _refuse_unless_ready(self) -> None:
+        if self.state == "ready" and self.pid is None:
+            self._failed(WorkbenchError("the chat's process has ended.", "Load the model again."))
+        if self.state == "failed":
+            raise UsageError(self.problem or "the chat's process has ended.")
+        if self.state != "ready":
+            what = "an answer is being made; stop it first" if self.state == "answering" else "the model is loading"
+            raise UsageError(f"{what}.")
+
+    def messages(self, side: int, upto: int | None = None) -> list[dict[str, Any]]:
+        """What this side has read and said, the system prompt first; without a template the newest text alone."""
+        turns = self.turns[:upto]
+        found: list[dict[str, Any]] = []
+        if self.settings.system:
+            found.append({"role": "system", "content": self.settings.system})
+        for turn in turns if self.has_template else turns[-1:]:
+            found.append({"role": "user", "content": turn.prompt})
+            if turn.answers[side].done and not turn.answers[side].problem:
+                found.append({"role": "assistant", "content": turn.answers[side].text})
+        return found
+
+    def _ask_both(self, text: str) -> list[Ticket]:
+        turn = Turn(text, [Answer() for _ in self.who])
+        self.turns.append(turn)
+        asked = [
+            lambda on_progress, side=side: self._client.ask(
+                "answer",
+                on_progress=on_progress,
+                side=side,
+                messages=self.messages(side),
+                tools=self.tools,
+                sampling=self.settings.sampling(),
+            )
+            for side in range(len(self.who))
+        ]
+        return self._follow(turn, asked)
+
+    def _score(self, answered: str) -> list[Ticket]:
+        turn = Turn(answered, [Answer() for _ in self.who])
+        self.turns.append(turn)
+        messages = [{"role": "user", "content": self._texts[0]}]
+        if self.settings.system:
+            messages.insert(0, {"role": "system", "content": self.settings.system})
+        asked = [
+            lambda _, side=side: self._client.ask("score", side=side, messages=messages, answer=answered)
+            for side in range(len(self.who))
+        ]
+        return self._follow(turn, asked)
+
+    def _rank(self) -> list[Ticket]:
+        turn = Turn(self._texts[0], [Answer() for _ in self.who])
+        self.turns = [turn]
+        query, texts = self._texts[0], self._texts[1:]
+        asked = [
+            lambda _, side=side: self._client.ask("rank", side=side, query=query, texts=texts)
+            for side in range(len(self.who))
+        ]
+        return self._follow(turn, asked)
+
+    def _follow(self, turn: Turn, asked: Sequence[Callable[[Any], Ticket]]) -> list[Ticket]:
+        """Ask each side, and let its answer grow in the turn."""
+        self._now("answering", "")
+        tickets = []
+        for answer, ask in zip(turn.answers, asked, strict=True):
+            ticket = ask(partial(self._grow, answer))
+            tickets.append(ticket)
+            ticket.add_done_callback(partial(self._answered, turn, answer))
+        return tickets
+
+    def _grow(self, answer: Answer, told: dict[str, Any]) -> None:
+        answer.text += told["text"]
+        answer.tokens = told["tokens"]
+        self._changed()
+
+    def _answered(self, turn: Turn, answer: Answer, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            answer.problem = ticket.error.told
+        else:
+            result = answer.result = ticket.result()
+            answer.ended, answer.tokens = result.get("ended", ""), result.get("tokens", 0)
+            if "score" in result:
+                answer.text = f"{result['score']:.4f}"
+            elif "order" in result:
+                answer.text = "\n".join(f"{one['similarity']:+.4f}  {one['text']}" for one in result["order"])
+            else:
+                answer.text = result["text"]
+        answer.done = True
+        with self._lock:
+            if self.state == "answering" and all(each.done for each in turn.answers):
+                if self.pid is None:  # the process died: what failed says so, and another text loads anew
+                    self.problem = answer.problem
+                    self._now("failed", "")
+                    return
+                self._now("ready", "")
+                return
+        self._changed()
+
+    def prompt(self, side: int, text: str = "") -> Ticket:
+        """The exact text that this side reads next, with `text` as the next turn: `text`, `ids`, `tokens`."""
+        messages = self.messages(side)
+        if text:
+            if not self.has_template:
+                messages = [one for one in messages if one["role"] == "system"]
+            messages.append({"role": "user", "content": text})
+        elif messages and messages[-1]["role"] == "assistant":
+            messages.pop()
+        if not messages or messages[-1]["role"] == "system":
+            raise UsageError("there is no text yet that the model could read.")
+        return self._client.ask("prompt", side=side, messages=messages, tools=self.tools)
+
+    # -- keeping -------------------------------------------------------------------------------------------------------
+    def rows(self) -> list[dict[str, Any]]:
+        """The conversation as rows to train on, one a side, and `model`, who answered.
+
+        An answer that was cut is flagged as not trained: it would teach to stop in the middle. Without a chat template a
+        row is a prompt and its completion, and one that was cut is left out.
+        """
+        if self.kind != "text":
+            raise UsageError("scores and nearness are no rows to train on; only conversations are saved.")
+        rows: list[dict[str, Any]] = []
+        for side, one in enumerate(self.who):
+            if not self.has_template:
+                rows += [
+                    {"prompt": turn.prompt, "completion": turn.answers[side].text, "model": one.title}
+                    for turn in self.turns
+                    if turn.answers[side].ended == "stop" and turn.answers[side].text
+                ]
+                continue
+            said = [turn for turn in self.turns if turn.answers[side].done and not turn.answers[side].problem]
+            if not said:
+                continue
+            messages: list[dict[str, Any]] = []
+            if self.settings.system:
+                messages.append({"role": "system", "content": self.settings.system})
+            for turn in said:
+                answer = turn.answers[side]
+                cut = {} if answer.ended == "stop" else {"train": False}
+                messages.append({"role": "user", "content": turn.prompt})
+                messages.append({"role": "assistant", "content": answer.text, **cut})
+            rows.append({"messages": messages, **({"tools": self.tools} if self.tools else {}), "model": one.title})
+        return rows
+
+    def save(self, path: Path) -> int:
+        """Write the rows as JSONL, all or nothing, and return how many. Raises WorkbenchError, also where a file is there."""
+        rows = self.rows()
+        if not rows:
+            raise UsageError("there is no whole answer to save yet.")
+        if os.path.lexists(path):
+            raise UsageError(f"{visible(str(path))}: is there already; name another file.")
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        try:
+            store.replace_file(path, text)
+        except (OSError, UnicodeError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else "an answer is no valid text"
+            raise WorkbenchError(f"{visible(str(path))}: cannot be written: {reason}.", "Name another file.") from None
+        return len(rows)
+
+
+def tools_from(path: Path) -> list[Any]:
+    """The tools of a JSON file, a list of descriptions as chat templates take them. Raises UsageError."""
+    shown = visible(str(path))
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is no JSON"
+        raise UsageError(f"--tools: {shown} cannot be read: {reason}.") from None
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise UsageError(f"--tools: {shown} must hold a list of tools, each an object.")
+    return found

@@ -1,0 +1,112 @@
+"""What a config will do, as a paragraph for people: this model, these rows, learned this way, this long, this much, this is kept.
+
+One text for the review of app and notebook and for the commands. Every figure is the estimate's or a fact's; what is not
+known is called so, with what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.config.adapter import Lora
+from engine.config.data import DataSource
+from engine.config.facts import Facts
+from engine.config.files import short_path
+from engine.config.method import METHODS
+from engine.config.tree import RunConfig
+from engine.errors import visible
+from engine.figures import brief, count, large, number, percent, size, size_of
+from engine.planning.estimate import Estimate
+
+NAMED = 2
+"""So many sources are named; of more their number is said."""
+
+
+def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | None = None) -> str:
+    """The sentences, in one line. `runs_dir` is where the run would go, if that is known."""
+    found = [_learns(config, facts, estimate), _trained(config, estimate), _long(config, facts, estimate)]
+    return " ".join([*found, _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)])
+
+
+def _learns(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
+    method = METHODS[config.method.kind]
+    aim = method.words.partition(": ")[2] or method.called
+    known = facts.model.parameters if facts.model is not None else None
+    size_ = f" ({large(known)} parameters)" if known else " (its size is not known yet)" if config.model.name else ""
+    name = visible(config.model.name) or "A model that is still to be named"
+    how = "is made into" if method.called.startswith(("a ", "an ")) else "is trained with"
+    return f"{name}{size_} {how} {method.called} ({aim}) on {_rows(config, facts)}."
+
+
+def _rows(config: RunConfig, facts: Facts) -> str:
+    train, data = config.data.train, facts.data
+    if not train:
+        return "rows that are still to be named"
+    counted = data is not None and data.holds_for(config) and data.counted is not None
+    if not counted or data is None or data.rows is None:
+        rows = "the rows, not counted yet,"
+    else:
+        rows = f"{'about ' if data.counted == 'sample' else ''}{count(data.rows)} {'packs' if config.data.packing else 'rows'}"
+    held = _names(config.data.eval)
+    many = (
+        f"{count(data.eval_rows)} held-out rows" if counted and data is not None and data.eval_rows else "held-out rows"
+    )
+    return f"{rows} of {_names(train)}" + (f" and judged by {many} of {held}" if held else "")
+
+
+def _names(sources: Sequence[DataSource]) -> str:
+    """The sources by name; of many how many there are."""
+    names = list(dict.fromkeys(short_path(visible(each.path)) for each in sources))
+    return " and ".join(names) if len(names) <= NAMED else f"{len(names)} sources"
+
+
+def _trained(config: RunConfig, estimate: Estimate) -> str:
+    trained, total = estimate.trainable_parameters, estimate.total_parameters
+    how_many = "how many is not known yet" if trained is None else large(trained)
+    if isinstance(config.adapter, Lora):
+        share = f", {percent(trained / total, 1)} of all" if trained and total else ""
+        bits = ", held in 4 bits," if config.model.quantization == "nf4" else ""
+        lora = f"LoRA, rank {config.adapter.r}: {how_many} parameters{share}"
+        return f"The model{bits} stays as it is; what learns are small matrices beside it ({lora})."
+    if trained is not None and total is not None and trained < total:
+        return f"{how_many} of its {large(total)} parameters learn."
+    return f"All of its parameters learn{f' ({how_many})' if trained is not None else ''}."
+
+
+def _long(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
+    machine = facts.machine
+    where = "" if machine is None else " on the GPU" if machine.gpus else " on the CPU"
+    if config.optim.max_steps is not None:
+        steps = f"It takes {count(config.optim.max_steps)} steps"
+    elif estimate.steps is not None:
+        epochs = config.optim.num_train_epochs
+        steps = f"It takes {count(estimate.steps)} steps, {'once' if epochs == 1 else f'{number(epochs)} times'} over the rows"
+    else:
+        steps = "How many steps it takes is not known until the rows are counted"
+    batch = f", {count(estimate.effective_batch)} rows each" if estimate.effective_batch else ""
+    if estimate.seconds_left is None:
+        return f"{steps}{batch}; how long is not known yet."
+    return f"{steps}{batch}: roughly {brief(estimate.seconds_left)}{where}."
+
+
+def _memory(facts: Facts, estimate: Estimate) -> str:
+    need, room = estimate.memory_total, estimate.device_bytes
+    if need is None:
+        return "How much memory it needs is not known yet."
+    if room is None:
+        return f"It needs about {size(need)} of memory."
+    what = "of the card" if facts.machine is not None and facts.machine.gpus else "of memory"
+    fits = "" if need <= room else ", more than there is"
+    return f"It needs about {size_of(need, room)} {what}{fits}."
+
+
+def _kept(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | None) -> str:
+    many = f"the newest {config.run.save_total_limit} checkpoints"
+    each = f" ({size(estimate.checkpoint_bytes)} each)" if estimate.checkpoint_bytes is not None else ""
+    need = estimate.checkpoints_bytes
+    disk = f"up to {size(need)} of disk" if need is not None else "how much disk is not known yet"
+    free = facts.machine.disk_free_bytes if facts.machine is not None else None
+    room = f", {size(free)} are free" if free is not None else ""
+    where = f" in {short_path(visible(str(runs_dir)))}" if runs_dir is not None else ""
+    return f"Kept are {many}{each}, curves, samples and log{where}: {disk}{room}."

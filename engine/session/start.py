@@ -1,0 +1,232 @@
+"""What a window opens on: runs that go on, what was done last, and the ways to begin. Text and order, for any frontend.
+
+`StartList` reads folders; what it gives is plain data.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.config.files import load, short_path
+from engine.config.kinds import MethodSection
+from engine.config.method import METHODS
+from engine.config.recipes import recipe_mapping
+from engine.config.steps import GOALS, Goal
+from engine.config.tree import RunConfig
+from engine.errors import WorkbenchError
+from engine.figures import count, duration, number
+from engine.rules import read
+from engine.run.listing import Listing, Summary
+from engine.session.build import standings
+from engine.session.draft import Draft
+from engine.session.recent import Recent, with_sources
+
+LIVE_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line to open. `kind` is run, config, unsaved or begin; `key` names it among its kind."""
+
+    kind: str
+    key: str
+    title: str
+    state: str = ""
+    """A run's state, by which it gets its sign; nothing for anything else."""
+    method: str = ""
+    word: str = ""
+    """What it is or how it stands, in a word."""
+    detail: str = ""
+    when: float | None = None
+    bytes: int | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and its lines."""
+
+    title: str
+    entries: tuple[Entry, ...]
+
+
+BEGIN: tuple[Entry, ...] = (
+    Entry(
+        "begin",
+        "guide",
+        "Guided first run",
+        detail="See a model learn a few rows by heart, and why; yours, if you like",
+    ),
+    Entry("begin", "demo", "The demo", detail="A tiny model learns dates here; nothing is downloaded"),
+    Entry("begin", "new", "New config", detail="From what the model shall learn, or a ready config"),
+    Entry("begin", "file", "Open a file", detail="A config of yours, or of Axolotl, LLaMA-Factory or TRL"),
+)
+
+
+class StartList:
+    """Reads what there is to come back to, for any thread. `runs` is how many there are in all after `sections`."""
+
+    def __init__(self, runs_dir: Path, recent: Recent, cache: Path | None = None) -> None:
+        self._listing = Listing(runs_dir, cache)
+        self._recent = recent
+        self._configs: dict[Path, tuple[tuple[int, int], Entry]] = {}
+        self._lock = threading.Lock()
+        self.runs = 0
+
+    def sections(self, rows: int) -> list[Section]:
+        """Headings with their lines, for a place of about so many rows; ways to begin stand last, and always."""
+        with self._lock:
+            return self._sections(rows)
+
+    def _sections(self, rows: int) -> list[Section]:
+        found = self._listing.read()
+        self.runs = len(found)
+        live = [self._listing.look(each) for each in found if not each.over][:LIVE_SHOWN]
+        going, ended = [each for each in live if not each.over], [each for each in found if each.over]
+        # A run of which its file says that it goes on may turn out to be over.
+        ended = sorted([*ended, *(each for each in live if each.over)], key=lambda each: -each.when)
+        room = max(4, rows - len(BEGIN) - len(going) - 6)
+        configs = with_sources(self._recent.configs(), ((each.source, each.created) for each in found[:100]))
+        for_configs = min(len(configs), max(2, room // 3))
+        recent = [_run(self._listing.look(each)) for each in ended[: room - for_configs]]
+        self._listing.keep()
+        lines = [*recent, *(entry for path, when in configs[:for_configs] if (entry := self._config(path, when)))]
+        made = [Section("Going on", tuple(_run(each) for each in going)), Section("Recent", tuple(lines))]
+        return [section for section in made if section.entries] + [Section("Begin", BEGIN)]
+
+    def models(self) -> list[str]:
+        """The models of the newest runs and configs, each once."""
+        with self._lock:
+            names = [each.model for each in self._listing.read()[:200] if each.model]
+        names += [config.model.name for config in self._recent_configs() if config.model.name]
+        return list(dict.fromkeys(names))
+
+    def rows(self) -> list[str]:
+        """The rows that the newest configs and runs name, each once; a path as it can be opened from anywhere."""
+        return list(
+            dict.fromkeys(
+                source.path for config in self._recent_configs() for source in config.data.train if source.path
+            )
+        )
+
+    def files(self) -> list[str]:
+        """The config files that were opened last, or that runs were started from."""
+        return [str(path) for path, _ in self._recent_files()]
+
+    def _recent_files(self) -> list[tuple[Path, float]]:
+        with self._lock:
+            sources = [(each.source, each.created) for each in self._listing.read()[:100]]
+        return with_sources(self._recent.configs(), sources)
+
+    def _recent_configs(self) -> list[RunConfig]:
+        from engine.config.files import absolute
+
+        found = []
+        for path, _ in self._recent_files()[:12]:
+            try:
+                document = load(path)
+            except WorkbenchError:
+                continue
+            found.append(read(absolute(document.mapping, path.parent)).config)
+        return found
+
+    def _config(self, path: Path, when: float) -> Entry | None:
+        """A config file as a line; one that cannot be read any more is left out."""
+        try:
+            state = os.stat(path)
+        except OSError:
+            return None
+        stamp = (state.st_size, state.st_mtime_ns)
+        known = self._configs.get(path)
+        if known is None or known[0] != stamp:
+            known = self._configs[path] = (stamp, _config(path))
+        return replace(known[1], when=max(when, state.st_mtime))
+
+
+def _run(summary: Summary) -> Entry:
+    return Entry(
+        "run",
+        summary.id,
+        summary.id,
+        state=summary.state,
+        method=_called(summary.method),
+        word="silent" if summary.silent_seconds is not None else summary.state,
+        detail=_standing(summary),
+        when=None if not summary.over else summary.when,
+        bytes=summary.bytes if summary.over else None,
+        model=summary.model,
+    )
+
+
+def _standing(summary: Summary) -> str:
+    """What matters of a run: how far it is, how good it became, or why it ended."""
+    if summary.state in ("failed", "lost", "queued"):
+        return summary.cause
+    if summary.over:
+        if summary.eval_loss is not None:
+            return f"held-out loss {number(summary.eval_loss)}"
+        return f"loss {number(summary.loss)}" if summary.loss is not None else ""
+    parts = []
+    if summary.step:
+        parts.append(f"step {count(summary.step)}" + (f" of {count(summary.max_steps)}" if summary.max_steps else ""))
+    if summary.loss is not None:
+        parts.append(f"loss {number(summary.loss)}")
+    if summary.eta_seconds is not None:
+        parts.append(f"{duration(summary.eta_seconds)} left")
+    return ", ".join(parts)
+
+
+def _config(path: Path) -> Entry:
+    entry = Entry("config", str(path), path.name, word="config")
+    place = "this folder" if path.parent == Path.cwd() else short_path(str(path.parent))
+    try:
+        document = load(path)
+    except WorkbenchError as problem:
+        return replace(entry, detail=problem.message)
+    from engine.bridge.detect import TITLES, detect
+
+    tool = detect(document.mapping)
+    if tool is not None:
+        return replace(entry, detail=f"of {TITLES[tool]}, in {place}")
+    reading = read(document.mapping)
+    errors = sum(finding.severity == "error" for finding in reading.findings)
+    detail = f"{errors} to mend, in {place}" if errors else f"in {place}"
+    config = reading.config
+    return replace(entry, method=_called(config.method.kind), detail=detail, model=config.model.name)
+
+
+def _called(kind: str) -> str:
+    section = METHODS.get(kind)
+    return section.called if section is not None else kind
+
+
+def goal_of(draft: Draft) -> Goal | None:
+    """The goal that a config serves: that of its recipe, or else the one whose method is its own or takes such rows."""
+    by_recipe = next((goal for goal in GOALS if goal.recipe and goal.recipe == draft.recipe), None)
+    if by_recipe is not None:
+        return by_recipe
+    method = draft.config.method
+    if "method" not in draft.mapping and draft.recipe is None and draft.path is None:
+        return None
+    served = [(goal, _method_of(goal)) for goal in GOALS if goal.recipe and goal.recipe != "demo"]
+    exact = next((goal for goal, kind in served if kind == method.kind), None)
+    return exact or next((goal for goal, kind in served if _alike(METHODS[kind], type(method))), None)
+
+
+def _method_of(goal: Goal) -> str:
+    assert goal.recipe is not None
+    return str(recipe_mapping(goal.recipe).get("method", {}).get("kind", "sft"))
+
+
+def _alike(one: type[MethodSection], other: type[MethodSection]) -> bool:
+    """Whether two methods are ways to the same goal: answers by preference, or by reward."""
+    same = {"pairs": "preference", "rated": "preference"}
+    return same.get(one.rows, one.rows) == same.get(other.rows, other.rows)
+
+
+def open_step(draft: Draft) -> str:
+    """The step with the first open question: the first with an error, or else the review."""
+    return next((each.step for each in standings(draft.findings) if each.errors), "review")

@@ -1,0 +1,118 @@
+"""GGUF files and Modelfiles: each family from a config, read back; what llama.cpp would read otherwise is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import WorkbenchError
+from engine.export import modelfile, parity
+from engine.export.__main__ import _config
+from engine.export.folder import Model
+from engine.export.making import make
+from engine.export.places import places, source
+from engine.run.store import RunFolder
+
+Make = Callable[..., RunFolder]
+gguf = pytest.importorskip("gguf")
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
+    "mistral": {"head_dim": 16},
+    "qwen3": {"head_dim": 32},
+    "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32},
+    "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 32},
+    "phi3": {},
+}  # fmt: skip
+
+
+def exported(run: RunFolder, forms: list[str], folder: Path, quant: str = "F16") -> list[dict[str, Any]]:
+    where = places(run, forms, folder, quant)
+    asked = {"quant": quant, "places": {form: str(path) for form, path in where.items()}}
+    model = Model(source(run), _config(run))
+    return [make(model, form, path, asked, lambda *_: None) for form, path in where.items()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_weight_of_a_family_comes_back(make_run: Make, tmp_path: Path, shared_data: Path, family: str) -> None:
+    spm = family in ("gemma2", "gemma3_text", "phi3")
+    tokenizer = shared_data / ("weights/tinystories-llama-260k" if spm else "tokenizers/minimind")
+    run = make_run(family, adapter={}, tokenizer=tokenizer, **FAMILIES[family])
+    part = exported(run, ["gguf"], tmp_path / "out", "BF16")[0]
+    assert part["parity"]["weights"] > 14
+    reader = gguf.GGUFReader(part["path"])
+    assert (
+        reader.get_field("general.architecture").contents()
+        == gguf.MODEL_ARCH_NAMES[
+            getattr(gguf.MODEL_ARCH, {"mistral": "LLAMA", "gemma3_text": "GEMMA3"}.get(family, family.upper()))
+        ]
+    )
+    assert reader.get_field("tokenizer.ggml.model").contents() == ("llama" if spm else "gpt2")
+    assert ("rope_freqs.weight" in {each.name for each in reader.tensors}) == (family == "llama")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"{run.id}-BF16.gguf"]
+
+
+def test_transformers_own_reader_gives_the_logits_of_the_trained_model(make_run: Make, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    run = make_run("llama", adapter={})
+    model = Model(source(run), _config(run))
+    for quant, bound in (("F16", 1e-2), ("Q8_0", 5e-2)):
+        part = exported(run, ["gguf"], tmp_path / quant, quant)[0]
+        file = Path(part["path"])
+        opened = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        assert parity.distance(model.reference[0], parity.outputs(opened, model.inputs)) < bound
+
+
+def test_a_modelfile_renders_the_prompt_that_was_trained(make_run: Make, tmp_path: Path, shared_data: Path) -> None:
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(shared_data / "tokenizers/minimind")
+    words.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    words.save_pretrained(tmp_path / "words")
+    run = make_run("llama", adapter={}, tokenizer=tmp_path / "words")
+    parts = exported(run, ["gguf", "modelfile"], tmp_path / "out")
+    text = Path(parts[1]["path"]).read_text()
+    assert text.startswith(f"FROM ./{run.id}-F16.gguf\nTEMPLATE")
+    assert '{{ else if eq .Role "user" }}<|im_start|>user\n{{ .Content }}<|im_end|>\n' in text
+    assert 'PARAMETER stop "<|im_end|>"' in text
+    words.chat_template = "{% for m in messages %}{{ loop.length }}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(WorkbenchError, match="no plain sequence of turns"):
+        modelfile.turns_of(words, {})
+    with pytest.raises(WorkbenchError, match="this export made none"):
+        exported(run, ["modelfile"], tmp_path / "alone")
+
+
+def test_what_llama_cpp_reads_otherwise_is_refused(make_run: Make, tmp_path: Path) -> None:
+    run = make_run("olmo2", adapter={})
+    with pytest.raises(WorkbenchError, match=r"a model of type olmo2 is not written as GGUF"):
+        exported(run, ["gguf"], tmp_path / "out")
+    with pytest.raises(WorkbenchError, match=r"Q4_K_M is made by") as refused:
+        exported(run, ["gguf"], tmp_path / "out", "Q4_K_M")
+    assert "`llama-quantize FILE-F16.gguf FILE-Q4_K_M.gguf Q4_K_M`" in refused.value.told
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_unknown_rules_of_a_tokenizer_are_refused(make_run: Make, tmp_path: Path) -> None:
+    run = make_run("llama", adapter={})
+    from engine.export.tokens_of_gguf import vocabulary
+
+    path = tmp_path / "base/tokenizer.json"
+    content = json.loads(path.read_text())
+    assert vocabulary(tmp_path / "base", None, 6400).pre == "gpt-2"
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": "[0-9]{1,2}"}, "behavior": "Isolated", "invert": False}, content["pre_tokenizer"],
+    ]}  # fmt: skip
+    path.write_text(json.dumps(content))
+    with pytest.raises(WorkbenchError, match=r"rules which llama.cpp does not have"):
+        vocabulary(tmp_path / "base", None, 6400)
+    assert source(run).adapted

@@ -1,0 +1,80 @@
+"""The paragraph that the review, `check` and `train` begin with: every figure is the estimate's, what is unknown is called so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config.facts import DataFacts, Facts, ModelFacts
+from engine.config.method import METHODS
+from engine.config.recipes import recipes
+from engine.figures import brief, count, large, size
+from engine.hardware import Machine
+from engine.planning.estimate import Estimate, estimate
+from engine.session.draft import Draft
+from engine.session.paragraph import paragraph
+
+CARD_BYTES = 79 << 30
+KNOWN = Estimate(
+    effective_batch=16, steps=188, trainable_parameters=10_100_000, total_parameters=606_000_000,
+    checkpoint_bytes=40 << 20, checkpoints_bytes=120 << 20, memory_total=19 << 30, device_bytes=CARD_BYTES, seconds_left=2520.0,
+)  # fmt: skip
+TEXT = "version: 1\nmodel: {name: someone/model}\ndata: {train: [{path: mine.jsonl}]}\nadapter: {kind: lora, r: 16}\n"
+
+
+def test_each_figure_is_the_estimates(tmp_path: Path) -> None:
+    config = Draft(TEXT + "optim: {num_train_epochs: 3}\n").config
+    facts = Facts(
+        machine=Machine((), 16, 128 << 30, 512 << 30, "box"),
+        model=ModelFacts("someone/model", parameters=596_000_000),
+        data=DataFacts(rows=1000, exact=True, read=1000),
+    )
+    words = paragraph(config, facts, KNOWN, tmp_path / "runs")
+    for said in (
+        "someone/model (596 M parameters) is trained with SFT", "1,000 rows of mine.jsonl", "rank 16: 10.1 M parameters, 1.7 % of all",
+        "188 steps, 3 times over the rows, 16 rows each: roughly 42 min", "19.0 of 79.0 GiB", "the newest 2 checkpoints (40.0 MiB each)",
+        "up to 120 MiB of disk, 512 GiB are free",
+    ):  # fmt: skip
+        assert said in words, words
+    assert str(tmp_path.name) in words
+    assert "not known" not in words
+    fewer = paragraph(config, facts, replace(KNOWN, memory_total=92 << 30), None)
+    assert "92.0 of 79.0 GiB of memory, more than there is" in fewer
+
+
+def test_what_is_not_known_is_called_so() -> None:
+    words = paragraph(Draft(TEXT).config, Facts(), Estimate())
+    for said in ("its size is not known yet", "the rows, not counted yet, of mine.jsonl", "how many is not known yet",
+                 "How many steps it takes is not known until the rows are counted", "how long is not known yet",
+                 "How much memory it needs is not known yet", "how much disk is not known yet"):  # fmt: skip
+        assert said in words, words
+    assert not any(sign in words for sign in ("None", "nan", "MiB", "GiB")), words
+    empty = paragraph(Draft().config, Facts(), Estimate())
+    assert "still to be named" in empty
+
+
+def test_counts_of_a_sample_and_of_other_limits_are_not_told_as_all() -> None:
+    config = Draft(TEXT).config
+    sample = Facts(data=DataFacts(rows=5000, read=512, total=5000, limits=()))
+    other = Facts(data=DataFacts(rows=5000, read=5000, exact=True, limits=("other",)))
+    assert "5,000 rows" in paragraph(config, sample, Estimate())
+    assert "not counted yet" in paragraph(config, other, Estimate())
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in recipes()])
+def test_every_recipe_reads_as_sentences_with_its_own_figures(name: str) -> None:
+    config = Draft.new(name).config
+    machine = Machine((), 4, 64 << 30, 500 << 30, "box")
+    facts = Facts(machine=machine)
+    known = estimate(config, facts)
+    words = paragraph(config, facts, known)
+    assert METHODS[config.method.kind].called in words
+    assert words.endswith(".")
+    assert "  " not in words
+    assert len(words) < 900
+    for value, write in ((known.effective_batch, count), (known.seconds_left, brief), (known.checkpoints_bytes, size)):
+        assert value is None or write(value) in words, (name, words)
+    if known.trainable_parameters is not None:
+        assert large(known.trainable_parameters) in words

@@ -1,0 +1,119 @@
+"""`workbench check` looks at rows with images: what would end the run after its launch is told before it, without torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from engine.builtin import tiny
+from tests import warm
+
+CODE = (
+    "import sys\nfrom workbench.cli.check import command\n"
+    "code = command.main(sys.argv[1:], standalone_mode=False)\n"
+    "assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()\nsys.exit(code)"
+)
+TEXT = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a whole image, and a model that says it has a processor for images."""
+    Image.effect_noise((200, 200), 50).convert("RGB").save(tmp_path / "cat.png")
+    Image.effect_noise((200, 200), 50).convert("RGB").save(tmp_path / "cat.jpg")
+    shutil.copytree(tiny.folder(), tmp_path / "seeing")
+    (tmp_path / "seeing" / "preprocessor_config.json").write_text('{"image_processor_type": "CLIPImageProcessor"}')
+    return tmp_path
+
+
+def parts(image: Any, **keys: Any) -> dict[str, Any]:
+    asked = [{"type": "image", "image": image, **keys}, {"type": "text", "text": "What is it?"}]
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": "A cat."}]}
+
+
+def column(image: Any, name: str = "images") -> dict[str, Any]:
+    turns = [{"role": "user", "content": "<image> What is it?"}, {"role": "assistant", "content": "A cat."}]
+    return {"messages": turns, name: [image] if name == "images" else image}
+
+
+def errors(place: Path, *rows: dict[str, Any], **sections: Any) -> list[str]:
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {"model": {"name": "seeing"}, "data": {"train": [{"path": "rows.jsonl"}]}, **sections}
+    (place / "my.yaml").write_text(json.dumps(config))
+    done = warm.command(str(place / "my.yaml"), "--json", code=CODE)
+    assert done.returncode in (0, 1), done.stderr[-2000:]
+    found = [each for each in json.loads(done.stdout)["findings"] if each["severity"] == "error"]
+    assert done.returncode == bool(found)
+    return [each["message"] for each in found]
+
+
+def test_rows_whose_images_are_whole_are_taken(place: Path) -> None:
+    rows = [parts("cat.png"), column(str(place / "cat.jpg")), column("cat.png", "image"), TEXT]
+    assert errors(place, *rows) == []
+
+
+@pytest.mark.parametrize("row", [parts("cat.png"), column("cat.png")])
+def test_images_in_any_row_are_refused_by_a_model_that_has_no_processor(place: Path, row: dict[str, Any]) -> None:
+    (told,) = errors(place, TEXT, TEXT, row, model={"name": "builtin/tiny"})
+    assert told.startswith("data.train.0.path: must be rows that the model can read; got rows with images (line 3).")
+    assert "builtin/tiny has no processor for images: take a model that has one" in told
+    (told,) = errors(place, column("cat.png", "image"), model={"name": "builtin/tiny"})
+    assert "got rows with images (line 1)." in told
+
+
+@pytest.mark.parametrize("written", ["column", "part"])
+def test_images_are_refused_by_a_method_that_would_not_look_at_them(place: Path, written: str) -> None:
+    asked: Any = "<image> What is it?"
+    if written == "part":
+        asked = parts("cat.png")["messages"][:1]
+    answers = ("a cat", "a dog") if written == "column" else ([TEXT["messages"][1]], [parts("x")["messages"][1]])
+    row = {"prompt": asked, "chosen": answers[0], "rejected": answers[1]}
+    row |= {"images": ["cat.png"]} if written == "column" else {}
+    (told,) = errors(place, row, method={"kind": "dpo"})
+    assert told == (
+        "data.train.0.path: must be rows without images; got rows with images (line 1). "
+        "dpo does not learn from images: take sft, or rows of text."
+    )
+
+
+def test_images_beside_packing_are_refused_with_the_way_out(place: Path) -> None:
+    told = errors(place, parts("cat.png"), data={"train": [{"path": "rows.jsonl"}], "packing": True})
+    assert any("got rows with images (line 1). Images are not packed." in each for each in told)
+
+
+def cut(place: Path, name: str) -> None:
+    content = (place / name).read_bytes()
+    (place / f"cut-{name}").write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        ("gone.png", "there is no such file. Relative paths begin at {place}."),
+        ("empty.png", "the file of this image is empty (0 bytes)."),
+        ("text.png", "this file holds no image."),
+        ("cut-cat.png", "the image cannot be read"),
+        ("cut-cat.jpg", "the image cannot be read"),
+        (".", "the image cannot be read (Is a directory)."),
+        ("https://example.com/cat.png", "images are read from files, not from a server."),
+    ],
+)
+def test_an_image_that_cannot_be_read_is_named_with_its_line(place: Path, image: str, reason: str) -> None:
+    (place / "empty.png").touch()
+    (place / "text.png").write_text("hello\n")
+    cut(place, "cat.png")
+    cut(place, "cat.jpg")
+    (told,) = errors(place, TEXT, parts("cat.png"), parts(image))
+    assert told.startswith(f"data.train.0.path: line 3: {image}: {reason.format(place=place)}"), told
+
+
+def test_rows_whose_images_cannot_be_read_are_left_out_where_that_is_asked_for(place: Path) -> None:
+    data = {"train": [{"path": "rows.jsonl"}], "on_bad_row": "skip"}
+    assert errors(place, parts("cat.png"), parts("gone.png"), data=data) == []
+    (told,) = errors(place, parts("gone.png"), parts("gone.png"), data=data)
+    assert "line 1: gone.png: there is no such file" in told

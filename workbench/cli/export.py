@@ -1,0 +1,54 @@
+"""`workbench export RUN --to FORM`: a trained model as folders and files that other programs open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.errors import UsageError
+from engine.export.places import FORMS, places, refuse_existing
+from engine.export.process import request
+from engine.run import store
+from workbench.cli.output import echo
+from workbench.cli.taking_along import absolute, ended, followed
+
+
+@click.command(short_help="Take a trained model along.")
+@click.argument("name", metavar="RUN")
+@click.option("--to", "forms", multiple=True, type=click.Choice(list(FORMS)), help="May be given often.")
+@click.option(
+    "--checkpoint", "step", type=int, metavar="N", help="The checkpoint of step N; else the newest whole one."
+)
+@click.option("-o", "--output", "output", type=click.Path(path_type=Path), help="The folder; else RUN-export here.")
+@click.option("--quant", default="F16", metavar="FORMAT", help="Of a GGUF: F16, BF16 or Q8_0.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(
+    name: str,
+    forms: tuple[str, ...],
+    step: int | None,
+    output: Path | None,
+    quant: str,
+    runs: str | None,
+    as_json: bool,
+) -> int:
+    """Write the model for other programs; each part is opened again and compared with the trained one.
+
+    \b
+    workbench export my-0001 --to safetensors
+    workbench export my-0001 --to gguf --quant Q8_0 --to modelfile
+    workbench export my-0001 --to adapter -o small
+    """
+    if not forms:
+        raise UsageError(f"--to: must be given: {', '.join(FORMS)}.", "It may be given often.")
+    run = store.find(name, store.runs_dir(runs))
+    quant = quant.upper()
+    where = places(run, forms, absolute(output, f"{run.id}-export"), quant)
+    for place in where.values():
+        refuse_existing(place)
+    result = followed(request("export", run.path, checkpoint=step, places=where, quant=quant), as_json=as_json)
+    code = ended(result, as_json=as_json)
+    if not as_json and "modelfile" in forms and code == 0:
+        echo(f"Next: `ollama create {run.id} -f {where['modelfile']}`")
+    return code

@@ -1,0 +1,46 @@
+"""`workbench merge RUN`: the adapter of a run merged into its base, as a model folder of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.errors import WorkbenchError
+from engine.export.places import refuse_existing
+from engine.export.process import request
+from engine.run import store
+from workbench.cli.output import print_json
+from workbench.cli.taking_along import absolute, followed, part_line
+
+
+@click.command(short_help="Merge a run's adapter into its base.")
+@click.argument("name", metavar="RUN")
+@click.option(
+    "--checkpoint", "step", type=int, metavar="N", help="The checkpoint of step N; else the newest whole one."
+)
+@click.option("-o", "--output", "output", type=click.Path(path_type=Path), help="The new folder; else RUN-merged here.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(name: str, step: int | None, output: Path | None, runs: str | None, as_json: bool) -> int:
+    """Merge the adapter into the base, in the base's number format, and check that it answers alike.
+
+    \b
+    workbench merge my-0001
+    workbench merge my-0001 --checkpoint 200 -o my-model
+    """
+    run = store.find(name, store.runs_dir(runs))
+    place = absolute(output, f"{run.id}-merged")
+    refuse_existing(place)
+    asked = request("merge", run.path, checkpoint=step, places={"safetensors": place})
+    result = followed(asked, as_json=True)
+    part = result["parts"][0]
+    if not part["ok"]:
+        raise WorkbenchError(**part["error"])
+    if as_json:
+        print_json({"ok": True, "run": result["run"], "checkpoint": result["checkpoint"]} | {
+            key: part[key] for key in ("path", "bytes", "parity")
+        })  # fmt: skip
+    else:
+        part_line({**part, "form": "merged"})
+    return 0

@@ -1,0 +1,62 @@
+"""`workbench queue`: the runs that wait, in their order; with a run, another place for it."""
+
+from __future__ import annotations
+
+import click
+
+from engine.errors import UsageError, visible
+from engine.run import launch, store
+from engine.run.queue import move, queue_of
+from engine.run.store import RunFolder
+from workbench.cli.output import echo, print_json
+
+
+@click.command(short_help="Show the runs that wait, and change their order.")
+@click.argument("run", required=False)
+@click.option("--first", is_flag=True, help="This run is the next to begin.")
+@click.option("--last", is_flag=True, help="This run comes after all others.")
+@click.option("--place", type=click.IntRange(1), metavar="N", help="This run comes in place N, counted from 1.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(run: str | None, first: bool, last: bool, place: int | None, runs: str | None, as_json: bool) -> int:
+    """List the queued runs of a folder, the next one first, with what each waits for; or give RUN another place.
+
+    \b
+    workbench train my.yaml --queue --detach
+    workbench queue
+    workbench queue my-0002 --first
+    workbench stop my-0002
+    """
+    chosen = first + last + (place is not None)
+    if chosen > 1:
+        raise UsageError("--first, --last and --place exclude each other; choose one.")
+    if (run is None) != (chosen == 0):
+        missing = "a run" if run is None else "--first, --last or --place N"
+        raise UsageError(f"queue: {missing} is missing; a run and its new place go together.")
+    root = store.runs_dir(runs)
+    if run is not None:
+        folder = store.find(run, root)
+        root = folder.path.parent
+        move(folder, 0 if first else 1 << 30 if last else (place or 1) - 1)
+    waiting = queue_of(root)
+    problems = {each.id: launch.look_after(each) for each in waiting}
+    listed = [_entry(number, each, problems[each.id]) for number, each in enumerate(waiting, 1)]
+    if as_json:
+        print_json(listed)
+    elif not listed:
+        echo(f"No run waits in {visible(str(root))}.")
+    for entry in listed if not as_json else ():
+        echo(f"{entry['place']:>3}  {visible(str(entry['id']))}  {visible(str(entry['waits_for']))}".rstrip())
+    return 0
+
+
+def _entry(number: int, run: RunFolder, problem: str) -> dict[str, object]:
+    values = run.read_json()
+    after = values.get("after")
+    waits = problem or str(values.get("message") or "")
+    return {
+        "place": number,
+        "id": run.id,
+        "waits_for": waits,
+        "after": RunFolder(after).id if isinstance(after, str) else None,
+    }

@@ -1,0 +1,70 @@
+"""What `merge`, `export` and `push` share: one line of progress, the parts as they are done, the document of `--json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine.errors import WorkbenchError, redact, visible
+from engine.export.process import Export
+from engine.figures import percent, progress, size
+from workbench.cli.output import clear, echo, print_json, rewrite
+
+
+def followed(request: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
+    """Runs the export and shows it; Ctrl-C cancels. Raises its WorkbenchError."""
+
+    def show(message: dict[str, Any]) -> None:
+        if "progress" in message:
+            state = message["progress"]
+            counted = f" {progress(state)}" if state["total"] > 1 else " …"
+            rewrite(state["what"] + counted)
+        elif "part" in message:
+            clear()
+            if not as_json:
+                part_line(message["part"])
+
+    try:
+        return Export(request).run(show)
+    finally:
+        clear()
+
+
+def ended(result: dict[str, Any], *, as_json: bool) -> int:
+    """Prints the document where it is asked for; the exit code: 1 where a part failed."""
+    failed = [part for part in result["parts"] if not part["ok"]]
+    if as_json:
+        print_json({"ok": not failed, **result})
+    return 1 if failed else 0
+
+
+def part_line(part: dict[str, Any]) -> None:
+    """What became of one part."""
+    where = visible(redact(part["path"]))
+    if not part["ok"]:
+        problem = WorkbenchError(**part["error"])
+        echo(f"Error: {part['form']}: {problem.told.removeprefix(part['form'] + ': ')}", err=True)
+        return
+    echo(f"{part['form']}: {where} ({size(part['bytes'])})")
+    echo(f"  {compared(part['parity'])}")
+    for note in part.get("notes", ()):
+        echo(f"  {note}")
+
+
+def compared(parity: dict[str, Any]) -> str:
+    """What a comparison found, in a sentence."""
+    words = f"opened again by {parity['reader']}"
+    if parity["weights"] is not None:
+        words += f": {parity['weights']} weights are their source's, as are tokens and template"
+    elif parity["prompts"] or parity["probes"]:
+        words += f": {parity['prompts']} prompts and {parity['probes']} texts are the same"
+    if parity["logits_error"] is not None:
+        words += f", logits differ by {percent(parity['logits_error'], 3)} of their size (at most {percent(parity['bound'], 2)})"
+        if parity["trained_effect"] is not None:
+            words += f", training moved them by {percent(parity['trained_effect'], 1)}"
+    return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."
+
+
+def absolute(path: Path | None, otherwise: str) -> Path:
+    """The folder that was named, or one of this name where the person stands."""
+    return (path.expanduser() if path else Path(otherwise)).absolute()

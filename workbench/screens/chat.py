@@ -1,0 +1,350 @@
+"""The chat: a run's model and its base, or two of them, side by side on what a person writes.
+
+The session (`engine.session.chat`) owns turns and the process that answers; the screen looks at it ten times a second and
+draws what is new, so a token from the process never waits for the screen and typing never for a token. A text that is sent
+while the model loads waits for it. The process goes with the screen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Input, Static
+
+from engine.errors import WorkbenchError, visible
+from engine.figures import number
+from engine.run.store import RunFolder
+from engine.session.chat import Answer, ChatSession, Settings, Turn, who_answers
+from workbench.actions import bindings, key_line
+from workbench.panels.bars import Bar, KeyLine
+from workbench.panels.drawn import Scrolled
+from workbench.panels.paint import Line, clean, cut, paragraph, wrap
+from workbench.screens.dialog import Ask, Item, Pick, Show
+
+LOOK_SECONDS = 0.1
+SAID_SECONDS = 8.0
+BESIDE = 56
+"""Columns from which two answers stand side by side."""
+HELP = {
+    "temperature": "0 takes the likeliest token, 1 draws as the model gives",
+    "top_p": "draws from the likeliest tokens that make this share together",
+    "max_new_tokens": "the longest answer",
+    "seed": "equal seeds draw equal tokens",
+    "system": "the system prompt, before the conversation",
+}
+
+
+class ChatView(Scrolled):
+    """What was said, each turn with its answers beside one another."""
+
+    DEFAULT_CSS = "ChatView { height: 1fr; padding: 0 1; }"
+    session: ChatSession | None = None
+
+    def lines(self, width: int) -> list[Line]:
+        """Notes, then the turns."""
+        session = self.session
+        if session is None:
+            return []
+        made: list[Line] = []
+        for note in session.notes:
+            made += paragraph(clean(note), width, "dim")
+        for tool in session.tools:
+            made += paragraph(clean(f"tool {_tool_name(tool)}"), width, "dim")
+        if session.kind != "text" and session.subject:
+            made += _text(session.subject, width, {"score": "prompt  ", "rank": "query  "}[session.kind])
+        for turn in session.turns:
+            made += [[]] if made else []
+            if session.kind != "rank":
+                made += _text(turn.prompt, width, "you  " if session.kind == "text" else "answer  ")
+            made += self._answers(session, turn, width)
+        return made
+
+    def _answers(self, session: ChatSession, turn: Turn, width: int) -> list[Line]:
+        count = len(turn.answers)
+        titles = [who.title for who in session.who]
+        if count == 1 or width < BESIDE:
+            return [
+                line
+                for title, answer in zip(titles, turn.answers, strict=True)
+                for line in _answer(title, answer, width)
+            ]
+        room = (width - 3 * (count - 1)) // count
+        blocks = [_answer(title, answer, room) for title, answer in zip(titles, turn.answers, strict=True)]
+        height = max(len(block) for block in blocks)
+        rows: list[Line] = []
+        for place in range(height):
+            row: list[tuple[str, str]] = []
+            for which, block in enumerate(blocks):
+                part = list(block[place]) if place < len(block) else []
+                row += [(" │ ", "faint")] if which else []
+                row += part
+                row += [(" " * (room - Content("".join(text for text, _ in part)).cell_length), "")]
+            rows.append(row)
+        return rows
+
+    def follow(self) -> None:
+        """Draw anew; a view that showed the end goes on showing it."""
+        at_end = self.top >= len(self.made) - self.size.height
+        self.redraw()
+        if at_end:
+            self.scroll_lines(len(self.made))
+
+
+def _tool_name(tool: Any) -> str:
+    inner = tool.get("function", tool) if isinstance(tool, dict) else {}
+    return str(inner.get("name", "without a name") if isinstance(inner, dict) else "without a name")
+
+
+def _text(text: str, width: int, head: str = "", style: str = "") -> list[Line]:
+    """A text of several lines, safe to draw, its beginnings of lines kept."""
+    made: list[Line] = []
+    room = max(8, width - len(head))
+    for line in visible(text, lines=True).replace("\t", "    ").split("\n"):
+        bare = line.lstrip(" ")
+        indent = line[: min(len(line) - len(bare), room // 2)]
+        for piece in wrap(bare, room - len(indent)):
+            made.append([(head if not made else " " * len(head), "accent"), (indent + piece, style)])
+    return made
+
+
+def _answer(title: str, answer: Answer, width: int) -> list[Line]:
+    body = _text(answer.text + ("" if answer.done else "▌"), width)
+    below = paragraph(clean(answer.note()), width, "bad" if answer.problem else "dim") if answer.note() else []
+    return [[(cut(clean(title), width), "bold")], *body, *below]
+
+
+class ChatScreen(Screen[None]):
+    """Talk to the sides of a chat."""
+
+    NAME = "chat"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("chat")
+    DEFAULT_CSS = """
+    ChatScreen #head { height: 2; border-bottom: solid $wb-line; }
+    ChatScreen #foot { height: auto; border-top: solid $wb-line; }
+    ChatScreen #line { height: 1; }
+    ChatScreen #sign { width: 3; color: $accent; }
+    ChatScreen Input { width: 1fr; background: $background; }
+    """
+
+    def __init__(self, session: ChatSession) -> None:
+        super().__init__()
+        self.session = session
+        self._drawn = -1
+        self._queued: str | None = None
+        self._said, self._said_until = "", 0.0
+
+    def compose(self) -> ComposeResult:
+        """Who answers, what was said, what goes on, the line to write in, keys."""
+        head = Bar()
+        head.id = "head"
+        yield head
+        yield ChatView()
+        with Vertical(id="foot"):
+            status = Bar()
+            status.id = "status"
+            yield status
+            with Horizontal(id="line"):
+                yield Static(" > ", id="sign", markup=False)
+                yield Input(compact=True, id="words")
+            yield KeyLine("chat")
+
+    def on_mount(self) -> None:
+        """Start loading; the line can be written in at once."""
+        self.app.watched = self.session.who[0].run  # type: ignore[attr-defined]
+        self.query_one(ChatView).session = self.session
+        self.query_one("#words", Input).focus()
+        self.session.load()
+        self._look()
+        self.set_interval(LOOK_SECONDS, self._look)
+
+    def on_unmount(self) -> None:
+        """The process goes, without the app waiting for it."""
+        threading.Thread(target=self.session.close, name="chat-close").start()
+
+    # -- drawing -------------------------------------------------------------------------------------------------------
+    def _look(self) -> None:
+        session = self.session
+        if self._queued is not None and session.state == "ready":
+            text, self._queued = self._queued, None
+            self._send(text)
+        if session.version != self._drawn:
+            self._drawn = session.version
+            self.query_one(ChatView).follow()
+        self._draw_bars()
+
+    def _draw_bars(self) -> None:
+        session, width = self.session, max(10, self.app.size.width - 2)
+        titles = "  |  ".join(clean(who.title) for who in session.who)
+        how = f"temperature {number(session.settings.temperature)}" if session.kind == "text" else ""
+        gap = " " * max(2, width - Content(titles).cell_length - len(how) - 7)
+        self.query_one("#head", Bar).say(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
+        words, look = self._status()
+        self.query_one("#status", Bar).say(Content.styled(" " + cut(clean(words), width), look))
+        self.query_one("#words", Input).placeholder = _HINTS[session.wants]
+        keys = key_line("chat", "answering" if session.state == "answering" else "quiet", session.kind)
+        self.query_one(KeyLine).use(keys)
+
+    def _status(self) -> tuple[str, str]:
+        session = self.session
+        if self._said and time.monotonic() < self._said_until:
+            return self._said, "$accent"
+        seconds = time.monotonic() - session.phase_since
+        if session.state == "loading":
+            later = "; what you sent waits for it" if self._queued is not None else ""
+            return f"{session.phase} … {seconds:.0f} s{later}", "$wb-dim"
+        if session.state == "failed":
+            return f"{session.problem} Enter loads again.", "$error"
+        if session.state == "answering":
+            return "answering … esc stops it", "$wb-dim"
+        return f"ready on the {_device(session)}", "$wb-dim"
+
+    def _tell(self, words: str) -> None:
+        self._said, self._said_until = words, time.monotonic() + SAID_SECONDS
+        self._draw_bars()
+
+    # -- talking -------------------------------------------------------------------------------------------------------
+    @on(Input.Submitted, "#words")
+    def _enter(self, event: Input.Submitted) -> None:
+        session = self.session
+        if session.state == "failed":
+            session.load()
+            return
+        if not event.value.strip():
+            return
+        if session.state == "loading" and self._queued is None:
+            self._queued = event.value
+            event.input.clear()
+        elif self._send(event.value):
+            event.input.clear()
+
+    def _send(self, text: str) -> bool:
+        try:
+            self.session.say(text)
+        except WorkbenchError as problem:
+            self._tell(problem.told)
+            return False
+        view = self.query_one(ChatView)
+        view.redraw()
+        view.scroll_lines(len(view.made))
+        return True
+
+    def _do(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except WorkbenchError as problem:
+            self._tell(problem.told)
+
+    def action_again(self) -> None:
+        """The newest text once more, with the settings as they are now."""
+        self._do(self.session.again)
+
+    def action_renew(self) -> None:
+        """A new conversation."""
+        self._do(self.session.renew)
+
+    def action_halt(self) -> None:
+        """Stops an answer; where none is made, goes back."""
+        if self.session.state == "answering":
+            self.session.stop()
+        else:
+            self.app.action_leave()  # type: ignore[attr-defined]
+
+    def action_scroll(self) -> None:
+        """The keys go to what was said, or back to the line."""
+        line = self.query_one("#words", Input)
+        (self.query_one(ChatView) if line.has_focus else line).focus()
+
+    # -- looking and setting -------------------------------------------------------------------------------------------
+    def action_template(self) -> None:
+        """The exact text that each side reads, with its tokens."""
+        if self.session.state != "ready" or self.session.kind != "text":
+            self._tell("The rendered prompt is shown once the model is there and no answer is being made.")
+            return
+        words = self.query_one("#words", Input).value
+        self.run_worker(
+            lambda: self._find_prompts(words), thread=True, exclusive=True, group="template", exit_on_error=True
+        )
+
+    def _find_prompts(self, words: str) -> None:
+        texts: list[tuple[str, str]] = []
+        try:
+            for side, who in enumerate(self.session.who):
+                found = self.session.prompt(side, words).result(30)
+                texts.append((f"{who.title}: {found['tokens']} tokens", found["text"]))
+        except (WorkbenchError, TimeoutError) as problem:
+            said = problem.told if isinstance(problem, WorkbenchError) else str(problem)
+            self.app.call_from_thread(self._tell, said)
+            return
+        if len({text for _, text in texts}) == 1:
+            texts = texts[:1]
+        shown = "\n\n".join(f"{head}\n{text}" for head, text in texts)
+        self.app.call_from_thread(self.app.push_screen, Show("What the model reads", visible(shown, lines=True)))
+
+    def action_settings(self) -> None:
+        """How tokens are chosen, and the system prompt."""
+        values = {field.name: getattr(self.session.settings, field.name) for field in fields(Settings)}
+        items = [
+            Item(name, Content.assemble((f"{name}  ", "bold"), clean(value) or "none"), Content(f"   {HELP[name]}"))
+            for name, value in values.items()
+        ]
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                self.app.push_screen(Ask(name, str(values[name]), HELP[name]), lambda text: self._set(name, text))
+
+        self.app.push_screen(Pick("Settings of the chat", items), chosen)
+
+    def _set(self, name: str, text: str | None) -> None:
+        if text is None:
+            return
+        try:
+            self.session.settings = self.session.settings.changed(name, text)
+        except WorkbenchError as problem:
+            self._tell(problem.told)
+        else:
+            self._tell(f"{name} is set; ^r answers once more with it.")
+
+    def action_save(self) -> None:
+        """The conversation as rows to train on."""
+
+        def named(name: str | None) -> None:
+            if name:
+                self._do(lambda: self._save(Path(name).expanduser()))
+
+        name = f"chat-{self.session.who[0].run.id}"
+        free = next(path for count in range(1, 1 << 20) if not (path := Path(f"{name}-{count}.jsonl")).exists())
+        note = "A row for each side; answers that were cut are flagged as not trained."
+        self.app.push_screen(Ask("Save the conversation as JSONL rows", str(free), note), named)
+
+    def _save(self, path: Path) -> None:
+        count = self.session.save(path)
+        self._tell(f"{count} row{'' if count == 1 else 's'} written to {path}.")
+
+
+def chat_of(run: RunFolder) -> ChatSession:
+    """A run's newest whole checkpoint beside its base. Raises WorkbenchError where there is nothing to talk to."""
+    return ChatSession(who_answers([run]))
+
+
+_HINTS = {
+    "prompt": "write here",
+    "answer": "an answer to score",
+    "query": "the query",
+    "text": "a text to rank",
+}
+
+
+def _device(session: ChatSession) -> str:
+    sides = session.loaded.get("sides") or [{}]
+    return "GPU" if sides[0].get("device") == "cuda" else "CPU"

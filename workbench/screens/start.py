@@ -1,0 +1,257 @@
+"""What `workbench` opens on: runs that go on, what was done last, and ways to begin. Enter opens; after a run one comes back here.
+
+The folders are read in a thread, so the first frame waits for none of them; what is shown follows them every other second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.screen import Screen
+
+from engine.errors import WorkbenchError, redact, visible
+from engine.run.store import RunFolder
+from engine.session.draft import Draft
+from engine.session.pages import machine_words
+from engine.session.start import BEGIN, Entry, Section, StartList, open_step
+from workbench.actions import bindings
+from workbench.panels.bars import Bar, KeyLine, TitleBar
+from workbench.panels.paint import clean, cut
+from workbench.panels.start_table import StartTable
+from workbench.unsaved import Kept
+
+if TYPE_CHECKING:
+    from workbench.app import WorkbenchApp
+
+LOOK_SECONDS = 2.0
+
+
+class Listed(Message):
+    """The folders were read: what there is to open, and how many runs there are in all."""
+
+    def __init__(self, sections: list[Section], runs: int) -> None:
+        super().__init__()
+        self.sections, self.runs = sections, runs
+
+
+class Machine(Message):
+    """What this machine is, in words."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+
+class Left(Message):
+    """Configs that earlier windows left unsaved."""
+
+    def __init__(self, left: list[Kept]) -> None:
+        super().__init__()
+        self.left = left
+
+
+class StartScreen(Screen[None]):
+    """Where one comes in, and where one comes back to."""
+
+    app: WorkbenchApp
+    NAME = "start"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("start")
+    DEFAULT_CSS = """
+    StartScreen StartTable { height: 1fr; margin-top: 1; }
+    """
+
+    def __init__(self, runs_dir: Path, list_: StartList) -> None:
+        super().__init__()
+        self._list = list_
+        self._runs_dir = runs_dir
+        self._read_sections: list[Section] = [Section("Begin", BEGIN)]
+        self._left: list[Kept] = []
+        self._runs, self._machine = 0, ""
+
+    def compose(self) -> ComposeResult:
+        """Title, lines, keys."""
+        self.title_bar, self.table, self.words = TitleBar(), StartTable(), Told()
+        yield self.title_bar
+        yield self.table
+        yield self.words
+        yield KeyLine("start")
+
+    def on_mount(self) -> None:
+        """Draw the ways to begin at once; what the folders hold follows."""
+        self._draw()
+        self.table.focus()
+        self._look()
+        self.set_interval(LOOK_SECONDS, self._look)
+        self.run_worker(self._read_machine, thread=True, group="machine", exit_on_error=True)
+        self.run_worker(self._read_left, thread=True, group="left", exit_on_error=True)
+
+    def on_screen_resume(self) -> None:
+        """Back from somewhere: what was done there is shown at once."""
+        self._look()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """A taller window shows more of what there is."""
+        self._look()
+
+    # What is shown
+
+    def _look(self) -> None:
+        if self.is_current and not any(worker.group == "start" and worker.is_running for worker in self.workers):
+            self.run_worker(self._read, thread=True, group="start", exit_on_error=True)
+
+    def _read(self) -> None:
+        sections = self._list.sections(self.app.size.height - 6)
+        self.post_message(Listed(sections, self._list.runs))
+
+    def _read_machine(self) -> None:
+        from engine.hardware import this_machine
+
+        self.post_message(Machine(machine_words(this_machine())))
+
+    def _read_left(self) -> None:
+        self.post_message(Left(self.app.unsaved.left(None)))
+
+    def on_listed(self, event: Listed) -> None:
+        """New lines."""
+        self._read_sections, self._runs = event.sections, event.runs
+        self._draw()
+
+    def on_machine(self, event: Machine) -> None:
+        """The machine is known."""
+        self._machine = event.words
+        self._draw()
+
+    def on_left(self, event: Left) -> None:
+        """What an earlier window left."""
+        self._left = event.left
+        self._draw()
+
+    def _draw(self) -> None:
+        self.table.show([*self._unsaved(), *self._read_sections])
+        runs = f"{self._runs:,} run{'s' if self._runs != 1 else ''}" if self._runs else ""
+        self.title_bar.show("", False, self._machine, runs)
+
+    def _unsaved(self) -> list[Section]:
+        """This window's own config where no file holds it, then those that earlier windows left."""
+        draft = self.app.ending.draft
+        entries = []
+        if draft is not None and draft.dirty:
+            entries.append(
+                Entry("unsaved", "open", _name(draft.path, draft.recipe), word="open", detail="changed, not saved yet")
+            )
+        for number, kept in enumerate(self._left):
+            detail = f"was not saved, {kept.clock}"
+            entries.append(Entry("unsaved", str(number), _name(kept.path, kept.recipe), word="left", detail=detail))
+        return [Section("Not saved", tuple(entries))] if entries else []
+
+    # What is opened
+
+    def action_open(self) -> None:
+        """Open what is under the cursor."""
+        if self.table.chosen is not None:
+            self._open(self.table.chosen)
+
+    @on(StartTable.Opened)
+    def _clicked(self, event: StartTable.Opened) -> None:
+        self._open(event.entry)
+
+    def _open(self, entry: Entry) -> None:
+        if entry.kind == "run":
+            from workbench.screens.monitor import MonitorScreen
+
+            self.app.push_screen(MonitorScreen(RunFolder(self._runs_dir / entry.key)))
+        elif entry.kind == "config":
+            self.open_file(Path(entry.key))
+        elif entry.key == "open":
+            self.app.action_build()
+        elif entry.kind == "unsaved":
+            self._go_on(int(entry.key))
+        elif entry.key == "guide":
+            self.app.action_guide()
+        elif entry.key == "demo":
+            self.app.build(Draft.new("demo"), "launch")
+        elif entry.key == "new":
+            self.action_new()
+        else:
+            self.action_file()
+
+    def action_new(self) -> None:
+        """A new config, at its first question."""
+        self.app.build(Draft.new("demo"), "goal")
+
+    def action_file(self) -> None:
+        """Open a file by its path."""
+        from engine.session.browsing import CONFIGS, Wanted
+        from workbench.screens.browse import Browse
+
+        def answered(name: str | None) -> None:
+            if name:
+                self.open_file(Path(name).expanduser())
+
+        want = Wanted("config", CONFIGS)
+        self.app.push_screen(Browse("Open a config file", "", want, base=Path.cwd(), recent=self._list.files), answered)
+
+    def open_file(self, path: Path) -> None:
+        """A config in the form; one of another tool as what becomes of it."""
+        from engine.bridge.detect import detect
+        from engine.config.files import load
+
+        try:
+            document = load(path)
+            if detect(document.mapping) is not None:
+                from engine.bridge.tools import take_over
+                from workbench.screens.ledger import LedgerScreen
+
+                self.app.push_screen(LedgerScreen(take_over(document, out=Path.cwd())))
+                return
+            draft = Draft.open(path)
+        except (WorkbenchError, OSError) as problem:
+            self.words.tell(visible(redact(str(problem))), bad=True)
+            return
+        self.app.recent.note(path)
+        self.app.build(draft, open_step(draft))
+
+    def _go_on(self, number: int) -> None:
+        """With what an earlier window left; a file that it came from is its file again."""
+        kept = self._left[number]
+        try:
+            draft = Draft(recipe=kept.recipe)
+            draft.replace_text(kept.text)
+        except WorkbenchError as problem:
+            self.words.tell(f"It cannot be read: {visible(problem.message)} It lies in {kept.place}.", bad=True)
+            return
+        if kept.path is not None and kept.path.exists():
+            draft.path = kept.path
+
+        def gone() -> None:
+            del self._left[number]
+
+        self.app.build(draft, "goal", then=gone)
+
+    def on_key(self) -> None:
+        """What was said in passing has been read."""
+        self.words.hush()
+
+
+class Told(Bar):
+    """A sentence in passing, until the next key."""
+
+    def tell(self, words: str, *, bad: bool = False) -> None:
+        """Say it."""
+        self.say(
+            Content.styled(" " + cut(clean(words), max(10, self.app.size.width - 2)), "$error" if bad else "$accent")
+        )
+
+    def hush(self) -> None:
+        """It has been read."""
+        self.say(Content(""))
+
+
+def _name(path: Path | None, recipe: str | None) -> str:
+    return path.name if path is not None else f"from recipe {recipe}" if recipe else "new config"
