@@ -54,7 +54,7 @@ def entries(trainer: RunTrainer) -> list[dict[str, Any]]:
             offline = os.environ.get("WANDB_MODE") == "offline"
             found.append(("wandb", f"offline, in {place}; `wandb sync` sends it" if offline else "sent as it trains"))
     return [
-        {"feature": "tracker", "requested": name, "effective": name, "count": None, "detail": words}
+        {"feature": f"tracker {name}", "requested": name, "effective": "on", "count": None, "detail": words}
         for name, words in found
     ]
 
