@@ -134,6 +134,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     from engine.models.load import load_processing_class
     from engine.models.vocabulary import check_of_rows
     from engine.rehearse import Measuring
+    from engine.trainers import trackers
     from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
     from engine.trainers.best import HeldOutBest
     from engine.trainers.finite import FiniteSteps
@@ -156,6 +157,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     say.phase("Building the trainer")
     newest = _newest(run, say)
     watching = _watching(run, writer, controls, config, newest, processing_class)
+    trackers.prepare(config, run.path)
     trainer = module.build(
         Job(
             config,

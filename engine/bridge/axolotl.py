@@ -27,7 +27,7 @@ from engine.bridge.keys import (
     where_known,
 )
 from engine.bridge.sources import READERS, SPLIT_OF_FILE, named_split
-from engine.bridge.trainer_keys import BEST, desirable_weight, lora_dropout
+from engine.bridge.trainer_keys import BEST, desirable_weight, lora_dropout, tracker
 from engine.config.data import IN_MESSAGES
 from engine.config.renames import TEMPLATES, is_off, sentence_for
 
@@ -927,8 +927,8 @@ KEYS: dict[str, Key] = {
     "hub_model_id": unless_off(),
     "hub_strategy": unless_off(),
     "hub_revision": unless_off(),
-    "use_tensorboard": unless_off(),
-    "use_wandb": unless_off(),
+    "use_tensorboard": tracker("tensorboard"),
+    "use_wandb": tracker("wandb"),
     "wandb_name": same("run.name"),
     "wandb_run_id": unless_off(),
     "wandb_mode": unless_off(),

@@ -270,6 +270,10 @@ def _offloading(value: Any, giving: Giving) -> Answer:
     return mapped({"activation_offloading": "disk" if value == "disk" else True})
 
 
+def _trackers(value: Any, giving: Giving) -> Answer:
+    return mapped({f"use_{name}": True for name in value}) if value else needless("No tracker is asked for.")
+
+
 def _eval_steps(value: Any, giving: Giving) -> Answer:
     if not giving.config.data.evaluates:
         return needless("No rows are held out.")
@@ -387,6 +391,7 @@ TABLE: dict[str, Meaning] = {
     "run.saves_per_epoch": key("saves_per_epoch"),
     "run.save_total_limit": key("save_total_limit"),
     "run.eval_steps": _eval_steps,
+    "run.report_to": _trackers,
     "run.metric_for_best_model": key("metric_for_best_model"),
     "run.greater_is_better": key("greater_is_better"),
     "run.save_best": by_itself("It concerns which checkpoints are kept."),

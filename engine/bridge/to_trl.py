@@ -392,6 +392,7 @@ TABLE: dict[str, Meaning] = {
     "run.saves_per_epoch": _of_an_epoch("save_steps"),
     "run.save_total_limit": key("save_total_limit"),
     "run.eval_steps": _eval_steps,
+    "run.report_to": key("report_to", []),
     "run.metric_for_best_model": key("metric_for_best_model"),
     "run.greater_is_better": key("greater_is_better"),
     "run.save_best": by_itself("It concerns which checkpoints are kept."),

@@ -25,6 +25,7 @@ from engine.bridge.keys import (
     where_known,
 )
 from engine.config.renames import is_off, sentence_for
+from engine.config.run import TRACKERS
 
 
 def _steps(value: Any, file: File) -> Answer:
@@ -88,8 +89,24 @@ def _counted(setting: str) -> Any:
 
 
 def _report(value: Any, file: File) -> Answer:
-    off = is_off(value) or value == ["none"]
-    return needless(OFF) if off else unsupported("")
+    named = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    if is_off(value) or named in (["none"], []):
+        return needless(OFF)
+    known = [name for name in named if name in TRACKERS]
+    others = ", ".join(str(name) for name in named if name not in TRACKERS)
+    if not known:
+        return unsupported(f"The trackers here are {' and '.join(TRACKERS)}.")
+    return changed({"run.report_to": known}, f"Not here: {others}.") if others else mapped({"run.report_to": known})
+
+
+def tracker(name: str) -> Key:
+    """A switch of its own for one tracker."""
+
+    def means(value: Any, file: File) -> Answer:
+        wanted = [each for each in TRACKERS if each == name or not is_off(file.mapping.get(f"use_{each}"))]
+        return needless(OFF) if is_off(value) else mapped({"run.report_to": wanted})
+
+    return Key(means)
 
 
 def _target(value: Any, file: File) -> Answer:

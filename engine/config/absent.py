@@ -134,10 +134,16 @@ ABSENT = (
         "Checkpoints lie in the run folder.",
     ),
     Absent(
-        "Weights & Biases and other trackers",
-        ("report_to", "use_wandb", "use_mlflow", "use_swanlab", "use_comet", "use_tensorboard"),
-        ("wandb_", "mlflow_", "swanlab_", "comet_", "trackio_", "tensorboard_"),
+        "trackers other than TensorBoard and Weights & Biases",
+        ("use_mlflow", "use_swanlab", "use_comet"),
+        ("mlflow_", "swanlab_", "comet_", "trackio_"),
         "A run keeps its curves in its own folder, and `workbench compare` lays runs beside each other.",
+    ),
+    Absent(
+        "settings of Weights & Biases and TensorBoard",
+        (),
+        ("wandb_", "tensorboard_"),
+        "run.report_to asks for them, and their own variables (WANDB_PROJECT, WANDB_ENTITY, TENSORBOARD_LOGGING_DIR) count.",
     ),
     Absent(
         "code that a model brings",

@@ -73,7 +73,7 @@ class Data(Section):
     eval: Annotated[list[DataSource], Title("Held-out data"), Control("sources")] = []
     """Rows that are never trained on, to measure the loss on unseen data while training."""
 
-    val_set_size: Annotated[float, Ge(0), Le(1_000_000_000), Title("Held out of the training data")] = 0.0
+    val_set_size: Annotated[float, Ge(0), Le(1_000_000_000), Title("Held-out part")] = 0.0
     """Hold rows of the training data out, to measure the loss on unseen data while training: below 1 a share of them,
     from 1 on a number of rows, 0 none. `run.seed` draws them, and rows with the same prompt stay on one side."""
 

@@ -4,6 +4,9 @@ from typing import Annotated, Literal
 
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Later, Le, Section, Source, Title, Unit
 
+TRACKERS = ("tensorboard", "wandb")
+"""Each the name of transformers' callback and of the package that it needs."""
+
 
 class Run(Section):
     """Where the run goes and what it leaves behind."""
@@ -88,6 +91,14 @@ class Run(Section):
 
     max_new_tokens: Annotated[int, Ge(1), Le(65_536), Title("Longest sample"), Unit("tokens"), Advanced] = 64
     """The most tokens of one sample answer."""
+
+    report_to: Annotated[
+        list[str], Control("list"), Title("Trackers"), Advanced, Source("transformers: report_to")
+    ] = []
+    """Give the curves to these trackers, too: `tensorboard`, `wandb` (Weights & Biases). What they write lies in the run's
+    folder under `trackers`; `wandb` sends it on where it is logged in, else it waits there for `wandb sync`. A tracker sees
+    the numbers, the trainer's arguments and the model's config, no rows. Its own variables count: WANDB_PROJECT,
+    TENSORBOARD_LOGGING_DIR."""
 
     grace_seconds: Annotated[int, Ge(1), Le(86_400), Title("Time to stop"), Unit("seconds"), Expert] = 60
     """How long a run that was asked to stop may take to save, before it is ended."""

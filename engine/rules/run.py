@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from operator import not_
 
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
 from engine.config.rule import Refused, leave_out, other_than, refused, rule
+from engine.config.run import TRACKERS
 from engine.config.tree import RunConfig, fields
 from engine.facts.counts import total_steps
 from engine.planning.memory_model import checkpoint_bytes
@@ -22,6 +24,10 @@ _LENGTH = (
 )
 
 
+def _holds(tracker: str, given: list[str]) -> bool:
+    return tracker in given
+
+
 refused(
     __name__,
     Refused(
@@ -33,7 +39,28 @@ refused(
         leave_out(fields.run.max_new_tokens, "remove it"),
         beside={fields.run.prompts: not_},
     ),
+    *(
+        Refused(
+            f"{tracker}-needs-its-package",
+            fields.run.report_to,
+            partial(_holds, tracker),
+            f"left without {tracker} where the package {tracker} is missing",
+            f"Install it with `pip install {tracker}`, or remove {tracker}.",
+            without=tracker,
+        )
+        for tracker in TRACKERS
+    ),
 )
+
+
+@rule(reads=(fields.run.report_to,))
+def trackers_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec, given = fields.run.report_to, config.run.report_to
+    if odd := [name for name in given if name not in TRACKERS]:
+        rest = [name for name in given if name in TRACKERS]
+        todo = "A run keeps its curves in its own folder, whatever trackers there are."
+        fix = Fix(f"take {rest}", {spec.path: rest}) if rest else leave_out(spec, "remove it")
+        yield must(spec.path, f"of {' and '.join(TRACKERS)}", ", ".join(odd), todo, fix=fix)
 
 
 @rule(reads=(fields.run.prompts, fields.run.prompts_steps))

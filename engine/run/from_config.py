@@ -22,7 +22,7 @@ from engine.planning.auto import choices, resolved
 from engine.planning.memory_model import device_bytes
 from engine.run import store
 from engine.run.launch import launch
-from engine.run.spawn import HUB_TOKENS
+from engine.run.spawn import HUB_TOKENS, WANDB_KEY
 from engine.run.store import RunFolder
 
 
@@ -32,7 +32,8 @@ def runs_dir_of(config: RunConfig, given: frozenset[str], explicit: str | os.Pat
 
 
 def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
-    """The names of variables with secrets that a worker needs: the hub's tokens while something must be fetched from there."""
+    """The names of variables with secrets that a worker needs: the hub's tokens while something must be fetched from there,
+    a tracker's key where it is asked for."""
     specs = reward_specs(getattr(config.method, "reward_funcs", ()))
     names = [config.model.name, config.model.tokenizer, *(each.argument for each in specs if each.kind == "model")]
     known = facts.sources or {}
@@ -40,7 +41,8 @@ def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
     from_hub = any(not _is_here(name, config.model.revision) for name in names if name) or any(
         not is_local(path) and (path not in known or known[path].exists is None) for path in data
     )
-    return list(HUB_TOKENS) if from_hub else []
+    trackers = [WANDB_KEY] if "wandb" in config.run.report_to else []
+    return [*(HUB_TOKENS if from_hub else ()), *trackers]
 
 
 def _is_here(name: str, revision: str | None) -> bool:

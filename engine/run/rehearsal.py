@@ -165,6 +165,7 @@ def _shortened(config: RunConfig) -> RunConfig:
             "run": run.model_copy(
                 update={
                     "prompts": [],
+                    "report_to": [],
                     "max_new_tokens": fields.run.max_new_tokens.default,
                     "eval_steps": fields.run.eval_steps.default,
                     "prompts_steps": fields.run.prompts_steps.default,

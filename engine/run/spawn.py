@@ -21,6 +21,7 @@ from engine.run.store import RunFolder
 
 TOKEN = "WORKBENCH_RUN_TOKEN"
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+WANDB_KEY = "WANDB_API_KEY"
 NO_HUB_TOKEN = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
 """The hub's client then takes no token from the file that a login leaves either."""
 FOR_REWARDS = "WORKBENCH_REWARD_SECRETS"

@@ -62,7 +62,7 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         "prediction_loss_only": True,
         "remove_unused_columns": False,
         "disable_tqdm": True,
-        "report_to": "none",
+        "report_to": list(run.report_to) or "none",
         "push_to_hub": False,
     }
 

@@ -29,6 +29,7 @@ from engine.models.load import BUILTIN, Loaded
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
 from engine.models.vision_parts import vision_parts
+from engine.trainers import trackers
 from engine.trainers.optimizers.building import told
 from engine.trainers.saving import RunTrainer
 
@@ -60,6 +61,7 @@ def receipt(
     ]
     if config.run.full_determinism:
         entries.append(_determinism())
+    entries += trackers.entries(trainer)
     if (ranks := trainer.accelerator.num_processes) > 1:
         entries.append(_processes(config, ranks))
     if config.model.quantization not in ("none", "fp8"):  # which engine.features.fp8_base.apply tells

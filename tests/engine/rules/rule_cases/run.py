@@ -9,6 +9,16 @@ from tests.engine.rules.rule_cases.shared import CPU, H100, TINY_FACTS, Case
 
 CASES: dict[str, list[Case]] = {
     "prompts-steps-need-prompts": [({"run.prompts_steps": 5}, Facts(), "run.prompts_steps", "error")],
+    "trackers-are-known": [
+        ({"run.report_to": ["wandb", "mlflow"]}, Facts(), "run.report_to", "error"),
+        ({"run.report_to": ["neptune"]}, Facts(), "run.report_to", "error"),
+    ],
+    "tensorboard-needs-its-package": [
+        ({"run.report_to": ["tensorboard"]}, Facts(packages={"tensorboard": None}), "run.report_to", "error")
+    ],
+    "wandb-needs-its-package": [
+        ({"run.report_to": ["tensorboard", "wandb"]}, Facts(packages={"wandb": None}), "run.report_to", "error")
+    ],
     "max-new-tokens-need-prompts": [({"run.max_new_tokens": 5}, Facts(), "run.max_new_tokens", "error")],
     "prompts-are-not-empty": [({"run.prompts": ["a", " "]}, Facts(), "run.prompts.1", "error")],
     "eval-steps-need-held-out-data": [({"run.eval_steps": 5}, Facts(), "run.eval_steps", "error")],
