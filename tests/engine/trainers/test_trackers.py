@@ -27,6 +27,7 @@ def started(runs: Path, *pairs: str) -> RunFolder:
     for name in ("prompts", "prompts_steps", "max_new_tokens"):
         mapping["run"].pop(name)
     mapping["data"].pop("eval")
+    mapping["data"]["train"][0]["rows"] = 64
     mapping["optim"].pop("per_device_eval_batch_size")
     reading = read(mapping, Facts())
     assert reading.ok, reading.findings
