@@ -128,10 +128,10 @@ ABSENT = (
         "model.tokenizer names a tokenizer that has them already.",
     ),
     Absent(
-        "uploads to a hub",
+        "uploads to a hub while training",
         ("push_to_hub", "push_dataset_to_hub", "export_hub_model_id"),
         ("hub_", "push_to_hub_"),
-        "Checkpoints lie in the run folder.",
+        "Checkpoints lie in the run folder, and `workbench push RUN` sends the model when it is done.",
     ),
     Absent(
         "trackers other than TensorBoard and Weights & Biases",
@@ -140,7 +140,7 @@ ABSENT = (
         "A run keeps its curves in its own folder, and `workbench compare` lays runs beside each other.",
     ),
     Absent(
-        "settings of Weights & Biases and TensorBoard",
+        "own settings for Weights & Biases and TensorBoard",
         (),
         ("wandb_", "tensorboard_"),
         "run.report_to asks for them, and their own variables (WANDB_PROJECT, WANDB_ENTITY, TENSORBOARD_LOGGING_DIR) count.",
