@@ -83,7 +83,7 @@ GOALS: tuple[Goal, ...] = (
         "try",
         "See it work here and now, offline",
         "demo",
-        "A tiny model learns dates on the CPU in a minute or two. Nothing is downloaded.",
+        "A tiny model learns dates on the CPU in a few minutes. Nothing is downloaded.",
     ),
     Goal(
         "answer",

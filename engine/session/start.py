@@ -58,7 +58,7 @@ BEGIN: tuple[Entry, ...] = (
         "begin",
         "guide",
         "Guided first run",
-        detail="See a model learn a few rows by heart, and why; yours, if you like",
+        detail="A model learns a few rows by heart; yours, if you like",
     ),
     Entry("begin", "demo", "The demo", detail="A tiny model learns dates here; nothing is downloaded"),
     Entry("begin", "new", "New config", detail="From what the model shall learn, or a ready config"),

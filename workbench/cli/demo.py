@@ -25,7 +25,7 @@ from workbench.cli.train import attach, start_mapping
 def command(
     ctx: click.Context, overrides: tuple[str, ...], in_app: bool, detach: bool, runs: str | None, as_json: bool
 ) -> int:
-    """Teach a tiny model to write dates in ISO form, on this machine, in a minute or two.
+    """Teach a tiny model to write dates in ISO form, on this machine, in a few minutes.
 
     The pinned questions are answered again and again while it learns.
     """

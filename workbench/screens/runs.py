@@ -158,7 +158,7 @@ class RunsScreen(Screen[None]):
         table.empty = (
             f"No run matches {self._words!r}. Press / to change that."
             if self._all
-            else f"No runs here yet.\nq goes back; `{program()} demo` trains a tiny model in a minute or two."
+            else f"No runs here yet.\nq goes back; `{program()} demo` trains a tiny model in a few minutes."
         )
         table.redraw()
         what = f"{len(rows)} of {len(self._all)} runs" if words else f"{len(rows)} runs" if len(rows) != 1 else "1 run"
