@@ -164,6 +164,15 @@ ACTIONS: tuple[Action, ...] = (
     Action("find", "slash", "find", "Find words in the log or the config", ("monitor",), "/"),
     Action("back", "escape", "back", "Take the cursor away; then go back", ("monitor",), "esc", quiet=True),
     Action("chat", "C", "chat", "Talk to the model, beside its base", ("monitor",), line="C chat", when="finished"),
+    Action(
+        "export",
+        "X",
+        "export",
+        "Take the model along: a folder, an adapter, GGUF",
+        ("monitor",),
+        line="X export",
+        when="finished",
+    ),
     # Chat: a line is written in all the time, so keys are with ctrl
     Action(
         "halt", "escape", "stop", "Stop the answer; else go back", ("chat",), "esc", line="esc stop", when="answering"

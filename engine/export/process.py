@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import Cancelled, WorkbenchError, redact, visible
+from engine.figures import percent
 from engine.run.spawn import HUB_TOKENS, safe_python, without_tokens
 
 COMMAND = (sys.executable, "-P", "-m", "engine.export")
@@ -116,3 +117,17 @@ def request(
     """What the process is asked: `do` is `merge`, `export` or `push`."""
     where = {form: str(path) for form, path in (places or {}).items()}
     return {"do": do, "run": str(run), "checkpoint": checkpoint, "places": where, **more}
+
+
+def compared(parity: dict[str, Any]) -> str:
+    """What a comparison found, in a sentence."""
+    words = f"opened again by {parity['reader']}"
+    if parity["weights"] is not None:
+        words += f": {parity['weights']} weights are their source's, as are tokens and template"
+    elif parity["prompts"] or parity["probes"]:
+        words += f": {parity['prompts']} prompts and {parity['probes']} texts are the same"
+    if parity["logits_error"] is not None:
+        words += f", logits differ by {percent(parity['logits_error'], 3)} of their size (at most {percent(parity['bound'], 2)})"
+        if parity["trained_effect"] is not None:
+            words += f", training moved them by {percent(parity['trained_effect'], 1)}"
+    return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError, redact, visible
-from engine.export.process import Export
-from engine.figures import percent, progress, size
+from engine.export.process import Export, compared
+from engine.figures import progress, size
 from workbench.cli.output import clear, echo, print_json, rewrite
 
 
@@ -49,20 +49,6 @@ def part_line(part: dict[str, Any]) -> None:
     echo(f"  {compared(part['parity'])}")
     for note in part.get("notes", ()):
         echo(f"  {note}")
-
-
-def compared(parity: dict[str, Any]) -> str:
-    """What a comparison found, in a sentence."""
-    words = f"opened again by {parity['reader']}"
-    if parity["weights"] is not None:
-        words += f": {parity['weights']} weights are their source's, as are tokens and template"
-    elif parity["prompts"] or parity["probes"]:
-        words += f": {parity['prompts']} prompts and {parity['probes']} texts are the same"
-    if parity["logits_error"] is not None:
-        words += f", logits differ by {percent(parity['logits_error'], 3)} of their size (at most {percent(parity['bound'], 2)})"
-        if parity["trained_effect"] is not None:
-            words += f", training moved them by {percent(parity['trained_effect'], 1)}"
-    return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."
 
 
 def absolute(path: Path | None, otherwise: str) -> Path:

@@ -356,6 +356,18 @@ class MonitorScreen(Screen[None]):
         except WorkbenchError as problem:
             self._tell(problem.told)
 
+    def action_export(self) -> None:
+        """Take the newest checkpoint's model along."""
+        from engine.export.places import source
+        from workbench.screens.export import ExportScreen
+
+        try:
+            source(self.folder, hashes=False)
+        except WorkbenchError as problem:
+            self._tell(problem.told)
+        else:
+            self.app.push_screen(ExportScreen(self.folder))
+
     def action_stack(self) -> None:
         """Where the worker is at this moment."""
         self._tell("asking the worker where it is …", 60)

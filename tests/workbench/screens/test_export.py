@@ -1,0 +1,88 @@
+"""The export from a finished run: forms are ticked, each is compared, what exists is not replaced, leaving cancels."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import Cancelled
+from engine.export.process import Export
+from engine.run.store import RunFolder
+from tests.chats import make_run
+from workbench.app import WorkbenchApp
+from workbench.screens.export import ExportScreen
+from workbench.screens.monitor import MonitorScreen
+
+Shown = Callable[[Any], str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.chdir(tmp_path)
+    return make_run(tmp_path / "runs")
+
+
+def words(app: WorkbenchApp, shown: Shown) -> str:
+    return " ".join(shown(app).replace("│", " ").split())
+
+
+async def until(pilot: Any, holds: Callable[[], bool], seconds: float = 100) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come about"
+        await pilot.pause(0.05)
+
+
+async def test_a_model_is_taken_along_and_nothing_is_replaced(run: RunFolder, shown: Shown, tmp_path: Path) -> None:
+    app = WorkbenchApp(run=run, runs_dir=run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert isinstance(app.screen, MonitorScreen)
+        await pilot.press("X")
+        await pilot.pause()
+        assert isinstance(app.screen, ExportScreen)
+        await pilot.press("down", "down", "space", "f", "f", "x")
+        await until(pilot, lambda: "esc back" in shown(app) and "✗ gguf" in shown(app))
+        told = words(app, shown)
+        assert "● gguf Q8_0" in told
+        assert "✓ safetensors" in told
+        assert "opened again by transformers: " in told
+        assert "✗ gguf: tokenizer.json: is a tokenizer that cuts texts by rules which llama.cpp does not have" in told
+        folder = tmp_path / f"{run.id}-export"
+        assert [each.name for each in folder.iterdir()] == ["safetensors"]
+        assert (folder / "safetensors" / "model.safetensors").is_file()
+        await pilot.press("x")
+        await until(pilot, lambda: "exists already" in words(app, shown))
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(app.screen, MonitorScreen)
+
+
+async def test_leaving_cancels_what_is_not_done(run: RunFolder, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = threading.Event()
+
+    def runs_for_ever(export: Export, on_message: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        on_message({"progress": {"what": "Writing", "done": 1 << 20, "total": 4 << 20, "unit": "bytes"}})
+        assert cancelled.wait(60)
+        raise Cancelled("Cancelled: what was being written is gone; parts that were complete are kept.")
+
+    monkeypatch.setattr(Export, "run", runs_for_ever)
+    monkeypatch.setattr(Export, "cancel", lambda export: cancelled.set())
+    app = WorkbenchApp(run=run, runs_dir=run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("X")
+        await pilot.pause()
+        await pilot.press("x")
+        await until(pilot, lambda: "Writing" in shown(app) and "esc cancels" in shown(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: "Cancelled: what was being written is gone" in words(app, shown))
+        assert isinstance(app.screen, ExportScreen)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(app.screen, MonitorScreen)
