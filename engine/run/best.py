@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from engine import figures
-from engine.config.method import METHODS
-from engine.config.tree import RunConfig
 from engine.run.curves import words
 from engine.run.view import RunView
+
+if TYPE_CHECKING:
+    from engine.config.tree import RunConfig
 
 
 def metric_of(config: RunConfig) -> tuple[str, bool]:
     """The name of the logged metric, and whether more of it is better: what the config says, else what the method is for."""
+    from engine.config.method import METHODS  # what watches a run needs none of the config
+
     sampled = METHODS[config.method.kind].rows == "prompts"
     named = config.run.metric_for_best_model or ("reward" if sampled else "loss")
     greater = config.run.greater_is_better

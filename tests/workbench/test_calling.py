@@ -91,9 +91,11 @@ def test_settings_beside_a_config_open_it_with_them_as_changes_not_saved(
     text = "version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: builtin/dates}]}\n"
     Path("my.yaml").write_text(text)
     terminal = spawn(*workbench_command, "my.yaml", "optim.max_steps=23", "run.name=other")
-    terminal.wait_for(b"my.yaml", b"other")
+    terminal.wait_for(b"my.yaml")
+    terminal.type(b"1")
+    terminal.wait_for(b"other")
     terminal.type(b"6")
-    terminal.wait_for(b"max_steps", b"23")
+    terminal.wait_for(b"takes 23 steps")
     terminal.settle()
     terminal.type(b"\x11")
     terminal.wait_for(b"not saved")

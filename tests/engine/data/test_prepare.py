@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -346,6 +347,7 @@ def test_rows_after_one_whose_template_loops_are_made_and_only_it_is_left_out(
         "{% endfor %}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
+    minimind = copy.deepcopy(minimind)  # which takes the config's template
     rows = [_chat(f"question {n}?", "loop" if n == 300 else f"answer {n}") for n in range(600)]
     settings = {"model": {"chat_template": str(template)}, "on_bad_row": "skip"}
     prepared = prepare(make_config(write(rows), **settings), minimind)

@@ -37,7 +37,7 @@ IDS = torch.arange(2 * 12).reshape(2, 12) % 128
 def lora(model=None, dtype="float32", **settings):
     config = SimpleNamespace(
         adapter=Lora.model_construct(**{"r": 4, "lora_alpha": 8, **settings}),
-        model=SimpleNamespace(dtype=dtype),
+        model=SimpleNamespace(dtype=dtype, train_vision="all"),
         method=SimpleNamespace(kind="sft"),
     )
     return add_adapter(tiny_model() if model is None else model, config)
@@ -153,7 +153,7 @@ def test_adapters_beside_bfloat16_are_bfloat16_unless_float32_is_asked_for(in_fl
 def test_only_weights_named_by_an_expression_are_trained():
     def frozen_but(*patterns):
         adapter = NoAdapter.model_construct(unfrozen_parameters=list(patterns))
-        return add_adapter(tiny_model(), SimpleNamespace(adapter=adapter))
+        return add_adapter(tiny_model(), SimpleNamespace(adapter=adapter, model=SimpleNamespace(train_vision="all")))
 
     model = frozen_but(r"model\.layers\.1\.", "lm_head")
     asked = {n for n, _ in model.named_parameters() if n.startswith(("model.layers.1.", "lm_head"))}

@@ -93,7 +93,7 @@ def test_the_receipt_counts_weights_and_not_the_bytes_they_are_packed_into(
     from engine.trainers.receipt import _parameters, _precision
 
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
-    config = SimpleNamespace(adapter=None, model=SimpleNamespace(dtype="float32"))
+    config = SimpleNamespace(adapter=None, model=SimpleNamespace(dtype="float32", train_vision="all"))
     plain, quantized = model("none"), model(kind)
     assert _parameters(config, quantized)["detail"] == _parameters(config, plain)["detail"]
     told = _precision(config, quantized)

@@ -117,6 +117,19 @@ def test_a_rehearsal_is_judged_by_what_was_answered(
     assert words in verdict.words
 
 
+def test_rows_that_were_known_once_stay_so_though_a_later_answer_is_another(tmp_path: Path) -> None:
+    found = examine(written(tmp_path, QUESTIONS), tmp_path)
+    view = happened(answers={each.prompt: each.answer for each in found.pinned}, losses=[6.0, 0.3], end="stopped")
+    later = {"v": 1, "seq": 99, "t": 200.0, "segment": 0, "kind": "sample", "step": 3, "index": 0}
+    view = fold_many(view, [{**later, "prompt": found.pinned[0].prompt, "completion": "No."}])
+    assert judge(view, found).state == "learned"
+    first = FirstRun(None, rows="rows.jsonl", base=tmp_path)  # type: ignore[arg-type]
+    first.examined = found
+    told = [row for block in first.page("rehearsal", view=view) for row in block.rows]
+    assert ("step 2", found.pinned[0].answer) in told
+    assert "No." not in [text for _, text in told]
+
+
 def test_the_rehearsal_is_a_config_without_errors_and_the_real_run_takes_all_rows(tmp_path: Path) -> None:
     first = FirstRun(None, rows=written(tmp_path, QUESTIONS), base=tmp_path)  # type: ignore[arg-type]
     first.examined = examine("rows.jsonl", tmp_path)

@@ -85,6 +85,7 @@ def test_train_runs_to_the_end_and_the_other_commands_know_it(place):
         "ended",
         "cause",
         "cause_kind",
+        "best",
         "diverged_at",
         "silent_seconds",
     }
