@@ -139,7 +139,9 @@ class _Builder:
             key = self.value(event, path, depth + 1)
             if isinstance(key, (list, dict)):
                 raise TooMuch("must have names as keys; got a list or a mapping as a key.", line)
-            if key == "<<":
+            if (
+                key == "<<" and isinstance(event, ScalarEvent) and event.implicit[0]
+            ):  # in quotes it is a name like others
                 raise TooMuch("must be written out; got a merge key `<<`. Write the settings themselves.", line)
             inner = f"{path}.{key}" if path else str(key)
             if key in found:

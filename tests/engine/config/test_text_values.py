@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.config.coercion import meaning
@@ -17,6 +17,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), m
 
 
 @given(st.dictionaries(TEXTS.filter(str.strip), PLAIN | TEXTS | st.lists(PLAIN | TEXTS, max_size=2), max_size=3))
+@example({"<<": None})
 def test_entries_of_a_mapping_are_what_they_were(value: dict[str, Any]) -> None:
     assert entries(as_typed(value)) == value
     assert repr(meaning(fields.model.chat_template_kwargs, as_typed(value))) == repr(value)
