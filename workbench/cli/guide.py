@@ -50,7 +50,8 @@ def command(rows: str, model: str, save: Path | None, runs: str | None, as_json:
         first = FirstRun(inspector.ask, rows=rows, model=model, runs=runs)
         first.examined = examine(rows, first.base)
         if first.examined.problem:
-            raise WorkbenchError(first.examined.problem)
+            hint = "Name a JSON, JSONL or CSV file of questions and answers, or none for the built-in rows."
+            raise WorkbenchError(first.examined.problem, hint)
         first.row = _first_row(first)
         if not as_json:
             for page in ("machine", "goal", "rows", "tokens"):

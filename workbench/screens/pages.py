@@ -293,7 +293,7 @@ def _launch(view: View) -> Iterator[Row]:
     else:
         words = "starting" if view.starting else "enter"
         yield Row(LAUNCH, "action", "Start the run", value=((f"  {words}", "dim"),))
-        yield Row(QUEUE, "action", "Queue it", value=(("  starts when a device is free", "dim"),))
+        yield Row(QUEUE, "action", "Queue it", value=(("  when a device is free", "dim"),))
         yield from blocks(uncounted(view.session))
     if view.problem:
         yield text((view.problem, "bad"))

@@ -53,7 +53,8 @@ def test_nothing_is_started_for_rows_that_cannot_be_rehearsed(tmp_path: Path, mo
         (["gone.jsonl"], "no such file"),
         (["--save", "mine.yaml"], "--save mine.yaml: the file exists."),
     ):
-        with pytest.raises(WorkbenchError, match=message.replace(".", r"\.")):
+        with pytest.raises(WorkbenchError, match=message.replace(".", r"\.")) as refused:
             CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
+        assert refused.value.hint
     assert not Path("runs").exists()
     assert Path("mine.yaml").read_text() == "version: 1\n"
