@@ -169,8 +169,8 @@ def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_butto
         page.sees(".ftw", has_text="row 3 of 40 differs")
         assert not (lab.root / "how.txt").exists()
         accept.click()
-        browsing.until(lambda: (lab.root / "how.txt").exists(), "the run is gone on with", state=page.state)
-        assert (lab.root / "how.txt").read_text() == "{'accept_data': True}"
+        how, accepted = lab.root / "how.txt", "{'accept_data': True}"
+        browsing.until(lambda: how.exists() and how.read_text() == accepted, "the run is gone on with", state=page.state)
         assert (page.outside, page.errors) == ([], [])
 
 
