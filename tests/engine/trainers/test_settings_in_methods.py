@@ -134,7 +134,7 @@ def of_all(files: Files) -> dict[str, Trial]:
             True, {**eval_, "run.metric_for_best_model": "loss", "run.greater_is_better": False}
         ),
         "run.save_best": Trial(False, {**eval_, "run.save_steps": 9}),
-        "run.evals_per_epoch": Trial(1, {**by_epoch, "run.evals_per_epoch": 4}),
+        "run.evals_per_epoch": Trial(1, {**by_epoch, "run.evals_per_epoch": 100}),
         "run.saves_per_epoch": Trial(1),
         "run.prompts": Trial(["Who?"], SHOWN),
         "run.prompts_steps": Trial(1, {**SHOWN, "run.prompts_steps": 2}),
