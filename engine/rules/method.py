@@ -242,3 +242,12 @@ def negatives_come_from_the_batch(config: RunConfig, facts: Facts) -> Iterator[F
     if config.method.kind == "embedding" and size < 2:
         todo = "The other rows of a batch are what an anchor is told from; 32 and more are usual."
         yield must(path, "2 or more for embedding", size, todo, fix=Fix("set it to 32", {path: 32}))
+
+
+@rule(reads=(fields.method.kind, fields.data.val_set_size))
+def negatives_come_from_the_held_out_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """Held-out rows are told from each other as well."""
+    size, path = config.data.val_set_size, fields.data.val_set_size.path
+    if config.method.kind == "embedding" and size == 1:
+        todo = "A held-out text is told from those of the other held-out rows."
+        yield must(path, "2 or more for embedding", size, todo, fix=Fix("set it to 100", {path: 100}))

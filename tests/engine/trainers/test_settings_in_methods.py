@@ -90,7 +90,7 @@ def of_all(files: Files) -> dict[str, Trial]:
         "model.attention": Trial("eager"),
         "data.train": Trial([{"path": files.rows}]),
         "data.eval": Trial([{"path": files.held_out}]),
-        "data.val_set_size": Trial(3, {"run.eval_steps": 1, "data.val_set_size": 1}),
+        "data.val_set_size": Trial(4, {"run.eval_steps": 1, "data.val_set_size": 2}),
         "data.max_length": Trial(SHORT - 8, cut),
         "data.excess_length": Trial("truncate", {**long, "data.excess_length": "drop"}),
         "data.truncation_side": Trial("right", cut),

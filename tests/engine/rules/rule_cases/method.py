@@ -51,6 +51,9 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "negatives-come-from-the-held-out-rows": [
+        ({"method.kind": "embedding", "data.val_set_size": 1}, Facts(), "data.val_set_size", "error")
+    ],
     "samples-need-a-model-that-writes": [
         ({"method.kind": "reward", "run.prompts": ["Who are you?"]}, Facts(), "run.prompts", "error")
     ],
