@@ -73,7 +73,7 @@ OLD = {"method.num_iterations": 3, "optim.max_steps": 4}  # answers are used aga
 SHOWN = {"run.prompts": ["What comes after 7?"], "run.max_new_tokens": 4}
 
 
-def of_all(files: Files) -> dict[str, Trial]:
+def of_all(method: str, files: Files) -> dict[str, Trial]:
     """Those that every method has."""
     eval_ = {"data.eval": [{"path": files.held_out}], "run.eval_steps": 1}
     by_epoch = {"data.eval": [{"path": files.held_out}]}
@@ -128,7 +128,9 @@ def of_all(files: Files) -> dict[str, Trial]:
         "run.save_steps": Trial(1),
         "run.save_total_limit": Trial(2, {"run.save_steps": 1, "optim.max_steps": 3}),
         "run.eval_steps": Trial(2, eval_),
-        "optim.early_stopping_patience": Trial(1, {**eval_, "run.greater_is_better": True, "optim.max_steps": 3}),
+        "optim.early_stopping_patience": Trial(
+            1, {**eval_, "run.greater_is_better": method not in SAMPLED, "optim.max_steps": 3}
+        ),
         "run.metric_for_best_model": Trial("nothing", eval_),
         "run.greater_is_better": Trial(
             True, {**eval_, "run.metric_for_best_model": "loss", "run.greater_is_better": False}
@@ -302,9 +304,9 @@ def of_norms(files: Files) -> dict[str, Trial]:
 def trials(method: str, adapter: str, files: Files) -> dict[str, Trial]:
     """What is tried of a method: everything with full weights, with LoRA what acts on what is built."""
     if adapter == "none":
-        return {**of_all(files), **OF_BUILT, **of_norms(files), **OF_ADAPTER["none"], **OF_METHOD[method]}
+        return {**of_all(method, files), **OF_BUILT, **of_norms(files), **OF_ADAPTER["none"], **OF_METHOD[method]}
     own = {"method.reference": REFERENCE_OF_LORA[method]} if method in REFERENCE_OF_LORA else {}
-    model = {path: trial for path, trial in of_all(files).items() if path.startswith("model.")}
+    model = {path: trial for path, trial in of_all(method, files).items() if path.startswith("model.")}
     return {**model, **OF_BUILT, **of_norms(files), **OF_ADAPTER["lora"], **own}
 
 
