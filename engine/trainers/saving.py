@@ -444,7 +444,7 @@ class RunTrainer(Trainer):
         that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of bfloat16 to float32."""
         model = self.model if model is None else model
         folder = Path(resume_from_checkpoint)
-        if sharded.is_sharded(model) or (folder / sharded.WEIGHTS_FOLDER).is_dir():
+        if sharded.is_sharded(model) or (folder / model_files.SHARES).is_dir():
             sharded.restore_weights(model, folder)
             refuse_non_finite_checkpoint(model, folder)
             return

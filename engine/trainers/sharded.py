@@ -23,7 +23,7 @@ from engine import model_files
 from engine.errors import WorkbenchError, visible
 from engine.features.built import base_model
 
-WEIGHTS_FOLDER, OPTIMIZER_FOLDER = "weights", "optimizer"
+OPTIMIZER_FOLDER = "optimizer"
 GROUPS = "param_groups.pt"
 
 
@@ -90,7 +90,7 @@ def restore_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
     if isinstance(model, PeftModel):
         model_files.refuse_pickled_adapter(folder)
         take_adapter(model, load_file(folder / model_files.ADAPTER_WEIGHTS))
-    elif (folder / WEIGHTS_FOLDER).is_dir():
+    elif (folder / model_files.SHARES).is_dir():
         load_weights(model, folder)
     else:
         take_weights(model, folder)
@@ -142,16 +142,16 @@ def _named(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 def save_weights(model: PreTrainedModel, into: Path) -> None:
     """Each rank's shares of the full weights. All ranks call it together."""
-    _save(_named(model), into / WEIGHTS_FOLDER)
+    _save(_named(model), into / model_files.SHARES)
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
     """Gives the model, sharded or not, the weights of a sharded checkpoint. Raises WorkbenchError where they do not fit."""
-    state, stored = _named(model), _stored(folder / WEIGHTS_FOLDER)
+    state, stored = _named(model), _stored(folder / model_files.SHARES)
     if wrong := sorted(state.keys() ^ stored.keys()):
         raise _misfit(folder, wrong)
     with torch.no_grad():
-        _load(state, folder / WEIGHTS_FOLDER)
+        _load(state, folder / model_files.SHARES)
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, into: Path, *, first: bool) -> None:
