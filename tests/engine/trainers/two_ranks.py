@@ -23,9 +23,10 @@ def run_folder(root: Any, settings: dict[str, Any]) -> RunFolder:
 
 
 def _serve(rank: int, port: int, cache: str, asked: Any, told: Any) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    os.environ |= {"WORKBENCH_CACHE": cache, "CUDA_VISIBLE_DEVICES": ""}
+    os.environ |= {"WORKBENCH_CACHE": cache, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    if rank < 2:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     import torch
 
     from engine.worker import main
@@ -33,20 +34,21 @@ def _serve(rank: int, port: int, cache: str, asked: Any, told: Any) -> None:
     torch.set_num_threads(1)
     while (folder := asked.get()) is not None:
         told.put(main(folder))
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class TwoRanks:
-    """`with TwoRanks(cache) as two: two.train(run)`; a run's exit code is checked."""
+    """`with TwoRanks(cache) as two: two.train(run)`; a run's exit code is checked. A third process trains runs alone."""
 
     def __init__(self, cache: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         context = get_context("spawn")
-        self._asked, self._told = [context.Queue() for _ in range(2)], context.Queue()
+        self._asked, self._told = [context.Queue() for _ in range(3)], context.Queue()
         self._ranks = [
             context.Process(target=_serve, args=(rank, port, cache, self._asked[rank], self._told), daemon=True)
-            for rank in range(2)
+            for rank in range(3)
         ]
 
     def __enter__(self) -> TwoRanks:
@@ -60,10 +62,17 @@ class TwoRanks:
             process.join(10 if kind is None else 0.1)
             process.kill()
 
-    def train(self, run: RunFolder, code: int = 0) -> RunFolder:
-        """Both train this run; the first rank's exit code is the run's."""
-        for queue in self._asked:
+    def train(self, run: RunFolder) -> RunFolder:
+        """Two train this run together."""
+        return self._train(run, self._asked[:2])
+
+    def train_alone(self, run: RunFolder) -> RunFolder:
+        """One process trains it."""
+        return self._train(run, self._asked[2:])
+
+    def _train(self, run: RunFolder, asked: list[Any]) -> RunFolder:
+        for queue in asked:
             queue.put(str(run.path))
-        codes = [self._told.get(timeout=170) for _ in range(2)]
-        assert codes == [code, code], run.events.read_text()[-4000:]
+        codes = [self._told.get(timeout=170) for _ in asked]
+        assert not any(codes), run.events.read_text()[-4000:]
         return run
