@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from engine import figures
 from engine.config.facts import Facts
-from engine.config.findings import Finding, Fix, must
+from engine.config.findings import Finding, must
 from engine.config.rule import RULES, Refused, Test, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts.counts import device_count, known_model
@@ -62,7 +62,9 @@ _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
 refused(
     __name__,
     *(
-        Refused(f"fsdp2-without-{name}", SPEC, one_of("fsdp2"), f"ddp or auto {words}", because, _DDP, beside={spec: test})
+        Refused(
+            f"fsdp2-without-{name}", SPEC, one_of("fsdp2"), f"ddp or auto {words}", because, _DDP, beside={spec: test}
+        )
         for name, spec, test, words, because in _NOT
     ),
     Refused(
@@ -112,11 +114,14 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], st
         return "ddp", f"{what} is not known yet"
     fits = f"{figures.size(need)} of {figures.size(room)} on each device"
     if need <= memory_model.FIT * room:
-        return "ddp", f"each device holds the whole model: {fits}"
+        return "ddp", f"the whole model takes {fits}"
     if (problem := _unserved(config, facts)) is not None:
         return "ddp", f"the whole model takes {fits}, and fsdp2 does not serve here: {problem}"
     less = _needed(config, facts, "fsdp2")
-    return "fsdp2", f"the whole model would take {fits}; a share and what is put together at once take {figures.size(less or 0)}"
+    return (
+        "fsdp2",
+        f"the whole model would take {fits}; a share and what is put together at once take {figures.size(less or 0)}",
+    )
 
 
 def _needed(config: RunConfig, facts: Facts, strategy: Literal["ddp", "fsdp2"]) -> int | None:

@@ -51,9 +51,7 @@ def shares(model: torch.nn.Module) -> tuple[int, int, int, int]:
 
 def adapter_weights(model: PeftModel) -> dict[str, torch.Tensor]:
     """The trained weights whole, on the host, by the model's names: an adapter is small. All ranks call it together."""
-    return {
-        name: whole(weight.detach()).cpu() for name, weight in model.named_parameters() if weight.requires_grad
-    }
+    return {name: whole(weight.detach()).cpu() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def take_adapter(model: PeftModel, stored: dict[str, torch.Tensor]) -> None:

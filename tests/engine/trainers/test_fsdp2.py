@@ -116,9 +116,7 @@ def strategy(run: RunFolder) -> dict[str, Any]:
 def test_full_weights_learn_what_one_process_would(full: Pair) -> None:
     entry = strategy(full.shared)
     assert (entry["requested"], entry["effective"], entry["count"]) == ("fsdp2", "fsdp2", 46)
-    assert entry["detail"] == (
-        "of 46 weights are shares (DTensor); the first process holds 98,656 of 197,312 numbers"
-    )
+    assert entry["detail"] == ("of 46 weights are shares (DTensor); the first process holds 98,656 of 197,312 numbers")
     alike(*full)
     assert curve(full.shared, "eval_loss") == pytest.approx(curve(full.alone, "eval_loss"), rel=1e-4)
     told = [[event["completion"] for event in lines(run, "sample")] for run in full]
