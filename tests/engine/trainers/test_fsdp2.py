@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from engine.config.files import as_yaml, parse
 from engine.errors import ModelError
+from engine.export.__main__ import answer
 from engine.export.places import Source
 from engine.export.shards import put_together
 from engine.model_files import SHARES, weight_files
@@ -138,6 +140,17 @@ def test_each_rank_writes_its_shares_and_a_reader_of_weights_says_what_they_are(
     (at / SHARES / "shard-00002-model-00001-of-00001.safetensors").rename(at / "gone")
     assert "shard-00002" in checkpoint.problem_with(at)
     (at / "gone").rename(at / SHARES / "shard-00002-model-00001-of-00001.safetensors")
+
+
+def test_merge_makes_one_folder_of_shares(place: Place, full: Pair) -> None:
+    into = place.root / "merged"
+    asked = {"do": "merge", "run": str(full.shared.path), "checkpoint": 4, "places": {"safetensors": str(into)}}
+    (part,) = answer(asked, lambda **_: None)["parts"]
+    assert part["ok"], part
+    merged = AutoModelForCausalLM.from_pretrained(into, dtype=torch.float32).state_dict()
+    for name, value in weights(full.alone).items():
+        torch.testing.assert_close(merged[name], value, rtol=1e-4, atol=1e-4, msg=name)
+    assert {path.name for path in place.root.iterdir() if path.name.startswith(".")} == set()
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
