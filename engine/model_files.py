@@ -22,6 +22,8 @@ LARGEST_JSON = 64 * 1024 * 1024
 DEEPEST = 32
 """Levels of JSON within JSON; configs have four or five."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARES = "weights"
+"""The folder of a checkpoint whose full weights were written in shares, by the processes that held them."""
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 READ_BY_LIBRARIES = (
@@ -186,6 +188,11 @@ def weight_files(folder: Path) -> list[Path]:
     if first != index and first.is_file():
         return [first]
     if not index.is_file():
+        if (folder / SHARES).is_dir():
+            raise ModelError(
+                f"{place(folder)}: holds its weights in shares, as the processes of a run wrote them.",
+                "`workbench merge RUN` makes one model folder of them.",
+            )
         pickled = sorted(file.name for kind in PICKLES for file in folder.glob(kind))
         beside = f", only pickles such as {visible(pickled[0])}" if pickled else ""
         raise ModelError(

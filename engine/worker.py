@@ -186,7 +186,11 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     if stream is not None and config.data.ignore_data_skip:
         stream.begin_epoch()
     features.apply(trainer.built(notes))
-    _write_receipt(config, trainer, prepared, loaded, why, features.entries(), say)
+    built = functools.partial(_write_receipt, config, trainer, prepared, loaded, why, features.entries(), say)
+    if trainer.is_fsdp_enabled:
+        watching.before_first_step = built  # until then no weight is shared out
+    else:
+        built()
     forget_tokens()
     say.phase("Training")
     try:

@@ -52,16 +52,16 @@ ABSENT = (
         "run.devices takes the GPUs of one machine.",
     ),
     Absent(
-        "FSDP",
+        "FSDP1 and settings of FSDP by other names",
         ("fsdp", "fsdp_config"),
         ("fsdp_",),
-        "Each GPU holds the whole model: LoRA, model.quantization and memory.layer_offloading make it smaller.",
+        "distributed.strategy: fsdp2 shares the model out over run.devices, layer by layer.",
     ),
     Absent(
         "DeepSpeed",
         ("deepspeed", "ds_config"),
         ("deepspeed_", "zero_", "zero3_"),
-        "Each GPU holds the whole model: LoRA, model.quantization and memory.layer_offloading make it smaller.",
+        "distributed.strategy: fsdp2 shares weights, gradients and optimizer states out over run.devices, as its stage 3 does.",
     ),
     Absent(
         "tensor, context, pipeline and expert parallelism",

@@ -34,6 +34,7 @@ _SECTION_STEPS = {
     "optim": "method",
     "memory": "memory",
     "kernels": "memory",
+    "distributed": "memory",
     "run": "launch",
 }
 # Settings whose question is another step's than their section's.

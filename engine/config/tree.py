@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from engine.config.adapter import ADAPTERS, Adapter, NoAdapter
 from engine.config.data import Data, DataSource
+from engine.config.distributed import Distributed
 from engine.config.kernels import Kernels
 from engine.config.kinds import MethodSection
 from engine.config.memory import Memory
@@ -58,6 +59,7 @@ class RunConfig(BaseModel):
     optim: Optim = Optim.model_construct()
     memory: Memory = Memory.model_construct()
     kernels: Kernels = Kernels.model_construct()
+    distributed: Distributed = Distributed.model_construct()
     run: Run = Run.model_construct()
 
 
@@ -79,6 +81,7 @@ SECTIONS: dict[str, dict[str, type[Section]]] = {
     "optim": {"": Optim},
     "memory": {"": Memory},
     "kernels": {"": Kernels},
+    "distributed": {"": Distributed},
     "run": {"": Run},
 }
 
@@ -322,6 +325,7 @@ class Fields:
     optim: SectionFields
     memory: SectionFields
     kernels: SectionFields
+    distributed: SectionFields
     run: SectionFields
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError, redact, visible
+from engine.model_files import SHARES
 
 PROGRESS_SECONDS = 0.1
 
@@ -86,7 +87,7 @@ def answer(asked: dict[str, Any], send: Any) -> dict[str, Any]:
 
     run = RunFolder(asked["run"])
     taken = source(run, asked["checkpoint"])
-    if asked["do"] == "merge" and not taken.adapted:
+    if asked["do"] == "merge" and not (taken.adapted or (taken.checkpoint / SHARES).is_dir()):
         raise WorkbenchError(
             f"{taken.checkpoint.name}: holds all weights of the model and no adapter, so there is nothing to merge.",
             f"It is a model as it is: `workbench export {visible(run.id)} --to safetensors` takes it along.",
@@ -97,8 +98,15 @@ def answer(asked: dict[str, Any], send: Any) -> dict[str, Any]:
     with import_warnings.dropped():
         from engine.export.folder import Model
         from engine.export.making import make
+        from engine.export.shards import put_together
+    with put_together(taken, Path(next(iter(asked["places"].values())))) as taken:
+        parts = _parts(Model(taken, _config(run)), asked, make, report, send)
+    return {"run": run.id, "checkpoint": taken.checkpoint.name, "parts": parts}
+
+
+def _parts(model: Any, asked: dict[str, Any], make: Any, report: Any, send: Any) -> list[dict[str, Any]]:
+    """Each form that is asked for, made; one that fails leaves the others."""
     parts = []
-    model = Model(taken, _config(run))
     for form, place in asked["places"].items():
         try:
             part = make(model, form, Path(place), asked, report)
@@ -112,7 +120,7 @@ def answer(asked: dict[str, Any], send: Any) -> dict[str, Any]:
             model.merged = Path(place)
         parts.append(part)
         send(part=part)
-    return {"run": run.id, "checkpoint": taken.checkpoint.name, "parts": parts}
+    return parts
 
 
 def _config(run: Any) -> Any:

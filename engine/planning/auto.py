@@ -17,12 +17,11 @@ from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts import counts
 from engine.features import compile, tiled_mlp
 from engine.features.table import FEATURES
-from engine.planning import memory_model
+from engine.planning import memory_model, sharding
 
 Resolve = Callable[[RunConfig, Facts], tuple[Any, str]]
 
-FIT = 0.92
-"""Share of a card that a run may plan to fill."""
+FIT = memory_model.FIT
 
 
 def _learning_rate(config: RunConfig, facts: Facts) -> tuple[Any, str]:
@@ -133,6 +132,7 @@ _CHOSEN: dict[FieldSpec, Resolve] = {
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
+    fields.distributed.strategy: sharding.chosen,
     fields.run.devices: _devices,
     fields.run.eval_steps: _evaluations,
     fields.run.prompts_steps: _ten_times("samples"),
@@ -155,9 +155,10 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
     """Requested -> effective for every setting that applies and is `auto`, and `max_steps` over epochs."""
     facts = facts or Facts()
     found = []
+    asked, config = config, _with_strategy(config, facts)
     for spec, resolve in AUTO.items():
-        if spec.applies(config) and spec.value(config) == "auto":
-            value, reason = resolve(config, facts)
+        if spec.applies(asked) and spec.value(asked) == "auto":
+            value, reason = resolve(asked if spec == sharding.SPEC else config, facts)
             found.append(Effective(spec.path, "auto", value, reason))
     checkpointing = config.memory.gradient_checkpointing
     if checkpointing == "full":
@@ -176,6 +177,14 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         path = fields.optim.per_device_eval_batch_size.path
         found.append(Effective(path, None, size, "the training batch size"))
     return tuple(found)
+
+
+def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
+    """The config by which all else is chosen: what fits, and which kernels serve, hangs on how the model is held."""
+    if config.distributed.strategy != "auto":
+        return config
+    taken = config.distributed.model_copy(update={"strategy": sharding.chosen(config, facts)[0]})
+    return config.model_copy(update={"distributed": taken})
 
 
 def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:

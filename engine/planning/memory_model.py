@@ -29,6 +29,8 @@ from engine.features import cut_cross_entropy
 from engine.features.feature import Layers
 from engine.features.table import FEATURES
 
+FIT = 0.92
+"""Share of a device that a run may plan to fill."""
 MiB = 1024**2
 GiB = 1024**3
 BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
@@ -87,22 +89,34 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     scores = cut_cross_entropy.head_bytes(cut_cross_entropy.path_of(config), scored)
     # The head is done before the first layer is differentiated: the larger of the two makes the peak.
     activations = kept + max(0.0, layer - scores)
+    # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
+    devices = device_count(config, facts) if config.distributed.strategy == "fsdp2" else 1
+    together = _put_together(config, layers, weights) if devices > 1 else 0.0
+    reference = weights / devices + together if _holds_copy(config) else 0.0
+    weights, trained_bytes = weights / devices + together, trained_bytes / devices
     # Gradients take the room that activations leave, unless they are kept from one batch to the next.
     stay = config.optim.gradient_accumulation_steps > 1
     classes = {
         "weights": weights,
         "adapter": 0.0 if config.adapter.kind == "none" else trained_bytes,
         "gradients": trained_bytes if stay else max(0.0, trained_bytes - activations - scores),
-        "optimizer": state_bytes(config, counts),
+        "optimizer": state_bytes(config, counts) / devices,
         "activations": activations,
         "logits": scores,
-        "reference": weights if _holds_copy(config) else 0.0,
+        "reference": reference,
     }
     # Answers are sampled before a step, in the room that it takes afterwards; what they need beyond it is their own.
     step = classes["gradients"] + activations + scores
     classes["cache"] = max(0.0, _sampling(config, model, length) - step)
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def _put_together(config: RunConfig, layers: Layers, weights: float) -> float:
+    """Bytes of the weights that FSDP2 has put together at once: of this layer and the next, or of all that were computed."""
+    if not config.distributed.reshard_after_forward:
+        return weights
+    return weights - layers.linears * max(0.0, 1 - 2 / max(1, layers.model.layers or 1))
 
 
 def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:

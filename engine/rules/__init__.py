@@ -18,6 +18,7 @@ from engine.config.rule import RULES as _ENTERED
 from engine.config.rule import Rule, rule
 from engine.config.tree import RunConfig
 from engine.features.table import FEATURES
+from engine.planning import sharding
 from engine.rules import (
     data,
     fit,
@@ -49,6 +50,7 @@ _MODULES = (
     rollouts,
     run,
     schedules,
+    sharding,
     sources,
     streaming,
     training,

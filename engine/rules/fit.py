@@ -24,6 +24,7 @@ from engine.planning.auto import FIT, resolved
         fields.data.max_length,
         fields.optim.per_device_train_batch_size,
         fields.memory.gradient_checkpointing,
+        fields.distributed.strategy,
     )
 )
 def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
@@ -52,7 +53,8 @@ def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 def needed(config: RunConfig, facts: Facts) -> int | None:
     """Bytes at the peak, with `auto` resolved; nothing while the model is not known."""
-    if "auto" in (config.memory.gradient_checkpointing, config.kernels.torch_compile):
+    choices = config.memory.gradient_checkpointing, config.kernels.torch_compile, config.distributed.strategy
+    if "auto" in choices:
         config = resolved(config, facts)
     classes = memory_model.memory(config, facts, checkpointing=config.memory.gradient_checkpointing)
     return None if classes is None else sum(classes.values())

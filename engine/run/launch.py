@@ -97,7 +97,8 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
         raise WorkbenchError(f"{run.id} is finished; there is nothing left to go on with.", "Start another run.")
     attend(run)
     newest, skipped = checkpoint.newest_valid(run)
-    chosen = _choose(run.read_json().get("devices_wanted", "auto"), run.path.parent)
+    wanted = _devices_wanted(run)
+    chosen = _choose(wanted, run.path.parent)
     before = run.read_json()
     run.update_json(
         state="starting",
@@ -106,6 +107,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
         exit_code=None,
         ended=None,
         versions=versions(),
+        devices_wanted=wanted,
         devices=list(chosen.visible),
         processes=chosen.processes,
         accept_data=accept_data,
@@ -118,6 +120,17 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
             run.update_json(**{key: before.get(key) for key in _BEGUN})
         raise
     return newest, skipped
+
+
+def _devices_wanted(run: RunFolder) -> object:
+    """Which devices the run is to have: those it was launched for, unless its config.yaml names others since."""
+    from engine.config.files import parse
+
+    known = run.read_json()
+    now, then = (
+        _at(parse(text).mapping, ("run", "devices")) for text in (run.read_config(), known.get("config") or "")
+    )
+    return known.get("devices_wanted", "auto") if now == then or now is None else now
 
 
 def settle(run: RunFolder) -> None:

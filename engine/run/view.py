@@ -52,6 +52,8 @@ class RunView:
     latest: dict[str, float] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
     receipt: list[dict[str, Any]] = field(default_factory=list)
+    _receipt_of: int = -1
+    """The start that it is of."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
@@ -277,7 +279,10 @@ def _progress(view: RunView, event: Event) -> None:
 
 
 def _receipt(view: RunView, event: Event) -> None:
-    """A later entry for a feature takes the place of the earlier one."""
+    """A later entry for a feature takes the place of the earlier one; a start's receipt that of those before it."""
+    if view._receipt_of != view.segment:
+        view._receipt_of = view.segment
+        view.receipt.clear()
     for entry in _dicts(event, "entries"):
         feature = _text(entry, "feature")
         clean = {

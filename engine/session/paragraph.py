@@ -16,7 +16,9 @@ from engine.config.files import short_path
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import visible
+from engine.facts.counts import device_count
 from engine.figures import brief, count, large, number, percent, size, size_of
+from engine.planning import sharding
 from engine.planning.estimate import Estimate
 
 NAMED = 2
@@ -26,7 +28,8 @@ NAMED = 2
 def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | None = None) -> str:
     """The sentences, in one line. `runs_dir` is where the run would go, if that is known."""
     found = [_learns(config, facts, estimate), _trained(config, estimate), _long(config, facts, estimate)]
-    return " ".join([*found, _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)])
+    found += [_devices(config, facts), _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)]
+    return " ".join(filter(None, found))
 
 
 def _learns(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
@@ -88,6 +91,16 @@ def _long(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
     if estimate.seconds_left is None:
         return f"{steps}{batch}; how long is not known yet."
     return f"{steps}{batch}: roughly {brief(estimate.seconds_left)}{where}."
+
+
+def _devices(config: RunConfig, facts: Facts) -> str:
+    """How several devices hold the model, and why."""
+    many, strategy = device_count(config, facts), config.distributed.strategy
+    if many == 1:
+        return ""
+    taken, why = (strategy, "") if strategy != "auto" else sharding.chosen(config, facts)
+    how = "each holds a share of the model (fsdp2)" if taken == "fsdp2" else "each holds the whole model (ddp)"
+    return f"Of {many} devices {how}{f': {why}' if why else ''}."
 
 
 def _memory(facts: Facts, estimate: Estimate) -> str:

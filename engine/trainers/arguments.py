@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,17 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         "disable_tqdm": True,
         "report_to": list(run.report_to) or "none",
         "push_to_hub": False,
+        **sharding(config),
     }
+
+
+def sharding(config: RunConfig) -> dict[str, Any]:
+    """Arguments by which accelerate shards the model with FSDP2; none where each process holds all of it."""
+    if config.distributed.strategy != "fsdp2" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return {}
+    own = {"version": 2, "reshard_after_forward": config.distributed.reshard_after_forward}
+    # The layers of the model are what is put together at once; checkpoints are ours.
+    return {"fsdp": True, "fsdp_config": {**own, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
 
 
 def checkpointing(config: RunConfig) -> bool:

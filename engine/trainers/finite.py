@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from engine.errors import Diverged, ModelError, WorkbenchError, visible
@@ -132,14 +133,22 @@ class FiniteSteps(TrainerCallback):
 def non_finite_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> str | None:
     """The name of the first of these weights that holds NaN or infinity; None where all are finite.
 
-    One pass over the numbers and no copy of them; the device is waited for once.
+    One pass over the numbers and no copy of them; the device is waited for once. Of sharded weights each rank looks at its
+    shares, and all hear the same.
     """
-    names, found = [], []
+    names, found, shares = [], [], False
     with torch.no_grad():
         for name, weight in weights:
             if weight.dtype in _CHECKED and weight.numel():
                 names.append(name)
-                found.append(torch.stack(torch.aminmax(weight.detach())).isfinite().all())
+                shares |= isinstance(weight, DTensor)
+                held = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
+                some = torch.stack(torch.aminmax(held)) if held.numel() else held
+                found.append(some.isfinite().all())
+        if shares:
+            flags = torch.stack(found).int()
+            torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN)
+            found = list(flags)
         for device in {flag.device for flag in found}:
             places = [place for place, flag in enumerate(found) if flag.device == device]
             for place, fine in zip(places, torch.stack([found[place] for place in places]).tolist(), strict=True):

@@ -29,7 +29,7 @@ from engine.models.load import BUILTIN, Loaded
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
 from engine.models.vision_parts import vision_parts
-from engine.trainers import trackers
+from engine.trainers import sharded, trackers
 from engine.trainers.optimizers.building import told
 from engine.trainers.saving import RunTrainer
 
@@ -63,7 +63,7 @@ def receipt(
         entries.append(_determinism())
     entries += trackers.entries(trainer)
     if (ranks := trainer.accelerator.num_processes) > 1:
-        entries.append(_processes(config, ranks))
+        entries += [_processes(config, ranks), _strategy(config, trainer, (why or {}).get("distributed.strategy"))]
     if config.model.quantization not in ("none", "fp8"):  # which engine.features.fp8_base.apply tells
         entries.append(_quantization(config, model))
     if loaded is not None and loaded.stored_fp8 is not None:
@@ -97,6 +97,7 @@ def unmet(config: RunConfig, entries: list[dict[str, Any]]) -> str | None:
         ("quantization", config.model.quantization != "none"),
         ("packing", config.data.packing),
         ("full determinism", config.run.full_determinism),
+        ("strategy", config.distributed.strategy == "fsdp2" and "strategy" in by_name),
         ("optimizer", config.optim.optim.endswith("8bit") or config.optim.optim in MATRICES_ONLY | PROJECTED),
     ):
         if asked and not by_name[feature]["count"]:
@@ -134,6 +135,20 @@ def _processes(config: RunConfig, ranks: int) -> dict[str, Any]:
     together = config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps * ranks
     detail = f"{where}; a step averages the gradients of {together} rows (or answers) over them"
     return _entry("processes", config.run.devices, ranks, ranks, detail)
+
+
+def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None) -> dict[str, Any]:
+    """How the processes hold the model, by the weights themselves: those that are shared out are DTensors."""
+    split, weights, here, numbers = sharded.shares(trainer.model)
+    if split:
+        resharded = config.distributed.reshard_after_forward
+        detail = f"of {weights} weights are shares (DTensor); the first process holds {here:,} of {numbers:,} numbers"
+        detail += "" if resharded else "; layers stay together between forward and backward pass"
+    else:
+        detail = f"each process holds all {numbers:,} numbers"
+    detail += f"; {auto}" if auto else ""
+    asked = config.distributed.strategy if auto is None else "auto"
+    return _entry("strategy", asked, "fsdp2" if split else "ddp", split, detail)
 
 
 def _determinism() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer
 
 from engine import model_files
+from engine.compat import fsdp2
 from engine.config.optim import Optim
 from engine.errors import Diverged, visible
 from engine.features.built import Built, Notes, ReferenceBy, base_model
@@ -31,6 +32,7 @@ from engine.models.restore_weights import take_up
 from engine.run import checkpoint
 from engine.run.async_writer import LateWriter
 from engine.run.store import RunFolder
+from engine.trainers import sharded
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
 from engine.trainers.optimizers.building import optimizer_for
@@ -40,6 +42,8 @@ from engine.trainers.stateful import Parts, Stateful
 from engine.trainers.stream_loader import Dealt, StreamLoader
 
 TOKENS_STATE = "tokens_state.json"
+SCHEDULER = "scheduler.pt"
+"""transformers' name of the file."""
 ROWS = "rows"
 UNCOUNTED = 4096
 """Batches whose tokens wait to be counted at most, however seldom is logged."""
@@ -110,6 +114,11 @@ class RunTrainer(Trainer):
         for weight, data in trained:
             if weight.dtype != data.dtype:
                 weight.data = data.to(weight.device)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if (asked := self.args.fsdp_plugin_args) is not None and fsdp2.take_on_cpu(self.accelerator, asked):
+            self.is_fsdp_enabled = True
 
     def attach(
         self,
@@ -246,6 +255,7 @@ class RunTrainer(Trainer):
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """transformers asks for the norm once a step, whether it clips or not."""
         norm = super()._get_grad_norm(*args, **kwargs)
+        norm = sharded.whole(norm) if isinstance(norm, torch.Tensor) else norm
         self.finite.norm(self.state.global_step + 1, norm)
         return norm
 
@@ -385,9 +395,41 @@ class RunTrainer(Trainer):
             self.tokens, self.trained_tokens = counted["total"], counted["trainable"]
             self._total_train_tokens = counted["trl_num_tokens"]
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Shares of full weights are written by who holds them; an adapter is one plain folder, however it was held."""
+        if not sharded.is_sharded(self.model):
+            super().save_model(output_dir, _internal_call=_internal_call)
+            return
+        into = Path(output_dir or str(self.args.output_dir))
+        if isinstance(self.model, PeftModel):
+            self._save(str(into), state_dict=sharded.adapter_weights(self.model))
+            return
+        sharded.save_weights(self.model, into)
+        if self.args.should_save:
+            sharded.save_settings(self.model, into)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(into)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not sharded.is_sharded(self.model):
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        first, into = self.args.should_save, Path(output_dir)
+        sharded.save_optimizer(_inner(self.optimizer), self.model, into, first=first)
+        if first:
+            torch.save(self.lr_scheduler.state_dict(), into / SCHEDULER)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with refusing_pickles(Path(checkpoint or ".")):
-            super()._load_optimizer_and_scheduler(checkpoint)
+        """States come back into shares or whole, whichever this run has and the checkpoint holds."""
+        folder = Path(checkpoint or ".")
+        with refusing_pickles(folder):
+            shares = sharded.holds_shards(folder)
+            if checkpoint is None or not (shares or sharded.is_sharded(self.model)):
+                super()._load_optimizer_and_scheduler(checkpoint)
+                return
+            take = sharded.load_optimizer if shares else sharded.take_optimizer
+            take(_inner(self.optimizer), self.model, folder)
+            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER, weights_only=True))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         with refusing_pickles(Path(checkpoint or ".")):
@@ -401,6 +443,11 @@ class RunTrainer(Trainer):
         """Full weights by `engine.models.restore_weights`. Two things that loading an adapter loses: transformers 5.17 leaves one
         that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of bfloat16 to float32."""
         model = self.model if model is None else model
+        folder = Path(resume_from_checkpoint)
+        if sharded.is_sharded(model) or (folder / model_files.SHARES).is_dir():
+            sharded.restore_weights(model, folder)
+            refuse_non_finite_checkpoint(model, folder)
+            return
         if not isinstance(model, PeftModel):
             take_up(base_model(model), Path(resume_from_checkpoint), self._registered().weights())
             refuse_non_finite_checkpoint(model, Path(resume_from_checkpoint))
@@ -420,6 +467,12 @@ class RunTrainer(Trainer):
     def _say_checkpoint(self, step: int, state: str, **more: Any) -> None:
         if self.writer is not None:
             self.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
+
+
+def _inner(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer itself, without what accelerate puts around it."""
+    found: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return found
 
 
 def _rng_kinds() -> list[str]:

@@ -49,6 +49,8 @@ class Watching(TrainerCallback):
 
     trainer: RunTrainer
     """Set before it trains."""
+    before_first_step: Callable[[], None]
+    """Called once the model is as it will be trained, and before all else."""
     per_epoch: dict[str, int]
     """How many times in an epoch there is an `eval` or a `save`, where the config counts them so."""
 
@@ -67,6 +69,7 @@ class Watching(TrainerCallback):
         self.opening, self.logging_steps, self.thinning = opening, logging_steps, Thinning(logging_steps)
         self.prompts, self.prompts_steps, self.sample = prompts, prompts_steps, sample
         self.per_epoch = {}
+        self.before_first_step = lambda: None
         self.best: HeldOutBest | None = None
         self.stopped: Request | None = None
         self._saving: list[Request] = []
@@ -83,6 +86,7 @@ class Watching(TrainerCallback):
 
     # -- the trainer's moments -----------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.before_first_step()
         self._place_in_epochs(args, state, kwargs.get("train_dataloader"))
         self._logged = time.monotonic()
         self._tokens_logged = self.trainer.token_counts()[0]
@@ -266,10 +270,12 @@ class Watching(TrainerCallback):
         self._sampled = step
         with self.trainer.clock.pause():
             self.trainer.average_weights()
-            if self.writer is None:
+            # Layers that are shared out are put together by all.
+            if self.writer is None and not self.trainer.is_fsdp_enabled:
                 return
             for index, (prompt, completion) in enumerate(zip(self.prompts, self.sample(), strict=True)):
-                self.writer.write("sample", step=step, index=index, prompt=prompt, completion=completion)
+                if self.writer is not None:
+                    self.writer.write("sample", step=step, index=index, prompt=prompt, completion=completion)
 
 
 _PROMISES = {

@@ -94,9 +94,10 @@ def test_a_killed_run_resumes_to_the_same_losses_and_weights(runs, promptly):
     assert weights[0] == weights[1]
 
 
-def test_two_ranks_write_one_stream_and_a_killed_one_is_named(runs, promptly):
-    run = demo(runs, "two", "run.devices=2", "optim.max_steps=3000")
-    until(lambda: view_of(run).step >= 3)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_write_one_stream_and_a_killed_one_is_named_and_the_run_goes_on(runs, promptly, strategy):
+    run = demo(runs, "two", "run.devices=2", "optim.max_steps=60", f"distributed.strategy={strategy}")
+    until(lambda: view_of(run).step >= 13)
     view = view_of(run)
     assert view.world_size == 2
     events = [json.loads(line) for line in run.events.read_bytes().splitlines()]
@@ -110,6 +111,16 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named(runs, promptly):
     assert f"Rank 1 (process {family.ranks[1].pid}) was ended by SIGKILL" in view_of(run).cause
     until(lambda: not family.members() and not run.worker().alive, 5)
     assert not is_held(run)
+    newest, skipped = launch.resume(run)
+    assert not skipped
+    until(lambda: over(run))
+    view = view_of(run)
+    assert (view.state, view.step) == ("finished", 60)
+    assert view.resumed_from == checkpoint.step_of(newest) >= 10
+    strategies = [
+        e for event in Tail(run.events).read() for e in event.get("entries", ()) if e["feature"] == "strategy"
+    ]
+    assert [entry["effective"] for entry in strategies] == [strategy, strategy]
 
 
 def test_two_ranks_that_diverge_end_with_that_as_the_cause(runs):

@@ -1,4 +1,4 @@
-"""`workbench merge RUN`: the adapter of a run merged into its base, as a model folder of its own."""
+"""`workbench merge RUN`: the adapter of a run merged into its base, or shares of its weights, as one model folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.cli.output import print_json
 from workbench.cli.taking_along import absolute, followed, part_line
 
 
-@click.command(short_help="Merge a run's adapter into its base.")
+@click.command(short_help="Merge a run's adapter, or its shares of weights, into one model.")
 @click.argument("name", metavar="RUN")
 @click.option(
     "--checkpoint", "step", type=int, metavar="N", help="The checkpoint of step N; else the newest whole one."
@@ -23,7 +23,8 @@ from workbench.cli.taking_along import absolute, followed, part_line
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(name: str, step: int | None, output: Path | None, runs: str | None, as_json: bool) -> int:
-    """Merge the adapter into the base, in the base's number format, and check that it answers alike.
+    """Merge the adapter into the base, in the base's number format, and check that it answers alike. Full weights that the
+    processes of a run wrote in shares (fsdp2) are put together into one folder.
 
     \b
     workbench merge my-0001

@@ -58,6 +58,8 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
     """What `auto` takes, and why."""
     if config.kernels.torch_compile_options:
         return True, "torch_compile_options are given"
+    if config.distributed.strategy == "fsdp2":
+        return False, "with fsdp2 layers hold shares of their weights"
     if config.kernels.kernel_auto_compose:
         return "auto", TIMED
     if facts.machine is None:

@@ -13,7 +13,7 @@ import pytest
 from engine.config.facts import DataFacts, Facts, ModelFacts, SourceFacts
 from engine.facts.model_shape import model_facts
 from engine.hardware import Machine, parse_machine
-from engine.planning.auto import resolved
+from engine.planning.auto import effective, resolved
 from engine.planning.estimate import Estimate, estimate
 from engine.rules import read
 from tests.caches import own_cache
@@ -21,6 +21,7 @@ from tests.caches import own_cache
 NAME = "Qwen/Qwen3-0.6B"
 MODEL = model_facts(NAME)
 H100 = parse_machine("1xH100-80GB")
+LARGE = model_facts("Qwen/Qwen3-8B")
 
 
 def of(facts: Facts | None = None, **sections: dict[str, Any]) -> Estimate:
@@ -248,3 +249,35 @@ def test_it_is_plain_data_and_quick() -> None:
     for _ in range(200):
         estimate(config, facts)
     assert (time.process_time() - started) / 200 < 0.001
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "expected", "words"),
+    [
+        ("2xH100-80GB", "bfloat16", "ddp", "the whole model takes"),
+        ("2xH200-141GB", "float32", "fsdp2", "a share and what is put together at once take"),
+        ("2xH100-80GB", "float16", "ddp", "fsdp2 does not serve here: Its gradient scaler"),
+    ],
+)
+def test_devices_hold_the_model_as_it_fits(machine: str, dtype: str, expected: str, words: str) -> None:
+    facts = Facts(machine=parse_machine(machine), model=LARGE)
+    sections: dict[str, Any] = {"run": {"devices": 2}, "model": {"name": LARGE.name, "dtype": dtype}}
+    sections |= {"data": {"max_length": 4096 if dtype == "float16" else 512}}
+    sections["optim"] = {"per_device_train_batch_size": 16 if dtype == "float16" else 1}
+    asked = read(sections).config
+    entry = next(each for each in effective(asked, facts) if each.path == "distributed.strategy")
+    assert (entry.effective, words in entry.reason) == (expected, True), entry.reason
+    held = {strategy: of_config(asked, strategy, facts) for strategy in ("ddp", "fsdp2")}
+    assert held["fsdp2"]["optimizer"] * 2 == pytest.approx(held["ddp"]["optimizer"], abs=2)
+    assert held["fsdp2"]["weights"] < held["ddp"]["weights"]
+
+
+def of_config(config: Any, strategy: str, facts: Facts) -> dict[str, int]:
+    """The memory of this config with this strategy."""
+    taken = config.distributed.model_copy(update={"strategy": strategy})
+    return estimate(config.model_copy(update={"distributed": taken}), facts).memory
+
+
+def test_one_device_has_nothing_to_share() -> None:
+    entry = next(each for each in effective(read({}).config) if each.path == "distributed.strategy")
+    assert (entry.effective, entry.reason) == ("ddp", "one device has nothing to share")

@@ -155,6 +155,14 @@ def test_a_receipt_entry_takes_the_place_of_the_earlier_one_of_its_feature():
     ]
 
 
+def test_a_resumed_run_shows_the_receipt_of_its_own_start():
+    both = [{"feature": "processes", "count": 2}, {"feature": "rows", "count": 9}]
+    before = [started(), {"kind": "receipt", "entries": both}]
+    assert [entry["feature"] for entry in history(before, [started()]).receipt] == ["processes", "rows"]
+    view = history(before, [started(), {"kind": "receipt", "entries": both[1:]}])
+    assert [entry["feature"] for entry in view.receipt] == ["rows"]
+
+
 def test_a_checkpoint_keeps_its_size_when_it_is_deleted():
     saved = {"kind": "checkpoint", "step": 5, "path": "checkpoint-5", "bytes": 10, "seconds": 1.0, "state": "committed"}
     view = history([started(), saved, {"kind": "checkpoint", "step": 5, "path": "checkpoint-5", "state": "deleted"}])

@@ -1,0 +1,147 @@
+"""`distributed.strategy`: what FSDP2 does not serve, and what `auto` becomes: ddp where the estimate fits, fsdp2 where not.
+
+Each row of the table was left out for a reason of its own; what is not in it is shown to equal one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from engine import figures
+from engine.config.facts import Facts
+from engine.config.findings import Finding, must
+from engine.config.rule import RULES, Refused, Test, leave_out, one_of, other_than, refused, rule, take
+from engine.config.tree import FieldSpec, RunConfig, fields
+from engine.facts.counts import device_count, known_model
+from engine.planning import memory_model
+
+SPEC = fields.distributed.strategy
+_DDP = take(SPEC, "ddp")
+OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop")
+"""Those whose step takes each number by itself, so that a share of a weight is enough to it."""
+_SAMPLED = "It samples answers while it trains, for which every layer would be put together for every token."
+_READS = "It reads weights outside of the layer that puts them together."
+_NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
+    ("sampled-answers", fields.method.kind, one_of("grpo", "gdpo", "ppo"), "with {config.method.kind}", _SAMPLED),
+    ("quantized-weights", fields.model.quantization, other_than("none"), "with quantized weights",
+     "A share of a quantized weight lacks its scales."),
+    ("float16", fields.model.dtype, one_of("float16"), "with float16",
+     "Its gradient scaler would have to hear of all shares; bfloat16 needs none."),
+    ("cut-ce", fields.kernels.use_cut_ce, one_of(True), "with kernels.use_cut_ce", _READS),
+    ("fused-attention", fields.kernels.fused_attn_kernel, one_of(True), "with kernels.fused_attn_kernel", _READS),
+    ("fused-lora", fields.kernels.fused_lora, one_of(True), "with kernels.fused_lora", _READS),
+    ("fused-experts", fields.kernels.fused_experts, one_of(True), "with kernels.fused_experts", _READS),
+    ("timed-kernels", fields.kernels.kernel_auto_compose, one_of(True), "with kernels.kernel_auto_compose",
+     "Kernels are timed before weights are shared out, and most of them do not serve shares."),
+    ("compiled-layers", fields.kernels.torch_compile, one_of(True), "with kernels.torch_compile",
+     "Compiled layers hold whole weights."),
+    ("compile-options", fields.kernels.torch_compile_options, bool, "with kernels.torch_compile_options",
+     "Compiled layers hold whole weights."),
+    ("quantization-aware", fields.kernels.quantization_aware, other_than(False), "with kernels.quantization_aware",
+     "torchao computes with whole weights."),
+    ("offloaded-layers", fields.memory.layer_offloading, one_of(True), "with memory.layer_offloading",
+     "Both say where a layer's weights are until it is computed."),
+    ("offloaded-activations", fields.memory.activation_offloading, other_than(None),
+     "with memory.activation_offloading", "It would move weights that were put together with them."),
+    ("tiled-mlp", fields.memory.tiled_mlp, one_of(True), "with memory.tiled_mlp",
+     "A block is computed again inside the backward pass, in tiles."),
+    ("fp32-norms", fields.memory.fp32_norms, one_of(True), "with memory.fp32_norms",
+     "The weights of a layer are shared out in one number format."),
+    ("bf16-eval", fields.optim.bf16_full_eval, one_of(True), "with optim.bf16_full_eval",
+     "Held-out rows are computed with a copy of whole weights."),
+    ("optimizers-of-matrices", fields.optim.optim, other_than(*OPTIMIZERS), "with optim.optim {config.optim.optim}",
+     f"Its step needs whole weights or states of another shape; take one of {', '.join(OPTIMIZERS)}."),
+    ("modules-to-save", fields.adapter.modules_to_save, bool, "with adapter.modules_to_save",
+     "A module and its trained copy are shared out at different times."),
+    ("adapters-on-experts", fields.adapter.target_parameters, bool, "with adapter.target_parameters",
+     "PEFT adds them to whole weights."),
+    ("dora", fields.adapter.use_dora, one_of(True), "with adapter.use_dora", "DoRA measures whole weights."),
+)  # fmt: skip
+
+refused(
+    __name__,
+    *(
+        Refused(
+            f"fsdp2-without-{name}", SPEC, one_of("fsdp2"), f"ddp or auto {words}", because, _DDP, beside={spec: test}
+        )
+        for name, spec, test, words, because in _NOT
+    ),
+    Refused(
+        "reshard-needs-fsdp2",
+        fields.distributed.reshard_after_forward,
+        one_of(False),
+        "left out with ddp",
+        "Each process holds the whole model there.",
+        leave_out(fields.distributed.reshard_after_forward),
+        beside={SPEC: one_of("ddp")},
+    ),
+)
+
+
+@rule(reads=(SPEC, fields.run.devices))
+def fsdp2_needs_several_devices(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.distributed.strategy == "fsdp2" and device_count(config, facts) == 1:
+        todo = "It shares the model out over them. Set run.devices to how many there are, or leave it out."
+        fix = leave_out(SPEC)
+        yield must(SPEC.path, "ddp or auto with one device", "fsdp2", todo, fix=fix)
+
+
+@rule(reads=(SPEC, fields.model.name))
+def fsdp2_without_experts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model = known_model(config, facts)
+    if config.distributed.strategy == "fsdp2" and model is not None and model.experts:
+        todo = "Its files have the experts under other names than the model, which shares do not know."
+        yield must(SPEC.path, "ddp or auto with a mixture of experts", "fsdp2", todo, fix=_DDP)
+
+
+@rule(reads=(SPEC, fields.model.name))
+def fsdp2_without_images(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model = known_model(config, facts)
+    if config.distributed.strategy == "fsdp2" and model is not None and model.processor:
+        todo = "The parts that see have layers of their own, which are not shared out yet."
+        yield must(SPEC.path, "ddp or auto with a model that sees images", "fsdp2", todo, fix=_DDP)
+
+
+def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], str]:
+    """What `auto` takes, and why."""
+    devices = device_count(config, facts)
+    if devices == 1:
+        return "ddp", "one device has nothing to share"
+    need, room = _needed(config, facts, "ddp"), memory_model.device_bytes(config, facts)
+    if need is None or room is None:
+        what = "the model's size" if need is None else "the machine"
+        return "ddp", f"{what} is not known yet"
+    fits = f"{figures.size(need)} of {figures.size(room)} on each device"
+    if need <= memory_model.FIT * room:
+        return "ddp", f"the whole model takes {fits}"
+    if (problem := _unserved(config, facts)) is not None:
+        return "ddp", f"the whole model takes {fits}, and fsdp2 does not serve here: {problem}"
+    less = _needed(config, facts, "fsdp2")
+    return (
+        "fsdp2",
+        f"the whole model would take {fits}; a share and what is put together at once take {figures.size(less or 0)}",
+    )
+
+
+def _needed(config: RunConfig, facts: Facts, strategy: Literal["ddp", "fsdp2"]) -> int | None:
+    """Bytes at the peak on each device, layers computed again where that is left to us."""
+    classes = memory_model.memory(_with(config, strategy), facts, _checkpointing(config))
+    return None if classes is None else sum(classes.values())
+
+
+def _checkpointing(config: RunConfig) -> Any:
+    asked = config.memory.gradient_checkpointing
+    return True if asked in ("auto", "full") else asked
+
+
+def _with(config: RunConfig, strategy: Literal["ddp", "fsdp2"]) -> RunConfig:
+    return config.model_copy(update={"distributed": config.distributed.model_copy(update={"strategy": strategy})})
+
+
+def _unserved(config: RunConfig, facts: Facts) -> str | None:
+    """What the first row that refuses fsdp2 says it must be."""
+    asked = _with(config, "fsdp2")
+    own = (each.check for each in RULES if each.module == __name__)
+    found = (finding for check in own for finding in check(asked, facts))
+    return next((finding.todo for finding in found if finding.path == SPEC.path), None)

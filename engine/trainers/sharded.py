@@ -1,0 +1,206 @@
+"""A model whose weights are shared out by FSDP2 (DTensors): what is told of it, and its checkpoints by torch DCP.
+
+A sharded checkpoint is safetensors: each rank writes the shards that it holds, `weights/shard-*.safetensors` of full weights
+and `optimizer/shard-*.safetensors` of the optimizer's states, with where they belong in their headers. Any number of ranks
+reads it, one process without a group too. Nothing in it is a pickle but what `torch.load` reads as tensors and numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from engine import model_files
+from engine.errors import WorkbenchError, visible
+from engine.features.built import base_model
+
+OPTIMIZER_FOLDER = "optimizer"
+GROUPS = "param_groups.pt"
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether any weight is a share of one."""
+    return any(isinstance(weight, DTensor) for weight in model.parameters())
+
+
+def whole(weight: torch.Tensor) -> torch.Tensor:
+    """The whole weight, on every rank. All ranks call it together."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def local(weight: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of the weight."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def shares(model: torch.nn.Module) -> tuple[int, int, int, int]:
+    """Of all weights: how many are DTensors, how many there are, the numbers that this rank holds, and all numbers."""
+    weights = list(model.parameters())
+    split = sum(isinstance(weight, DTensor) for weight in weights)
+    return split, len(weights), sum(local(weight).numel() for weight in weights), sum(w.numel() for w in weights)
+
+
+def adapter_weights(model: PeftModel) -> dict[str, torch.Tensor]:
+    """The trained weights whole, on the host, by the model's names: an adapter is small. All ranks call it together."""
+    return {name: whole(weight.detach()).cpu() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def take_adapter(model: PeftModel, stored: dict[str, torch.Tensor]) -> None:
+    """Gives the trained weights, sharded or not, the values of an adapter's file, by PEFT's names."""
+    from peft.utils import get_peft_model_state_dict
+
+    names = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    # What PEFT calls each weight in a file: it names what it is given.
+    places = {key: name for name in names for key in get_peft_model_state_dict(model, {name: names[name]})}
+    if wrong := sorted(places.keys() ^ stored.keys()):
+        raise WorkbenchError(f"the adapter's file does not fit the model: {visible(wrong[0])} ({len(wrong)} in all).")
+    with torch.no_grad():
+        for key, value in stored.items():
+            _fill(names[places[key]], value)
+
+
+def _fill(weight: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a whole value into a weight, or its share of it into a share."""
+    weight.copy_(_shared_out(value.to(weight.dtype), weight))
+
+
+def _shared_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A whole value as `like` is held: its share of it where that is a share."""
+    value = value.to(like.device)
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def restore_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
+    """Gives the model the weights of a checkpoint, where one of the two is sharded. Raises WorkbenchError where they do not
+    fit."""
+    model_files.refuse_what_it_names(folder)
+    if isinstance(model, PeftModel):
+        model_files.refuse_pickled_adapter(folder)
+        take_adapter(model, load_file(folder / model_files.ADAPTER_WEIGHTS))
+    elif (folder / model_files.SHARES).is_dir():
+        load_weights(model, folder)
+    else:
+        take_weights(model, folder)
+
+
+def take_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Gives a sharded model the weights that one process has saved, a file at a time."""
+    state, seen = _named(model), set()
+    with torch.no_grad():
+        for file in model_files.weight_files(folder):
+            for name, value in load_file(file).items():
+                if name in state:
+                    _fill(state[name], value)
+                    seen.add(name)
+    if lacking := sorted(state.keys() - seen):
+        raise _misfit(folder, lacking)
+
+
+def _misfit(folder: Path, names: list[str]) -> WorkbenchError:
+    return WorkbenchError(
+        f"{folder.name}: does not fit the model: {visible(names[0])} ({len(names)} in all), so training could not go on "
+        "as it was.",
+        "Merge it into a folder, and start a new run from that as model.name.",
+    )
+
+
+def _save(state: dict[str, torch.Tensor], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    dcp.save(dict(state), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+
+def _load(state: dict[str, torch.Tensor], folder: Path) -> None:
+    alone = not torch.distributed.is_initialized()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """What a sharded folder holds, by name: size and dtype."""
+    return dict(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
+
+
+def _named(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's weights and buffers that are kept, each tied one once."""
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
+    return {name: value for name, value in model.state_dict().items() if name not in tied}
+
+
+def save_weights(model: PreTrainedModel, into: Path) -> None:
+    """Each rank's shares of the full weights. All ranks call it together."""
+    _save(_named(model), into / model_files.SHARES)
+
+
+def load_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Gives the model, sharded or not, the weights of a sharded checkpoint. Raises WorkbenchError where they do not fit."""
+    state, stored = _named(model), _stored(folder / model_files.SHARES)
+    if wrong := sorted(state.keys() ^ stored.keys()):
+        raise _misfit(folder, wrong)
+    with torch.no_grad():
+        _load(state, folder / model_files.SHARES)
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, into: Path, *, first: bool) -> None:
+    """Each rank's shares of the optimizer's states; the first writes what its groups say. All ranks call it together."""
+    state = {}
+    for name, weight in model.named_parameters():
+        for key, value in optimizer.state.get(weight, {}).items():
+            state[f"{name}.{key}"] = value
+    _save(state, into / OPTIMIZER_FOLDER)
+    if first:
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        torch.save(groups, into / GROUPS)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, folder: Path) -> None:
+    """Gives the optimizer, its weights sharded or not, the states of a sharded checkpoint."""
+    state: dict[str, torch.Tensor] = {}
+    found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    weights = dict(model.named_parameters())
+    for path, stored in _stored(folder / OPTIMIZER_FOLDER).items():
+        name, _, key = path.rpartition(".")
+        weight, dtype = weights[name], stored.properties.dtype
+        like = stored.size == weight.shape
+        state[path] = torch.empty_like(weight, dtype=dtype) if like else torch.empty(stored.size, dtype=dtype)
+        found.setdefault(weight, {})[key] = state[path]
+    _load(state, folder / OPTIMIZER_FOLDER)
+    optimizer.state.update(found)
+    groups = torch.load(folder / GROUPS, weights_only=True)
+    for group, stored in zip(optimizer.param_groups, groups, strict=True):
+        group.update(stored)
+
+
+def take_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, folder: Path) -> None:
+    """Gives an optimizer of shares the states that one process has saved."""
+    saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+    for group, stored in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for weight, number in zip(group["params"], stored["params"], strict=True):
+            for key, value in saved["state"].get(number, {}).items():
+                same = isinstance(value, torch.Tensor) and value.shape == weight.shape
+                optimizer.state[weight][key] = _shared_out(value, weight) if same else value
+        group.update({key: value for key, value in stored.items() if key != "params"})
+
+
+def holds_shards(folder: Path) -> bool:
+    """Whether a checkpoint's optimizer was written in shares."""
+    return (folder / OPTIMIZER_FOLDER).is_dir()
+
+
+def save_settings(model: PreTrainedModel, into: Path) -> None:
+    """The model's config beside the shards, as `save_pretrained` writes it."""
+    inner = base_model(model)
+    inner.config.save_pretrained(into)
+    if (generation := getattr(inner, "generation_config", None)) is not None:
+        generation.save_pretrained(into)

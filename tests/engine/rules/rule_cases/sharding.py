@@ -1,0 +1,49 @@
+"""Where the rules of `engine.planning.sharding` speak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.config.facts import Facts
+from tests.engine.rules.rule_cases.shared import GRPO, LORA, Case, model
+
+SHARED = {"distributed.strategy": "fsdp2", "run.devices": 2}
+_BESIDE: dict[str, dict[str, Any]] = {
+    "sampled-answers": GRPO,
+    "quantized-weights": {**LORA, "model.quantization": "nf4"},
+    "float16": {"model.dtype": "float16"},
+    "cut-ce": {"kernels.use_cut_ce": True},
+    "fused-attention": {"kernels.fused_attn_kernel": True},
+    "fused-lora": {**LORA, "kernels.fused_lora": True},
+    "fused-experts": {"kernels.fused_experts": True},
+    "timed-kernels": {"kernels.kernel_auto_compose": True},
+    "compiled-layers": {"kernels.torch_compile": True},
+    "compile-options": {"kernels.torch_compile_options": {"shape_padding": True}},
+    "quantization-aware": {"kernels.quantization_aware": True},
+    "offloaded-layers": {**LORA, "memory.layer_offloading": True},
+    "offloaded-activations": {"memory.activation_offloading": "cpu"},
+    "tiled-mlp": {"memory.tiled_mlp": True},
+    "fp32-norms": {"memory.fp32_norms": True},
+    "bf16-eval": {"optim.bf16_full_eval": True},
+    "optimizers-of-matrices": {"optim.optim": "muon"},
+    "modules-to-save": {**LORA, "adapter.modules_to_save": ["embed_tokens"]},
+    "adapters-on-experts": {**LORA, "adapter.target_parameters": ["experts.down_proj"]},
+    "dora": {**LORA, "adapter.use_dora": True},
+}
+CASES: dict[str, list[Case]] = {
+    **{
+        f"fsdp2-without-{name}": [({**SHARED, **beside}, Facts(), "distributed.strategy", "error")]
+        for name, beside in _BESIDE.items()
+    },
+    "fsdp2-without-experts": [(SHARED, model(experts=8), "distributed.strategy", "error")],
+    "fsdp2-without-images": [(SHARED, model(processor=True), "distributed.strategy", "error")],
+    "fsdp2-needs-several-devices": [({"distributed.strategy": "fsdp2"}, Facts(), "distributed.strategy", "error")],
+    "reshard-needs-fsdp2": [
+        (
+            {"distributed.strategy": "ddp", "distributed.reshard_after_forward": False},
+            Facts(),
+            "distributed.reshard_after_forward",
+            "error",
+        )
+    ],
+}

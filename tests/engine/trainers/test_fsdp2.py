@@ -1,0 +1,207 @@
+"""FSDP2 on two processes takes the steps of one at the same global batch, and its checkpoints go on anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from engine.config.files import as_yaml, parse
+from engine.errors import ModelError
+from engine.export.__main__ import answer
+from engine.export.places import Source
+from engine.export.shards import put_together
+from engine.model_files import SHARES, weight_files
+from engine.run import checkpoint
+from engine.run.store import RunFolder
+from tests.caches import own_cache
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
+from tests.engine.trainers.two_ranks import TwoRanks, run_folder
+
+SHORT = {"optim.max_steps": 4, "run.save_steps": 2, "optim.per_device_train_batch_size": 2}
+HALF = {"run.devices": 2, "distributed.strategy": "fsdp2"}
+ALONE = {"optim.per_device_train_batch_size": 4}
+LORA = {"adapter.kind": "lora", "adapter.r": 4}
+READ = [{"text": f"After {number} comes {number + 1}, and then {number + 2}."} for number in range(48)]
+
+
+class Pair(NamedTuple):
+    """A run of two processes with FSDP2, and the same of one."""
+
+    shared: RunFolder
+    alone: RunFolder
+
+
+class Place:
+    """Where the runs of this file are made; `alone` is trained here, `shared` by two processes."""
+
+    def __init__(self, root: Path, two: TwoRanks) -> None:
+        self.root, self.two = root, two
+
+    def rows(self, rows: list[Any]) -> list[dict[str, str]]:
+        path = self.root / f"rows-{len(list(self.root.glob('rows-*')))}.jsonl"
+        path.write_text("".join(json.dumps(row if isinstance(row, dict) else {"messages": row}) + "\n" for row in rows))
+        return [{"path": str(path)}]
+
+    def both(self, rows: list[Any], settings: dict[str, Any], other: dict[str, Any] | None = None) -> Pair:
+        """Both runs of a pair; `other` is trained by two processes as well, in the place of one."""
+        given = {**SHORT, "data.train": self.rows(rows), **settings}
+        shared = self.two.train(run_folder(self.root / "runs", given | HALF))
+        beside = run_folder(self.root / "runs", given | (other or ALONE))
+        return Pair(shared, self.two.train(beside) if other else self.two.train_alone(beside))
+
+    def again(self, run: RunFolder, **settings: Any) -> RunFolder:
+        """A copy that died right after its second step, with other settings."""
+        copy = resumed_from(run, 2, self.root / "runs" / f"again-{len(list((self.root / 'runs').iterdir()))}")
+        mapping = parse(copy.read_config()).mapping
+        for path, value in settings.items():
+            section, name = path.split(".", 1)
+            mapping.setdefault(section, {})[name] = value
+        copy.config.write_text(as_yaml(mapping))
+        return copy
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    root = tmp_path_factory.mktemp("fsdp2")
+    with TwoRanks(own_cache(root / "cache")) as two:
+        yield Place(root, two)
+
+
+@pytest.fixture(scope="module")
+def full(place: Place) -> Pair:
+    more = {"run.prompts": ["What comes after 3?"], "data.val_set_size": 8, "run.eval_steps": 2}
+    more |= {"memory.gradient_checkpointing": True, "optim.gradient_accumulation_steps": 2}
+    return place.both(CONVERSATIONS, more)
+
+
+@pytest.fixture(scope="module")
+def lora(place: Place) -> Pair:
+    return place.both(CONVERSATIONS, LORA | {"model.dtype": "bfloat16"})
+
+
+def curve(run: RunFolder, name: str = "loss", segment: int | None = None) -> dict[int, float]:
+    return {event["step"]: event[name] for event in lines(run, "metrics", segment) if name in event}
+
+
+def weights(run: RunFolder, step: int = 4) -> dict[str, torch.Tensor]:
+    """All weights of a checkpoint, put together where they are in shares."""
+    at = run.checkpoints / f"checkpoint-{step}"
+    with put_together(Source(run, at, False), run.path / "whole") as source:
+        files = [source.checkpoint / "adapter_model.safetensors"]
+        files = files if files[0].exists() else weight_files(source.checkpoint)
+        return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def alike(ours: RunFolder, theirs: RunFolder, tolerance: float = 1e-4) -> None:
+    """Losses and weights are the same to rounding."""
+    assert curve(ours).keys() == curve(theirs).keys() != set()
+    for step, loss in curve(theirs).items():
+        assert curve(ours)[step] == pytest.approx(loss, rel=tolerance), step
+    first, second = weights(ours), weights(theirs)
+    assert first.keys() == second.keys()
+    for name, value in second.items():
+        torch.testing.assert_close(first[name].float(), value.float(), rtol=tolerance, atol=tolerance, msg=name)
+
+
+def strategy(run: RunFolder) -> dict[str, Any]:
+    return next(entry for entry in lines(run, "receipt")[-1]["entries"] if entry["feature"] == "strategy")
+
+
+def test_full_weights_learn_what_one_process_would(full: Pair) -> None:
+    entry = strategy(full.shared)
+    assert (entry["requested"], entry["effective"], entry["count"]) == ("fsdp2", "fsdp2", 46)
+    assert entry["detail"] == ("of 46 weights are shares (DTensor); the first process holds 98,656 of 197,312 numbers")
+    alike(*full)
+    assert curve(full.shared, "eval_loss") == pytest.approx(curve(full.alone, "eval_loss"), rel=1e-4)
+    told = [[event["completion"] for event in lines(run, "sample")] for run in full]
+    assert told[0] == told[1]
+    assert told[0]
+
+
+def test_each_rank_writes_its_shares_and_a_reader_of_weights_says_what_they_are(full: Pair) -> None:
+    at = full.shared.checkpoints / "checkpoint-4"
+    assert checkpoint.problem_with(at, hashes=True) == ""
+    held = []
+    for file in sorted((at / SHARES).iterdir()):
+        with safe_open(file, "pt") as shares:
+            held.append(sum(shares.get_tensor(name).numel() for name in shares.keys()))  # noqa: SIM118
+    assert held == [98_656, 98_656]
+    with pytest.raises(ModelError, match="holds its weights in shares") as refused:
+        weight_files(at)
+    assert refused.value.hint == "`workbench merge RUN` makes one model folder of them."
+    (at / SHARES / "shard-00002-model-00001-of-00001.safetensors").rename(at / "gone")
+    assert "shard-00002" in checkpoint.problem_with(at)
+    (at / "gone").rename(at / SHARES / "shard-00002-model-00001-of-00001.safetensors")
+
+
+def test_merge_makes_one_folder_of_shares(place: Place, full: Pair) -> None:
+    into = place.root / "merged"
+    asked = {"do": "merge", "run": str(full.shared.path), "checkpoint": 4, "places": {"safetensors": str(into)}}
+    (part,) = answer(asked, lambda **_: None)["parts"]
+    assert part["ok"], part
+    merged = AutoModelForCausalLM.from_pretrained(into, dtype=torch.float32).state_dict()
+    for name, value in weights(full.alone).items():
+        torch.testing.assert_close(merged[name], value, rtol=1e-4, atol=1e-4, msg=name)
+    assert {path.name for path in place.root.iterdir() if path.name.startswith(".")} == set()
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_two_processes_go_on_to_the_bit(place: Place, kind: str, request: pytest.FixtureRequest) -> None:
+    run = request.getfixturevalue(kind).shared
+    again = place.two.train(place.again(run))
+    assert curve(again, segment=1) == {step: loss for step, loss in curve(run).items() if step > 2}
+    first, second = weights(again), weights(run)
+    assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+def test_other_numbers_of_processes_go_on_to_rounding(place: Place, full: Pair, lora: Pair) -> None:
+    for pair in (full, lora):
+        fewer = place.again(pair.shared, **ALONE, **{"run.devices": 1, "distributed.strategy": "auto"})
+        place.two.train_alone(fewer)
+        more = place.two.train(place.again(pair.alone, **SHORT, **HALF))
+        for run in (fewer, more):
+            assert sorted(curve(run, segment=1)) == [3, 4]
+            alike(run, pair.alone, 1e-4 if pair is full else 2e-2)
+
+
+def test_an_adapter_is_one_plain_folder(lora: Pair) -> None:
+    assert strategy(lora.shared)["count"] == 102
+    at = [run.checkpoints / "checkpoint-4" for run in lora]
+    names = [{path.name for path in each.iterdir() if path.name.startswith("adapter")} for each in at]
+    assert names[0] == names[1] == {"adapter_config.json", "adapter_model.safetensors"}
+    assert not (at[0] / SHARES).exists()
+    alike(*lora, tolerance=2e-2)  # bfloat16
+
+
+DDP = {"run.devices": 2, "distributed.strategy": "ddp"}
+MORE: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "pretrain": (READ, {"method.kind": "pretrain", "distributed.reshard_after_forward": False}),
+    "dpo": (PAIRS, {"method.kind": "dpo"}),
+    "dpo lora": (PAIRS, {"method.kind": "dpo", **LORA}),
+    "ipo": (PAIRS, {"method.kind": "ipo", **LORA}),
+    "simpo": (PAIRS, {"method.kind": "simpo", "memory.gradient_checkpointing": "selective"}),
+    "orpo": (PAIRS, {"method.kind": "orpo"}),
+    "kto": (RATED, {"method.kind": "kto"}),
+    "reward": (PAIRS, {"method.kind": "reward"}),
+    "prm": (STEPS, {"method.kind": "prm"}),
+    "distill": (TAUGHT, {"method.kind": "distill"}),
+    "embedding": (TEXTS, {"method.kind": "embedding"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_other_methods_learn_what_one_process_would(place: Place, name: str) -> None:
+    """Texts are told apart from others of their own process: there it is the two processes of DDP."""
+    rows, settings = MORE[name]
+    pair = place.both(rows, settings, DDP if name == "embedding" else None)
+    assert strategy(pair.shared)["effective"] == "fsdp2"
+    alike(*pair, tolerance=1e-3)
