@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stack": ("stack", "Show where a run's worker is."),
     "resume": ("resume", "Go on from the newest whole checkpoint."),
     "receipt": ("receipt", "What was really done in a run."),
+    "evaluate": ("evaluate", "Measure a checkpoint on held-out rows."),
     "merge": ("merge", "Merge a run's adapter into its base."),
     "export": ("export", "Take a trained model along: safetensors, adapter, GGUF, Modelfile."),
     "push": ("push", "Push a trained model to a hub."),

@@ -385,6 +385,12 @@ class RunTrainer(Trainer):
             self.tokens, self.trained_tokens = counted["total"], counted["trainable"]
             self._total_train_tokens = counted["trl_num_tokens"]
 
+    def take_weights(self, path: Path) -> None:
+        """Takes up the weights of a checkpoint, those of registered parts too, and nothing else of its training."""
+        self._load_from_checkpoint(str(path))
+        with refusing_pickles(path):
+            self._registered().load_weights(path, self.args.process_index)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with refusing_pickles(Path(checkpoint or ".")):
             super()._load_optimizer_and_scheduler(checkpoint)
