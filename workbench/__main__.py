@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge": ("merge", "Merge a run's adapter into its base."),
     "export": ("export", "Take a trained model along: safetensors, adapter, GGUF, Modelfile."),
     "push": ("push", "Push a trained model to a hub."),
+    "prune": ("prune", "Remove checkpoints, never the newest or the best."),
     "compare": ("compare", "What differs between runs."),
     "cache": ("cache", "List, size and prune prepared data."),
     "chat": ("chat", "Talk to a run's model, beside its base."),

@@ -108,13 +108,7 @@ def _best_step(run: RunFolder) -> int:
 
 def whole_steps(run: RunFolder) -> list[int]:
     """The steps of its whole checkpoints, in order."""
-    try:
-        names = inside.names(run, run.checkpoints)
-    except OSError:
-        return []
-    paths = [run.checkpoints / name for name in names]
-    steps = [step for path in paths if (step := checkpoint.step_of(path)) is not None and checkpoint.is_valid(path)]
-    return sorted(steps)
+    return sorted(checkpoint.step_of(path) or 0 for path in checkpoint.newest_first(run) if checkpoint.is_valid(path))
 
 
 def _those_of(run: RunFolder) -> str:

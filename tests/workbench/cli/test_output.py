@@ -143,6 +143,7 @@ CALLS: dict[str, list[list[str]]] = {
     "resume": [["RUN", "--changed"], ["FAILED"], [HOSTILE]],
     "receipt": [["RUN"], [HOSTILE]],
     "evaluate": [["RUN"], ["RUN", "--checkpoint", HOSTILE], ["RUN", "--data", HOSTILE], [HOSTILE]],
+    "prune": [["RUN"], ["FAILED", "--keep", HOSTILE], [HOSTILE]],
     "merge": [["RUN"], ["FAILED", "-o", f"out{HOSTILE}"], [HOSTILE]],
     "export": [["RUN", "--to", "adapter"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "gguf"]],
     "push": [["RUN", "--to", "a/b"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "a/b"]],
@@ -244,6 +245,7 @@ NEEDS = {
 MISSING = {
     **NEEDS,
     "evaluate": 1,
+    "prune": 1,
     "merge": 1,
     "export": 1,
     "push": 1,
