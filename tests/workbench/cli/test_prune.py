@@ -50,10 +50,10 @@ def test_what_would_go_is_shown_and_stays_until_it_is_told_to_go(run: RunFolder)
     log = run.events.read_bytes()
     shown = command("prune", str(run.path))
     assert [" ".join(line.split()) for line in shown.stdout.splitlines()] == [
-        "stays checkpoint-4 4.1 KiB held-out loss 2.00",
-        "stays checkpoint-2 2.1 KiB held-out loss 1.00, the best",
+        "stays checkpoint-4 4.1 KiB held-out loss 2",
+        "stays checkpoint-2 2.1 KiB held-out loss 1, the best",
         "goes checkpoint-3 3.1 KiB held-out loss 1.50",
-        "goes checkpoint-1 1.1 KiB held-out loss 3.00",
+        "goes checkpoint-1 1.1 KiB held-out loss 3",
         f"Nothing was removed. `workbench prune {run.path} --keep 1 --yes` frees 4.2 KiB.",
     ]
     assert steps(run) == [1, 2, 3, 4]
