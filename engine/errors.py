@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 
 class WorkbenchError(Exception):
@@ -91,6 +92,8 @@ _SECRET = re.compile(
     r"|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}|xox[a-z]-[A-Za-z0-9-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|AIza[A-Za-z0-9_-]{30,}|pypi-[A-Za-z0-9_-]{16,}|wandb_v1_[A-Za-z0-9_-]{16,}|local-[0-9a-f]{40}"
     r"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+"
+    # addresses that are secrets: webhooks of Slack and Discord
+    r"|(?<=hooks\.slack\.com/services/)[A-Za-z0-9_/-]{8,}|(?<=/api/webhooks/)[0-9]+/[A-Za-z0-9_-]{16,}"
     # by their place: in addresses, headers and after a name
     r"|(?<=://)(?:[^/\s'\"]*:[^/\s'\"]+|[^/\s:@'\"]{16,})(?=@)|(?i:(?<=bearer )|(?<=basic ))[A-Za-z0-9._~+/=-]{8,}"
     r"|(?i:(?<=token=)|(?<=api_key=)|(?<=password=)|(?<=secret=))[^\s&'\"]{4,}"
@@ -104,6 +107,21 @@ _NAMED = re.compile(
 def without_secrets(text: str) -> str:
     """The text with `[hidden]` in the place of tokens, keys, passwords and credentials in addresses."""
     return _NAMED.sub(r"\1[hidden]", _SECRET.sub("[hidden]", text))
+
+
+def host_of(address: object) -> str:
+    """The host of an http or https address, which is all of it that may be shown; empty for what is no such address."""
+    if not isinstance(address, str) or visible(address) != address or re.search(r"\s", address):
+        return ""
+    try:
+        parts = urlsplit(address)
+        found = parts.hostname or ""
+        port = parts.port
+    except ValueError:
+        return ""
+    if parts.scheme.lower() not in ("http", "https") or not found:
+        return ""
+    return f"{found}:{port}" if port else found
 
 
 def redact(text: str) -> str:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("engine", "workbench", "widgets")
 
 LAYERS = (
-    ("engine.worker", "engine.inspector*", "engine.chat*"),
+    ("engine.worker", "engine.inspector*", "engine.chat*", "engine.evaluate"),
     ("engine.trainers*",),
     ("engine.export*",),
     ("engine.rehearse", "engine.generate"),

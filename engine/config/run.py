@@ -100,5 +100,11 @@ class Run(Section):
     the numbers, the trainer's arguments and the model's config, no rows. Its own variables count: WANDB_PROJECT,
     TENSORBOARD_LOGGING_DIR."""
 
+    notify: Annotated[str | None, Title("Notify"), Advanced] = None
+    """Post a short message to this address when the run ends, fails, diverges or stalls: an ntfy topic, such as
+    `https://ntfy.sh/a-name-of-yours`, gets text; any other webhook (Slack, Mattermost, Discord, your own) gets JSON. It
+    names the run, its state, the cause in a word, the step and the last losses, no rows. It has 15 seconds, and a failure
+    is a line in the log. The address stands in the config alone; where it is shown, only its host is."""
+
     grace_seconds: Annotated[int, Ge(1), Le(86_400), Title("Time to stop"), Unit("seconds"), Expert] = 60
     """How long a run that was asked to stop may take to save, before it is ended."""

@@ -1,86 +1,17 @@
-"""`python -P -m engine.export`: does one export, read as a line of JSON, and tells of it in lines of JSON.
-
-It ends, and takes away what is half written, on SIGTERM and when its input closes, that is when whoever asked is gone.
-"""
+"""`python -P -m engine.export`: does one export and tells of it; what is half written goes where it is cancelled."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import sys
-import threading
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
-from engine.errors import WorkbenchError, redact, visible
+from engine.errors import WorkbenchError, visible
 from engine.model_files import SHARES
-
-PROGRESS_SECONDS = 0.1
-
-
-class _Ended(BaseException):
-    """Whoever asked has gone or cancelled."""
+from engine.run.task import Report, Send, described, serve
 
 
-def main() -> int:
-    """Reads the request, answers, and returns the exit code."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print goes to the log
-    signal.signal(signal.SIGTERM, _end)
-    asked = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
-
-    def send(**message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            out.write(json.dumps(message) + "\n")
-            out.flush()
-
-    try:
-        send(result=answer(asked, send))
-    except _Ended:
-        return 143
-    except Exception as problem:  # noqa: BLE001 - the process boundary
-        send(error=described(problem))
-        return 1
-    return 0
-
-
-def _end(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Ended
-
-
-def _end_with_input() -> None:
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def described(problem: Exception) -> dict[str, str]:
-    """A problem as its person sees it; the details of one of ours go to the log."""
-    if isinstance(problem, WorkbenchError):
-        return {"message": problem.message, "hint": problem.hint}
-    traceback.print_exc(file=sys.stderr)
-    if isinstance(problem, MemoryError) or "can't allocate memory" in str(problem):
-        return {"message": "this machine has too little memory for the export.", "hint": "Close other programs."}
-    first = (str(problem).strip().splitlines() or [""])[0]
-    return {"message": visible(redact(f"{type(problem).__name__}: {first}"))[:500], "hint": ""}
-
-
-def answer(asked: dict[str, Any], send: Any) -> dict[str, Any]:
+def answer(asked: dict[str, Any], send: Send, report: Report) -> dict[str, Any]:
     """Does what is asked; a part that fails leaves the others. Raises WorkbenchError where nothing can be begun."""
-    last = [0.0]
-
-    def report(what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - last[0] >= PROGRESS_SECONDS or done >= total or not done:
-            last[0] = now
-            send(progress={"what": what, "done": done, "total": total, "unit": "bytes" if total > 1 else ""})
-
     report("Reading the checkpoint", 0, 1)
     from engine.export.places import source
     from engine.run.store import RunFolder
@@ -115,7 +46,7 @@ def _parts(model: Any, asked: dict[str, Any], make: Any, report: Any, send: Any)
 
                 part["url"] = upload(Path(place), asked["repository"], private=asked["private"], report=report)
         except Exception as problem:  # noqa: BLE001 - a part that fails leaves the others
-            part = {"form": form, "path": place, "ok": False, "error": described(problem)}
+            part = {"form": form, "path": place, "ok": False, "error": described(problem, "export")}
         if part["ok"] and form == "safetensors":
             model.merged = Path(place)
         parts.append(part)
@@ -136,6 +67,4 @@ def _config(run: Any) -> Any:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)
+    serve(answer, "export")

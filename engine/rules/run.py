@@ -12,6 +12,7 @@ from engine.config.findings import Finding, Fix, must, say
 from engine.config.rule import Refused, leave_out, other_than, refused, rule
 from engine.config.run import TRACKERS
 from engine.config.tree import RunConfig, fields
+from engine.errors import host_of
 from engine.facts.counts import total_steps
 from engine.planning.memory_model import checkpoint_bytes
 
@@ -61,6 +62,15 @@ def trackers_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         todo = "A run keeps its curves in its own folder, whatever trackers there are."
         fix = Fix(f"take {rest}", {spec.path: rest}) if rest else leave_out(spec, "remove it")
         yield must(spec.path, f"of {' and '.join(TRACKERS)}", ", ".join(odd), todo, fix=fix)
+
+
+@rule(reads=(fields.run.notify,))
+def an_address_to_notify_is_one(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec, given = fields.run.notify, config.run.notify
+    if given is not None and not host_of(given):
+        # The address itself is a secret, also where it is wrong.
+        todo = "Write it with its beginning, such as https://ntfy.sh/a-name-of-yours, or remove it."
+        yield must(spec.path, "an http or https address", "something else", todo, fix=leave_out(spec, "remove it"))
 
 
 @rule(reads=(fields.run.prompts, fields.run.prompts_steps))

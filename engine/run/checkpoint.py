@@ -47,7 +47,7 @@ def begin(folder: RunFolder, step: int) -> Path:
 
     def make() -> None:
         if inside.exists(folder, tmp):
-            _discard(tmp)
+            discard(tmp)
         inside.make_folder(folder, tmp)
 
     guarded(tmp, lambda: _need(needed), make)
@@ -68,7 +68,7 @@ def commit(tmp: Path, info: Mapping[str, Any]) -> Path:
     try:
         _seal_all(tmp, {"v": 1, "step": step, **info})
         if inside.exists(_run_of(tmp), final):
-            _discard(final)
+            discard(final)
         inside.rename(_run_of(tmp), tmp, final)
         inside.sync(_run_of(tmp), final.parent)
     except OSError as problem:
@@ -102,7 +102,7 @@ def abandoned_on_error(tmp: Path) -> Iterator[None]:
         # A disk that fails may refuse this as well; the next worker collects what stays.
         with contextlib.suppress(OSError, UnsafeRunFile):
             if inside.exists(_run_of(tmp), tmp):
-                _discard(tmp)
+                discard(tmp)
         raise
 
 
@@ -142,7 +142,7 @@ def _need(known: int | None, written: int = 0) -> str:
 
 
 def _newest_commit(folder: RunFolder) -> dict[str, Any] | None:
-    return next((info for path in _newest_first(folder) if (info := read_commit(path))), None)
+    return next((info for path in newest_first(folder) if (info := read_commit(path))), None)
 
 
 def _last_size(folder: RunFolder) -> int:
@@ -246,7 +246,8 @@ def is_valid(path: Path, *, hashes: bool = False) -> bool:
     return not problem_with(path, hashes=hashes)
 
 
-def _newest_first(folder: RunFolder) -> list[Path]:
+def newest_first(folder: RunFolder) -> list[Path]:
+    """The folders with a checkpoint's name, whole or not."""
     try:
         found = [
             path
@@ -261,7 +262,7 @@ def _newest_first(folder: RunFolder) -> list[Path]:
 def newest_valid(folder: RunFolder, *, hashes: bool = True) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest whole checkpoint, and those newer than it with the reason why they were skipped."""
     skipped: list[tuple[Path, str]] = []
-    for path in _newest_first(folder):
+    for path in newest_first(folder):
         reason = problem_with(path, hashes=hashes)
         if not reason:
             return path, skipped
@@ -275,15 +276,22 @@ def prune(folder: RunFolder, keep: int, best: int | None = None) -> list[Path]:
 
     Invalid ones older than the newest valid one go too. Nothing goes while no checkpoint is valid.
     """
-    keep, valid, gone = max(keep, KEEP_AT_LEAST), 0, []
-    for path in _newest_first(folder):
-        if is_valid(path):
+    gone = doomed(folder, max(keep, KEEP_AT_LEAST), best)
+    for path in gone:
+        discard(path)
+    return gone
+
+
+def doomed(folder: RunFolder, keep: int, best: int | None = None, *, hashes: bool = False) -> list[Path]:
+    """What `prune` would delete, the newest first, with `keep` as it stands."""
+    valid, gone = 0, []
+    for path in newest_first(folder):
+        # What goes anyway need not be read whole.
+        if is_valid(path, hashes=hashes and valid < keep):
             valid += 1
-            doomed = valid > keep and step_of(path) != best
-        else:
-            doomed = valid > 0
-        if doomed:
-            _discard(path)
+            if valid > keep and step_of(path) != best:
+                gone.append(path)
+        elif valid > 0:
             gone.append(path)
     return gone
 
@@ -304,7 +312,7 @@ def collect(folder: RunFolder) -> list[Path]:
                 inside.rename(folder, path, final)
                 inside.sync(folder, folder.checkpoints)
             else:
-                _discard(path)
+                discard(path)
                 gone.append(path)
     return gone
 
@@ -317,7 +325,7 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def _discard(path: Path) -> None:
+def discard(path: Path) -> None:
     """Take the name away first, in one step; a half-deleted folder never looks like a checkpoint."""
     run, trash = _run_of(path), path.with_name(f".trash-{path.name}-{secrets.token_hex(4)}")
     inside.rename(run, path, trash)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError, redact, visible
-from engine.run import inside, launch, snapshot
+from engine.run import inside, launch, pruning, snapshot
 from engine.run.cause import log_tail
 from engine.run.lock import is_held
 from engine.run.series import KEEP_POINTS
@@ -247,7 +247,7 @@ class Watch:
             self._attending = None
         flaw, unattended = self.folder.flaw(), launch.unattended(self.folder)
         self.problem = flaw or (self._met if unattended else "")
-        before = (self._view.state, self._view.cause)
+        before = (self._view.state, self._view.cause, self._view.committed)
         try:
             found = os.stat(self.folder.json)
             stamp = (found.st_mtime_ns, found.st_ino)
@@ -260,7 +260,7 @@ class Watch:
         if alone and os.access(self.folder.path, os.W_OK):
             self._attending = launch.attend_soon(self.folder)
         self._say_state()
-        return before != (self._view.state, self._view.cause)
+        return before != (self._view.state, self._view.cause, self._view.committed)
 
     def _listen_for_silence(self) -> bool:
         """Note how long nothing came, where that is too long; tells whether that changed."""
@@ -288,6 +288,11 @@ class Watch:
             unseen = state not in ENDED and launch.unattended(self.folder) and not is_held(self.folder)
             state, cause = "lost" if unseen else state, cause if state in ENDED and cause else self.problem
         view.state, view.cause = state, cause
+        # The log ends with the run; what a person removed afterwards is known to the folder alone.
+        gone = pruning.pruned_steps(self.folder)
+        for entry in view.checkpoints if gone else ():
+            if entry["step"] in gone and entry["state"] == "committed":
+                entry["state"] = "deleted"
 
 
 def open_view(folder: RunFolder, *, problem: str = "") -> Watch:

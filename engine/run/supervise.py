@@ -23,6 +23,7 @@ from engine.run.devices import Choice
 from engine.run.disk import storage_error
 from engine.run.events import EventWriter, last_numbers
 from engine.run.lock import RunLock, is_held, try_flock
+from engine.run.notify import Notifier
 from engine.run.process import Identity, boot_id, host, identity, send
 from engine.run.process_group import Family
 from engine.run.store import ENDED, RunFolder
@@ -59,6 +60,7 @@ class Supervisor:
         self.complaint = ""
         self.oom_before = cause.oom_kills()
         self.ended_at: float | None = None
+        self.notifier = Notifier(run)
 
     def wait(self) -> bool:
         """Stay until it is this run's turn, and note its devices; False where it was taken out of the queue."""
@@ -88,6 +90,7 @@ class Supervisor:
         """Of a run whose turn came and which cannot start: nobody waits for the reason, so it is written down."""
         self.run.free_ballast()
         self._say(state="failed", cause="start", message=str(problem), ended=time.time())
+        self.notifier.ended({"kind": "failed", "cause": "start"})
 
     def start(self, *, waited: bool = False) -> None:
         """Start the worker in a session of its own, with its output in `worker.log`.
@@ -169,6 +172,7 @@ class Supervisor:
                 break
             self._watch_requests()
             self._watch_ranks()
+            self.notifier.tick()
             self._say()
             time.sleep(LOOK_SECONDS)
         self._conclude(code)
@@ -212,6 +216,7 @@ class Supervisor:
             exit_code=code,
             ended=time.time(),
         )
+        self.notifier.ended(self.final)
 
     def _write_final_event(self, code: int | None) -> None:
         """Take the lock, cut a torn line, and append what the worker could not say any more."""
@@ -273,6 +278,7 @@ class Supervisor:
         """Follow state and answers; the numbers are of no interest here."""
         state = ""
         while events := self.tail.read(500):
+            self.notifier.see(events)
             for event in events:
                 if event.get("segment") != self.segment:
                     continue

@@ -21,6 +21,7 @@ from engine.config.method import METHODS
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
 from engine.config.tree import RunConfig
 from engine.data.prepare import Prepared
+from engine.errors import host_of, visible
 from engine.features.attention_backend.sdpa_cudnn_workaround import NAME as WHOLE_TILES
 from engine.features.built import Notes, base_model
 from engine.features.cut_cross_entropy.apply import fused_heads
@@ -62,6 +63,9 @@ def receipt(
     if config.run.full_determinism:
         entries.append(_determinism())
     entries += trackers.entries(trainer)
+    if config.run.notify:
+        when = "when the run ends, fails, diverges or stalls"
+        entries.append(_entry("notifications", "on", "on", detail=f"to {visible(host_of(config.run.notify))}, {when}"))
     if (ranks := trainer.accelerator.num_processes) > 1:
         entries += [_processes(config, ranks), _strategy(config, trainer, (why or {}).get("distributed.strategy"))]
     if config.model.quantization not in ("none", "fp8"):  # which engine.features.fp8_base.apply tells

@@ -419,6 +419,12 @@ class RunTrainer(Trainer):
         if first:
             torch.save(self.lr_scheduler.state_dict(), into / SCHEDULER)
 
+    def take_weights(self, path: Path) -> None:
+        """Takes up the weights of a checkpoint, those of registered parts too, and nothing else of its training."""
+        self._load_from_checkpoint(str(path))
+        with refusing_pickles(path):
+            self._registered().load_weights(path, self.args.process_index)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """States come back into shares or whole, whichever this run has and the checkpoint holds."""
         folder = Path(checkpoint or ".")

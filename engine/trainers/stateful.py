@@ -63,6 +63,14 @@ class Parts:
         for name, part in self._parts.items():
             part.load_state_dict(found[name])
 
+    def load_weights(self, folder: Path, rank: int) -> None:
+        """Takes up the weights of the parts that are modules, to measure a checkpoint by and not to go on from it."""
+        modules = {name: part for name, part in self._parts.items() if isinstance(part, torch.nn.Module)}
+        if modules:
+            found = torch.load(_file(folder, rank), map_location="cpu", weights_only=True)
+            for name, part in modules.items():
+                part.load_state_dict(found[name])
+
 
 def _file(folder: Path, rank: int) -> Path:
     return folder / f"parts-{rank}.pt"

@@ -271,6 +271,7 @@ ELSEWHERE = {
         "tests/fault/test_runs_outlive.py::test_a_worker_that_does_not_answer_is_ended_after_the_grace_and_that_is_said"
     ),
     "run.report_to": f"{T}/test_trackers.py::test_trackers_get_the_curves_of_the_run_and_change_nothing",
+    "run.notify": "tests/fault/test_notify.py::test_a_run_that_ends_is_told_once_and_its_address_stays_in_the_config",
     "data.streaming_disk": "tests/engine/data/test_streaming.py::test_the_disk_that_shards_take_is_bounded",
     "data.ignore_data_skip": f"{T}/test_streaming.py::test_a_resume_may_begin_its_epoch_anew",
     "model.train_vision": "tests/engine/models/test_vision_parts.py::test_the_parts_that_are_named_learn_and_no_other",

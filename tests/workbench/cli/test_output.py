@@ -142,6 +142,8 @@ CALLS: dict[str, list[list[str]]] = {
     "checkpoint": [["RUN"], [HOSTILE]],
     "resume": [["RUN", "--changed"], ["FAILED"], [HOSTILE]],
     "receipt": [["RUN"], [HOSTILE]],
+    "evaluate": [["RUN"], ["RUN", "--checkpoint", HOSTILE], ["RUN", "--data", HOSTILE], [HOSTILE]],
+    "prune": [["RUN"], ["FAILED", "--keep", HOSTILE], [HOSTILE]],
     "merge": [["RUN"], ["FAILED", "-o", f"out{HOSTILE}"], [HOSTILE]],
     "export": [["RUN", "--to", "adapter"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "gguf"]],
     "push": [["RUN", "--to", "a/b"], ["RUN", "--to", HOSTILE], [HOSTILE, "--to", "a/b"]],
@@ -240,7 +242,18 @@ NEEDS = {
     "checkpoint": 1,
     "resume": 1,
 }
-MISSING = {**NEEDS, "merge": 1, "export": 1, "push": 1, "receipt": 1, "stack": 1, "compare": 2, "chat": 1}
+MISSING = {
+    **NEEDS,
+    "evaluate": 1,
+    "prune": 1,
+    "merge": 1,
+    "export": 1,
+    "push": 1,
+    "receipt": 1,
+    "stack": 1,
+    "compare": 2,
+    "chat": 1,
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

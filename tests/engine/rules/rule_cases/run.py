@@ -19,6 +19,10 @@ CASES: dict[str, list[Case]] = {
     "wandb-needs-its-package": [
         ({"run.report_to": ["tensorboard", "wandb"]}, Facts(packages={"wandb": None}), "run.report_to", "error")
     ],
+    "an-address-to-notify-is-one": [
+        ({"run.notify": "ntfy.sh/mine"}, Facts(), "run.notify", "error"),
+        ({"run.notify": "file:///etc/passwd"}, Facts(), "run.notify", "error"),
+    ],
     "max-new-tokens-need-prompts": [({"run.max_new_tokens": 5}, Facts(), "run.max_new_tokens", "error")],
     "prompts-are-not-empty": [({"run.prompts": ["a", " "]}, Facts(), "run.prompts.1", "error")],
     "eval-steps-need-held-out-data": [({"run.eval_steps": 5}, Facts(), "run.eval_steps", "error")],

@@ -1,0 +1,209 @@
+"""`python -P -m engine.evaluate`: the held-out metrics of a run's checkpoint, as its trainer measures them while training.
+
+The trainer is built as the worker builds it, with the same model, features, collator and arguments, takes up the weights of
+the checkpoint and evaluates once; nothing is trained and nothing is written. What the base is measured by is the same
+trainer before it takes them up: the model with which training began.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import WorkbenchError, visible
+from engine.run import checkpoint, inside
+from engine.run.evaluations import NOT_MEASURED
+from engine.run.store import RunFolder
+from engine.run.task import Message, Report, Send, serve
+
+if TYPE_CHECKING:
+    from engine.config.tree import RunConfig
+    from engine.data.prepare import Prepared
+    from engine.features.sequence import Features
+    from engine.trainers.saving import RunTrainer
+
+
+def answer(asked: Message, send: Send, report: Report) -> Message:
+    """What was measured: `checkpoint`, `step`, `rows`, `metrics` and `base`, both by the names that the trainer logs, each
+    number null where it is not finite. Raises WorkbenchError."""
+    begun = time.monotonic()
+    run = RunFolder(asked["run"])
+    found = run.checkpoints / f"checkpoint-{asked['step']}"
+    report("Reading the checkpoint", 0, 1)
+    if reason := checkpoint.problem_with(found, hashes=True):
+        raise WorkbenchError(f"run {visible(run.id)}: {found.name} cannot be measured: it {reason}.")
+    config = _config(run, asked["data"])
+    if not config.data.evaluates:
+        raise WorkbenchError(
+            f"run {visible(run.id)} held no rows out, so there is nothing to measure it by.",
+            "Name rows that it was not trained on with --data FILE.",
+        )
+    origin = asked["data"] or ("data.eval" if config.data.eval else "data.val_set_size")
+    report("Loading the libraries", 0, 1)
+    from engine.compat import import_warnings
+
+    with import_warnings.dropped():
+        import transformers
+
+        from engine.data.compare import differences
+        from engine.data.prepare import prepare
+        from engine.hub import COMMITS, COMMITS_FILE
+        from engine.models.load import load_processing_class
+
+    transformers.utils.logging.set_verbosity_error()
+    seeded = transformers.enable_full_determinism if config.run.full_determinism else transformers.set_seed
+    seeded(config.run.seed)
+    # Models of the hub are those that the run began with.
+    COMMITS.keep(inside.read(run, COMMITS_FILE) if inside.exists(run, COMMITS_FILE) else None, lambda _: None)
+    report("Loading the tokenizer", 0, 1)
+    processing_class = load_processing_class(config)
+    rows = prepare(config, processing_class, "eval", report)
+    if asked["data"] is None:
+        tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        changed = [each for each in differences(run, {"eval": rows}, tokenizer, tolerant=True) if each.split == "eval"]
+        if said := [each.sentence for each in changed if each]:
+            raise WorkbenchError(
+                f"run {visible(run.id)}: its held-out rows are others now, so its numbers would mean something else: {said[0]}.",
+                "Put the rows back, or name a file with --data.",
+            )
+    report("Loading the model", 0, 1)
+    trainer, features = _trainer(run, config, processing_class, rows, report)
+    before = None
+    try:
+        if asked["base"]:
+            report("Measuring the base", 0, 1)
+            before = _measured(trainer, 0)
+        report(f"Measuring {found.name}", 0, 1)
+        trainer.take_weights(found)
+        metrics = _measured(trainer, asked["step"])
+    finally:
+        if (rewards := getattr(trainer, "rewards", None)) is not None:
+            rewards.close()
+        features.undo()
+    return {
+        "checkpoint": found.name,
+        "step": asked["step"],
+        "method": config.method.kind,
+        "rows": len(rows.dataset),
+        "data": origin,
+        "fingerprint": rows.fingerprint,
+        "metrics": metrics,
+        "base": before,
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+
+
+def _config(run: RunFolder, data: str | None) -> RunConfig:
+    """The run's config, no `auto` left, with the rows of a file in the place of its held-out ones where one is named."""
+    from engine.config.files import parse
+    from engine.data.gather_facts import look_at
+    from engine.planning.auto import effective, resolved
+    from engine.rules import read
+
+    mapping = dict(parse(run.read_config(), path=run.config).mapping)
+    if data is not None:
+        section = dict(mapping.get("data") or {})
+        section["eval"] = [{**_shape(section), "path": data}]
+        section.pop("val_set_size", None)
+        mapping["data"] = section
+    # What is for training alone: a tracker would begin a run of its own.
+    mapping["run"] = {**(mapping.get("run") or {}), "report_to": []}
+    reading = read(mapping)
+    for finding in reading.findings:
+        if finding.severity == "error":
+            raise WorkbenchError(finding.message)
+    config = reading.config
+    asked = any(entry.requested == "auto" for entry in effective(config))
+    return resolved(config, look_at(config, run.path)) if asked else resolved(config)
+
+
+def _shape(section: dict[str, Any]) -> dict[str, Any]:
+    """How rows of the run are read: its first held-out source, else its first one to train on, without what names rows."""
+    for name in ("eval", "train"):
+        for source in section.get(name) or []:
+            if isinstance(source, dict):
+                return {key: source[key] for key in ("format", "columns", "properties", "roles") if key in source}
+    return {}
+
+
+def _trainer(
+    run: RunFolder, config: RunConfig, processing_class: Any, rows: Prepared, report: Report
+) -> tuple[RunTrainer, Features]:
+    """The run's trainer as it is before the first step, with these rows held out, and the features that act on it."""
+    from transformers import PrinterCallback
+
+    from engine.data.collate import collator_for
+    from engine.features.built import Built, Notes
+    from engine.features.load import load
+    from engine.features.sequence import Features
+    from engine.models.adapters import add_adapter
+    from engine.models.vocabulary import refuse_tokens_without_weights
+    from engine.trainers.job import Job
+    from engine.trainers.table import method
+
+    module = method(config.method.kind)
+    trained = _rows_to_build_with(run, config, processing_class, rows, report)
+    if (needed := getattr(module.arguments(config, run.path), "generation_batch_size", None) or 0) > len(trained):
+        # Where answers are sampled there must be as many prompts as a step would take.
+        trained = trained.select([place % len(trained) for place in range(needed)])
+    loaded = load(config)
+    refuse_tokens_without_weights(config, loaded.model, processing_class, {"data.eval": rows.dataset})
+    model = add_adapter(loaded.model, config)
+    features, notes = Features(config), Notes(run.path)
+    features.prepare(Built(model, notes=notes))
+    collator = collator_for(config, processing_class)
+    trainer: RunTrainer = module.build(
+        Job(config, run.path, model, processing_class, collator, trained, rows.dataset, [])
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.attach(run, None, config.run.save_total_limit, {})
+    features.apply(trainer.built(notes))
+    return trainer, features
+
+
+def _rows_to_build_with(
+    run: RunFolder, config: RunConfig, processing_class: Any, rows: Prepared, report: Report
+) -> Any:
+    """What stands for the training rows, none of which is trained on: the held-out ones, but where what is measured
+    depends on those that the run learns from."""
+    from engine.config.preference import Kto
+    from engine.data.prepare import prepare
+    from engine.data.streaming.stream import open_stream
+
+    if not isinstance(config.method, Kto) or not config.method.balance_weights:
+        return rows.dataset
+    own = _config(run, None)
+    if not own.data.streaming:
+        return prepare(own, processing_class, "train", report).dataset
+    batch = int(own.optim.per_device_train_batch_size) * own.optim.gradient_accumulation_steps
+    streamed = open_stream(own, processing_class, look=batch * int(run.read_json().get("processes") or 1))
+    streamed.stream.close()
+    return streamed.dataset
+
+
+def _measured(trainer: RunTrainer, step: int) -> dict[str, float | None]:
+    """The metrics as the trainer logs them at a step."""
+    from transformers import TrainerCallback
+
+    logged: dict[str, Any] = {}
+
+    class Logged(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            logged.update(logs or {})
+
+    listener = Logged()
+    trainer.add_callback(listener)
+    trainer.state.global_step = step
+    trainer.evaluate()
+    trainer.remove_callback(listener)
+    numbers = {
+        name: float(value)
+        for name, value in logged.items()
+        if name.startswith("eval_") and isinstance(value, int | float) and not name.endswith(NOT_MEASURED)
+    }
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+if __name__ == "__main__":
+    serve(answer, "evaluation")

@@ -1,0 +1,152 @@
+"""What `workbench evaluate` measured of a run: which checkpoint is meant, and the file in the run's folder that keeps it.
+
+`evaluations.jsonl` has one line for each evaluation, appended whole. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.errors import RunBusy, UsageError, WorkbenchError, visible
+from engine.run import checkpoint, devices, inside, launch
+from engine.run.index import open_view
+from engine.run.spawn import HUB_TOKENS, for_rewards
+from engine.run.store import RunFolder
+from engine.run.task import Task
+
+COMMAND = (sys.executable, "-P", "-m", "engine.evaluate")
+FILE = "evaluations.jsonl"
+MOST = 1 << 24
+NOT_MEASURED = ("_runtime", "_per_second", "_preparation_time", "eval_num_tokens")
+"""Ends of names that trainers log beside what they measure."""
+
+
+class Evaluation(Task):
+    """One evaluation in a process of its own."""
+
+    what = "evaluation"
+    cancelled = "Cancelled: nothing was kept."
+
+    def __init__(
+        self,
+        run: RunFolder,
+        step: int,
+        *,
+        base: bool = False,
+        data: Path | None = None,
+        device: str = "auto",
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """`base` measures the model as training began with it, too; `data` is a file in the place of the run's own
+        held-out rows; `device` is `auto` or `cpu`."""
+        asked = {"run": str(run.path), "step": step, "base": base, "data": str(data) if data else None}
+        super().__init__(asked, command, _placed(run, device), (*HUB_TOKENS, *for_rewards(os.environ)))
+
+
+def _placed(run: RunFolder, device: str) -> dict[str, str]:
+    """The variables that say where it computes: on a GPU that no run of the same folder has, where there is one."""
+    if device not in ("auto", "cpu"):
+        raise UsageError(f"--device: must be auto or cpu; got {visible(device)[:40]}.")
+    taken = {name for names in launch.devices_of_live(run.path.parent).values() for name in names}
+    choice = devices.choose("auto", taken) if device == "auto" else devices.Choice((), 1)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(choice.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def step_of(run: RunFolder, wanted: str | None) -> int:
+    """The step of the checkpoint that is meant: a number, `best`, or the newest whole one.
+
+    Raises WorkbenchError for a run that is at work, one without that checkpoint, and one that knows no best one.
+    """
+    name = visible(run.id)
+    run.refuse_flaws()
+    launch.settle(run)
+    if launch.at_work(run):
+        raise RunBusy(
+            f"run {name} is still {run.state}, and its checkpoints may go meanwhile.",
+            f"It measures held-out rows as it goes: `workbench watch {name}`; or wait until it has ended.",
+        )
+    if wanted is None:
+        newest, skipped = checkpoint.newest_valid(run, hashes=False)
+        if newest is None:
+            why = f"none of its checkpoints is whole ({skipped[0][0].name}: {skipped[0][1]})" if skipped else (
+                "it has no checkpoint, so there is nothing to measure"
+            )  # fmt: skip
+            raise WorkbenchError(f"run {name}: {why}.", f"`workbench resume {name}` goes on with it.")
+        return checkpoint.step_of(newest) or 0
+    if wanted == "best":
+        return _best_step(run)
+    if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 18):
+        raise UsageError(f"--checkpoint: must be a step or best; got {visible(wanted)[:40]}.", _those_of(run))
+    step = int(wanted)
+    if reason := checkpoint.problem_with(run.checkpoints / f"checkpoint-{step}"):
+        raise UsageError(f"--checkpoint: run {name} has no whole checkpoint {step}: it {reason}.", _those_of(run))
+    return step
+
+
+def _best_step(run: RunFolder) -> int:
+    with open_view(run) as watch:
+        watch.read_whole()
+        best = watch.view.best
+    if best is None:
+        raise UsageError(
+            f"--checkpoint: run {visible(run.id)} knows no best one, since no rows were held out while it trained.",
+            _those_of(run),
+        )
+    step = int(best["step"])
+    if reason := checkpoint.problem_with(run.checkpoints / f"checkpoint-{step}"):
+        raise UsageError(
+            f"--checkpoint: the best step of run {visible(run.id)} was {step}, and its checkpoint {reason}.",
+            _those_of(run),
+        )
+    return step
+
+
+def whole_steps(run: RunFolder) -> list[int]:
+    """The steps of its whole checkpoints, in order."""
+    return sorted(checkpoint.step_of(path) or 0 for path in checkpoint.newest_first(run) if checkpoint.is_valid(path))
+
+
+def _those_of(run: RunFolder) -> str:
+    steps = whole_steps(run)
+    return f"Its whole ones: {', '.join(map(str, steps))}." if steps else "It has none that is whole."
+
+
+def keep(run: RunFolder, record: dict[str, Any]) -> Path:
+    """Append what was measured; the file. Raises WorkbenchError where it cannot be written."""
+    path = run.path / FILE
+    line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    try:
+        handle = inside.open_file(run, path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            before = os.fstat(handle).st_size
+            if os.write(handle, line) < len(line):
+                os.ftruncate(handle, before)
+                raise OSError(28, "No space left on device")
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as problem:
+        raise WorkbenchError(f"{visible(str(path))}: cannot be written: {problem.strerror or problem}.") from problem
+    return path
+
+
+def kept(run: RunFolder) -> list[dict[str, Any]]:
+    """What was measured so far, the oldest first; lines that are none of ours are passed over."""
+    try:
+        text = inside.read(run, run.path / FILE, MOST).decode("utf-8", "replace")
+    except (OSError, WorkbenchError):
+        return []
+    found = []
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(record.get("metrics"), dict):
+            found.append(record)
+    return found

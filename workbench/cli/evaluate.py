@@ -1,0 +1,83 @@
+"""`workbench evaluate RUN`: the held-out metrics of a checkpoint, measured now, beside the base on request."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.errors import UsageError, redact, visible
+from engine.figures import progress
+from engine.run import store
+from engine.run.curves import ordered
+from engine.run.evaluations import Evaluation, keep, step_of
+from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.panels.units import titled, worded
+
+
+@click.command(short_help="Measure a checkpoint on held-out rows.")
+@click.argument("name", metavar="RUN")
+@click.option(
+    "--checkpoint", "wanted", metavar="N|best", help="The checkpoint of step N, or the best; else the newest whole one."
+)
+@click.option("--base", is_flag=True, help="Measure the model as training began with it, too.")
+@click.option(
+    "--data", "data", type=click.Path(path_type=Path), metavar="FILE", help="Rows to measure, not the run's own."
+)
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu", help="Where the model computes.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(
+    name: str, wanted: str | None, base: bool, data: Path | None, device: str, runs: str | None, as_json: bool
+) -> int:
+    """Measure a checkpoint as the run's trainer measures held-out rows, in a process of its own.
+
+    \b
+    workbench evaluate my-0001
+    workbench evaluate my-0001 --checkpoint best --base
+    workbench evaluate my-0001 --data unseen.jsonl
+    """
+    run = store.find(name, store.runs_dir(runs))
+    if data is not None:
+        data = data.expanduser().absolute()
+        if not data.exists():
+            raise UsageError(f"--data: must be a file with rows; got nothing there: {visible(redact(str(data)))}.")
+    step = step_of(run, wanted)
+
+    def show(message: dict[str, Any]) -> None:
+        state = message["progress"]
+        rewrite(state["what"] + (f" {progress({**state, 'unit': 'rows'})} rows" if state["total"] > 1 else " …"))
+
+    try:
+        found = Evaluation(run, step, base=base, data=data, device=device).run(show)
+    finally:
+        clear()
+    record = {"t": round(time.time(), 3), **found}
+    path = keep(run, record)
+    if as_json:
+        print_json({"ok": True, "run": run.id, **record, "path": str(path)})
+    else:
+        for line in lines(run.id, record):
+            echo(line)
+        echo(f"kept in {visible(redact(str(path)))}", err=True)
+    return 0
+
+
+def lines(name: str, record: dict[str, Any]) -> list[str]:
+    """What was measured as a table, the base beside the checkpoint where it was asked for."""
+    rows = f"{record['rows']:,} row{'' if record['rows'] == 1 else 's'} of {visible(redact(str(record['data'])))}"
+    sides = [record["checkpoint"], *(["base"] if record["base"] is not None else [])]
+    names = ordered(record["method"], list(record["metrics"]))
+    table = [["", *sides]]
+    for metric in names:
+        values = [record["metrics"][metric], *([record["base"].get(metric)] if record["base"] is not None else [])]
+        table.append([titled(metric), *("not finite" if value is None else worded(metric, value) for value in values)])
+    first = max(len(row[0]) for row in table)
+    widths = [max(len(row[column]) for row in table) for column in range(1, len(table[0]))]
+    made = [f"{visible(name)}, {rows}"]
+    for row in table:
+        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))
+        made.append(f"  {row[0].ljust(first)}  {'  '.join(cells)}")
+    return made
