@@ -46,6 +46,13 @@ SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "additiona
 """What of a hub model is fetched before its weights: all that names something."""
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files of a model with a processor for images."""
+KEEP_SHAPE = {
+    "CohereCompassImageProcessor": 1, "Cosmos3EdgeImageProcessor": 1, "Ernie4_5_VLMoeImageProcessor": 1,
+    "Glm46VImageProcessor": 2, "Glm4vImageProcessor": 2, "GlmgaImageProcessor": 2, "HunYuanVLImageProcessor": 1,
+    "PaddleOCRVLImageProcessor": 1, "Qwen2VLImageProcessor": 1, "VideoLlama3ImageProcessor": 1,
+}  # fmt: skip
+"""Image processors that keep the shape of an image between a fewest and a most of pixels, and how often their own limits
+count a pixel: GLM's take an image for two frames."""
 UNREADABLE = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RecursionError)
 """What libraries raise about files that they cannot make a model of."""
 _TO_SAFETENSORS = (
@@ -80,6 +87,25 @@ def read_json(path: Path) -> Any:
     if max((depth for _, _, depth in entries(content)), default=0) > DEEPEST:
         raise _too_deep(shown)
     return content
+
+
+def image_processor(folder: Path) -> str:
+    """The name of a model's image processor by its files, without what its backend adds; empty where they name none."""
+    for name in PROCESSORS:
+        found = read_json(folder / name) if (folder / name).is_file() else {}
+        for each in (found.get("image_processor"), found) if isinstance(found, dict) else ():
+            if isinstance(each, dict) and isinstance(kind := each.get("image_processor_type"), str):
+                return kind.removesuffix("Fast").removesuffix("Pil")[:80]
+    return ""
+
+
+def processor_class(folder: Path) -> str:
+    """The name of a model's processor by its files; empty where they name none."""
+    for name in (*PROCESSORS, "tokenizer_config.json"):
+        found = read_json(folder / name) if (folder / name).is_file() else {}
+        if isinstance(found, dict) and isinstance(kind := found.get("processor_class"), str):
+            return kind[:80]
+    return ""
 
 
 def _too_deep(shown: str) -> ModelError:

@@ -28,10 +28,10 @@ class Absent:
 
 ABSENT = (
     Absent(
-        "sizes of images other than the processor's own",
+        "sizes of images other than pixel limits",
         ("processor_type", "images", "image_size", "image_resize_algorithm", "image_processor", "is_multimodal"),
         ("image_",),
-        "The model's own processor says how large an image is; columns of a source says which column holds images.",
+        "data.min_pixels and data.max_pixels limit the size; columns of a source says which column holds images.",
     ),
     Absent(
         "sound and video",

@@ -27,6 +27,34 @@ def loaders_of(model_type: str) -> frozenset[str] | None:
     return frozenset(name for name, served in classes.items() if model_type in known and model_type in served)
 
 
+_BY_TORCHVISION = ("PixtralProcessor",)
+"""Processors that ask for torchvision themselves, whatever reads their images."""
+
+
+def needs_torchvision(processor: str, image_processor: str) -> bool | None:
+    """Whether transformers reads the images of these classes by torchvision alone; `None` where its tables do not say."""
+    if processor in _BY_TORCHVISION:
+        return True
+    classes = _image_processors()
+    if not image_processor or f'"{image_processor}"' not in classes:
+        return None
+    return f'"{image_processor}Pil"' not in classes
+
+
+@cache
+def _image_processors() -> str:
+    """The text of transformers' tables of image processors; empty where they cannot be read."""
+    found = importlib.util.find_spec("transformers")
+    folders = found.submodule_search_locations if found is not None else None
+    if not folders:
+        return ""
+    folder = Path(folders[0]) / "models" / "auto"
+    try:
+        return "".join((folder / name).read_text("utf-8") for name in ("auto_mappings.py", "image_processing_auto.py"))
+    except OSError:
+        return ""
+
+
 @cache
 def _tables() -> tuple[frozenset[str], dict[str, frozenset[str]]] | None:
     found = importlib.util.find_spec("transformers")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from engine.config.section import Advanced, Control, Expert, Ge, Gt, Le, Required, Section, Title, Unit, Words
+from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Required, Section, Title, Unit, Words
 
 Format = Literal[
     "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "ranking", "unpaired_preference", "stepwise_supervision",
@@ -125,6 +125,18 @@ class Data(Section):
     image_base_dir: Annotated[str | None, Title("Images below"), Control("path"), Advanced] = None
     """Folder that the paths of images in rows begin at; none may lead out of it. Empty means the folder of each source's
     file, and absolute paths are read as they are."""
+
+    min_pixels: Annotated[int | None, Ge(1), Le(1_000_000_000), Title("Fewest pixels"), Unit("pixels"), Advanced] = None
+    """Pixels that a smaller image is enlarged to, for processors that keep an image's shape, such as those of Qwen-VL and
+    GLM-4V. Empty means the processor's own."""
+
+    max_pixels: Annotated[int | None, Ge(1), Le(1_000_000_000), Title("Most pixels"), Unit("pixels"), Advanced] = None
+    """Pixels that a larger image is made smaller to, for the same processors. Tokens and memory of an image grow with its
+    pixels. Empty means the processor's own."""
+
+    image_backend: Annotated[Literal["pil", "torchvision"] | Auto, Title("Images read by"), Expert] = "auto"
+    """The library that resizes images. Both give the same sizes and slightly other pixels, so preview and training take
+    one, and a resumed run goes on with its own. `auto` takes torchvision where it is installed, else Pillow (`pil`)."""
 
     on_bad_row: Annotated[
         Literal["error", "skip"],

@@ -42,6 +42,10 @@ class ModelFacts:
     """Whether the tokenizer brings one; `None` when its files are not here."""
     processor: bool | None = None
     """Whether it brings a processor for images; `None` when its files are not here."""
+    by_torchvision: bool | None = None
+    """Whether its images are read by torchvision alone; `None` where its files and transformers do not say."""
+    keeps_shape: bool | None = None
+    """Whether its processor keeps the shape of an image between a fewest and a most of pixels."""
     folder: str = ""
     """Where the files are; empty when they are not on this machine."""
     missing: str = ""
@@ -151,7 +155,8 @@ def counting_limits(config: RunConfig) -> tuple[str, ...]:
     template = Path(str(model.chat_template)).name
     length = (data.max_length, data.excess_length, data.truncation_side)
     packs = (data.packing, data.packing_cross_doc_attn_mask)
-    decide = (template, dict(model.chat_template_kwargs), *length, data.trained_turns, *packs, data.on_bad_row)
+    images = (data.min_pixels, data.max_pixels)
+    decide = (template, dict(model.chat_template_kwargs), *length, data.trained_turns, *packs, data.on_bad_row, *images)
     return tuple(map(str, decide))
 
 

@@ -24,7 +24,7 @@ from engine.data.cache_entries import folder_of
 from engine.data.image_references import changed_images
 from engine.data.image_references import folder_of as image_folder_of
 from engine.data.plan import Plan, Source
-from engine.data.vision import images_of
+from engine.data.vision import images_of, read_by
 from engine.errors import WorkbenchError, redact, visible
 
 FORMAT = 4  # grows when the prepared rows of an unchanged config, or what lies beside them, would differ
@@ -131,10 +131,11 @@ def tokens_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
 
 def _images_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
     """Where images are looked for and what reads them; nothing for a model that sees none."""
-    if images_of(processing_class) is None:
+    processor = images_of(processing_class)
+    if processor is None:
         return {}
     folders = [image_folder_of(source.path, plan.image_base_dir).path for source in plan.sources]
-    return {"images": [folders, version("pillow")]}
+    return {"images": [folders, read_by(processor)]}
 
 
 def about(plan: Plan, processing_class: Any) -> dict[str, Any]:

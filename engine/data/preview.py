@@ -37,7 +37,7 @@ from engine.data.shown import parts_of, token_texts, window_start
 from engine.data.streaming.files import looked_at_plan
 from engine.data.streaming.stream import open_stream
 from engine.data.tokens import Piece, Tokens
-from engine.data.vision import small_copy
+from engine.data.vision import ImageTokens, small_copy
 from engine.errors import DataError, WorkbenchError
 
 CLIP = 64 * 1024
@@ -243,7 +243,7 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
         row = _prepared(plan, tokens, which, index)
     except WorkbenchError as problem:
         return shown | {"error": problem.message, "clipped": source.rows.text(index, 2000)}
-    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": _images(row)}
+    shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": _images(row, tokens.images)}
     shown |= {name: row[name] for name in ("left_out", "refused") if row[name]}
     if not shape_of(plan.method).length(row):
         return shown
@@ -289,16 +289,19 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     return row
 
 
-def _images(row: Row) -> list[dict[str, Any]]:
-    """Each image of the row: what it is called, its size, its tokens from `start` to `end`, and a small copy of it."""
+def _images(row: Row, images: ImageTokens | None) -> list[dict[str, Any]]:
+    """Each image of the row: what it is called, its size, the size that the model sees and in how many tiles, its tokens
+    from `start` to `end`, and a small copy of it."""
     piece, offsets = row.get("piece"), row.get("offsets")
-    if not isinstance(piece, Piece) or not piece.images or offsets is None:
+    if not isinstance(piece, Piece) or not piece.images or offsets is None or images is None:
         return []
     shown = []
     for reference, place in zip(piece.images, piece.places, strict=True):
         tokens = [at for at, drawn in enumerate(token_mask(offsets, [place])) if drawn]
         where = {"start": tokens[0], "end": tokens[-1] + 1, "tokens": len(tokens)}
-        shown.append({"name": short(reference), **where, **small_copy(reference)})
+        seen = images.resized(reference)
+        size = {"resized": [seen.width, seen.height], "tiles": seen.tiles}
+        shown.append({"name": short(reference), **where, **size, **small_copy(reference)})
     return shown
 
 

@@ -97,8 +97,8 @@ class Tokens:
         return Piece(rendered.text, rendered.spans, False, rendered.turns)
 
     def _with_tokens(self, example: Example, text: str) -> str:
-        """A text without a template, with the processor's own token at each place of an image."""
-        return text.replace(IMAGE, self.images.token) if example.images and self.images is not None else text
+        """A text without a template, with the processor's own token, and the marks around it, at each place of an image."""
+        return text.replace(IMAGE, self.images.written) if example.images and self.images is not None else text
 
     def conversation(self, example: Example) -> Conversation | None:
         """What the chat template is asked for an example; None where it is not asked."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import os
 import struct
 import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from engine.data.chat import Span, Turn
@@ -33,6 +35,11 @@ SHOWN = 160
 _SIZES = 4096
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 """What Pillow raises about files that are cut or broken."""
+_MARKS = {
+    "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
+    "<|image|>": ("<|begin_of_image|>", "<|end_of_image|>"),
+}
+"""Tokens that stand around those of an image where a chat template writes them and the processor does not."""
 _TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
@@ -127,12 +134,27 @@ class Expanded:
     """Characters of each image."""
 
 
+@dataclass(frozen=True)
+class Resized:
+    """What a processor makes of an image: its tokens as a text, and the pixels that the vision tower sees."""
+
+    tokens: str
+    width: int
+    height: int
+    tiles: int = 1
+    """Images of this size that it is cut into, a small copy of the whole among them."""
+
+
 class ImageTokens:
     """The tokens that a processor makes of images; `token` is the place of one in a text."""
 
     def __init__(self, processor: Any) -> None:
         self.processor, self.token = processor, str(processor.image_token)
-        self._by_size: dict[tuple[int, int], str] = {}
+        known = processor.tokenizer.get_vocab()
+        marks = _MARKS.get(self.token, ("", ""))
+        self.before, self.after = marks if all(mark in known for mark in marks) else ("", "")
+        self.written = self.before + self.token + self.after
+        self._by_size: dict[tuple[int, int], Resized] = {}
 
     def expand(self, text: str, spans: Sequence[Span], turns: tuple[Turn, ...], images: Sequence[str]) -> Expanded:
         """The text with each place of an image replaced by its tokens. Raises `DataError` where places and images differ
@@ -145,7 +167,7 @@ class ImageTokens:
             )
         written, places, length = [pieces[0]], [], len(pieces[0])
         for image, piece in zip(images, pieces[1:], strict=True):
-            tokens = self._tokens(image)
+            tokens = self.resized(image).tokens
             places.append((length, length + len(tokens)))
             written += [tokens, piece]
             length += len(tokens) + len(piece)
@@ -165,9 +187,18 @@ class ImageTokens:
             replace(turn, start=moved(turn.start), end=moved(turn.end), trained=tuple(map(span, turn.trained)))
             for turn in turns
         )
-        return Expanded("".join(written), [span(each) for each in spans], kept, places)
+        full = "".join(written)
+        return Expanded(full, [span(each) for each in spans], kept, [self._with_marks(full, place) for place in places])
 
-    def _tokens(self, reference: str) -> str:
+    def _with_marks(self, text: str, place: Span) -> Span:
+        """The characters of an image with the marks around it, where there are some."""
+        start, end = place
+        if self.before and text.endswith(self.before, 0, start) and text.startswith(self.after, end):
+            return start - len(self.before), end + len(self.after)
+        return place
+
+    def resized(self, reference: str) -> Resized:
+        """What becomes of an image. Raises `DataError` for one that cannot be read or is refused."""
         size = image_size(reference)
         if size not in self._by_size:
             if len(self._by_size) >= _SIZES:
@@ -175,18 +206,25 @@ class ImageTokens:
             self._by_size[size] = self._asked(reference)
         return self._by_size[size]
 
-    def _asked(self, reference: str) -> str:
+    def _asked(self, reference: str) -> Resized:
         try:
             made = self.processor(
                 text=[self.token],
                 images=[[open_image(reference)]],
                 add_special_tokens=False,
                 return_text_replacement_offsets=True,
+                return_tensors="pt",
             )
         except ValueError as problem:
             reason = str(problem).strip().split("\n")[0].rstrip(".")
             raise _bad(reference, f"{type(self.processor).__name__} does not take it ({reason[:200]})") from None
-        return str(made["text_replacement_offsets"][0][0]["replacement"])
+        tokens = str(made["text_replacement_offsets"][0][0]["replacement"])
+        if (grid := made.get("image_grid_thw")) is not None:
+            _, rows, columns = grid[0].tolist()
+            patch = self.processor.image_processor.patch_size
+            return Resized(tokens, columns * patch, rows * patch)
+        *outer, _, height, width = made["pixel_values"].shape
+        return Resized(tokens, width, height, math.prod(outer))
 
 
 class ImageBatch:
@@ -216,7 +254,9 @@ class ImageBatch:
                 self._same(rows[place], now, ids[place].tolist())
             batch = {name: value for name, value in made.items() if name not in _TEXT}
         if self.processor.return_mm_token_type_ids:
-            name = "token_type_ids" if "token_type_ids" in self.processor.model_input_names else "mm_token_type_ids"
+            # Where images have positions in three directions these are counted by the model itself, from the types.
+            asked = "mm_token_type_ids" in self.processor.model_input_names
+            name = "mm_token_type_ids" if asked else "token_type_ids"
             batch[name] = torch.tensor(self.processor.create_mm_token_type_ids(ids.tolist()))
         return batch
 
@@ -232,6 +272,12 @@ def images_of(processing_class: Any) -> Any | None:
     """The processing class where it is a processor of images; None for a tokenizer."""
     seeing = getattr(processing_class, "image_processor", None) is not None
     return processing_class if seeing and getattr(processing_class, "image_token", None) else None
+
+
+def read_by(processor: Any) -> str:
+    """The libraries that turn images into numbers for a processor, such as `pillow 13.0.0`."""
+    packages = ("pillow",) if processor.image_processor.backend == "pil" else ("torchvision", "pillow")
+    return ", ".join(f"{package} {version(package)}" for package in packages)
 
 
 def no_processor(images: Sequence[Any]) -> DataError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import model_files
-from engine.config.architectures import loaders_of
+from engine.config.architectures import loaders_of, needs_torchvision
 from engine.config.facts import ModelFacts, TokenizerFacts
 from engine.errors import ModelError, visible
 from engine.model_files import Tensor
@@ -177,6 +177,20 @@ def _number(shape: Shape, *names: str) -> int | None:
     return None
 
 
+def _image_facts(folder: Path | None) -> dict[str, bool | None]:
+    """What the model's files say of how its images are read."""
+    if folder is None:
+        return {}
+    try:
+        reader, kind = model_files.image_processor(folder), model_files.processor_class(folder)
+    except ModelError:
+        return {}
+    return {
+        "by_torchvision": needs_torchvision(kind, reader),
+        "keeps_shape": reader in model_files.KEEP_SHAPE if reader else None,
+    }
+
+
 def _facts(name: str, config: Shape, folder: Path | None, template: bool | None, own: bool = False) -> ModelFacts:
     text = config.get("text_config")
     shape: Shape = {**config, **text} if isinstance(text, dict) else config
@@ -197,6 +211,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         "experts": experts,
         "chat_template": template,
         "processor": any((folder / each).is_file() for each in model_files.PROCESSORS) if folder else None,
+        **_image_facts(folder),
         "folder": str(folder) if folder else "",
         "stored": _stored(config),
     }

@@ -20,7 +20,9 @@ class Warm:
     def processing_class(self, config: RunConfig) -> Any:
         from engine.models.load import load_processing_class
 
-        key = json.dumps([config.model.name, config.model.tokenizer, config.model.revision], default=str)
+        data = config.data
+        images = [data.image_backend, data.min_pixels, data.max_pixels]
+        key = json.dumps([config.model.name, config.model.tokenizer, config.model.revision, images], default=str)
         if key not in self._processing:
             self._processing[key] = load_processing_class(config)
         return self._processing[key]

@@ -45,7 +45,7 @@ def model_folder(config: RunConfig) -> str:
 
 def load_processing_class(config: RunConfig) -> Any:
     """The tokenizer, or the processor where the model has one. Raises ModelError naming what cannot be loaded."""
-    from transformers import AutoProcessor, AutoTokenizer
+    from transformers import AutoTokenizer
 
     source = config.model.tokenizer or model_folder(config)
     wanted = config.model.revision if config.model.tokenizer is None and config.model.name != BUILTIN else None
@@ -54,9 +54,11 @@ def load_processing_class(config: RunConfig) -> Any:
             revision = commit_of(source, wanted)
             folder = model_files.checked(source, revision)
             model_files.refuse_without_tokens(folder)
-            has_processor = any((folder / name).is_file() for name in model_files.PROCESSORS)
-            loader = AutoProcessor if has_processor else AutoTokenizer
-            return loader.from_pretrained(source, revision=revision, trust_remote_code=False)
+            if any((folder / name).is_file() for name in model_files.PROCESSORS):
+                from engine.models.processors import load_processor
+
+                return load_processor(config, source, folder, revision)
+            return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except UNREADABLE as problem:
         raise _cannot_load("tokenizer", source, problem) from problem
 

@@ -126,8 +126,28 @@ def _devices(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     return 1, "the CPU, as there is no GPU"
 
 
+def _image_backend(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    found = None if facts.packages is None else facts.packages.get("torchvision")
+    if found:
+        return "torchvision", f"torchvision {found} is installed"
+    return (
+        "pil",
+        "torchvision is not installed"
+        if facts.packages is not None
+        else "which others are installed is seen at launch",
+    )
+
+
+def _reads_images(config: RunConfig, facts: Facts) -> bool:
+    """Whether images may be read: the model has a processor for them, or it is not known and rows have some."""
+    if facts.model is not None and facts.model.name == config.model.name and facts.model.processor is not None:
+        return facts.model.processor
+    return any(seen.images for seen in (facts.sources or {}).values())
+
+
 _CHOSEN: dict[FieldSpec, Resolve] = {
     **{feature.SETTING: feature.chosen for feature in FEATURES if hasattr(feature, "chosen")},
+    fields.data.image_backend: _image_backend,
     fields.method.reference: _reference,
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
@@ -157,6 +177,8 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
     found = []
     asked, config = config, _with_strategy(config, facts)
     for spec, resolve in AUTO.items():
+        if spec is fields.data.image_backend and not _reads_images(config, facts):
+            continue  # of no meaning, so nothing is said of it
         if spec.applies(asked) and spec.value(asked) == "auto":
             value, reason = resolve(asked if spec == sharding.SPEC else config, facts)
             found.append(Effective(spec.path, "auto", value, reason))
@@ -188,7 +210,8 @@ def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
 
 
 def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
-    """The config with no `auto` left, but for kernels that are chosen by timing: what a run stores and the worker reads."""
+    """The config with no `auto` left, but for kernels that are chosen by timing and for images where none are read: what a
+    run stores and the worker reads."""
     changes: dict[str, dict[str, Any]] = {}
     for entry in effective(config, facts):
         section, name = entry.path.split(".", 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
 from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
-from engine.config.findings import Finding, Fix, must
+from engine.config.findings import Finding, Fix, must, say
 from engine.config.method import METHODS
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
@@ -79,6 +79,49 @@ def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterat
         for path, seen in _with_images(config, facts):
             todo = f"{model.name} has no processor for images: take a model that has one, or rows of text."
             yield must(path, "rows that the model can read", seen, todo)
+
+
+@rule(reads=(fields.model.name, fields.model.tokenizer, fields.data.image_backend))
+def images_need_what_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec, model = fields.data.image_backend, facts.model
+    here = None if facts.packages is None else facts.packages.get("torchvision") is not None
+    fix = Fix("leave it to what is installed", unset=(spec.path,))
+    if config.data.image_backend == "torchvision" and here is False:
+        yield must(spec.path, "pil or auto without torchvision", "torchvision", "Or pip install torchvision.", fix=fix)
+    if model is None or model.name != config.model.name or not model.by_torchvision or config.model.tokenizer:
+        return
+    if config.data.image_backend == "pil":
+        yield must(
+            spec.path, f"torchvision for {model.name}", "pil", "Its processor reads images by nothing else.", fix=fix
+        )
+    elif here is False:
+        todo = "is read by torchvision alone, which is not installed: pip install torchvision, or take another model."
+        yield say(fields.model.name.path, f"the processor of {model.name} {todo}", severity="error")
+
+
+@rule(reads=(fields.model.name, fields.data.min_pixels, fields.data.max_pixels))
+def pixel_limits_need_a_processor_that_keeps_shapes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model = facts.model
+    if (
+        model is None
+        or model.name != config.model.name
+        or (model.keeps_shape is not False and model.processor is not False)
+    ):
+        return
+    why = "Its processor makes images of sizes of its own." if model.processor else "It has no processor for images."
+    for spec in (fields.data.min_pixels, fields.data.max_pixels):
+        if (value := spec.value(config)) is not None:
+            fix = Fix("leave it out", unset=(spec.path,))
+            yield must(spec.path, f"left out for {model.name}", value, why, fix=fix)
+
+
+@rule(reads=(fields.data.min_pixels, fields.data.max_pixels))
+def pixel_limits_leave_room(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    least, most = config.data.min_pixels, config.data.max_pixels
+    if least is not None and most is not None and least > most:
+        path = fields.data.min_pixels.path
+        fix = Fix("leave it to the processor", unset=(path,))
+        yield must(path, f"at most {most:,}, which is data.max_pixels", least, "No image lies between them.", fix=fix)
 
 
 @rule(reads=_PLACES)

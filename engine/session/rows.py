@@ -122,8 +122,11 @@ def trained_words(row: Mapping[str, Any]) -> str:
 
 
 def image_words(image: Mapping[str, Any]) -> str:
-    """`cat.png: 640 x 480 pixels, 64 tokens from token 5 on`."""
+    """`cat.png: 640 x 480 pixels, seen as 616 x 476, 374 tokens from token 5 on`."""
     size = f"{count(image['width'])} x {count(image['height'])} pixels"
+    if seen := image.get("resized"):
+        tiles = image.get("tiles", 1)
+        size += f", seen as {f'{count(tiles)} tiles of ' if tiles > 1 else ''}{count(seen[0])} x {count(seen[1])}"
     return f"{image['name']}: {size}, {count(image['tokens'])} tokens from token {count(image['start'])} on"
 
 

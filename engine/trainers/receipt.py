@@ -19,14 +19,16 @@ from engine.compat.trl_head import FusedForward
 from engine.config.adapter import NoAdapter
 from engine.config.method import METHODS
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.data.prepare import Prepared
+from engine.data.vision import images_of, read_by
 from engine.errors import host_of, visible
 from engine.features.attention_backend.sdpa_cudnn_workaround import NAME as WHOLE_TILES
 from engine.features.built import Notes, base_model
 from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
 from engine.models.load import BUILTIN, Loaded
+from engine.models.processors import UnreadVideos, pixel_limits
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
 from engine.models.vision_parts import vision_parts
@@ -60,6 +62,8 @@ def receipt(
         _rows(config, prepared),
         _entry("tokens fingerprint", None, prepared.fingerprint, detail="of ids and labels of the first rows"),
     ]
+    if (processor := images_of(trainer.processing_class)) is not None:
+        entries.append(_images(config, processor, (why or {}).get(fields.data.image_backend.path)))
     if config.run.full_determinism:
         entries.append(_determinism())
     entries += trackers.entries(trainer)
@@ -124,6 +128,17 @@ def _rows(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
         "are left out or cut are told at the end"
     )
     return _entry("rows", True, "streamed", count=sum(lane.total for lane in stream.walk.lanes) or None, detail=detail)
+
+
+def _images(config: RunConfig, processor: Any, auto: str | None) -> dict[str, Any]:
+    """What reads images, and between which numbers of pixels it keeps them."""
+    detail = type(processor).__name__
+    if isinstance(getattr(processor, "video_processor", None), UnreadVideos):
+        detail += ", without videos"
+    if (limits := pixel_limits(processor)) is not None:
+        detail += f"; images of {limits[0]:,} to {limits[1]:,} pixels"
+    asked = config.data.image_backend if auto is None else "auto"
+    return _entry("images", asked, read_by(processor), detail=f"{detail}; {auto}" if auto else detail)
 
 
 def _kept_apart_by(model: PreTrainedModel | PeftModel) -> str:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.preview import preview
 from engine.data.vision import open_image
-from engine.errors import DataError
-from tests.engine.seeing import BUILDERS
+from engine.errors import DataError, ModelError
+from tests.engine.seeing import FAMILIES, real_processor
 
 NAMES = ("idefics3", "gemma3")
 
@@ -27,14 +28,22 @@ NAMES = ("idefics3", "gemma3")
 @pytest.fixture(scope="module")
 def folders(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("seeing")
-    return {name: build(shared_data / "tokenizers/minimind", base / name) for name, build in BUILDERS.items()}
+    return {name: build(shared_data / "tokenizers/minimind", base / name) for name, build in FAMILIES.items()}
 
 
 @pytest.fixture(scope="module")
 def processors(folders: dict[str, Path]) -> dict[str, Any]:
-    from transformers import AutoProcessor
+    return {name: loaded(folder) for name, folder in folders.items()}
 
-    return {name: AutoProcessor.from_pretrained(folder) for name, folder in folders.items()}
+
+def loaded(folder: Path, **data: Any) -> Any:
+    """The processor as a run loads it."""
+    from engine.config.data import Data
+    from engine.config.model import Model
+    from engine.config.tree import RunConfig
+    from engine.models.load import load_processing_class
+
+    return load_processing_class(RunConfig(model=Model(name=str(folder)), data=Data(**data)))
 
 
 def asked(text: Any, answer: str = "It is a cat.", **more: Any) -> dict[str, Any]:
@@ -51,13 +60,14 @@ def learned(processor: Any, row: dict[str, Any]) -> str:
     return processor.tokenizer.decode([label for label in row["labels"] if label != IGNORED])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_rows_become_what_the_processor_itself_makes_of_them(
     shared_data: Path, make_config: Callable[..., Any], processors: dict[str, Any], folders: dict[str, Path], name: str
 ) -> None:
     from transformers import AutoModelForImageTextToText
 
     processor, path = processors[name], shared_data / "scikit-image/chat_image_text.jsonl"
+    real = real_processor(folders[name])
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     config = make_config(path)
     prepared = prepare(config, processor)
@@ -67,10 +77,10 @@ def test_rows_become_what_the_processor_itself_makes_of_them(
         text = source["messages"][0]["content"].removeprefix("<image>")
         parts = [{"type": "image"}, {"type": "text", "text": text}]
         messages = [{"role": "user", "content": parts}, *source["messages"][1:]]
-        rendered = processor.apply_chat_template(messages, tokenize=False)
+        rendered = real.tokenizer.apply_chat_template(messages, chat_template=real.chat_template, tokenize=False)
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image).convert("RGB") if image.mode == "RGBA" else image.convert("RGB")
-        given = processor(text=[rendered], images=[[image]], add_special_tokens=False, return_tensors="pt")
+        given = real(text=[rendered], images=[[image]], add_special_tokens=False, return_tensors="pt")
         assert row["input_ids"] == given["input_ids"][0].tolist()
         assert learned(processor, row) == source["messages"][1]["content"] + "<|im_end|>"
         assert row["images"] == [str(path.parent / source["images"][0])]
@@ -83,7 +93,7 @@ def test_rows_become_what_the_processor_itself_makes_of_them(
             assert (batch[key] == given[key]).all(), key
     model = AutoModelForImageTextToText.from_pretrained(folders[name]).train()
     model(**collate(list(prepared.dataset)[:3])).loss.backward()
-    seen = [weight.grad for path, weight in model.named_parameters() if "vision" in path]
+    seen = [weight.grad for path, weight in model.named_parameters() if "vision" in path or "visual" in path]
     assert any(grad is not None and grad.abs().sum() > 0 for grad in seen)
 
 
@@ -150,11 +160,152 @@ def test_a_text_to_read_on_learns_all_but_the_images(
 ) -> None:
     picture(tmp_path)
     rows = [{"text": "Here <image> it stands.", "images": ["cat.png"]}]
-    for name in NAMES:
+    for name in FAMILIES:
         row = prepare(make_config(write(rows), method="pretrain"), processors[name]).dataset[0]
         told = learned(processors[name], row)
         # A space that one token holds together with the beginning of an image is the image's.
         assert told.split() == ["Here", "it", "stands.<|im_end|>"]
+
+
+def test_positions_of_images_count_rows_and_columns(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], folders: dict[str, Path], processors: dict[str, Any]
+) -> None:  # fmt: skip
+    """Two images side by side, and a row of text in one batch: what the model's attention is given, counted by hand."""
+    from unittest import mock
+
+    from transformers import AutoModelForImageTextToText
+
+    picture(tmp_path, "wide.png", (64, 32))
+    rows = [{"text": "See <image><image> there.", "images": ["wide.png", "wide.png"]}, {"text": "No image at all."}]
+    for name in ("qwen2_5_vl", "qwen3_vl", "glm4v"):
+        processor, config = processors[name], make_config(write(rows), method="pretrain")
+        prepared = prepare(config, processor).dataset
+        batch = collator_for(config, processor)(list(prepared))
+        ids, expected, at, column = batch["input_ids"][0].tolist(), [], 0, 0
+        for token in ids:
+            if token != processor.image_token_id:
+                expected.append((at, at, at))
+                at, column = at + 1, 0
+                continue
+            # 64 x 32 pixels are 4 x 2 tokens; an image begins anew behind its eighth.
+            expected.append((at, at + column // 4, at + column % 4))
+            column += 1
+            at += 4 if column == 8 else 0
+        model = AutoModelForImageTextToText.from_pretrained(folders[name])
+        language = model.model.language_model
+        with mock.patch.object(language, "forward", wraps=language.forward) as seen:
+            model(**batch)
+        positions = seen.call_args.kwargs["position_ids"]
+        assert positions[:, 0].T.tolist() == [list(each) for each in expected], name
+        assert ids.count(processor.image_token_id) == 16
+        long = len(prepared[1]["input_ids"])
+        assert positions[:, 1, :long].tolist() == [list(range(long))] * 3
+
+
+def test_a_saved_processor_has_its_video_settings_again(tmp_path: Path, processors: dict[str, Any]) -> None:
+    for name in ("qwen2_5_vl", "smolvlm"):
+        processors[name].save_pretrained(tmp_path / name)
+        kept = json.loads((tmp_path / name / "processor_config.json").read_text())
+        assert kept["processor_class"] == type(processors[name]).__name__
+        assert kept["video_processor"]["fps"] == 2
+        assert loaded(tmp_path / name).to_dict() == processors[name].to_dict()
+
+
+def test_pixel_limits_decide_the_tokens_of_an_image(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], folders: dict[str, Path]
+) -> None:
+    picture(tmp_path, "large.png", (512, 256))
+    picture(tmp_path, "small.png", (16, 16))
+    path = write([asked("<image>What?", images=[name]) for name in ("large.png", "small.png")])
+    for name in ("qwen2_5_vl", "glm4v"):
+        limits = {"min_pixels": 2048, "max_pixels": 4096}
+        processor, config = loaded(folders[name], **limits), make_config(path, **limits)
+        sizes: list[list[int]] = []
+        for row in prepare(config, processor).dataset:
+            batch = collator_for(config, processor)([row])
+            _, high, wide = batch["image_grid_thw"][0].tolist()
+            assert 2048 <= high * wide * 64 <= 4096, name
+            assert row["input_ids"].count(processor.image_token_id) == high * wide // 4
+            sizes.append([wide * 8, high * 8])
+        shown = [preview(config, processor, {"kind": "index", "index": index})["rows"][0] for index in (0, 1)]
+        images = [row["images"][0] for row in shown]
+        assert [(image["width"], image["height"]) for image in images] == [(512, 256), (16, 16)]
+        assert [image["resized"] for image in images] == sizes != [[512, 256], [16, 16]], name
+        # The marks around an image are its too.
+        assert [image["tokens"] for image in images] == [wide * high // 256 + 2 for wide, high in sizes]
+        processor.save_pretrained(tmp_path / name)
+        assert loaded(tmp_path / name).image_processor.size == processor.image_processor.size
+    for name in ("idefics3", "gemma3", "internvl"):
+        with pytest.raises(ModelError, match=r"data\.max_pixels: \w+ makes images of sizes of its own"):
+            loaded(folders[name], max_pixels=4096)
+    with pytest.raises(ModelError, match="9,999 pixels at least and 8,192 at most leave none"):
+        loaded(folders["qwen2_5_vl"], min_pixels=9999)
+
+
+def test_every_limit_of_pixels_counts_as_transformers_does() -> None:
+    """On each of the processors that keep shapes: the limits that are named hold for the image as it is resized."""
+    import transformers
+
+    from engine.model_files import KEEP_SHAPE
+
+    for name, times in KEEP_SHAPE.items():
+        reader = getattr(transformers, f"{name}Pil")()
+        for size, least, most in (((1000, 800), 0.8, 1.0), ((20, 30), 1.0, 1.3)):
+            limit = 100_000
+            reader.size = type(reader.size)(shortest_edge=limit * times, longest_edge=limit * times)
+            _, high, wide = reader([Image.new("RGB", size)], return_tensors="pt")["image_grid_thw"][0].tolist()
+            assert least <= high * wide * reader.patch_size**2 / limit <= most, name
+
+
+def test_images_are_read_by_one_library_and_the_choice_is_kept(
+    tmp_path: Path,
+    write: Callable[..., Path],
+    make_config: Callable[..., Any],
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chosen at launch by what is installed, then asked for by name: a machine that lacks it refuses to go on."""
+    from engine.config.facts import Facts, ModelFacts
+    from engine.models import processors as module
+    from engine.planning.auto import choices, resolved
+    from engine.rules import read
+
+    config = read({"model": {"name": "m"}, "data": {"train": [{"path": "r.jsonl"}]}}).config
+    for seeing, here, chosen in ((True, "0.28.0", "torchvision"), (True, None, "pil"), (False, "0.28.0", "auto")):
+        facts = Facts(model=ModelFacts("m", processor=seeing), packages={"torchvision": here})
+        assert resolved(config, facts).data.image_backend == chosen
+        assert ("data.image_backend" in choices(config, facts)) is seeing
+    with pytest.raises(ModelError, match="torchvision is asked for, which is not installed"):
+        loaded(folders["idefics3"], image_backend="torchvision")
+    # A run that began on Pillow goes on with it where torchvision is installed since then.
+    monkeypatch.setattr(module, "installed", lambda package: "0.28.0")
+    processor = loaded(folders["qwen2_5_vl"], image_backend="pil")
+    assert processor.image_processor.backend == "pil"
+    picture(tmp_path)
+    config = make_config(write([asked("<image>What?", images=["cat.png"])]))
+    assert not prepare(config, processor).cached
+    assert prepare(config, processor).cached
+    monkeypatch.setattr("engine.data.cache.read_by", lambda processor: "torchvision 0.28.0")
+    assert not prepare(config, processor).cached
+
+
+def test_what_torchvision_alone_reads_is_refused_with_the_way_out(tmp_path: Path, folders: dict[str, Path]) -> None:
+    from engine.facts.model_shape import model_facts
+
+    for kind, reader in (("PixtralProcessor", "PixtralImageProcessor"), ("Lfm2VlProcessor", "Lfm2VlImageProcessor")):
+        folder = tmp_path / kind
+        shutil.copytree(folders["qwen2_5_vl"], folder)
+        (folder / "processor_config.json").write_text(json.dumps({"processor_class": kind}))
+        (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": reader}))
+        with pytest.raises(ModelError, match="reads images by torchvision alone") as told:
+            loaded(folder, image_backend="pil")
+        assert "pip install torchvision" in told.value.told
+        facts = model_facts(str(folder))
+        assert facts is not None
+        assert (facts.by_torchvision, facts.keeps_shape) == (True, False)
+    facts = model_facts(str(folders["qwen2_5_vl"]))
+    assert facts is not None
+    assert (facts.by_torchvision, facts.keeps_shape) == (False, True)
 
 
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -152,16 +152,27 @@ def images_with_answers(folder, count=24):
     return rows
 
 
-@pytest.mark.parametrize("kind", ["prompt and completion", "messages"])
-def test_sft_losses_on_images_are_trls_own(train, source, tmp_path, shared_data, kind):
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("idefics3", "prompt and completion"),
+        ("idefics3", "messages"),
+        ("qwen2_5_vl", "messages"),
+        *(
+            pytest.param(name, "messages", marks=pytest.mark.slow)
+            for name in ("gemma3", "qwen3_vl", "internvl", "glm4v", "smolvlm")
+        ),
+    ],
+)
+def test_sft_losses_on_images_are_trls_own(train, source, tmp_path, shared_data, family, kind):
     from datasets import Dataset
     from PIL import Image
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForImageTextToText
     from trl import SFTConfig, SFTTrainer
 
-    from tests.engine.seeing import idefics3, template
+    from tests.engine.seeing import FAMILIES, real_processor, template
 
-    folder = idefics3(shared_data / "tokenizers/minimind", tmp_path / "idefics3")
+    folder = FAMILIES[family](shared_data / "tokenizers/minimind", tmp_path / family)
     rows = images_with_answers(tmp_path)
     if kind == "messages":
         rows = [{"messages": row["prompt"] + row["completion"], "images": row["images"]} for row in rows]
@@ -191,7 +202,7 @@ def test_sft_losses_on_images_are_trls_own(train, source, tmp_path, shared_data,
         train_dataset=Dataset.from_list(
             [{**row, "images": [Image.open(tmp_path / name).copy() for name in row["images"]]} for row in rows]
         ),
-        processing_class=AutoProcessor.from_pretrained(folder),
+        processing_class=real_processor(folder),
     )
     theirs.train()
     settings = {"model.name": str(folder), "data.max_length": 512, "optim.max_steps": 5}

@@ -276,6 +276,9 @@ ELSEWHERE = {
     "data.ignore_data_skip": f"{T}/test_streaming.py::test_a_resume_may_begin_its_epoch_anew",
     "model.train_vision": "tests/engine/models/test_vision_parts.py::test_the_parts_that_are_named_learn_and_no_other",
     "data.image_base_dir": "tests/engine/data/test_vision.py::test_paths_stay_below_the_folder_that_the_config_names",
+    "data.min_pixels": "tests/engine/data/test_vision.py::test_pixel_limits_decide_the_tokens_of_an_image",
+    "data.max_pixels": "tests/engine/data/test_vision.py::test_pixel_limits_decide_the_tokens_of_an_image",
+    "data.image_backend": "tests/engine/data/test_vision.py::test_images_are_read_by_one_library_and_the_choice_is_kept",
     "data.dataset_prepared_path": "tests/engine/data/test_cache.py::test_nothing_changed_hits_and_any_change_misses",
     # what a run that goes well never needs
     "run.on_nan": f"{T}/test_diverged.py::test_skip_leaves_the_step_out_and_changes_nothing_by_it",

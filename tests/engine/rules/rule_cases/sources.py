@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.config.facts import Facts
 from tests.engine.rules.rule_cases.shared import DPO, TINY_FACTS, Case, source
+
+PIXTRAL = replace(TINY_FACTS, processor=True, by_torchvision=True, keeps_shape=False)
 
 
 def entry(**said: Any) -> dict[str, Any]:
@@ -20,6 +23,16 @@ CASES: dict[str, list[Case]] = {
         ({**DPO, **entry(columns={"choosen": "good"}, format="preference")}, Facts(), "data.train.0.columns.choosen", "error"),
         ({"data.eval": [{"path": "held.jsonl", "columns": {"mesages": "m"}}]}, Facts(), "data.eval.0.columns.mesages", "error"),
     ],
+    "images-need-what-reads-them": [
+        ({"data.image_backend": "torchvision"}, Facts(packages={"torchvision": None}), "data.image_backend", "error"),
+        ({"data.image_backend": "pil"}, Facts(model=PIXTRAL), "data.image_backend", "error"),
+        ({}, Facts(model=PIXTRAL, packages={"torchvision": None}), "model.name", "error"),
+    ],
+    "pixel-limits-need-a-processor-that-keeps-shapes": [
+        ({"data.max_pixels": 50_000}, Facts(model=TINY_FACTS), "data.max_pixels", "error"),
+        ({"data.min_pixels": 50_000}, Facts(model=PIXTRAL), "data.min_pixels", "error"),
+    ],
+    "pixel-limits-leave-room": [({"data.min_pixels": 9, "data.max_pixels": 8}, Facts(), "data.min_pixels", "error")],
     "rows-with-images-need-a-processor": [
         (entry(), Facts(model=TINY_FACTS, sources=source(images="line 4").sources), "data.train.0.path", "error"),
     ],
