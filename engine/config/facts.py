@@ -107,6 +107,9 @@ class DataFacts:
     """Rows that cannot be read."""
     bad_row: str = ""
     """The first of them and what is wrong with it."""
+    template_flaws: tuple[tuple[str, int, str], ...] = ()
+    """Of each flaw that the chat template has with some rows (`engine.facts.template_flaws`): its name, the number of
+    rows, and where the first of them stands."""
     packing_efficiency: float | None = None
     """Share of the packs that is tokens of rows."""
     problem: str = ""
@@ -143,6 +146,8 @@ class DataFacts:
         """From what the inspector answers to `data`, which says more than the facts."""
         known = {name: answer[name] for name in cls.__dataclass_fields__ if answer.get(name) is not None}
         known |= {name: tuple(known[name]) for name in ("lengths", "limits") if name in known}
+        if "template_flaws" in known:
+            known["template_flaws"] = tuple((name, rows, first) for name, rows, first in known["template_flaws"])
         if "held_out" in known:
             known["held_out"] = cls.counted_from(known["held_out"])
         return cls(**known)

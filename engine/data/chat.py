@@ -33,7 +33,7 @@ Conversation = tuple[list[Message], Any, str]
 
 FLAGS = ("train", "trained", "weight", "loss_weight")
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
-_SENTINEL = "\ufdd2\ufdd3\ufdd2"  # noncharacters: absent from text, untouched by strip() and split()
+SENTINEL = "\ufdd2\ufdd3\ufdd2"  # noncharacters: absent from text, untouched by strip() and split()
 
 
 _REFUSALS = (
@@ -68,6 +68,8 @@ class Rendered:
     text: str
     turns: tuple[Turn, ...]
     spans: tuple[Span, ...]
+    flaws: tuple[str, ...] = ()
+    """What is odd about it, by the names of `engine.facts.template_flaws`."""
 
 
 class Chat:
@@ -137,8 +139,8 @@ class Chat:
 
 
 def _rendered(found: Sequence[Any]) -> Rendered:
-    text, turns, spans = found
-    return Rendered(text, _turns(turns), tuple((start, end) for start, end in spans))
+    text, turns, spans, flaws = found
+    return Rendered(text, _turns(turns), tuple((start, end) for start, end in spans), tuple(flaws))
 
 
 def _turns(found: Sequence[Sequence[Any]]) -> tuple[Turn, ...]:
@@ -165,6 +167,7 @@ class Masking:
         tokens = sorted(map(str, self.tokenizer.added_tokens_encoder), key=len, reverse=True)
         self._ends = tuple(token for token in tokens if token.strip())
         self._added = re.compile("|".join(map(re.escape, self._ends)) or "(?!)")
+        self._asked_last: tuple[Sequence[Message], str, str] = ((), "", "")
 
     def answer(self, name: str, *arguments: Any) -> dict[str, Any]:
         """Plain JSON: the answer or the refusal, and what is to be noted."""
@@ -181,7 +184,7 @@ class Masking:
         except MaskError as problem:
             return {"refused": [problem.message, problem.hint], "notes": sorted(self.notes)}
         if isinstance(found, Rendered):
-            found = [found.text, list(map(_plain_turn, found.turns)), found.spans]
+            found = [found.text, list(map(_plain_turn, found.turns)), found.spans, found.flaws]
         elif isinstance(found, tuple):
             found = list(map(_plain_turn, found))
         return {"answer": found, "notes": sorted(self.notes)}
@@ -218,6 +221,7 @@ class Masking:
     def spans(self, messages: Sequence[Message], tools: Any = None, trained: str = "assistant") -> Rendered:
         """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
         text = self.render(messages, tools)
+        self._asked_last = ((), "", "")  # tools may have changed
         if trained == "all":
             without = [index for index, message in enumerate(messages) if flag_of(message) in (False, 0)]
             turns = self.turns(messages, tools, text, tolerant=not without)
@@ -235,7 +239,24 @@ class Masking:
             if turn.index in wanted:
                 self._check_rendered(turn, messages, tools, text)
         spans = tuple(span for turn in turns if turn.index in wanted for span in turn.trained if span[0] < span[1])
-        return Rendered(text, turns, tuple(sorted(spans)))
+        flaws = []
+        if any(turn.trained and not self._ended(text, turn.trained[-1]) for turn in turns if turn.index in wanted):
+            flaws.append("no_end")
+        last = len(messages) - 1
+        if last in wanted and last and not text.startswith(self._asked(messages[:last], tools)[0]):
+            flaws.append("prompt")
+        return Rendered(text, turns, tuple(sorted(spans)), tuple(flaws))
+
+    def _ended(self, text: str, span: Span) -> bool:
+        """Whether what is learned of a turn ends with a token that the model can stop at."""
+        return text[slice(*span)].rstrip().endswith(self._ends)
+
+    def _asked(self, messages: Sequence[Message], tools: Any) -> tuple[str, str]:
+        """The text that a next answer follows, and the generation prompt at its end; empty where there is none."""
+        if self._asked_last[0] != messages:
+            found, prompt = self._regions(messages, tools, prompt=True)
+            self._asked_last = (messages, found[0] if found else "", prompt if found else "")
+        return self._asked_last[1:]
 
     def _read(self, messages: Sequence[Message]) -> list[Message]:
         """The messages in the form that this template reads: text, or a list of typed parts where it takes no text."""
@@ -298,8 +319,6 @@ class Masking:
             eos = self.tokenizer.eos_token or ""
             if turn is turns[-1] and eos and text.startswith(eos, turn.end):
                 stop = turn.end + len(eos)
-            else:
-                self.notes.add(f"{self.name} writes no mark at the end of a turn, so the model does not learn to stop")
         return Turn(turn.index, turn.role, turn.start, turn.end, ((start, stop),))
 
     def _check_rendered(self, turn: Turn, messages: Sequence[Message], tools: Any, text: str) -> None:
@@ -308,7 +327,7 @@ class Masking:
         content = message.get("content")
         if isinstance(content, str) and content.strip() and content.strip() not in body:
             other = self._body(
-                index, [*messages[:index], {**message, "content": _SENTINEL}, *messages[index + 1 :]], tools
+                index, [*messages[:index], {**message, "content": SENTINEL}, *messages[index + 1 :]], tools
             )
             if other == body:
                 raise MaskError(f"{self.name} leaves out the content of message {index + 1}, an assistant turn")
@@ -320,7 +339,7 @@ class Masking:
         following = messages[index + 1] if index + 1 < len(messages) else {}
         if following.get("role") == "tool" and not self.has_marks:
             other = self._body(
-                index, [*messages[: index + 1], {**following, "content": _SENTINEL}, *messages[index + 2 :]], tools
+                index, [*messages[: index + 1], {**following, "content": SENTINEL}, *messages[index + 2 :]], tools
             )
             if other != body:
                 raise MaskError(
@@ -331,8 +350,8 @@ class Masking:
         """Characters at the start of the turn that the generation prompt supplies."""
         shared = 0
         for prefix in (messages[:index], [{"role": "user", "content": "x"}]):
-            found, prompt = self._regions(prefix, tools, prompt=True) if prefix else (None, "")
-            if found is None or not prompt:
+            _, prompt = self._asked(prefix, tools) if prefix else ("", "")
+            if not prompt:
                 continue
             lead = len(body) - len(body.lstrip())
             for skip in (0, lead):
@@ -354,9 +373,9 @@ class Masking:
     def _first_dependent(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> int:
         """The first character of the turn that depends on what the assistant says, thinks or calls."""
         message = messages[index]
-        variants: list[Message] = [{**message, "content": _SENTINEL}, {**message, "reasoning_content": _SENTINEL}]
+        variants: list[Message] = [{**message, "content": SENTINEL}, {**message, "reasoning_content": SENTINEL}]
         if message.get("tool_calls"):
-            calls = [{"id": "call00000", "type": "function", "function": {"name": _SENTINEL, "arguments": {}}}]
+            calls = [{"id": "call00000", "type": "function", "function": {"name": SENTINEL, "arguments": {}}}]
             variants.append({**message, "tool_calls": calls})
         first = len(body)
         for variant in variants:
@@ -373,11 +392,11 @@ class Masking:
         content = messages[index].get("content")
         if not isinstance(content, str):
             return stripped, True
-        longer = {**messages[index], "content": content + _SENTINEL}
+        longer = {**messages[index], "content": content + SENTINEL}
         other = self._body(index, [*messages[:index], longer, *messages[index + 1 :]], tools)
-        if other is None or _SENTINEL not in other:
+        if other is None or SENTINEL not in other:
             return stripped, False
-        tail = _common(body[::-1], other[other.rindex(_SENTINEL) + len(_SENTINEL) :][::-1])
+        tail = _common(body[::-1], other[other.rindex(SENTINEL) + len(SENTINEL) :][::-1])
         if body[len(body) - tail :].strip():
             return stripped, True
         return len(body) - tail, False
@@ -436,9 +455,9 @@ def takes_parts(tokenizer: Any, template: str, kwargs: Mapping[str, Any]) -> boo
             raise  # one that loops would be waited for once more
         except _REFUSALS:
             return False
-        return _SENTINEL in text
+        return SENTINEL in text
 
-    turn: Message = {"role": "user", "content": _SENTINEL}
+    turn: Message = {"role": "user", "content": SENTINEL}
     return not writes(turn) and writes(in_parts(turn))
 
 

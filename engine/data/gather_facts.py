@@ -20,6 +20,7 @@ from engine.config.tree import RunConfig
 from engine.data.kept import kept
 from engine.errors import WorkbenchError, visible
 from engine.facts.model_shape import model_facts, tokenizer_facts
+from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
 from engine.model_files import read_json
 from engine.rules.data import FROM_COUNTS
@@ -178,10 +179,13 @@ def not_counted(config: RunConfig, facts: Facts) -> str:
 
 
 def outcome(row: Mapping[str, Any]) -> str:
-    """What training does with a row of the preview that it does not use, as a sentence; empty for one that it does."""
+    """What training does with a row of the preview that it does not use, and what the chat template does wrong with it, in
+    sentences; empty where all is well."""
     if row.get("refused"):
         return f"Training refuses this row: {visible(row['refused'])}"
-    return f"Training leaves this row out: {visible(row['left_out'])}" if row.get("left_out") else ""
+    if row.get("left_out"):
+        return f"Training leaves this row out: {visible(row['left_out'])}"
+    return " ".join(f"This row {TEMPLATE_FLAWS[name].one}." for name in row.get("flaws") or ())
 
 
 def _there(path: str, folder: Path) -> bool:

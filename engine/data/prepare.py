@@ -22,6 +22,7 @@ from engine.data.cache_entries import Held
 from engine.data.chat import MaskError, Rendered
 from engine.data.held_out import hold_out
 from engine.data.image_references import stamp_image
+from engine.data.mapped import Rows
 from engine.data.packing import best_fit
 from engine.data.parts import Example
 from engine.data.plan import Plan, plan_of, use_template
@@ -29,8 +30,9 @@ from engine.data.prepared_rows import SHAPES, Shape, shape_of
 from engine.data.rendering import Sent
 from engine.data.streaming.files import looked_at_plan
 from engine.data.tokens import Piece, Tokens
-from engine.errors import Cancelled, DataError, WorkbenchError
+from engine.errors import Cancelled, DataError, WorkbenchError, visible
 from engine.facts.counts import held_out_of
+from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.run.data_record import RowHashes
 
 BATCH = 256
@@ -67,6 +69,8 @@ class Counts:
     """The first `NAMED` of them."""
     classes: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    template_flaws: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """How many rows have which flaw of the chat template, and where the first of them stands."""
 
     def sentences(self) -> list[str]:
         """What a person should know before launch; nothing when every row is used as it is."""
@@ -82,7 +86,19 @@ class Counts:
         for name, what in words.items():
             if number := getattr(self, name):
                 said.append(f"{number:,} of {self.read:,} rows {what}")
+        for name, (number, first) in self.template_flaws.items():
+            flaw = TEMPLATE_FLAWS[name]
+            what = flaw.one if number == 1 else flaw.many
+            said.append(f"{number:,} of {self.read:,} rows {what}; the first: {first}")
         return [*said, *self.notes]
+
+    def flawed(self, name: str, rows: Rows, index: int) -> None:
+        """Count a row that has this flaw of the chat template."""
+        number, first = self.template_flaws.get(name) or (0, "")
+        if not number:
+            path, line = rows.place(index)
+            first = f"{visible(path)}:{line}" if line else f"{visible(path)}, {rows.named(index)}"
+        self.template_flaws[name] = (number + 1, first)
 
 
 class Refused(DataError):
@@ -324,6 +340,7 @@ class _Batch:
                     pieces.append(tokens.piece(example, self._rendered.get(id(example))))
                 else:
                     made.append(shape.make(tokens, example, given))
+                    made[-1]["flaws"] = tokens.flaws(made[-1])
                 at.append((number, index))
             except WorkbenchError as problem:
                 placed = _placed(problem, plan.sources[number].rows, index)
@@ -333,8 +350,12 @@ class _Batch:
                 counts.bad_row = counts.bad_row or placed.told
                 if len(counts.bad_rows) < NAMED:
                     counts.bad_rows.append(placed.message)
-        for (number, index), row in zip(at, made or tokens.rows(pieces), strict=True):
+        if pieces:
+            made = [{**row, "flaws": tokens.flaws(row)} for row in tokens.rows(pieces)]
+        for (number, index), row in zip(at, made, strict=True):
             row["row"] = self._bases[number] + index
+            for flaw in row["flaws"]:
+                counts.flawed(flaw, plan.sources[number].rows, index)
             yield from fit(plan, row, counts)
 
 
@@ -512,6 +533,7 @@ def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
         "masked": counts.masked,
         "dropped": counts.dropped,
         "identical": counts.identical,
+        "template_flaws": [[name, *found] for name, found in counts.template_flaws.items()],
         "bad": counts.bad,
         "bad_row": counts.bad_row,
         "read": counts.read,
@@ -618,7 +640,7 @@ def _open(folder: Path, plan: Plan, *, cached: bool) -> Prepared:
     meta = json.loads((folder / "meta.json").read_text("utf-8"))
     return Prepared(
         _arrow(folder / "data.arrow"),
-        DataFacts(**{**meta["facts"], "lengths": tuple(meta["facts"]["lengths"])}),
+        DataFacts.counted_from(meta["facts"]),
         meta["fingerprint"],
         meta["counts"],
         tuple(meta["warnings"]),

@@ -245,6 +245,7 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
         return shown | {"error": problem.message, "clipped": source.rows.text(index, 2000)}
     shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": _images(row, tokens.images)}
     shown |= {name: row[name] for name in ("left_out", "refused") if row[name]}
+    shown["flaws"] = list(row["flaws"])
     if not shape_of(plan.method).length(row):
         return shown
     batch = collate([row])
@@ -271,6 +272,7 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
             row = tokens.rows([tokens.piece(example)])[0]
         else:
             row = shape.make(tokens, example, given)
+        row["flaws"] = tokens.flaws(row)
     except WorkbenchError as problem:
         if isinstance(problem, DataError) and problem.path:
             raise

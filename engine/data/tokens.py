@@ -7,12 +7,24 @@ as TRL's DPO does. Tokenizers without character offsets are refused, since their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config.tree import RunConfig
-from engine.data.chat import FLAGS, Chat, Conversation, MaskError, Message, Rendered, Span, Turn, flag_of, token_mask
+from engine.data.chat import (
+    FLAGS,
+    SENTINEL,
+    Chat,
+    Conversation,
+    MaskError,
+    Message,
+    Rendered,
+    Span,
+    Turn,
+    flag_of,
+    token_mask,
+)
 from engine.data.parts import IMAGE, Example, FormatError, with_image_parts
 from engine.data.plan import Plan, template_of
 from engine.data.pretokenized import IGNORED, refuse_strange
@@ -32,6 +44,8 @@ class Piece:
     places: Sequence[Span] = ()
     """Characters of each image, which are never trained."""
     ready: dict[str, Any] | None = None
+    flaws: tuple[str, ...] = ()
+    """What is odd about it, by the names of `engine.facts.template_flaws`."""
 
 
 def chat_of(config: RunConfig, processing_class: Any) -> Chat | None:
@@ -56,6 +70,8 @@ class Tokens:
         self.chat = (
             Chat(processing_class, plan.template, plan.template_name, plan.template_kwargs) if plan.template else None
         )
+        self._flaws: list[str] = []
+        self._ends = tuple(token for token in map(str, self.tokenizer.added_tokens_encoder) if token.strip())
 
     @property
     def notes(self) -> set[str]:
@@ -73,7 +89,8 @@ class Tokens:
         if not example.images and self.images.token not in piece.text:
             return piece
         full = self.images.expand(piece.text, piece.spans, piece.turns, example.images)
-        return Piece(full.text, full.spans, piece.special, full.turns, list(example.images), full.places)
+        images = list(example.images)
+        return Piece(full.text, full.spans, piece.special, full.turns, images, full.places, flaws=piece.flaws)
 
     def _piece(self, example: Example, rendered: Rendered | MaskError | None) -> Piece:
         if example.kind == "tokens":
@@ -94,7 +111,9 @@ class Tokens:
             rendered = self._chat().spans(*self._conversation(example))
         if isinstance(rendered, MaskError):
             raise rendered
-        return Piece(rendered.text, rendered.spans, False, rendered.turns)
+        messages, tools, _ = self._conversation(example)
+        flaws = (*rendered.flaws, *self._left_out(messages, tools, rendered.text))
+        return Piece(rendered.text, rendered.spans, False, rendered.turns, flaws=flaws)
 
     def _with_tokens(self, example: Example, text: str) -> str:
         """A text without a template, with the processor's own token, and the marks around it, at each place of an image."""
@@ -146,6 +165,41 @@ class Tokens:
         # Every row of a model that sees has the column, so that a file whose first rows are text keeps those of others.
         return {"input_ids": ids, "labels": labels, "images": piece.images, "image_tokens": images}
 
+    # -- what a template leaves out ------------------------------------------------------------------------------------
+    def flaws(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        """What is odd about the row that was made last, by the names of `engine.facts.template_flaws`."""
+        piece = row.get("piece")
+        found = list(piece.flaws if isinstance(piece, Piece) else self._flaws)
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and list(row.get("input_ids", row.get("prompt_ids", ())))[:2] == [bos, bos]:
+            found.append("double_bos")
+        return tuple(dict.fromkeys(found))
+
+    def _left_out(self, messages: Sequence[Message], tools: Any, text: str) -> list[str]:
+        """What the messages say and the rendered text does not hold."""
+        found = []
+        for place, message in enumerate(messages):
+            said = message.get("content") if message["role"] == "system" else None
+            if isinstance(said, str) and said.strip() not in text and self._is_lost(messages, place, "content", tools):
+                found.append("system")
+            thought = message.get("reasoning_content")
+            if isinstance(thought, str) and thought.strip() not in text:
+                later = any(each["role"] == "user" for each in messages[place + 1 :])
+                if self._is_lost(messages, place, "reasoning_content", tools):
+                    found.append("earlier_thinking" if later else "thinking")
+        names = [str((tool.get("function") or tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)]
+        if any(name and name not in text for name in names):
+            found.append("tools")
+        return found
+
+    def _is_lost(self, messages: Sequence[Message], place: int, key: str, tools: Any) -> bool:
+        """Whether the template writes nothing of this part of a message, in whatever form."""
+        other = {**messages[place], key: SENTINEL}
+        try:
+            return SENTINEL not in self._chat().render([*messages[:place], other, *messages[place + 1 :]], tools)
+        except MaskError:
+            return False  # it reads the part, or it would not refuse this one
+
     def _given(self, example: Example) -> dict[str, Any]:
         """The row of ids that the data hold themselves; without labels all of them are learned."""
         way_out = "Tokenize the data with the model's own tokenizer."
@@ -158,6 +212,7 @@ class Tokens:
         self, prompt: str | list[Message], answers: Sequence[str | list[Message]], tools: Any
     ) -> tuple[list[int], list[list[int]]]:
         """Ids of the prompt and of each answer, cut where the prompt and all answers first differ."""
+        self._flaws = []
         if isinstance(prompt, str) and self.chat is not None:
             prompt = [{"role": "user", "content": prompt}]
             answers = [[{"role": "assistant", "content": str(answer)}] for answer in answers]
@@ -168,6 +223,13 @@ class Tokens:
             chat, special = self._chat(), False
             whole = [[*prompt, *answer] for answer in answers]
             texts = [chat.render(prompt, tools, prompt=True), *(chat.render(answer, tools) for answer in whole)]
+            for messages, written in zip(whole, texts[1:], strict=True):
+                self._flaws += self._left_out(messages, tools, written)
+            if any(
+                len(answer) == 1 and not text.startswith(texts[0])
+                for answer, text in zip(answers, texts[1:], strict=True)
+            ):
+                self._flaws.append("prompt")
             start = min(
                 self._answer_start(answer, tools, len(prompt), text)
                 for answer, text in zip(whole, texts[1:], strict=True)
@@ -176,6 +238,8 @@ class Tokens:
         ids = encoded["input_ids"]
         shared = min(_common(ids[0], each) for each in ids[1:])
         reached = encoded["offset_mapping"][1][shared - 1][1] if shared else 0
+        if not all(text.rstrip().endswith(self._ends) for text in texts[1:]):
+            self._flaws.append("no_end")
         if not isinstance(prompt, str) and reached < start:
             raise MaskError(
                 f"{self.plan.template_name} writes the prompt alone otherwise than before an answer, so where the answer "
@@ -196,9 +260,11 @@ class Tokens:
 
     def prompt(self, prompt: str | list[Message], tools: Any) -> list[int]:
         """Ids that an answer follows, the generation prompt of the template included."""
+        self._flaws = []
         asked = self.turns_of(prompt)
         if not isinstance(asked, str):
             text = self._chat().render(asked, tools, prompt=True)
+            self._flaws += self._left_out(asked, tools, text)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         ids = list(self.tokenizer(asked)["input_ids"])
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id else ids

@@ -13,6 +13,7 @@ from engine.config.rule import Check, Refused, leave_out, one_of, other_than, re
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import visible
 from engine.facts.counts import held_out_of
+from engine.facts.template_flaws import TEMPLATE_FLAWS
 
 _CUT, _LONG = fields.data.truncation_side, fields.data.excess_length
 _HELD_OUT = fields.data.val_set_size
@@ -375,6 +376,19 @@ def data_can_be_prepared(config: RunConfig, facts: Facts) -> Iterator[Finding]:
             # A sentence that begins with a setting stands at it.
             known = place in fields
             yield say(place if known else spec.path, rest if known else problem, severity="error")
+
+
+@rule(reads=(fields.model.chat_template, fields.model.chat_template_kwargs, fields.data.train, fields.data.eval))
+@_from_counts
+def the_template_writes_what_rows_say(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.model.chat_template.path
+    for _, data, rows in _counts(config, facts):
+        for name, number, first in data.template_flaws if data.holds_for(config) and data.source_rows else ():
+            flaw = TEMPLATE_FLAWS[name]
+            what = flaw.one if number == 1 else flaw.many
+            sentence = f"{_share(number, data, rows)} {what}. The first: {first}. {flaw.todo}"
+            severity = "hint" if flaw.severity == "hint" else _weight(number, data)
+            yield say(path, sentence, severity=severity)
 
 
 @rule(

@@ -215,7 +215,7 @@ def test_a_template_file_and_an_unknown_name(write: Write, make_config: Config, 
     prepared = prepare(make_config(path, model={"chat_template": str(file)}), tokenizer)
     # The token " first" begins in the header; a token is learned when any of its characters is.
     assert _trained(tokenizer, prepared.dataset[0]) == " first"
-    assert any("no mark at the end" in warning for warning in prepared.warnings)
+    assert any("no end token" in warning for warning in prepared.warnings)
     with pytest.raises(WorkbenchError, match=r"model.chat_template: chatlm cannot be read") as caught:
         prepare(make_config(path, model={"chat_template": "chatlm"}), copy.deepcopy(gpt2))
     assert "Did you mean chatml?" in caught.value.hint

@@ -52,6 +52,11 @@ CASES: dict[str, list[Case]] = {
         ({}, rows(rows=100, masked=1), "data.train", "hint"),
         ({}, rows(rows=9, held_out=DataFacts(rows=100, masked=100)), "data.eval", "error"),
     ],
+    "the-template-writes-what-rows-say": [
+        ({}, rows(read=100, template_flaws=(("system", 50, "a.jsonl:1"),)), "model.chat_template", "warning"),
+        ({}, rows(read=100, template_flaws=(("system", 1, "a.jsonl:1"),)), "model.chat_template", "hint"),
+        ({}, rows(read=100, template_flaws=(("earlier_thinking", 50, "a.jsonl:1"),)), "model.chat_template", "hint"),
+    ],
     "pairs-differ": [({}, rows(rows=100, identical=3), "data.train", "warning")],
     "rows-can-be-read": [
         ({}, rows(read=100, bad=2, bad_row="line 3: no."), "data.train", "error"),
