@@ -97,6 +97,17 @@ ARMS: dict[str, dict[str, Any]] = {
     "experts": {"kernels.fused_experts": True},
     "experts, none": {"kernels.fused_experts": True, "memory.gradient_checkpointing": False},
     "cut, experts": {"kernels.use_cut_ce": True, "kernels.fused_experts": True},
+    "cut, fused, experts": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_experts": True,
+    },
+    "cut, fused, lora, experts": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_lora": True,
+        "kernels.fused_experts": True,
+    },
     "cut, compiled, experts": {**ON, "kernels.fused_experts": True},
     "cut, compiled, experts, medium": {
         **ON,
