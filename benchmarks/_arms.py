@@ -20,7 +20,7 @@ from _method_rows import GENERATES, method_rows, reward_names, rows_a_step
 from _peers import plain_trainer
 from _turns import CARD, Arm
 from peft import get_peft_model
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3MoeConfig
 
 from engine.config.files import as_yaml
 from engine.config.kinds import LOADERS
@@ -41,11 +41,23 @@ from engine.trainers.receipt import receipt
 from engine.trainers.table import method as module_of
 from engine.trainers.watching import Watching
 
+MIXTURE = {
+    "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+    "num_experts_per_tok": 8, "norm_topk_prob": True, "num_attention_heads": 32, "num_key_value_heads": 4,
+}  # fmt: skip
+"""Qwen3-30B-A3B, but for its number of layers."""
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "8b": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "30b-a3b": {**MIXTURE, "num_hidden_layers": 48},
+    "30b-a3b of 8 layers": {**MIXTURE, "num_hidden_layers": 8},
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
-}
+    "tiny mixture": {
+        "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
+UNTIED = "8b", "30b-a3b", "30b-a3b of 8 layers"
 KERNELS = "kernels.use_cut_ce", "kernels.torch_compile"
 ON = dict.fromkeys(KERNELS, True)
 ARMS: dict[str, dict[str, Any]] = {
@@ -82,6 +94,31 @@ ARMS: dict[str, dict[str, Any]] = {
     "fp8 base, none": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": False},
     "fp8 base, medium": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": "medium"},
     "fp8 base, eager": {"kernels.use_cut_ce": True, "model.quantization": "fp8"},
+    "experts": {"kernels.fused_experts": True},
+    "experts, none": {"kernels.fused_experts": True, "memory.gradient_checkpointing": False},
+    "cut, experts": {"kernels.use_cut_ce": True, "kernels.fused_experts": True},
+    "cut, fused, experts": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_experts": True,
+    },
+    "cut, fused, lora, experts": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_lora": True,
+        "kernels.fused_experts": True,
+    },
+    "cut, compiled, experts": {**ON, "kernels.fused_experts": True},
+    "cut, compiled, experts, medium": {
+        **ON,
+        "kernels.fused_experts": True,
+        "memory.gradient_checkpointing": "medium",
+    },
+    "cut, compiled, experts, none": {
+        **ON,
+        "kernels.fused_experts": True,
+        "memory.gradient_checkpointing": False,
+    },
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},
 }
@@ -100,7 +137,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
         "version": 1,
         "model": {"name": str(folder), "dtype": precision(options)},
         "method": kind,
-        "adapter": {"kind": "none"} if options.full else {"kind": "lora", "r": 16, "lora_alpha": 32},
+        "adapter": {"kind": "none"} if options.full else {"kind": "lora", "r": 16, "lora_alpha": 32, **of_experts(options)},
         "data": {"train": [{"path": "builtin/dates"}], "max_length": options.tokens,
                  "packing": method == "sft" and not options.ragged,
                  "shuffle": method != "kto"},  # TRL's KTO takes rows as they come
@@ -122,9 +159,19 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
     return resolved(reading.config, look_at(reading.config, sources=False))
 
 
+def of_experts(options: argparse.Namespace) -> dict[str, Any]:
+    """Adapters of a mixture: on attention, and on the weights that hold all experts."""
+    if "num_experts" not in SHAPES[options.shape]:
+        return {}
+    return {
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    }
+
+
 def precision(options: argparse.Namespace) -> str:
     """Of the base and of what is trained."""
-    return "float32" if options.shape == "tiny" and not any(map(in_fp8, options.arms)) else "bfloat16"
+    return "float32" if options.shape.startswith("tiny") and not any(map(in_fp8, options.arms)) else "bfloat16"
 
 
 def in_fp8(arm: str) -> bool:
@@ -138,13 +185,17 @@ class Builder:
     def __init__(self, options: argparse.Namespace, method: str, folder: Path, tokenizer: Any) -> None:
         self.options, self.method, self.folder, self.tokenizer = options, method, folder, tokenizer
         size = SHAPES[options.shape]
-        few = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936} if options.shape != "tiny" else {}
-        self.shape = Qwen3Config(
-            **size, **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, **few},
-            tie_word_embeddings=options.shape != "8b", pad_token_id=0, num_labels=2 if method == "prm" else 1,
+        large = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
+        small = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512}
+        kind, name = (
+            (Qwen3MoeConfig, "Qwen3MoeForCausalLM") if "num_experts" in size else (Qwen3Config, "Qwen3ForCausalLM")
+        )
+        self.shape = kind(
+            **{**(small if options.shape.startswith("tiny") else large), **size},
+            tie_word_embeddings=options.shape not in UNTIED, pad_token_id=0, num_labels=2 if method == "prm" else 1,
             classifier_dropout=0.0,
         )  # fmt: skip
-        self.shape.architectures = ["Qwen3ForCausalLM"]
+        self.shape.architectures = [name]
         self.shape.save_pretrained(folder)
         self.shape._name_or_path = str(folder)  # where a copied reference is loaded from, ours and the library's
         self.device = "cuda" if CARD else "cpu"
@@ -191,7 +242,9 @@ class Builder:
         watching.trainer = trainer
         trainer.attach(run, writer, 2, {})
         features.apply(trainer.built(Notes(place)))
-        prepared = argparse.Namespace(counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="")
+        prepared = argparse.Namespace(
+            counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="", stream=None
+        )
         prepared.dataset = self.rows
         writer.write("receipt", entries=receipt(config, trainer, prepared) + features.entries())
         told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {config.kernels.torch_compile},"

@@ -28,6 +28,12 @@ class Baton(TrainerCallback):
         self.steps = steps
         self.go, self.there = threading.Event(), threading.Event()
         self.over, self.failed = False, ""
+        self.first: dict[str, float] = {}
+        """What the first step logged."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        if not self.first and logs and "loss" in logs:
+            self.first = dict(logs)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._hold()
@@ -90,7 +96,7 @@ class Arm:
         """The first steps, from a seed that all arms begin with; notes loss and gradient norm of the very first."""
         torch.manual_seed(0)
         took = [self.step() for _ in range(WARM)]
-        told = self.trainer.state.log_history[0]
+        told = self.baton.first
         self.first = told["loss"], float(told["grad_norm"])
         return took
 

@@ -71,9 +71,11 @@ def sft(name: str, seconds: int, rounds: int, *arms: str) -> Part:
 
 
 MARKED = (
-    str(test) for test in sorted((HERE.parent / "tests").rglob("test_*.py")) if "mark.gpu" in test.read_text("utf-8")
+    str(test)
+    for test in sorted((HERE.parent / "tests").rglob("test_*.py"), key=lambda test: ("kernels" not in test.parts, test))
+    if "mark.gpu" in test.read_text("utf-8")
 )
-"""The files that carry the mark: the others may need packages that a card's machine lacks."""
+"""The files that carry the mark, the longest first: the others may need packages that a card's machine lacks."""
 TESTS = ("-m", "pytest", "-v", "--durations=15", "-p", "no:cacheprovider", "-m", "gpu", *MARKED)
 KINDS = (
     "sft", "dpo", "kto", "grpo", "ppo", "reward", "embedding", "ipo", "simpo", "orpo", "gdpo", "prm", "pretrain", "distill",

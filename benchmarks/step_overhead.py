@@ -153,7 +153,9 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
         watching.trainer = trainer
         trainer.remove_callback(PrinterCallback)
         trainer.attach(run, writer, 2, {})
-        prepared = argparse.Namespace(counts={"kept": len(rows), "packs": 0}, warnings=(), fingerprint="", dataset=rows)
+        prepared = argparse.Namespace(
+            counts={"kept": len(rows), "packs": 0}, warnings=(), fingerprint="", dataset=rows, stream=None
+        )
         writer.write("receipt", entries=receipt(config, trainer, prepared))
         timed.wrap(watching, "on_step_begin", "on_step_end", "on_log")
         timed.wrap(trainer, "_count")

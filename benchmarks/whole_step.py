@@ -1,6 +1,6 @@
 """The whole training step against its goals: TRL's defaults, plain TRL, and ours with what the step planner may choose.
 
-    python benchmarks/whole_step.py [step_8b_lora step_8b_lora_short step_06b_full] [--arms ...] [--seconds 60]
+    python benchmarks/whole_step.py [CASE ...] [--arms ...] [--seconds 60]
                                     [--rounds 20] [--window 5] [--profile ARM] [--results FILE --commit HASH]
     python benchmarks/whole_step.py --shape tiny --rounds 1 --check
 
@@ -65,6 +65,8 @@ CASES = {
     "step_8b_lora": Case("8b", 4, False, (Goal(11_500, 20), Goal(14_000, 75))),
     "step_8b_lora_short": Case("8b", 1, False, (Goal(9_500),)),
     "step_06b_full": Case("0.6b", 4, True, (Goal(80_000, 16),)),
+    "step_moe_8_layers": Case("30b-a3b of 8 layers", 4, False, ()),
+    "step_30b_a3b_lora": Case("30b-a3b", 4, False, (Goal(12_000, 70),)),
 }
 
 

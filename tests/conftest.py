@@ -45,7 +45,10 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file whole in one process, since its tests share what is built once; all of a browser, since they share a server."""
+    """A file whole in one process, since its tests share what is built once; all of a browser, since they share a server.
+    Tests of a card, which is lent for minutes, go wherever a process is free."""
+    if config.option.markexpr == "gpu":
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,18 +28,16 @@ CASES = Path(__file__).parent / "kernel_cases.py"
 
 
 def run_cases(*parts: list[str], **environment: str) -> None:
-    """The cases of each part in a process of its own, side by side: most of the time is compilation."""
-    runs = [
-        subprocess.Popen(
-            [sys.executable, str(CASES), *names],
-            env={**os.environ, **environment},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for names in parts
-    ]
-    said = [run.communicate() for run in runs]
+    """The cases of each part in a process of its own, several side by side: most of the time is compilation. All at once
+    would fill a card that other tests are on."""
+
+    def run(names: list[str]) -> subprocess.CompletedProcess[str]:
+        told = {**os.environ, **environment}
+        return subprocess.run([sys.executable, str(CASES), *names], env=told, text=True, capture_output=True)
+
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 10)) as pool:
+        runs = list(pool.map(run, parts))
+    said = [(each.stdout, each.stderr) for each in runs]
     bad = [line for out, _ in said for line in out.splitlines() if not line.startswith("ok")]
     assert not any(run.returncode for run in runs), "\n".join(bad) + "".join(err[-2000:] for _, err in said)
     assert sum(out.count("ok ") for out, _ in said) > 50
