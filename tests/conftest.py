@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.prestarted import prestarted
+
 NOBODY = 65534
 MARK = f"WORKBENCH_TESTS_{uuid.uuid4().hex[:8]}"
 """Stands in the environment of every process that these tests start, also of those that outlive their parent. Each
@@ -68,6 +70,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not _beside_others(config):
         os.environ[ROOM] = tempfile.mkdtemp(prefix="workbench-tests-room-")
+        prestarted.hold(Path(os.environ[ROOM]))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(prestarted.HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    prestarted.install()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -154,6 +159,7 @@ def _nothing_runs_on() -> Iterator[None]:
 def _is_orphan(process: psutil.Process) -> bool:
     """Whether these tests started it and it belongs to none of their processes any more."""
     try:
-        return MARK in process.environ() and os.getpid() not in [process.pid, *(each.pid for each in process.parents())]
+        line = [process.pid, *(each.pid for each in process.parents())]
+        return MARK in process.environ() and not {os.getpid(), *prestarted.PIDS}.intersection(line)
     except psutil.Error:
         return False

@@ -28,6 +28,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).parent / "prestarted"))
+import prestarted
+
+sys.path.pop(0)
+
 if TYPE_CHECKING:
     from engine.client import Inspector
 
@@ -129,6 +134,7 @@ def _serve(place: str, owner: int) -> None:
         importlib.import_module(f"workbench.cli.{module}")
     assert not {"torch", "transformers", "datasets", "numpy"} & sys.modules.keys()
     del sys.modules["workbench.__main__"]  # each command runs it anew
+    prestarted.install()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(f"{place}.new")

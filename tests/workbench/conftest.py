@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.prestarted import prestarted
+
 SETTLED = {
     "TERM": "xterm-256color",
     "LC_ALL": "C.UTF-8",
@@ -37,7 +39,7 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORKBENCH_THEME", "dark")
     monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (prestarted.HERE, prestarted.ROOT))))
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)

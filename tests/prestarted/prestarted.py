@@ -1,0 +1,191 @@
+"""Processes that need torch, forked from one that has imported it: an import costs each ten seconds of a core otherwise.
+
+`python -P -m engine.worker` and its like, started through `subprocess` while tests run, are forked from a server that all
+processes of these tests share. From the fork on each goes its usual way: entry, arguments, environment (also as the
+kernel shows it), folder, standard files, limits, session and exit code of its own. What cannot be told apart by that is
+started as ever: another interpreter or import path, other variables that libraries read at import, another user,
+namespace or control group, a process under strace, or one that has to come before the server is ready.
+The standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PLACE = "WORKBENCH_TESTS_ROOM"
+"""Names the folder of these tests, where the server listens."""
+COLD = "WORKBENCH_TESTS_COLD"
+"""Set where a process is to be started as ever."""
+MODULES = ("engine.worker", "engine.inspector", "engine.chat", "engine.export")
+AT_IMPORT = re.compile(
+    r"(?i)^(TRANSFORMERS_|HF_DATASETS|TORCH(?!INDUCTOR_CACHE_DIR)|PYTORCH_|KMP_|LD_|CUDA_LAUNCH|NCCL_|GLOO_|ACCELERATE_|TRL_"
+    r"|XFORMERS_|DISABLE_|USE_|TRITON_(?!CACHE_DIR)|PYTHON(?!PATH|SAFEPATH|UNBUFFERED|FAULTHANDLER|IOENCODING|DONTWRITE)"
+    r"|OMP_(?!WAIT)|WORLD_SIZE|LOCAL_RANK|RANK$)"
+)
+LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+NAMESPACES = ("mnt", "net", "pid", "user", "uts", "ipc")
+LONGEST = 1 << 17
+PIDS: set[int] = set()
+"""The processes that this one got from the server."""
+
+
+def at_import(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if AT_IMPORT.search(name)}
+
+
+class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """`subprocess.Popen`, which asks the server where it can. Whose child the process is remains the only difference."""
+
+    _line: socket.socket | None = None
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, *rest: Any) -> None:
+        pass_fds, cwd, env, _, _, shell, *files = rest[:12]
+        _, gid, gids, uid, umask, start_new_session, process_group = rest[12:]
+        plain = executable is None and preexec_fn is None and close_fds and not pass_fds and not shell
+        plain = plain and gid is None and gids is None and uid is None and umask < 0 and process_group in (-1, None)
+        if plain and (line := _line_for(args, env, cwd)) is not None:
+            stdin, _, _, stdout, _, stderr = files
+            given = [each if each != -1 else number for number, each in enumerate((stdin, stdout, stderr))]
+            asked = {
+                "argv": [os.fsdecode(each) for each in args],
+                "cwd": os.fspath(cwd) if cwd is not None else os.getcwd(),
+                "environment": dict(os.environ if env is None else env),
+                "session": bool(start_new_session),
+                "limits": [resource.getrlimit(limit) for limit in LIMITS],
+            }
+            with contextlib.suppress(OSError, ValueError):
+                socket.send_fds(line, [json.dumps(asked).encode()], given)
+                self.pid = int(line.recv(100))
+                PIDS.add(self.pid)
+                self._child_created = True
+                self._line = line
+                self._close_pipe_fds(*files)  # type: ignore[attr-defined]
+                return
+            line.close()
+        super()._execute_child(args, executable, preexec_fn, close_fds, *rest)  # type: ignore[misc]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._line is None:
+            return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
+        if wait_flags & os.WNOHANG and not select.select([self._line], [], [], 0)[0]:
+            return 0, 0
+        try:
+            status = int(self._line.recv(100) or signal.SIGKILL)
+        except OSError:
+            status = signal.SIGKILL
+        self._line.close()
+        PIDS.discard(self.pid)
+        return self.pid, status
+
+    def _internal_poll(self, _deadstate: int | None = None, **others: Any) -> int | None:
+        if self._line is None:
+            return super()._internal_poll(_deadstate, **others)  # type: ignore[misc, no-any-return]
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                if self.returncode is None and self._line.fileno() >= 0:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid:
+                        self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+
+def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
+    """A line to the server, where it can start this in no way that differs; it is started where nobody has yet."""
+    environment = dict(os.environ if env is None else env)
+    room = environment.get(PLACE)
+    if room is None or COLD in environment or not sys.platform.startswith("linux"):
+        return None
+    if not isinstance(args, (list, tuple)) or module_of(args) is None:
+        return None
+    if cwd is not None and not os.path.isdir(cwd):
+        return None
+    parts = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
+    if any(each not in (str(ROOT), str(HERE)) for each in parts):
+        return None
+    place = Path(room) / "prestarted"
+    try:
+        known = json.loads((place / "known").read_text())
+        same = known["at_import"] == at_import(environment) and known["surroundings"] == surroundings()
+        if not same:
+            return None
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST)
+        line.connect(str(place / "calls"))
+    except (OSError, ValueError):
+        _begin(Path(room))
+        return None
+    return line
+
+
+def module_of(args: Any) -> str | None:
+    """The module that `python -P [-u] -m MODULE ...` starts, if it is one of those that need torch."""
+    words = [os.fsdecode(each) for each in args]
+    flags = [each for each in words[1:] if each not in ("-P", "-u")][:2]
+    if words[0] == sys.executable and "-P" in words[1:3] and flags[:1] == ["-m"] and flags[1] in MODULES:
+        return flags[1]
+    return None
+
+
+def surroundings() -> list[Any]:
+    """What a process has from the one that started it, beyond what is handed on."""
+    tracer = re.search(r"TracerPid:\s*(\d+)", Path("/proc/self/status").read_text())
+    groups = Path("/proc/self/cgroup").read_text()
+    spaces = [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES]
+    return [os.geteuid(), os.getegid(), tracer[1] if tracer else "", groups, spaces]
+
+
+def _begin(room: Path) -> None:
+    """Start the server, once for all; nobody waits for it."""
+    place = room / "prestarted"
+    try:
+        place.mkdir()
+    except OSError:
+        return
+    mark = re.compile(r"^WORKBENCH_TESTS_(?!ROOM)")
+    environment = {name: value for name, value in os.environ.items() if not mark.match(name)}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(place / "hub"), "TOKENIZERS_PARALLELISM": "false"}
+    # The kernel shows a process's environment as it lies in memory from its start on: room for that of a child.
+    environment["ZZ_ROOM"] = "x" * (1 << 15)
+    with (place / "log").open("wb") as log:
+        subprocess.Popen(
+            [sys.executable, "-P", str(HERE / "server.py"), str(place)],
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def install() -> None:
+    """From now on `subprocess` asks the server."""
+    if subprocess.Popen is not Popen:
+        subprocess.Popen = Popen  # type: ignore[misc]
+
+
+def hold(room: Path) -> None:
+    """The server lives as long as this process holds the room."""
+    file = (room / "held").open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    _HELD.append(file)
+
+
+_HELD: list[Any] = []

@@ -1,0 +1,211 @@
+"""The server of `prestarted`: imports what workers import, and forks one for each call. It ends with the tests."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import importlib
+import json
+import os
+import random
+import re
+import resource
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import prestarted
+
+LIBRARIES = """numpy pyarrow datasets tokenizers safetensors.torch torch torch.utils.data peft accelerate trl
+transformers.trainer transformers.modeling_utils transformers.models.auto.modeling_auto transformers.models.llama.modeling_llama
+transformers.tokenization_utils_fast trl.trainer.sft_trainer trl.trainer.dpo_trainer"""
+OWN = """engine.trainers.sft engine.trainers.dpo engine.trainers.receipt engine.data.prepare engine.models.load
+engine.features.load engine.features.sequence engine.rehearse engine.rules engine.inspector.questions engine.chat.models
+engine.chat.answering"""
+
+
+def serve(place: Path) -> None:
+    os.environ.pop("ZZ_ROOM")
+    _import()
+    wake, woken = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken.fileno())
+    lines: dict[int, socket.socket] = {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(place / "calls"))
+        door.listen(64)
+        assert threading.active_count() == 1
+        print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()], flush=True)
+        gc.collect()
+        gc.freeze()
+        known = {"at_import": prestarted.at_import(dict(os.environ)), "surroundings": prestarted.surroundings()}
+        (place / "known.new").write_text(json.dumps(known))
+        (place / "known.new").rename(place / "known")
+        while _held(place):
+            ready, _, _ = select.select([door, wake], [], [], 2)
+            if wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    wake.recv(4096)
+            _reap(lines)
+            if door in ready:
+                line, _ = door.accept()
+                _answer(line, lines)
+
+
+def _held(place: Path) -> bool:
+    """Whether the tests still run."""
+    try:
+        with (place.parent / "held").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _import() -> None:
+    from engine.compat import import_warnings
+
+    with import_warnings.dropped():
+        for name in LIBRARIES.split():
+            importlib.import_module(name)
+    for name in OWN.split():
+        importlib.import_module(name)
+
+
+def _reap(lines: dict[int, socket.socket]) -> None:
+    while lines:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        with lines.pop(pid) as line, contextlib.suppress(OSError):
+            line.send(str(status).encode())
+
+
+def _answer(line: socket.socket, lines: dict[int, socket.socket]) -> None:
+    try:
+        asked, files, _, _ = socket.recv_fds(line, prestarted.LONGEST, 3)
+    except OSError:
+        asked, files = b"", []
+    if not asked:
+        line.close()
+        return
+    if not (pid := os.fork()):
+        code = 1
+        try:
+            code = _become(json.loads(asked), files, line)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    for each in files:
+        os.close(each)
+    lines[pid] = line
+
+
+def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int:
+    """The process that was asked for; its exit code."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if asked["session"]:
+        os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    own = os.dup2(line.fileno(), 3, inheritable=False)
+    os.closerange(4, 1 << 20)
+    os.chdir(asked["cwd"])
+    for limit, (soft, hard) in zip(prestarted.LIMITS, asked["limits"], strict=True):
+        resource.setrlimit(limit, (soft, hard))
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    _show(asked["environment"])
+    os.write(own, str(os.getpid()).encode())
+    os.close(own)
+    line.detach()
+    return _run(asked["argv"])
+
+
+def _show(environment: dict[str, str]) -> None:
+    """What the kernel shows as this process's environment. Nobody reads the old one any more."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    shown = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    assert len(shown) <= end - start
+    ctypes.memmove(start, shown + bytes(end - start - len(shown)), end - start)
+
+
+def _run(argv: list[str]) -> int:
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        errors = "strict" if number == 1 else "backslashreplace"
+        setattr(sys, name, open(number, "w", encoding="utf-8", errors=errors, buffering=1, closefd=False))  # noqa: SIM115
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if "-u" in argv:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    _settle()
+    module = argv.index("-m") + 1
+    sys.argv = argv[module:]
+    sys.orig_argv = argv
+    for name in (argv[module], f"{argv[module]}.__main__"):
+        if name == "engine.worker" or name.endswith("__main__"):
+            sys.modules.pop(name, None)
+    code = 0
+    try:
+        runpy.run_module(argv[module], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _settle() -> None:
+    """What libraries took from the environment when they were imported is this process's now; so is chance."""
+    import numpy
+    from huggingface_hub import constants
+
+    random.seed()
+    numpy.random.seed()
+    old = str(constants.HF_HOME)
+    importlib.reload(constants)
+    new = str(constants.HF_HOME)
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and re.match(r"(huggingface_hub|transformers|datasets)\b", module.__name__):
+            for name, value in list(vars(module).items()):
+                if isinstance(value, str | Path) and str(value).startswith(old):
+                    setattr(module, name, type(value)(new + str(value)[len(old) :]))
+                elif name in vars(constants) and isinstance(value, bool):
+                    setattr(module, name, vars(constants)[name])
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
