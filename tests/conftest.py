@@ -34,6 +34,28 @@ MAY_LACK = re.compile(
 )
 """What a machine may lack all the same: a device, a compiler, a right, a call of another kernel."""
 
+HEAVY = [
+    "browser",
+    "end_to_end",
+    "widgets/test_workbench_life",
+    "workbench/screens/test_build",
+    "engine/export",
+    "engine/trainers/test_streaming",
+    "engine/trainers/test_losses",
+    "engine/kernels/test_kernels",
+    "engine/trainers",
+    "fault",
+    "demos",
+    "benchmarks",
+    "workbench/screens",
+    "engine/data",
+    "engine/features",
+    "workbench",
+    "widgets",
+    "engine",
+]
+"""Where tests are long, the longest first: the last file to be given out keeps the other process waiting."""
+
 os.environ[MARK] = "1"
 # The tests start hundreds of processes, and each would compile the whole source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -58,7 +80,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.split("::", 1)[0]
             return "tests/browser" if file.startswith("tests/browser/") else file
 
+    config.option.loadscopereorder = False  # they come in the order of `HEAVY`
     return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _beside_others(config):
+        files: dict[str, int] = {}
+        for item in items:
+            file = item.nodeid.split("::", 1)[0]
+            files[file] = files.get(file, 0) + 1
+        items.sort(key=lambda item: _turn(item.nodeid.split("::", 1)[0], files))
+
+
+def _turn(file: str, files: dict[str, int]) -> tuple[int, int, str]:
+    """Files of one row of `HEAVY` go by their number of tests."""
+    name = file.removeprefix("tests/")
+    row = next((place for place, each in enumerate(HEAVY) if name.startswith(each)), len(HEAVY))
+    return row, -files[file], file
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

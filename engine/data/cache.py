@@ -20,9 +20,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from engine.data.cache_entries import folder_of
-from engine.data.image_references import changed_images
-from engine.data.image_references import folder_of as image_folder_of
+from engine.data.cache_entries import cache_folder
+from engine.data.image_references import changed_images, folder_of
 from engine.data.plan import Plan, Source
 from engine.data.vision import images_of, read_by
 from engine.errors import WorkbenchError, redact, visible
@@ -38,7 +37,7 @@ class Store:
     """The folder of prepared data: named by the config, else in the user's cache."""
 
     def __init__(self, folder: str | None) -> None:
-        self.folder = folder_of(folder)
+        self.folder = cache_folder(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -134,7 +133,7 @@ def _images_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
     processor = images_of(processing_class)
     if processor is None:
         return {}
-    folders = [image_folder_of(source.path, plan.image_base_dir).path for source in plan.sources]
+    folders = [folder_of(source.path, plan.image_base_dir).path for source in plan.sources]
     return {"images": [folders, read_by(processor)]}
 
 

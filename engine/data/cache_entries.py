@@ -28,7 +28,7 @@ KEY = re.compile(r"[0-9a-f]{32}")
 _NOTE = "meta.json"
 
 
-def folder_of(given: str | None) -> Path:
+def cache_folder(given: str | None) -> Path:
     """The folder of prepared data: the one named by a config, else in the user's cache."""
     base = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
     return Path(given) if given else Path(base) / "prepared"

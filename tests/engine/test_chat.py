@@ -228,8 +228,11 @@ def test_what_cannot_be_talked_to_is_one_sentence(runs: Path, lora: RunFolder) -
         who_answers([lora], [10, 20, 20])
     with pytest.raises(WorkbenchError, match="process reward model"):
         who_answers([make_run(runs, kind="prm", steps=())], only="base")
+    scores = make_run(runs, kind="reward", steps=())
     with pytest.raises(UsageError, match="no trained head"):
-        who_answers([make_run(runs, kind="reward", steps=())], only="base")
+        who_answers([scores], only="base")
+    with pytest.raises(UsageError, match=f"{lora.id} and {scores.id} answer in different ways"):
+        who_answers([lora, scores])
     (lora.checkpoints / "checkpoint-30").mkdir()
     try:
         assert [who.checkpoint for who in who_answers([lora])] == [20, None]

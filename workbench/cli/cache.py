@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from engine.data.cache_entries import Entry, entries, folder_of, remove, unused_for
+from engine.data.cache_entries import Entry, cache_folder, entries, remove, unused_for
 from engine.errors import UsageError, WorkbenchError, nearest, visible
 from engine.figures import brief, size
 from workbench.cli.output import echo, print_json
@@ -147,7 +147,7 @@ def _ask(chosen: Sequence[Entry], as_json: bool) -> None:
 
 def _place(folder: str | None) -> Path:
     """Raises UsageError where a folder that was named is not there."""
-    place = folder_of(folder)
+    place = cache_folder(folder)
     if folder is not None and not place.is_dir():
         what = "a file" if place.exists() else "nothing there"
         raise UsageError(

@@ -93,7 +93,7 @@ def linear_logp_cases() -> None:
 
 def slices_that_wait() -> None:
     """A trained head whose logits wait in the weight gradient, in the workspace, in both, or are formed again."""
-    rows, hidden, vocabulary = (12, 8, 600) if INTERPRETED else (3000, 512, 32_001)
+    rows, hidden, vocabulary = (5, 8, 600) if INTERPRETED else (3000, 512, 32_001)
     for dtype, buffers, biased in combined(DTYPES, (1, 3, 9), (True, False)):
         h = torch.randn(rows, hidden, device=DEVICE).to(dtype).requires_grad_()
         w = (torch.randn(vocabulary, hidden, device=DEVICE) * hidden**-0.5).to(dtype).requires_grad_()
