@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from engine.trainers.watching import Watching
 
 PROGRESS_SECONDS = 0.5
+_GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
 _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 
 
@@ -66,13 +67,20 @@ def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | Non
     except Exception as problem:  # noqa: BLE001 - the process boundary
         lines = redact(traceback.format_exc())
         print(visible(lines, lines=True), file=sys.stderr, flush=True)
-        if writer is not None:
+        # Of a rank that is gone the supervisor tells, which knows the one and how it ended.
+        if writer is not None and not _lost_rank(problem):
             cause, message = _cause(problem, run)
             # An error that is worded for people needs no lines of our code beside it; the log keeps them.
             told = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
             step = {"step": problem.step} if isinstance(problem, Diverged) else {}
             writer.write("failed", cause=cause, message=message, lines=told, **step)
         return 1
+
+
+def _lost_rank(problem: Exception) -> bool:
+    """Whether a message to another rank failed because that one is gone, in gloo's words."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return several and isinstance(problem, RuntimeError) and any(words in str(problem) for words in _GONE)
 
 
 def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:

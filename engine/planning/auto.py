@@ -203,9 +203,9 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
 
 def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
     """The config by which all else is chosen: what fits, and which kernels serve, hangs on how the model is held."""
-    if config.distributed.strategy != "auto":
+    if config.distributed.strategy != "auto" or sharding.chosen(config, facts)[0] == "ddp":
         return config
-    taken = config.distributed.model_copy(update={"strategy": sharding.chosen(config, facts)[0]})
+    taken = config.distributed.model_copy(update={"strategy": "fsdp2"})
     return config.model_copy(update={"distributed": taken})
 
 

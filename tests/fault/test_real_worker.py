@@ -108,7 +108,8 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named_and_the_run_goes_o
     os.kill(family.ranks[1].pid, signal.SIGKILL)
     assert until(lambda: over(run)) < promptly(5)
     assert view_of(run).state == "failed"
-    assert f"Rank 1 (process {family.ranks[1].pid}) was ended by SIGKILL" in view_of(run).cause
+    (ending,) = [event for event in Tail(run.events).read() if event["kind"] in FINAL]
+    assert f"Rank 1 (process {family.ranks[1].pid}) was ended by SIGKILL" in ending["message"]
     until(lambda: not family.members() and not run.worker().alive, 5)
     assert not is_held(run)
     newest, skipped = launch.resume(run)
