@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "estimate": ("estimate", "Memory, steps, disk and time before launch."),
     "train": ("train", "Start a run and watch it."),
     "queue": ("queue", "Show the runs that wait, and change their order."),
+    "sweep": ("sweep", "Runs for several values of settings, in one table."),
     "runs": ("runs", "List runs."),
     "watch": ("watch", "Watch a run."),
     "stop": ("stop", "Ask a run to stop."),

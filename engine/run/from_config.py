@@ -7,6 +7,7 @@ are the caller's business: a config with errors must not come here.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,11 @@ def launch_config(
     source: str | os.PathLike[str] | None = None,
     queue: bool = False,
     after: RunFolder | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Start a run of this config, detached. `name` is used where `run.name` is not set; `source` is the config's file.
 
-    `queue` and `after` let it wait, as in `launch`.
+    `queue` and `after` let it wait, as in `launch`; `more` stands in its `run.json` too.
 
     Raises WorkbenchError if it cannot start.
     """
@@ -84,6 +86,7 @@ def launch_config(
         "secrets": secrets_of(complete, facts),
         "device_bytes": device_bytes(config, facts) if facts.machine and facts.machine.gpus else None,
     }
+    info |= more or {}
     if source is not None:
         info["source"] = str(Path(source).absolute())
     return launch(

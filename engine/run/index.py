@@ -260,6 +260,7 @@ class Watch:
         if alone and os.access(self.folder.path, os.W_OK):
             self._attending = launch.attend_soon(self.folder)
         self._say_state()
+        self._say_pruned()
         return before != (self._view.state, self._view.cause, self._view.committed)
 
     def _listen_for_silence(self) -> bool:
@@ -288,9 +289,11 @@ class Watch:
             unseen = state not in ENDED and launch.unattended(self.folder) and not is_held(self.folder)
             state, cause = "lost" if unseen else state, cause if state in ENDED and cause else self.problem
         view.state, view.cause = state, cause
-        # The log ends with the run; what a person removed afterwards is known to the folder alone.
+
+    def _say_pruned(self) -> None:
+        """The log ends with the run; what a person removed afterwards is known to the folder alone."""
         gone = pruning.pruned_steps(self.folder)
-        for entry in view.checkpoints if gone else ():
+        for entry in self._view.checkpoints if gone else ():
             if entry["step"] in gone and entry["state"] == "committed":
                 entry["state"] = "deleted"
 
@@ -317,6 +320,7 @@ def peek(folder: RunFolder, newest: int = HEAD_BYTES, *, problem: str = "") -> W
     except (OSError, WorkbenchError) as problem_met:
         watch.problem = watch.problem or f"Its events cannot be read: {getattr(problem_met, 'strerror', problem_met)}."
     watch._say_state()
+    watch._say_pruned()
     watch._news_at = _last_write(folder)
     watch._listen_for_silence()
     return watch

@@ -9,13 +9,12 @@ import click
 
 from engine.figures import size
 from engine.run import checkpoint, store
-from engine.run.best import title_of
 from engine.run.index import open_view
 from engine.run.pruning import carry_out, plan
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.output import echo, print_json
-from workbench.panels.units import worded
+from workbench.panels.units import titled, worded
 
 
 @click.command(short_help="Remove checkpoints, never the newest or the best.")
@@ -79,7 +78,7 @@ def _entry(path: Path, view: RunView, best: int | None) -> dict[str, Any]:
 
 
 def _line(entry: dict[str, Any], metric: str) -> str:
-    held_out = f"{title_of(metric)} {worded(metric, entry['held_out'])}" if entry["held_out"] is not None else ""
+    held_out = f"{titled(metric)} {worded(metric, entry['held_out'])}" if entry["held_out"] is not None else ""
     best = "the best" if entry["best"] else ""
     told = [held_out, best, f"not whole: {entry['problem']}" if entry["problem"] else ""]
     return "  ".join(

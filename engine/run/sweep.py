@@ -1,0 +1,193 @@
+"""A sweep: several values for some settings, a queued run for each combination, and what became of them.
+
+Each run of a sweep names it in its `run.json`, as `sweep`: `id` and `values` by setting, as they were written. There is no
+other record, so the runs are ordinary ones: watched, stopped and resumed alone. Standard library only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UsageError, visible
+from engine.run.index import open_view
+from engine.run.store import RunFolder, runs_in, slug
+from engine.run.view import RunView
+
+SANE = 16
+"""Runs that a sweep starts without being asked twice."""
+MOST = 1000
+SEED = "run.seed"
+_CLOSES = {"[": "]", "{": "}", "(": ")"}
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The settings that vary, each with its values as they were written, and the overrides that hold for all."""
+
+    varied: dict[str, list[str]]
+    fixed: list[str]
+
+    @property
+    def count(self) -> int:
+        """How many runs there are."""
+        return math.prod(len(values) for values in self.varied.values())
+
+    def cells(self) -> list[dict[str, str]]:
+        """Every combination, the last setting changing first."""
+        return [dict(zip(self.varied, values, strict=True)) for values in itertools.product(*self.varied.values())]
+
+
+def axes(pairs: Iterable[str]) -> Axes:
+    """What `KEY=VALUE` and `KEY=VALUE,VALUE` ask for; a comma in brackets or quotes is part of its value.
+
+    Raises UsageError for one that is no such pair, that names a setting or a value twice, and where nothing varies.
+    """
+    varied: dict[str, list[str]] = {}
+    fixed: list[str] = []
+    seen: set[str] = set()
+    for pair in pairs:
+        path, sign, text = pair.partition("=")
+        path = path.strip()
+        if not sign or not path:
+            raise UsageError(
+                f"{visible(pair)}: must be KEY=VALUE or KEY=VALUE,VALUE.", "For example optim.learning_rate=1e-4,2e-4."
+            )
+        if path in seen:
+            raise UsageError(f"{visible(path)}: is given twice.", "Write all its values behind one =, with commas.")
+        seen.add(path)
+        values = [value.strip() for value in split(text)]
+        if len(values) == 1:
+            fixed.append(pair)
+            continue
+        if "" in values:
+            raise UsageError(f"{visible(path)}: has an empty value between its commas.", "Remove the comma.")
+        if twice := next((value for place, value in enumerate(values) if value in values[:place]), None):
+            raise UsageError(f"{visible(path)}: has the value {visible(twice)} twice.", "Name each value once.")
+        varied[path] = values
+    if not varied:
+        raise UsageError(
+            "a sweep needs a setting with several values.", "For example run.seed=1,2,3; one run is `workbench train`."
+        )
+    found = Axes(varied, fixed)
+    if found.count > MOST:
+        raise UsageError(f"the sweep would be {found.count:,} runs; at most {MOST:,} are taken.", "Name fewer values.")
+    return found
+
+
+def split(text: str) -> list[str]:
+    """The parts of a text between its commas, but for those in brackets or quotes."""
+    parts, closing, quote = [""], [], ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in _CLOSES:
+            closing.append(_CLOSES[sign])
+        elif closing and sign == closing[-1]:
+            closing.pop()
+        elif sign == "," and not closing:
+            parts.append("")
+            continue
+        parts[-1] += sign
+    return parts
+
+
+def new_id(name: str) -> str:
+    """What to call a sweep."""
+    return f"{slug(name)}-{secrets.token_hex(3)}"
+
+
+def runs_of(root: Path, sweep: str) -> list[RunFolder]:
+    """The runs of a sweep, as they were launched. Raises UsageError where there is none."""
+    found: list[tuple[float, RunFolder]] = []
+    known: dict[str, None] = {}
+    for run in runs_in(root):
+        values = run.read_json()
+        said = values.get("sweep")
+        if isinstance(said, dict) and isinstance(said.get("values"), dict):
+            known[str(said.get("id"))] = None
+            if said.get("id") == sweep:
+                found.append((float(values.get("created") or 0), run))
+    if not found:
+        names = ", ".join(visible(name) for name in list(known)[-5:])
+        raise UsageError(
+            f"no sweep is called {visible(sweep)[:80]} in {visible(str(root))}.",
+            f"Sweeps here: {names}." if names else "There is none yet.",
+        )
+    return [run for _, run in sorted(found, key=lambda each: (each[0], each[1].id))]
+
+
+# -- what became of them -----------------------------------------------------------------------------------------------
+def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """All of it as plain data: `metric`, whether more of it is better, `runs` with `value`, `groups` over seeds, `best`.
+
+    The metric is that of the held-out rows by which each run tells its best checkpoint; where no rows were held out, the
+    newest loss. Runs that go by different metrics have no best one.
+    """
+    rows: list[dict[str, Any]] = []
+    rules: set[tuple[str, bool]] = set()
+    for run in runs:
+        values = run.read_json()
+        with open_view(run) as watch:
+            watch.read_whole()
+            view = watch.view.copy()
+        said = values.get("sweep") or {}
+        metric, greater = str(said.get("metric") or "loss"), bool(said.get("greater_is_better"))
+        rules.add((metric, greater))
+        value, step = _value(view, metric)
+        rows.append(
+            {
+                "id": run.id,
+                "values": {str(key): str(each) for key, each in said.get("values", {}).items()},
+                "state": view.state,
+                "cause_kind": view.cause_kind or None,
+                "step": view.step,
+                "value": value,
+                "at_step": step,
+            }
+        )
+    found: dict[str, Any] = {"metric": None, "greater_is_better": None, "runs": rows, "groups": [], "best": None}
+    if len(rules) != 1:
+        return found
+    metric, greater = next(iter(rules))
+    sign = -1 if greater else 1
+    ended = [row for row in rows if row["state"] in ("finished", "stopped") and row["value"] is not None]
+    groups = _groups(ended) if any(SEED in row["values"] for row in rows) else []
+    if groups:
+        leading = min(groups, key=lambda group: sign * float(group["mean"]))
+        ended = [row for row in ended if row["id"] in leading["runs"]]
+    best = min(ended, key=lambda row: sign * float(row["value"]))["id"] if ended else None
+    return {**found, "metric": metric, "greater_is_better": greater, "groups": groups, "best": best}
+
+
+def _value(view: RunView, metric: str) -> tuple[float | None, int | None]:
+    """What the run reached, and at which step."""
+    if view.best is not None and view.best["metric"] == metric:
+        return float(view.best["value"]), int(view.best["step"])
+    value = view.latest.get(metric)
+    return (None, None) if value is None or not math.isfinite(value) else (value, view.step)
+
+
+def _groups(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Runs that differ in their seed alone, with the mean of their values and the spread (standard deviation)."""
+    found: dict[tuple[tuple[str, str], ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        rest = tuple((key, value) for key, value in row["values"].items() if key != SEED)
+        found.setdefault(rest, []).append(row)
+    return [
+        {
+            "values": dict(rest),
+            "runs": [row["id"] for row in each],
+            "mean": statistics.fmean(row["value"] for row in each),
+            "spread": statistics.stdev(row["value"] for row in each) if len(each) > 1 else None,
+        }
+        for rest, each in found.items()
+    ]

@@ -1,0 +1,131 @@
+"""`workbench sweep`: refused whole or queued whole, one table with the best, the spread over seeds."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import UsageError
+from engine.run import launch, store
+from engine.run.process import send
+from engine.run.sweep import axes, results, split
+from tests.warm import command
+
+SMALL = Path(__file__).parents[2] / "fault" / "small_worker"
+CONFIG = """\
+version: 1
+model: {name: builtin/tiny, dtype: float32}
+data: {train: [{path: builtin/dates}], max_length: 128}
+optim: {max_steps: 6}
+run: {devices: 1}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a config; runs use the small worker, whose loss falls with the steps."""
+    (tmp_path / "my.yaml").write_text(CONFIG)
+    monkeypatch.setenv("PYTHONPATH", str(SMALL))
+    monkeypatch.setenv("SMALL_WORKER", '{"step_seconds": 0.001, "save_steps": 20}')
+    monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
+    yield tmp_path
+    for run in store.runs_in(tmp_path / "runs"):
+        for who in (run.supervisor(), run.worker()):
+            if who is not None:
+                send(who, signal.SIGKILL)
+
+
+def sweep(place: Path, *words: str) -> tuple[int, Any]:
+    ended = command("sweep", *words, "--json", cwd=place, timeout=170)
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_each_combination_is_a_run_and_the_best_is_told(place: Path) -> None:
+    code, found = sweep(place, "my.yaml", "optim.max_steps=4,6", "run.seed=1,2")
+    assert code == 0
+    assert [row["values"] for row in found["runs"]] == [
+        {"optim.max_steps": steps, "run.seed": seed} for steps in ("4", "6") for seed in ("1", "2")
+    ]
+    assert [(row["state"], row["step"]) for row in found["runs"]] == [("finished", 4)] * 2 + [("finished", 6)] * 2
+    for row in found["runs"]:
+        config = store.find(row["id"], place / "runs").read_config()
+        assert f"max_steps: {row['values']['optim.max_steps']}" in config
+        assert f"seed: {row['values']['run.seed']}" in config
+    assert (found["metric"], found["greater_is_better"]) == ("loss", False)
+    values = [row["value"] for row in found["runs"]]
+    assert found["best"] == found["runs"][2]["id"]
+    assert values[2] < values[0]
+    assert [(group["mean"], group["spread"], len(group["runs"])) for group in found["groups"]] == [
+        (pytest.approx(values[0]), 0.0, 2),
+        (pytest.approx(values[2]), 0.0, 2),
+    ]
+    # The same table again, by the sweep's name.
+    again = command("sweep", found["sweep"], cwd=place).stdout.splitlines()
+    assert again[0].split() == ["RUN", "optim.max_steps", "run.seed", "STATE", "STEP", "loss"]
+    assert again[3].endswith(", the best")
+    assert again[-1].startswith("`workbench compare my-000")
+    # One that failed is shown, is not the best, and is the exit code.
+    store.find(found["best"], place / "runs").events.write_text("")
+    store.find(found["best"], place / "runs").update_json(state="failed")
+    code, after = sweep(place, found["sweep"])
+    assert (code, after["ok"]) == (1, False)
+    assert after["best"] == found["runs"][3]["id"]
+
+
+def test_nothing_starts_where_one_cell_is_wrong_or_there_are_too_many(place: Path) -> None:
+    many = "run.seed=" + ",".join(map(str, range(17)))
+    for words, code, sentence in (
+        (
+            ["my.yaml", "optim.max_steps=4,-6"],
+            1,
+            "with optim.max_steps=-6: the config has 1 error; no run was started.",
+        ),
+        (
+            ["my.yaml", many],
+            2,
+            "the sweep would be 17 runs (17 of run.seed); more than 16 are started with --yes alone.",
+        ),
+        (["my.yaml", "optim.learning_rate=1e-4,0.0001"], 2, "are one and the same config."),
+        (["my.yaml", "run.seed=1"], 2, "a sweep needs a setting with several values."),
+        (["my.yaml", "run.seed=1,2", "run.seed=3"], 2, "run.seed: is given twice."),
+        (["my.yaml", "run.seed=1,,2"], 2, "run.seed: has an empty value"),
+        (["my.yaml", "run.seed"], 2, "must be KEY=VALUE"),
+        (["my-abcdef"], 2, "no sweep is called my-abcdef"),
+    ):
+        got, found = sweep(place, *words)
+        assert (got, sentence in found["error"]["message"]) == (code, True), found
+    assert list(store.runs_in(place / "runs")) == []
+
+
+def test_a_launch_that_fails_takes_the_queued_ones_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.cli.sweep import start
+
+    monkeypatch.chdir(place)
+    real, calls = launch.launch, []
+
+    def second_fails(*args: Any, **more: Any) -> Any:
+        calls.append(more["name"])
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return real(*args, **more)
+
+    monkeypatch.setattr("engine.run.from_config.launch", second_fails)
+    monkeypatch.setenv("SMALL_WORKER", '{"step_seconds": 5}')
+    with pytest.raises(OSError, match="No space"):
+        start(Path("my.yaml"), axes(["run.seed=1,2,3"]), None)
+    (first,) = store.runs_in(place / "runs")
+    asked = [json.loads(path.read_text()) for path in first.control.glob("*.json")]
+    assert first.state in store.ENDED or [each["do"] for each in asked] == ["stop"]
+
+
+def test_commas_in_brackets_and_quotes_belong_to_a_value(tmp_path: Path) -> None:
+    assert split("[a,b],[c]") == ["[a,b]", "[c]"]
+    assert split("'x,y',z") == ["'x,y'", "z"]
+    with pytest.raises(UsageError, match="has the value 1 twice"):
+        axes(["run.seed=1,1"])
+    assert results([]) == {"metric": None, "greater_is_better": None, "runs": [], "groups": [], "best": None}

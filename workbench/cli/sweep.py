@@ -1,0 +1,215 @@
+"""`workbench sweep FILE KEY=V1,V2 ...`: a queued run for each combination of values, and one table of what they reached."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.errors import UsageError, WorkbenchError, redact, visible
+from engine.figures import count, number, size
+from engine.run import control, launch, store
+from engine.run.best import metric_of
+from engine.run.store import ENDED, RunFolder
+from engine.run.sweep import SANE, Axes, axes, new_id, results, runs_of
+from workbench.calling import run_name
+from workbench.cli.following import state_text
+from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.panels.units import titled, worded
+
+LOOK_SECONDS = 0.5
+COMPARED = 4
+
+
+@click.command(short_help="Runs for several values of settings, in one table.")
+@click.argument("file", metavar="FILE|SWEEP")
+@click.argument("pairs", nargs=-1, metavar="[KEY=VALUE,VALUE ...]")
+@click.option("--yes", is_flag=True, help=f"Start more than {SANE} runs.")
+@click.option("--detach", is_flag=True, help="Return once all runs are queued; they go on.")
+@click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+def command(file: str, pairs: tuple[str, ...], yes: bool, detach: bool, runs: str | None, as_json: bool) -> int:
+    """Queue a run of the config FILE for each combination of values, wait for them, and say which is the best.
+
+    Every combination is checked before the first one starts. Ctrl-C leaves all of them going. With the name of a sweep
+    and nothing else the table is shown again.
+
+    \b
+    workbench sweep my.yaml optim.learning_rate=1e-4,2e-4 run.seed=1,2,3
+    workbench sweep my.yaml adapter.r=4,8,16 optim.max_steps=100 --detach
+    workbench sweep my-3fa2c1
+
+    Exit code: 0 where all runs finished or were stopped on request, 1 where one failed.
+    """
+    path = Path(file)
+    if not pairs and not path.exists():
+        root = store.runs_dir(runs)
+        return _report(file, runs_of(root, file), as_json=as_json)
+    asked = axes(pairs)
+    if asked.count > SANE and not yes:
+        raise UsageError(
+            f"the sweep would be {asked.count} runs ({_in_words(asked)}); more than {SANE} are started with --yes alone.",
+            "Name fewer values, or give --yes.",
+        )
+    name, started = start(path, asked, runs)
+    if not as_json:
+        echo(
+            f"sweep {name}: {asked.count} runs ({_in_words(asked)}), one after the other where they share a device",
+            err=True,
+        )
+    if not detach:
+        try:
+            _wait(started)
+        except KeyboardInterrupt:
+            raise WorkbenchError(
+                f"the runs of {name} go on without this window.",
+                f"`workbench sweep {name}` shows what they reached.",
+                exit_code=130,
+            ) from None
+    return _report(name, started, as_json=as_json)
+
+
+def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolder]]:
+    """Check every cell, then queue a run for each. Raises WorkbenchError with nothing started where one cannot be."""
+    from engine.config.files import load
+    from engine.planning.estimate import estimate
+    from engine.rules import read
+    from engine.run.from_config import launch_config, runs_dir_of
+    from engine.session.paragraph import paragraph
+    from workbench.cli.findings import require_no_errors, show
+    from workbench.cli.reading import facts_for, forecast_bytes, with_overrides
+
+    document, base = load(file), file.resolve().parent
+    cells: list[tuple[dict[str, str], Any, Any, int]] = []
+    known: dict[str, dict[str, str]] = {}
+    told: set[str] = set()
+    place = store.runs_dir(runs)
+    for cell in asked.cells():
+        words = " ".join(f"{path}={value}" for path, value in cell.items())
+        complete = with_overrides(document.mapping, base, [*asked.fixed, *(f"{k}={v}" for k, v in cell.items())])
+        facts = facts_for(complete)
+        reading = read(complete, facts)
+        if any(finding.severity == "error" for finding in reading.findings):
+            require_no_errors(reading.findings, f"{file} with {visible(words)}", "no run was started")
+        if (same := known.setdefault(reading.config.model_dump_json(), cell)) is not cell:
+            other = " ".join(f"{path}={value}" for path, value in same.items())
+            raise UsageError(f"{visible(words)} and {visible(other)} are one and the same config.", "Leave one out.")
+        fresh = [finding for finding in reading.findings if finding.message not in told]
+        told.update(finding.message for finding in fresh)
+        show(fresh, {}, err=True)
+        if not cells:
+            place = runs_dir_of(reading.config, reading.given, runs)
+            echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
+        cells.append((cell, reading.config, facts, forecast_bytes(reading.config, facts) or 0))
+    _need_room(place, sum(needed for *_, needed in cells), len(cells))
+    name = new_id(file.stem)
+    started: list[RunFolder] = []
+    try:
+        for cell, config, facts, needed in cells:
+            metric, greater = metric_of(config) if config.data.evaluates else ("loss", False)
+            sweep = {"id": name, "values": cell, "metric": metric, "greater_is_better": greater}
+            run = launch_config(
+                config, facts, runs_dir=place, name=file.stem, forecast_bytes=needed or None, source=file, queue=True,
+                more={"sweep": sweep},
+            )  # fmt: skip
+            started.append(run)
+    except BaseException:
+        for run in started:
+            if run.state not in ENDED:
+                control.request(run, "stop", by="the sweep, which could not be queued whole")
+        raise
+    return name, started
+
+
+def _need_room(place: Path, needed: int, many: int) -> None:
+    """Each launch looks at its own need; together they may need more than there is."""
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise WorkbenchError(
+            f"{visible(redact(str(place)))}: the disk has {size(free)} free, and {many} runs are expected to need "
+            f"{size(needed)}; no run was started.",
+            "Keep fewer checkpoints, name fewer values, or choose another folder with --runs.",
+        )
+
+
+def _in_words(asked: Axes) -> str:
+    return " x ".join(f"{len(values)} of {visible(path)}" for path, values in asked.varied.items())
+
+
+def _wait(started: Sequence[RunFolder]) -> None:
+    """Until all have ended; a line says how far they are."""
+    try:
+        while True:
+            for run in started:
+                launch.look_after(run)
+            states = [run.state if run.path.is_dir() else "lost" for run in started]
+            over = sum(state in ENDED for state in states)
+            if over == len(states):
+                return
+            going = [run.id for run, state in zip(started, states, strict=True) if state not in (*ENDED, "queued")]
+            rewrite(f"{over} of {len(states)} runs are over" + (f", {', '.join(going)} at work" if going else ""))
+            time.sleep(LOOK_SECONDS)
+    finally:
+        clear()
+
+
+def _report(name: str, started: Sequence[RunFolder], *, as_json: bool) -> int:
+    for run in started:
+        launch.look_after(run)
+    found = {"sweep": name, **results([run for run in started if run.path.is_dir()])}
+    failed = any(row["state"] in ("failed", "lost") for row in found["runs"])
+    if as_json:
+        print_json({"ok": not failed, **found})
+    else:
+        for line in lines(found):
+            echo(line)
+        best = next((run for run in started if run.id == found["best"]), None)
+        named = _compared(found)
+        if best is not None and len(named) > 1:
+            echo(
+                f"`workbench compare {' '.join(run_name(run) for run in started if run.id in named)}` lays them side by side."
+            )
+    return 1 if failed else 0
+
+
+def _compared(found: dict[str, Any]) -> list[str]:
+    """The best runs, as many as one picture can tell apart."""
+    sign = -1 if found["greater_is_better"] else 1
+    rows = [row for row in found["runs"] if row["value"] is not None]
+    return [row["id"] for row in sorted(rows, key=lambda row: sign * row["value"])[:COMPARED]]
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The table: a run a line, then the means over seeds, then the best."""
+    metric = found["metric"]
+    title = titled(metric) if metric else "value"
+    keys = list(dict.fromkeys(key for row in found["runs"] for key in row["values"]))
+    table = [["RUN", *(visible(key) for key in keys), "STATE", "STEP", title]]
+    for row in found["runs"]:
+        value = "-" if row["value"] is None else worded(metric or "", row["value"])
+        value += f" at step {row['at_step']}" if row["at_step"] not in (None, row["step"]) else ""
+        value += ", the best" if row["id"] == found["best"] else ""
+        cells = [visible(row["values"].get(key, "-")) for key in keys]
+        table.append([visible(row["id"]), *cells, state_text(row["state"]), count(row["step"]), value])
+    made = _aligned(table)
+    if found["groups"]:
+        rest = [key for key in keys if key != "run.seed"]
+        table = [[*(visible(key) for key in rest), "RUNS", f"mean {title}", "spread"]]
+        for group in found["groups"]:
+            spread = "-" if group["spread"] is None else number(group["spread"])
+            cells = [visible(group["values"].get(key, "-")) for key in rest]
+            table.append([*cells, count(len(group["runs"])), worded(metric, group["mean"]), spread])
+        made += ["", *_aligned(table)]
+    if metric is None:
+        made += ["", "The runs go by different metrics, so none of them is the best."]
+    return made
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
