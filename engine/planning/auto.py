@@ -177,7 +177,7 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
     found = []
     for spec, resolve in AUTO.items():
         if spec is fields.data.image_backend and not _reads_images(config, facts):
-            continue  # of no meaning, so nothing is said of it
+            continue  # no image is read, so nothing is said of it
         if spec.applies(config) and spec.value(config) == "auto":
             value, reason = resolve(config, facts)
             found.append(Effective(spec.path, "auto", value, reason))
@@ -201,9 +201,10 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
 
 
 def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
-    """The config with no `auto` left, but for kernels that are chosen by timing and for images where none are read: what a
-    run stores and the worker reads."""
+    """The config with no `auto` left, but for kernels that are chosen by timing: what a run stores and the worker reads."""
     changes: dict[str, dict[str, Any]] = {}
+    if config.data.image_backend == "auto":
+        changes["data"] = {"image_backend": _image_backend(config, facts or Facts())[0]}
     for entry in effective(config, facts):
         section, name = entry.path.split(".", 1)
         changes.setdefault(section, {})[name] = entry.effective

@@ -271,7 +271,7 @@ def test_images_are_read_by_one_library_and_the_choice_is_kept(
     from engine.rules import read
 
     config = read({"model": {"name": "m"}, "data": {"train": [{"path": "r.jsonl"}]}}).config
-    for seeing, here, chosen in ((True, "0.28.0", "torchvision"), (True, None, "pil"), (False, "0.28.0", "auto")):
+    for seeing, here, chosen in ((True, "0.28.0", "torchvision"), (True, None, "pil"), (False, None, "pil")):
         facts = Facts(model=ModelFacts("m", processor=seeing), packages={"torchvision": here})
         assert resolved(config, facts).data.image_backend == chosen
         assert ("data.image_backend" in choices(config, facts)) is seeing
