@@ -18,7 +18,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "text": ("text", "images"),
     "preference": ("chosen", "rejected", "prompt", "input", *_TURNS),
     "ranking": ("prompt", "output", "input", "tools"),
-    "unpaired_preference": ("label", "prompt", "completion", "messages", "input", "tools"),
+    "unpaired_preference": ("label", "prompt", "completion", "messages", "input", "tools", "images"),
     "stepwise_supervision": ("prompt", "completions", "labels", "tools"),
     "distill": ("input_ids", "target_token_ids", "target_logprobs", "labels"),
     "embedding": ("anchor", "positive", "negative", "score"),

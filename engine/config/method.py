@@ -97,3 +97,8 @@ LEARNING_RATES: dict[tuple[str, str], float] = {
     for kind, section in METHODS.items()
     for adapter, rate in (("lora", section.lora_rate), ("none", section.full_rate))
 }
+
+
+def learns_from_images(method: str) -> bool:
+    """Whether this method learns from rows with images."""
+    return METHODS[method].rows == "language" or method in ("dpo", "ipo", "kto")

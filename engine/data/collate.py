@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.config.method import METHODS
+from engine.config.method import METHODS, learns_from_images
 from engine.config.tree import RunConfig, fields
 from engine.data.pretokenized import IGNORED
 from engine.data.teacher_logprobs import NOTHING
+
+if TYPE_CHECKING:
+    from engine.data.vision import ImageBatch
 
 Rows = Sequence[dict[str, Any]]
 
@@ -28,7 +31,7 @@ class LanguageCollator:
 
     pad_token_id: int
     pad_to_multiple_of: int | None = None
-    images: Callable[[Sequence[Sequence[str]], torch.Tensor], dict[str, Any]] | None = None
+    images: ImageBatch | None = None
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
         ids = [list(row["input_ids"]) for row in rows]
@@ -59,10 +62,13 @@ class PreferenceCollator:
 
     pad_token_id: int
     pad_to_multiple_of: int | None = None
+    images: ImageBatch | None = None
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
         answers = [row[part] for part in ("chosen_ids", "rejected_ids") for row in rows]
         batch = answered([row["prompt_ids"] for row in rows] * 2, answers, self.pad_token_id, self.pad_to_multiple_of)
+        if self.images is not None:
+            batch |= self.images([row.get("images") or [] for row in rows] * 2, batch["input_ids"])
         for name in ("ref_chosen_logps", "ref_rejected_logps"):
             if name in rows[0]:
                 batch[name] = torch.tensor([row[name] for row in rows])
@@ -78,12 +84,17 @@ class RatedCollator:
     pad_token_id: int
     mismatched: bool = True
     pad_to_multiple_of: int | None = None
+    images: ImageBatch | None = None
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
         prompts, answers = [row["prompt_ids"] for row in rows], [row["completion_ids"] for row in rows]
         batch = answered(prompts, answers, self.pad_token_id, self.pad_to_multiple_of)
+        if self.images is not None:
+            batch |= self.images([row.get("images") or [] for row in rows], batch["input_ids"])
         if self.mismatched:
             others = answered(prompts, [answers[-1], *answers[:-1]], self.pad_token_id, self.pad_to_multiple_of)
+            if self.images is not None:
+                others |= self.images.kinds(others["input_ids"])
             batch |= {f"KL_{name}": values for name, values in others.items()}
         return batch | {"label": torch.tensor([bool(row["label"]) for row in rows])}
 
@@ -170,8 +181,10 @@ def collator_for(config: RunConfig, processing_class: Any) -> Callable[[Rows], A
     if pad is None:
         # Padding is masked everywhere, so any id serves.
         pad = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
+    processor = images_of(processing_class) if learns_from_images(config.method.kind) else None
+    images = ImageBatch(processor) if processor is not None else None
     if rows == "pairs":
-        return PreferenceCollator(pad)
+        return PreferenceCollator(pad, images=images)
     if rows == "steps":
         return StepsCollator(pad, last_only=fields.method.train_on_last_step_only.value(config))
     if rows == "texts":
@@ -179,9 +192,8 @@ def collator_for(config: RunConfig, processing_class: Any) -> Callable[[Rows], A
     if rows == "distill":
         return TaughtCollator(pad)
     if rows == "rated":
-        return RatedCollator(pad, mismatched=fields.method.loss_type.value(config) == "kto")
-    processor = images_of(processing_class)
-    return LanguageCollator(pad, images=ImageBatch(processor) if processor is not None else None)
+        return RatedCollator(pad, mismatched=fields.method.loss_type.value(config) == "kto", images=images)
+    return LanguageCollator(pad, images=images)
 
 
 def _last_label(labels: list[int]) -> list[int]:

@@ -324,6 +324,7 @@ FORMATS: dict[str, Format] = {
                 "completion?": ("completion", "answer", "response", "output"),
                 "messages?": ("messages", "conversations"),
                 "tools?": ("tools",),
+                "images?": ("images", "image"),
             },
             read_rated,
             is_rated,

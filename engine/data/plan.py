@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
-from engine.config.method import METHODS
+from engine.config.method import METHODS, learns_from_images
 from engine.config.tree import RunConfig
 from engine.data.detect import Detection, detect
 from engine.data.formats import read_example
@@ -95,10 +95,10 @@ class Plan:
         row = source.rows[index]
         example = read_example(row, source.detection.format or "", source.detection.columns)
         if example.images:
-            if METHODS[self.method].rows != "language":
+            if not learns_from_images(self.method):
                 raise FormatError(
                     f"the row has images, which method {self.method} does not learn from yet",
-                    "Choose method sft, or rows of text.",
+                    "Choose method sft, dpo or kto, or rows of text.",
                 )
             if self.packing:
                 raise FormatError(

@@ -118,9 +118,8 @@ class Pairs(Answers):
     answers = ("chosen_ids", "rejected_ids")
 
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
-        chosen, rejected = example.chosen, example.rejected
-        prompt, answers = tokens.answers(example.prompt, [chosen, rejected], example.tools)
-        return {"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1]}
+        prompt, answers, images = tokens.answers(example, [example.chosen, example.rejected])
+        return {"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1], **images}
 
     def flaw(self, row: Row) -> str:
         return super().flaw(row) or ("identical" if row["chosen_ids"] == row["rejected_ids"] else "")
@@ -134,8 +133,8 @@ class Rated(Answers):
     types = {"label": "bool_"}
 
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
-        prompt, answers = tokens.answers(example.prompt, [example.chosen], example.tools)
-        return {"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label}
+        prompt, answers, images = tokens.answers(example, [example.chosen])
+        return {"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label, **images}
 
     def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
         for name, other in (("true", "false"), ("false", "true")):

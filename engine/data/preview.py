@@ -295,12 +295,15 @@ def _images(row: Row, images: ImageTokens | None) -> list[dict[str, Any]]:
     """Each image of the row: what it is called, its size, the size that the model sees and in how many tiles, its tokens
     from `start` to `end`, and a small copy of it."""
     piece, offsets = row.get("piece"), row.get("offsets")
-    if not isinstance(piece, Piece) or not piece.images or offsets is None or images is None:
+    if images is None or not row.get("images"):
         return []
+    spans = row.get("image_spans", [])
+    if isinstance(piece, Piece) and offsets is not None:
+        drawn = [[at for at, own in enumerate(token_mask(offsets, [place])) if own] for place in piece.places]
+        spans = [(tokens[0], tokens[-1] + 1) for tokens in drawn]
     shown = []
-    for reference, place in zip(piece.images, piece.places, strict=True):
-        tokens = [at for at, drawn in enumerate(token_mask(offsets, [place])) if drawn]
-        where = {"start": tokens[0], "end": tokens[-1] + 1, "tokens": len(tokens)}
+    for reference, (start, end) in zip(row["images"], spans, strict=True):
+        where = {"start": start, "end": end, "tokens": end - start}
         seen = images.resized(reference)
         size = {"resized": [seen.width, seen.height], "tiles": seen.tiles}
         shown.append({"name": short(reference), **where, **size, **small_copy(reference)})

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.config.method import learns_from_images
 from engine.config.tree import RunConfig
 from engine.data.chat import (
     FLAGS,
@@ -209,14 +210,18 @@ class Tokens:
 
     # -- a prompt and its answers --------------------------------------------------------------------------------------
     def answers(
-        self, prompt: str | list[Message], answers: Sequence[str | list[Message]], tools: Any
-    ) -> tuple[list[int], list[list[int]]]:
-        """Ids of the prompt and of each answer, cut where the prompt and all answers first differ."""
+        self, example: Example, answers: Sequence[str | list[Message]]
+    ) -> tuple[list[int], list[list[int]], dict[str, Any]]:
+        """Ids of the prompt and of each answer, cut where the prompt and all answers first differ; and for a model that sees
+        the columns of its images, which stand in the prompt. Raises `MaskError`, and `DataError` for an image."""
+        prompt, tools = example.prompt, example.tools
         self._flaws = []
         if isinstance(prompt, str) and self.chat is not None:
-            prompt = [{"role": "user", "content": prompt}]
+            told = with_image_parts(prompt) if example.images else prompt
+            prompt = [{"role": "user", "content": told}]
             answers = [[{"role": "assistant", "content": str(answer)}] for answer in answers]
         if isinstance(prompt, str):
+            prompt = self._with_tokens(example, prompt)
             texts = [prompt, *(prompt + self._closed(str(answer)) for answer in answers)]
             start, special = len(prompt), True
         else:
@@ -234,6 +239,7 @@ class Tokens:
                 self._answer_start(answer, tools, len(prompt), text)
                 for answer, text in zip(whole, texts[1:], strict=True)
             )
+        texts, start, places = self._with_images(example, texts, start)
         encoded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
         ids = encoded["input_ids"]
         shared = min(_common(ids[0], each) for each in ids[1:])
@@ -246,7 +252,28 @@ class Tokens:
                 "begins cannot be told",
                 "Choose another template with model.chat_template.",
             )
-        return ids[0][:shared], [each[shared:] for each in ids[1:]]
+        images: dict[str, Any] = {}
+        if self.images is not None and learns_from_images(self.plan.method):
+            drawn = [token_mask(encoded["offset_mapping"][0], [place]) for place in places]
+            spans = [(mask.index(True), len(mask) - mask[::-1].index(True)) for mask in drawn]
+            images = {
+                "images": list(example.images),
+                "image_spans": spans,
+                "image_tokens": [at for span in spans for at in range(*span)],
+            }
+        return ids[0][:shared], [each[shared:] for each in ids[1:]], images
+
+    def _with_images(self, example: Example, texts: list[str], start: int) -> tuple[list[str], int, list[Span]]:
+        """Texts that begin with one prompt, with its images written out; where the answers then begin, and the characters of
+        each image in the prompt."""
+        if self.images is None:
+            if example.images:
+                raise no_processor(example.images)
+            return texts, start, []
+        if not example.images and not any(self.images.token in text for text in texts):
+            return texts, start, []
+        full = [self.images.expand(text, [(start, start)], (), example.images) for text in texts]
+        return [each.text for each in full], full[1].spans[0][0], full[0].places
 
     def _answer_start(self, messages: list[Message], tools: Any, first: int, text: str) -> int:
         """Where the first answering message begins in the text; everything before it must be in the prompt."""

@@ -237,7 +237,6 @@ class ImageBatch:
     def __call__(self, rows: Sequence[Sequence[str]], ids: torch.Tensor) -> dict[str, Any]:
         """Tensors for the images of each row of `ids`, [rows, width]. Raises `DataError` for an image that is no longer the
         one that was prepared."""
-        import torch
 
         batch: dict[str, Any] = {}
         if any(rows):
@@ -253,12 +252,18 @@ class ImageBatch:
             for place, now in zip(seen, made["input_ids"].tolist(), strict=True):
                 self._same(rows[place], now, ids[place].tolist())
             batch = {name: value for name, value in made.items() if name not in _TEXT}
+        return batch | self.kinds(ids)
+
+    def kinds(self, ids: torch.Tensor) -> dict[str, Any]:
+        """Which of these tokens are an image's, under the name that the model reads; nothing where it does not ask."""
+        import torch
+
         if self.processor.return_mm_token_type_ids:
             # Where images have positions in three directions these are counted by the model itself, from the types.
             asked = "mm_token_type_ids" in self.processor.model_input_names
             name = "mm_token_type_ids" if asked else "token_type_ids"
-            batch[name] = torch.tensor(self.processor.create_mm_token_type_ids(ids.tolist()))
-        return batch
+            return {name: torch.tensor(self.processor.create_mm_token_type_ids(ids.tolist()))}
+        return {}
 
     def _same(self, images: Sequence[str], now: Sequence[int], prepared: Sequence[int]) -> None:
         counts = [sum(each in self.ids for each in row) for row in (now, prepared)]

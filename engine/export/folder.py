@@ -226,7 +226,7 @@ def _write_config(model: Model, into: Path) -> None:
         shape = AutoConfig.from_pretrained(model.base)
         with torch.device("meta"):
             shape.num_labels = labels
-            name = type(parity.loader_of(model.config).from_config(shape)).__name__
+            name = type(parity.loader_of(model.config, model.base).from_config(shape)).__name__
         content |= {"architectures": [name], "num_labels": labels} | {
             key: value for key, value in shape.to_dict().items() if key in ("id2label", "label2id")
         }

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from engine import figures, model_files
-from engine.config.kinds import LOADERS
+from engine.config.architectures import loaders_of
+from engine.config.kinds import loader_of as choose_loader
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.chat import Chat
@@ -147,11 +148,12 @@ def distance(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> fl
     return worst
 
 
-def loader_of(config: RunConfig) -> Any:
-    """transformers' class for the model with the method's head."""
+def loader_of(config: RunConfig, folder: Path) -> Any:
+    """transformers' class for the model whose files are in `folder`, with the method's head."""
     import transformers
 
-    return getattr(transformers, LOADERS[METHODS[config.method.kind].head])
+    known = loaders_of(str(model_files.read_json(folder / "config.json").get("model_type", "")))
+    return getattr(transformers, choose_loader(METHODS[config.method.kind].head, known))
 
 
 def reference(config: RunConfig, base: Path, adapter: Path | None, ids: Sequence[list[int]]) -> tuple[Any, Any]:
@@ -165,7 +167,7 @@ def reference(config: RunConfig, base: Path, adapter: Path | None, ids: Sequence
     quantized = quantization_config(config) if adapter is not None else None
     if quantized is not None:
         settings |= {"quantization_config": quantized, "dtype": getattr(torch, config.model.dtype)}
-    model = loader_of(config).from_pretrained(base, **settings)
+    model = loader_of(config, base).from_pretrained(base, **settings)
     if quantized is not None:
         model = model.dequantize().float()
     _fit_padding(model)
@@ -185,7 +187,7 @@ def _fit_padding(model: Any) -> None:
 def open_folder(config: RunConfig, folder: Path, ids: Sequence[list[int]]) -> list[torch.Tensor]:
     """Outputs of a model folder, as plain transformers opens it. Raises ParityError for one that it cannot open whole."""
     try:
-        model, notes = loader_of(config).from_pretrained(
+        model, notes = loader_of(config, folder).from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     except model_files.UNREADABLE as problem:

@@ -178,7 +178,7 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
     asked, config = config, _with_strategy(config, facts)
     for spec, resolve in AUTO.items():
         if spec is fields.data.image_backend and not _reads_images(config, facts):
-            continue  # of no meaning, so nothing is said of it
+            continue  # no image is read, so nothing is said of it
         if spec.applies(asked) and spec.value(asked) == "auto":
             value, reason = resolve(asked if spec == sharding.SPEC else config, facts)
             found.append(Effective(spec.path, "auto", value, reason))
@@ -210,9 +210,10 @@ def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
 
 
 def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
-    """The config with no `auto` left, but for kernels that are chosen by timing and for images where none are read: what a
-    run stores and the worker reads."""
+    """The config with no `auto` left, but for kernels that are chosen by timing: what a run stores and the worker reads."""
     changes: dict[str, dict[str, Any]] = {}
+    if config.data.image_backend == "auto":
+        changes["data"] = {"image_backend": _image_backend(config, facts or Facts())[0]}
     for entry in effective(config, facts):
         section, name = entry.path.split(".", 1)
         changes.setdefault(section, {})[name] = entry.effective

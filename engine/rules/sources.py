@@ -8,7 +8,7 @@ from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
 from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
-from engine.config.method import METHODS
+from engine.config.method import learns_from_images
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -50,21 +50,28 @@ def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:
                 yield f"{spec.path}.{index}.path", f"rows with images ({seen.images})"
 
 
-def _learns_from_images(config: RunConfig) -> bool:
-    return METHODS[config.method.kind].rows == "language"
-
-
 @rule(reads=(*_PLACES, fields.method.kind))
 def rows_with_images_need_a_method_that_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if not _learns_from_images(config):
+    if not learns_from_images(config.method.kind):
         for path, seen in _with_images(config, facts):
-            todo = f"{config.method.kind} does not learn from images: take sft, or rows of text."
+            todo = f"{config.method.kind} does not learn from images: take sft, dpo or kto, or rows of text."
             yield must(path, "rows without images", seen, todo)
+
+
+@rule(reads=(*_PLACES, fields.method.kind, fields.method.reference))
+def rows_with_images_need_their_reference_at_hand(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.method.reference
+    if learns_from_images(config.method.kind) and spec.applies(config) and spec.value(config) == "precompute":
+        for _, seen in _with_images(config, facts):
+            fix = Fix("keep the reference beside it", {spec.path: "auto"})
+            yield must(
+                spec.path, f"copy or adapter_off with {seen}", "precompute", "TRL precomputes none for images.", fix=fix
+            )
 
 
 @rule(reads=(*_PLACES, fields.method.kind, fields.data.packing))
 def rows_with_images_are_not_packed(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.data.packing and _learns_from_images(config):
+    if config.data.packing and learns_from_images(config.method.kind):
         fix = Fix("switch packing off", {fields.data.packing.path: False})
         for path, seen in _with_images(config, facts):
             yield must(path, "rows without images while data.packing is true", seen, "Images are not packed.", fix=fix)
@@ -75,7 +82,7 @@ def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterat
     model = facts.model
     if model is None or model.name != config.model.name or model.processor is not False or config.model.tokenizer:
         return
-    if _learns_from_images(config):
+    if learns_from_images(config.method.kind):
         for path, seen in _with_images(config, facts):
             todo = f"{model.name} has no processor for images: take a model that has one, or rows of text."
             yield must(path, "rows that the model can read", seen, todo)

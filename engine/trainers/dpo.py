@@ -10,7 +10,9 @@ from trl import DPOConfig, DPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
 from engine.config import preference
+from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig, method_of
+from engine.errors import DataError
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
@@ -93,11 +95,24 @@ def with_loss(
     )
 
 
+def _without_images(rows: Any) -> Any:
+    """Rows for a reference that is precomputed, which TRL does for texts alone. Raises DataError where one has images."""
+    if rows is None or "images" not in (rows.column_names or ()):
+        return rows
+    if any(rows["images"]):
+        raise DataError(
+            "method.reference: TRL precomputes no reference for rows with images.", "Set method.reference to auto."
+        )
+    return rows.remove_columns("images")
+
+
 def build(job: Job, args: DPOConfig | None = None) -> Dpo:
     """The trainer, ready to `attach`. With `reference: copy` the base model is loaded a second time and frozen."""
     # Precomputed reference values are made while the trainer is built, by a forward pass that takes every key of the
     # batch for the model: row ids join only afterwards.
     given = job.given(ref_model=frozen_copy(job.config), data_collator=job.collator)
+    if reference_of(job.config.method) == "precompute":
+        given |= {name: _without_images(given[name]) for name in ("train_dataset", "eval_dataset")}
     trainer = Dpo(args=args or arguments(job.config, job.run_folder), **given)
     trainer.data_collator = WithRows(job.collator)
     trainer.without_needless_copy()

@@ -271,7 +271,7 @@ def test_images_are_read_by_one_library_and_the_choice_is_kept(
     from engine.rules import read
 
     config = read({"model": {"name": "m"}, "data": {"train": [{"path": "r.jsonl"}]}}).config
-    for seeing, here, chosen in ((True, "0.28.0", "torchvision"), (True, None, "pil"), (False, "0.28.0", "auto")):
+    for seeing, here, chosen in ((True, "0.28.0", "torchvision"), (True, None, "pil"), (False, None, "pil")):
         facts = Facts(model=ModelFacts("m", processor=seeing), packages={"torchvision": here})
         assert resolved(config, facts).data.image_backend == chosen
         assert ("data.image_backend" in choices(config, facts)) is seeing
@@ -450,8 +450,53 @@ def test_what_cannot_serve_images_refuses_by_name(
     turns = asked("<image>What?")["messages"]
     pair = {"prompt": turns[:1], "chosen": turns[1:], "rejected": [{"role": "assistant", "content": "A dog."}]}
     path = write([{**pair, "images": ["cat.png"]}], "pairs.jsonl")
-    with pytest.raises(DataError, match="the row has images, which method dpo does not learn from yet"):
-        prepare(make_config(path, method="dpo"), processors["idefics3"])
+    with pytest.raises(DataError, match="the row has images, which method orpo does not learn from yet"):
+        prepare(make_config(path, method="orpo"), processors["idefics3"])
+
+
+def test_pairs_and_rated_rows_keep_the_images_of_their_prompt(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any]
+) -> None:
+    picture(tmp_path)
+    processor = processors["qwen2_5_vl"]
+    question = [{"role": "user", "content": "<image>What is it?"}]
+    right, wrong = ([{"role": "assistant", "content": text}] for text in ("A cat.", "A dog, I am quite sure of it."))
+    seen = {"prompt": question, "images": ["cat.png"]}
+    words = {"prompt": [{"role": "user", "content": "What is it?"}], "images": []}
+    rows = {
+        "dpo": [{**each, "chosen": right, "rejected": wrong} for each in (seen, words)],
+        "kto": [{**seen, "completion": right, "label": True}, {**words, "completion": wrong, "label": False}],
+    }
+    asked_alone = prepare(make_config(write([asked("<image>What is it?", "A cat.", images=["cat.png"])])), processor)
+    for method, given in rows.items():
+        path = write(given, f"{method}.jsonl")
+        config = make_config(path, method=method)
+        config.method.loss_type = "kto"
+        prepared = prepare(config, processor).dataset
+        first = prepared[0]
+        answer = first["chosen_ids" if method == "dpo" else "completion_ids"]
+        assert first["prompt_ids"] + answer == asked_alone.dataset[0]["input_ids"]
+        assert [row["images"] for row in prepared] == [[str(tmp_path / "cat.png")], []]
+        batch = collator_for(config, processor)(list(prepared))
+        assert len(batch["image_grid_thw"]) == (2 if method == "dpo" else 1)
+        names = ("input_ids", "mm_token_type_ids")
+        for ids, kinds in (names, *([(f"KL_{name}" for name in names)] if method == "kto" else [])):
+            assert batch[kinds].tolist() == (batch[ids] == processor.image_token_id).int().tolist()
+        shown = preview(config, processor, {"kind": "index", "index": 0})["rows"][0]
+        (image,) = shown["images"]
+        tokens = first["prompt_ids"][image["start"] : image["end"]]
+        assert processor.tokenizer.decode(tokens).startswith("<|vision_start|><|image_pad|>")
+        assert tokens[1:-1] == [processor.image_token_id] * (image["tokens"] - 2)
+        # An answer may be cut, an image never.
+        whole = make_config(path, method=method, excess_length="truncate", max_length=len(first["prompt_ids"]) + 3)
+        assert prepare(whole, processor).counts["truncated"]
+        cut = make_config(path, method=method, excess_length="truncate", max_length=image["end"] - 1)
+        with pytest.raises(DataError, match=r"1 of 2 rows are longer than data\.max_length and are left out"):
+            prepare(cut, processor)
+        part = "chosen" if method == "dpo" else "completion"
+        bad = write([{**given[0], part: [{"role": "assistant", "content": "<image>"}]}], "bad.jsonl")
+        with pytest.raises(DataError, match="2 places for images, and column images holds 1 image"):
+            prepare(make_config(bad, method=method), processor)
 
 
 def test_an_image_that_changed_is_prepared_anew_or_named(

@@ -39,6 +39,33 @@ def exported(run: RunFolder, forms: list[str], folder: Path, quant: str = "F16")
     return [make(model, form, path, asked, lambda *_: None) for form, path in where.items()]
 
 
+def test_a_model_that_sees_goes_along_with_its_pixel_limits(tmp_path: Path, shared_data: Path) -> None:
+    """Opened again by the class that sees; its processor as the checkpoint holds it, video settings too."""
+    from transformers import AutoModelForImageTextToText
+
+    from engine.models.load import load_processing_class
+    from engine.rules import read
+    from engine.run import checkpoint, store
+    from tests.engine.seeing import qwen2_5_vl
+
+    base = qwen2_5_vl(shared_data / "tokenizers/minimind", tmp_path / "base")
+    settings = {
+        "model": {"name": str(base), "dtype": "float32"},
+        "data": {"train": [{"path": "rows.jsonl"}], "max_pixels": 4096},
+        "adapter": {"kind": "none"},
+    }
+    run = store.create(tmp_path / "runs", json.dumps(settings), {"name": "taken"})
+    kept = checkpoint.begin(run, 3)
+    AutoModelForImageTextToText.from_pretrained(base).save_pretrained(kept)
+    load_processing_class(read(settings).config).save_pretrained(kept)
+    checkpoint.commit(kept, {"versions": {"peft": "0"}})
+    run.update_json(state="finished")
+    part = exported(run, ["safetensors"], tmp_path / "out")[0]
+    made = json.loads((Path(part["path"]) / "processor_config.json").read_text())
+    assert made["image_processor"]["size"] == {"shortest_edge": 1024, "longest_edge": 4096}
+    assert made["video_processor"]["fps"] == 2
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_weight_of_a_family_comes_back(make_run: Make, tmp_path: Path, shared_data: Path, family: str) -> None:
     spm = family in ("gemma2", "gemma3_text", "phi3")

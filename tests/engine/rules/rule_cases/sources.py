@@ -37,7 +37,15 @@ CASES: dict[str, list[Case]] = {
         (entry(), Facts(model=TINY_FACTS, sources=source(images="line 4").sources), "data.train.0.path", "error"),
     ],
     "rows-with-images-need-a-method-that-reads-them": [
-        ({**DPO, **entry()}, source(images="line 4"), "data.train.0.path", "error"),
+        ({"method.kind": "orpo", **entry()}, source(images="line 4"), "data.train.0.path", "error"),
+    ],
+    "rows-with-images-need-their-reference-at-hand": [
+        (
+            {**DPO, "method.reference": "precompute", **entry()},
+            source(images="line 4"),
+            "method.reference",
+            "error",
+        ),
     ],
     "rows-with-images-are-not-packed": [
         ({"data.packing": True, **entry()}, source(images="line 4"), "data.train.0.path", "error"),
