@@ -240,7 +240,7 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
         return {
             **facts,
             **_UNKNOWN,
-            "total": None if streamed else len(order),
+            "total": None if streamed else len(order) * counts.read // len(some),
             "exact": len(some) == len(order) and not streamed,
         }
     if plan.packing:
@@ -255,7 +255,7 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
     scale = len(order) / len(some) * _side(plan)
     rows = "rows" if plan.split == "train" else "eval_rows"
     grown = {name: round(facts[name] * scale) for name in (rows, "tokens", "trained_tokens")}
-    return {**facts, **grown, "total": len(order), "exact": False}
+    return {**facts, **grown, "total": len(order) * counts.read // len(some), "exact": False}
 
 
 def _side(plan: Plan) -> float:
@@ -332,17 +332,18 @@ class _Batch:
         at: list[tuple[int, int]] = []
         made: list[Row] = []
         for number, index, given, example in self._read:
-            counts.read += 1
             try:
                 if isinstance(example, WorkbenchError):
                     raise example
                 if self._language:
                     pieces.append(tokens.piece(example, self._rendered.get(id(example))))
+                    at.append((number, index))
                 else:
-                    made.append(shape.make(tokens, example, given))
-                    made[-1]["flaws"] = tokens.flaws(made[-1])
-                at.append((number, index))
+                    rows = [shape.make(tokens, each, given) for each in shape.examples(example)]
+                    made += [{**row, "flaws": tokens.flaws(row)} for row in rows]
+                    at += [(number, index)] * len(rows)
             except WorkbenchError as problem:
+                counts.read += 1
                 placed = _placed(problem, plan.sources[number].rows, index)
                 if plan.on_bad_row == "error" and not plan.count_all:
                     raise placed from None
@@ -352,6 +353,7 @@ class _Batch:
                     counts.bad_rows.append(placed.message)
         if pieces:
             made = [{**row, "flaws": tokens.flaws(row)} for row in tokens.rows(pieces)]
+        counts.read += len(made)
         for (number, index), row in zip(at, made, strict=True):
             row["row"] = self._bases[number] + index
             for flaw in row["flaws"]:
