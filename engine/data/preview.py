@@ -285,6 +285,8 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     row["left_out"] = row["refused"] = ""
     if plan.split == "train" and plan.held is not None and (which, index) in plan.held:
         row["left_out"] = "it is held out by data.val_set_size, to measure the loss on"
+    elif (earlier := (plan.duplicates or {}).get((which, index))) is not None:
+        row["left_out"] = f"it says exactly what row {earlier:,} says"
     elif row.get("rejected_for"):
         row["refused"] = f"{row['length']:,} tokens are more than data.max_length {plan.max_length}"
     elif not kept:

@@ -270,6 +270,7 @@ ELSEWHERE = {
     "data.streaming_disk": "tests/engine/data/test_streaming.py::test_the_disk_that_shards_take_is_bounded",
     "data.ignore_data_skip": f"{T}/test_streaming.py::test_a_resume_may_begin_its_epoch_anew",
     "model.train_vision": "tests/engine/models/test_vision_parts.py::test_the_parts_that_are_named_learn_and_no_other",
+    "data.deduplicate": "tests/engine/data/test_duplicates.py::test_equal_rows_are_left_out_counted_and_shown",
     "data.image_base_dir": "tests/engine/data/test_vision.py::test_paths_stay_below_the_folder_that_the_config_names",
     "data.dataset_prepared_path": "tests/engine/data/test_cache.py::test_nothing_changed_hits_and_any_change_misses",
     # what a run that goes well never needs
