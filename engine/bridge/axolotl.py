@@ -745,7 +745,7 @@ KEYS: dict[str, Key] = {
     "shuffle_before_merging_datasets": unless_off("data.shuffle mixes the rows of all sources."),
     "dataset_processes": nothing(_LOADER),
     "dataset_num_proc": nothing(_LOADER),
-    "dataset_exact_deduplication": unless_off("Rows are taken as they stand: leave out the second ones."),
+    "dataset_exact_deduplication": flag({"data.deduplicate": "exact"}),
     "dataset_keep_in_memory": nothing(_LOADER),
     "dataloader_pin_memory": nothing(_LOADER),
     "dataloader_num_workers": nothing(_LOADER),

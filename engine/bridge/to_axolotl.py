@@ -241,6 +241,10 @@ def _packing(value: Any, giving: Giving) -> Answer:
     return mapped({"sample_packing": value})
 
 
+def _deduplicated(value: Any, giving: Giving) -> Answer:
+    return mapped({"dataset_exact_deduplication": True}) if value else needless("All rows are taken there too.")
+
+
 def _shuffled(value: Any, giving: Giving) -> Answer:
     return mapped(
         {"shuffle_merged_datasets": True} if value else {"shuffle_merged_datasets": False, "curriculum_sampling": True}
@@ -359,6 +363,7 @@ TABLE: dict[str, Meaning] = {
     "data.packing_cross_doc_attn_mask": by_itself("Packs keep their rows apart there."),
     "data.dataset_prepared_path": by_itself("It concerns where prepared rows are kept."),
     "data.on_bad_row": by_itself("It counts where a row cannot be read."),
+    "data.deduplicate": _deduplicated,
     "data.shuffle": _shuffled,
     "optim.learning_rate": resolved_rate,
     "optim.per_device_train_batch_size": key("micro_batch_size"),

@@ -251,6 +251,14 @@ def _packing(value: Any, giving: Giving) -> Answer:
     return mapped({"packing": value})
 
 
+def _deduplicated(value: Any, giving: Giving) -> Answer:
+    return (
+        unsupported("TRL takes every row: leave equal ones out of the files.")
+        if value
+        else needless("TRL takes every row too.")
+    )
+
+
 def _shuffled(value: Any, giving: Giving) -> Answer:
     kind = giving.config.method.kind
     if kind in ("grpo", "gdpo"):
@@ -365,6 +373,7 @@ TABLE: dict[str, Meaning] = {
     "data.packing_cross_doc_attn_mask": by_itself("Packs keep their rows apart there."),
     "data.dataset_prepared_path": by_itself("It concerns where prepared rows are kept."),
     "data.on_bad_row": by_itself("It counts where a row cannot be read."),
+    "data.deduplicate": _deduplicated,
     "data.shuffle": _shuffled,
     "optim.learning_rate": resolved_rate,
     **{

@@ -146,6 +146,15 @@ class Data(Section):
     ] = "error"
     """What happens to a row that cannot be read or does not fit its format."""
 
+    deduplicate: Annotated[
+        Literal["exact"] | None,
+        Title("Equal rows"),
+        Words(exact="leave out all but the first"),
+        Advanced,
+    ] = None
+    """Leave out rows that say exactly what an earlier one says (`exact`), in the training data and in the held-out data,
+    each for itself. Empty takes all. A source's weight still repeats its rows."""
+
     shuffle: Annotated[bool, Advanced] = True
     """Mix the rows anew in each epoch. Off keeps the order of the file."""
 

@@ -103,6 +103,8 @@ class DataFacts:
     """Rows left out because they are too long."""
     identical: int | None = None
     """Pairs left out because both answers are the same."""
+    duplicates: int | None = None
+    """Rows left out because an earlier one says the same; they are not among `read`."""
     bad: int | None = None
     """Rows that cannot be read."""
     bad_row: str = ""
@@ -161,7 +163,8 @@ def counting_limits(config: RunConfig) -> tuple[str, ...]:
     length = (data.max_length, data.excess_length, data.truncation_side)
     packs = (data.packing, data.packing_cross_doc_attn_mask)
     images = (data.min_pixels, data.max_pixels)
-    decide = (template, dict(model.chat_template_kwargs), *length, data.trained_turns, *packs, data.on_bad_row, *images)
+    rows = (data.trained_turns, *packs, data.on_bad_row, data.deduplicate)
+    decide = (template, dict(model.chat_template_kwargs), *length, *rows, *images)
     return tuple(map(str, decide))
 
 

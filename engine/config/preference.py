@@ -58,13 +58,13 @@ class Dpo(MethodSection):
 
 class Kto(MethodSection):
     """Kahneman-Tversky optimization: the model learns from single answers that were judged good or bad, such as thumbs up
-    and down. Needs rows with a prompt, an answer and a label of true or false, some of each; no pairs. Take it where
-    nobody compared answers side by side."""
+    and down. Needs rows with a prompt, an answer and a label of true or false, some of each; a preference pair becomes
+    one row of each. Take it where nobody compared answers side by side."""
 
     kind: Annotated[Literal["kto"], Kind] = "kto"
     called: ClassVar[str] = "KTO"
     words: ClassVar[str] = "KTO: more of the good answers, less of the bad ones"
-    formats: ClassVar[tuple[str, ...]] = ("unpaired_preference",)
+    formats: ClassVar[tuple[str, ...]] = ("unpaired_preference", "preference", "ranking")
     rows: ClassVar[Rows] = "rated"
     # each prompt with its answer, and with the answer of another row for the estimate of the divergence
     sequences: ClassVar[int] = 2

@@ -96,6 +96,8 @@ def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int]
     parts = {**tokens_parts(plan, processing_class), "sources": source_parts(plan, progress)}
     if plan.val_set_size is not None:
         parts["held out"] = [plan.val_set_size, plan.seed]
+    if plan.deduplicate is not None:
+        parts["deduplicate"] = plan.deduplicate
     return digest_of(parts)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.data.cache import Store, digest_of, source_parts
+from engine.data.duplicates import leave_out_duplicates
 from engine.data.formats import read_example
 from engine.data.parts import Example
 from engine.data.plan import Plan
@@ -25,12 +26,15 @@ Progress = Callable[[str, int, int], None]
 
 
 def hold_out(plan: Plan, progress: Progress | None = None) -> None:
-    """Sets `plan.held` where the plan's rows are one side of a split. Raises `DataError` where nothing can be held out."""
+    """Sets `plan.held` where the plan's rows are one side of a split, once equal rows are left out. Raises `DataError`
+    where nothing can be held out."""
+    leave_out_duplicates(plan, progress)
     if plan.val_set_size is None or plan.held is not None:
         return
     told = progress or (lambda what, done, total: None)
     store = Store(plan.prepared_path)
     parts = {"held out": FORMAT, "size": plan.val_set_size, "seed": plan.seed, "sources": source_parts(plan, told)}
+    parts |= {"deduplicate": plan.deduplicate} if plan.deduplicate else {}
     key = digest_of(parts)
     with store.lock(key):
         if (folder := store.find(key)) is None:

@@ -86,6 +86,10 @@ class Plan:
     """How many rows, or which share, are held out of the sources; the split says which side these rows are."""
     held: frozenset[tuple[int, int]] | None = None
     """(source, row) of those held out, once `engine.data.held_out` has drawn them."""
+    deduplicate: str | None = None
+    """How rows are compared that are to be left out where an earlier one says the same; None leaves none out."""
+    duplicates: dict[tuple[int, int], int] | None = None
+    """(source, row) of those left out, with the number of the earlier row, once `engine.data.duplicates` has looked."""
     told: tuple[str, list[str]] | None = None
     """Fingerprint and warnings of the data, once a preview has told them: they are the same for each of its rows."""
 
@@ -130,11 +134,11 @@ class Plan:
             picked = sorted(random.Random(f"{self.seed}/{number}").sample(range(count), part)) if part else []
             order += [(number, index) for _ in range(whole) for index in range(count)]
             order += [(number, index) for index in picked]
-        return order
+        return [place for place in order if place not in self.duplicates] if self.duplicates else order
 
     def beginning(self) -> Iterator[tuple[int, int]]:
         """The same order, lazily: nothing is counted through while the first source has room."""
-        if self.sources and self.sources[0].weight >= 1 and self.val_set_size is None:
+        if self.sources and self.sources[0].weight >= 1 and self.val_set_size is None and not self.duplicates:
             first = self.sources[0]
             for index in range(first.limit or 1 << 62):
                 known = first.rows.length
@@ -143,6 +147,11 @@ class Plan:
                 yield 0, index
             return
         yield from self.order()
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether all columns of a row count: rewards are given those that no format names."""
+        return METHODS[self.method].rows == "prompts"
 
     @property
     def named(self) -> str:
@@ -185,6 +194,7 @@ def plan_of(
         image_base_dir=data.image_base_dir,
         entries=[entry.model_dump() for entry in entries],
         val_set_size=held_out,
+        deduplicate=data.deduplicate,
     )
     if open_all:
         policy = "skip" if tolerant else data.on_bad_row

@@ -20,6 +20,7 @@ from engine.config.tree import RunConfig
 from engine.data.cache import IMAGES, Store, about, key_of
 from engine.data.cache_entries import Held
 from engine.data.chat import MaskError, Rendered
+from engine.data.duplicates import leave_out_duplicates
 from engine.data.held_out import hold_out
 from engine.data.image_references import stamp_image
 from engine.data.mapped import Rows
@@ -59,6 +60,8 @@ class Counts:
     split: int = 0
     masked: int = 0
     identical: int = 0
+    duplicates: int = 0
+    """Rows that say what an earlier one says, which are not among those read."""
     packs: int = 0
     tokens: int = 0
     trained_tokens: int = 0
@@ -86,6 +89,8 @@ class Counts:
         for name, what in words.items():
             if number := getattr(self, name):
                 said.append(f"{number:,} of {self.read:,} rows {what}")
+        if self.duplicates:
+            said.append(f"{self.duplicates:,} rows say exactly what an earlier one says and are left out")
         for name, (number, first) in self.template_flaws.items():
             flaw = TEMPLATE_FLAWS[name]
             what = flaw.one if number == 1 else flaw.many
@@ -224,12 +229,14 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
     else:
         plan = plan_of(config, processing_class, split, tolerant=True)
     plan.count_all = True
+    leave_out_duplicates(plan)
     order = plan.everything()
     if plan.val_set_size is not None and len(order) <= sample:
         hold_out(plan)
         order = plan.order()
     some = [order[place * len(order) // sample] for place in range(sample)] if len(order) > sample else order
-    tokens, counts, lengths, kept = Tokens(plan, processing_class), Counts(), array("I"), array("I")
+    tokens, lengths, kept = Tokens(plan, processing_class), array("I"), array("I")
+    counts = Counts(duplicates=_duplicates(plan))
     shape = shape_of(plan.method)
     for row in token_rows(plan, tokens, some, counts):
         lengths.append(row["length"])
@@ -240,7 +247,7 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
         return {
             **facts,
             **_UNKNOWN,
-            "total": None if streamed else len(order),
+            "total": None if streamed else len(order) * counts.read // len(some),
             "exact": len(some) == len(order) and not streamed,
         }
     if plan.packing:
@@ -255,7 +262,12 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
     scale = len(order) / len(some) * _side(plan)
     rows = "rows" if plan.split == "train" else "eval_rows"
     grown = {name: round(facts[name] * scale) for name in (rows, "tokens", "trained_tokens")}
-    return {**facts, **grown, "total": len(order), "exact": False}
+    return {**facts, **grown, "total": len(order) * counts.read // len(some), "exact": False}
+
+
+def _duplicates(plan: Plan) -> int:
+    """Rows left out as equal ones; those of rows from which some are held out are told of once."""
+    return 0 if plan.val_set_size is not None and plan.split == "eval" else len(plan.duplicates or ())
 
 
 def _side(plan: Plan) -> float:
@@ -332,17 +344,18 @@ class _Batch:
         at: list[tuple[int, int]] = []
         made: list[Row] = []
         for number, index, given, example in self._read:
-            counts.read += 1
             try:
                 if isinstance(example, WorkbenchError):
                     raise example
                 if self._language:
                     pieces.append(tokens.piece(example, self._rendered.get(id(example))))
+                    at.append((number, index))
                 else:
-                    made.append(shape.make(tokens, example, given))
-                    made[-1]["flaws"] = tokens.flaws(made[-1])
-                at.append((number, index))
+                    rows = [shape.make(tokens, each, given) for each in shape.examples(example)]
+                    made += [{**row, "flaws": tokens.flaws(row)} for row in rows]
+                    at += [(number, index)] * len(rows)
             except WorkbenchError as problem:
+                counts.read += 1
                 placed = _placed(problem, plan.sources[number].rows, index)
                 if plan.on_bad_row == "error" and not plan.count_all:
                     raise placed from None
@@ -352,6 +365,7 @@ class _Batch:
                     counts.bad_rows.append(placed.message)
         if pieces:
             made = [{**row, "flaws": tokens.flaws(row)} for row in tokens.rows(pieces)]
+        counts.read += len(made)
         for (number, index), row in zip(at, made, strict=True):
             row["row"] = self._bases[number] + index
             for flaw in row["flaws"]:
@@ -422,6 +436,7 @@ def _counted(row: Row, shape: Shape, counts: Counts) -> Row:
 def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) -> None:
     tokens, counts = Tokens(plan, processing_class), Counts()
     order = plan.order()
+    counts.duplicates = _duplicates(plan)
     lengths = array("I")
     fixed: list[Row] = []
     hashes = RowHashes()
@@ -487,7 +502,8 @@ def _kept_together(plan: Plan, held: int) -> list[str]:
     """That fewer rows than asked for are held out, where no group of rows with one prompt fits into the rest."""
     if plan.split != "eval" or plan.val_set_size is None:
         return []
-    wanted = held_out_of(plan.val_set_size, sum(source.count() for source in plan.sources))
+    rows = sum(source.count() for source in plan.sources) - len(plan.duplicates or ())
+    wanted = held_out_of(plan.val_set_size, rows)
     if held >= wanted:
         return []
     return [
@@ -533,6 +549,7 @@ def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
         "masked": counts.masked,
         "dropped": counts.dropped,
         "identical": counts.identical,
+        "duplicates": counts.duplicates,
         "template_flaws": [[name, *found] for name, found in counts.template_flaws.items()],
         "bad": counts.bad,
         "bad_row": counts.bad_row,

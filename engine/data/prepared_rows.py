@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.config.method import METHODS
@@ -33,6 +34,10 @@ class Shape:
     """Columns that hold something else, by the name of their Arrow type."""
     one_sort = False
     """Whether what `lacking` finds spoils held-out rows too."""
+
+    def examples(self, example: Example) -> list[Example]:
+        """What one row of a source becomes, each a row by itself."""
+        return [example]
 
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
         """The row of one example; `source` is the row that it was read from."""
@@ -126,15 +131,28 @@ class Pairs(Answers):
 
 
 class Rated(Answers):
-    """A prompt with one answer and whether it is good."""
+    """A prompt with one answer and whether it is good; a pair becomes a row with its good and one with its bad answer."""
 
     columns = ("prompt_ids", "completion_ids", "label")
     answers = ("completion_ids",)
     types = {"label": "bool_"}
 
+    def examples(self, example: Example) -> list[Example]:
+        if example.kind != "preference":
+            return [example]
+        good, bad = example.chosen, example.rejected
+        return [
+            replace(example, kind="rated", chosen=answer, rejected=other, label=label)
+            for answer, other, label in ((good, bad, True), (bad, good, False))
+        ]
+
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
         prompt, answers, images = tokens.answers(example, [example.chosen])
-        return {"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label, **images}
+        same = bool(example.rejected) and example.rejected == example.chosen
+        return {"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label, "identical": same, **images}
+
+    def flaw(self, row: Row) -> str:
+        return super().flaw(row) or ("identical" if row.get("identical") else "")
 
     def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
         for name, other in (("true", "false"), ("false", "true")):

@@ -248,8 +248,8 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
     shown["flaws"] = list(row["flaws"])
     if not shape_of(plan.method).length(row):
         return shown
-    batch = collate([row])
-    shown["parts"] = parts_of(tokens.tokenizer, batch, row)
+    for each in (row, *row["beside"]):
+        shown["parts"] |= parts_of(tokens.tokenizer, collate([each]), each)
     shown["turns"] = _turns(row, shown["parts"])
     return shown
 
@@ -269,20 +269,24 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
         example, given = plan.example(which, index)
         shape = shape_of(plan.method)
         if shape is SHAPES["language"]:
-            row = tokens.rows([tokens.piece(example)])[0]
+            rows = tokens.rows([tokens.piece(example)])
         else:
-            row = shape.make(tokens, example, given)
-        row["flaws"] = tokens.flaws(row)
+            rows = [shape.make(tokens, each, given) for each in shape.examples(example)]
+        rows[0]["flaws"] = tokens.flaws(rows[0])
     except WorkbenchError as problem:
         if isinstance(problem, DataError) and problem.path:
             raise
         raise source.rows.error(index, f"row {index}: {problem.message}", problem.hint) from None
     counts = Counts()
-    kept = list(fit_row(plan, row, counts))
-    row = kept[0] if kept else row
+    kept = [made for row in rows for made in fit_row(plan, row, counts)]
+    row = (
+        {**rows[0], **kept[0], "beside": kept[1:] if len(rows) > 1 else []} if kept else {**rows[0], "beside": rows[1:]}
+    )
     row["left_out"] = row["refused"] = ""
     if plan.split == "train" and plan.held is not None and (which, index) in plan.held:
         row["left_out"] = "it is held out by data.val_set_size, to measure the loss on"
+    elif (earlier := (plan.duplicates or {}).get((which, index))) is not None:
+        row["left_out"] = f"it says exactly what row {earlier:,} says"
     elif row.get("rejected_for"):
         row["refused"] = f"{row['length']:,} tokens are more than data.max_length {plan.max_length}"
     elif not kept:

@@ -68,6 +68,15 @@ refused(
         beside={fields.data.eval: bool},
     ),
     Refused(
+        "a-stream-is-not-deduplicated",
+        fields.data.deduplicate,
+        bool,
+        "left out while rows are streamed",
+        "Which rows are equal is known once all are read. Stream none, or deduplicate the files before.",
+        leave_out(fields.data.deduplicate, "take all rows"),
+        beside={fields.data.streaming: bool},
+    ),
+    Refused(
         "nothing-is-held-out-of-a-stream",
         _HELD_OUT,
         bool,
@@ -346,6 +355,15 @@ def pairs_differ(config: RunConfig, facts: Facts) -> Iterator[Finding]:
                 f"{_share(data.identical, data, rows)} have the same chosen and rejected answer and will be left out."
             )
             yield say(spec.path, sentence, severity=_weight(data.identical, data))
+
+
+@rule(reads=(fields.data.train, fields.data.eval, fields.data.deduplicate))
+@_from_counts
+def equal_rows_are_left_out(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for _, data, rows in _counts(config, facts):
+        if data.duplicates and data.holds_for(config):
+            sentence = f"{data.duplicates:,} {rows} say exactly what an earlier one says and will be left out."
+            yield say(fields.data.deduplicate.path, sentence, severity="hint")
 
 
 @rule(reads=(fields.data.train, fields.data.eval, fields.data.on_bad_row))

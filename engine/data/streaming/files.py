@@ -195,6 +195,12 @@ def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = 
             plan.sources.append(Source(path, cut.rows, detection, split=entry.split, stamp=stamp))
             cut.rows.close()
         check_fit(plan.sources[-1], plan.method)
+        if plan.method == "kto" and plan.sources[-1].detection.format != "unpaired_preference":
+            raise DataError(
+                "holds pairs, of which each becomes two rows, and a stream makes one of each",
+                "Set data.streaming to false, or bring rows with a completion and a label.",
+                path=visible(entry.path),
+            )
     plan.bases = files.bases()
     return plan, files
 

@@ -14,6 +14,7 @@ import pytest
 from engine.data.plan import plan_of
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
+from engine.data.preview import preview
 from engine.errors import DataError, WorkbenchError
 
 Write = Callable[..., Path]
@@ -72,6 +73,39 @@ def test_preference_rows_are_those_of_the_library(shared_data: Path, make_config
     for index in range(40):
         for part in ("prompt_ids", "chosen_ids", "rejected_ids"):
             assert ours[index][part] == theirs[index][part]
+
+
+def test_kto_of_pairs_is_kto_of_the_rows_that_the_library_makes_of_them(
+    shared_data: Path, make_config: Config, minimind: Any, write: Write
+) -> None:
+    from datasets import Dataset
+    from trl.data_utils import unpair_preference_dataset
+
+    pairs = [json.loads(line) for line in (shared_data / "gsm8k/preference_pairs.jsonl").open()][:20]
+    pairs = [{name: pair[name] for name in ("prompt", "chosen", "rejected")} for pair in pairs]
+    rows = list(unpair_preference_dataset(Dataset.from_list(pairs)))
+    same = {**pairs[0], "rejected": pairs[0]["chosen"]}
+    found = [
+        prepare(make_config(write(each, name), method="kto"), minimind)
+        for name, each in (("pairs.jsonl", [*pairs, same]), ("rows.jsonl", rows))
+    ]
+    ours, theirs = (
+        sorted((row["prompt_ids"], row["completion_ids"], row["label"]) for row in each.dataset) for each in found
+    )
+    assert ours == theirs
+    assert len(ours) == 40
+    assert [row["row"] for row in found[0].dataset][:4] == [0, 0, 1, 1]
+    # A pair of one answer twice would be called good and bad at once.
+    assert found[0].warnings == ("2 of 42 rows have the same chosen and rejected answer and are left out",)
+    config = make_config(write([*pairs, same], "pairs.jsonl"), method="kto")
+    shown = preview(config, minimind, {"kind": "index", "index": 0}, 1)["rows"][0]["parts"]
+    assert {name: [token["id"] for token in part] for name, part in shown.items()} == {
+        "prompt": found[0].dataset[0]["prompt_ids"],
+        "good answer": found[0].dataset[0]["completion_ids"],
+        "bad answer": found[0].dataset[1]["completion_ids"],
+    }
+    shown = preview(config, minimind, {"kind": "index", "index": 20}, 1)["rows"][0]
+    assert shown["left_out"] == "its chosen and its rejected answer are the same"
 
 
 @pytest.mark.parametrize("with_template", [True, False])

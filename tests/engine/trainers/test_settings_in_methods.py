@@ -132,9 +132,7 @@ def of_all(method: str, files: Files) -> dict[str, Trial]:
             1, {**eval_, "run.greater_is_better": method not in SAMPLED, "optim.max_steps": 3}
         ),
         "run.metric_for_best_model": Trial("nothing", eval_),
-        "run.greater_is_better": Trial(
-            True, {**eval_, "run.metric_for_best_model": "loss", "run.greater_is_better": False}
-        ),
+        "run.greater_is_better": Trial(True, {**eval_, "run.greater_is_better": False}),
         "run.save_best": Trial(False, {**eval_, "run.save_steps": 9}),
         "run.evals_per_epoch": Trial(1, {**by_epoch, "run.evals_per_epoch": 100}),
         "run.saves_per_epoch": Trial(1),
@@ -275,6 +273,7 @@ ELSEWHERE = {
     "data.streaming_disk": "tests/engine/data/test_streaming.py::test_the_disk_that_shards_take_is_bounded",
     "data.ignore_data_skip": f"{T}/test_streaming.py::test_a_resume_may_begin_its_epoch_anew",
     "model.train_vision": "tests/engine/models/test_vision_parts.py::test_the_parts_that_are_named_learn_and_no_other",
+    "data.deduplicate": "tests/engine/data/test_duplicates.py::test_equal_rows_are_left_out_counted_and_shown",
     "data.image_base_dir": "tests/engine/data/test_vision.py::test_paths_stay_below_the_folder_that_the_config_names",
     "data.min_pixels": "tests/engine/data/test_vision.py::test_pixel_limits_decide_the_tokens_of_an_image",
     "data.max_pixels": "tests/engine/data/test_vision.py::test_pixel_limits_decide_the_tokens_of_an_image",

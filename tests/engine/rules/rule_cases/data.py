@@ -57,6 +57,10 @@ CASES: dict[str, list[Case]] = {
         ({}, rows(read=100, template_flaws=(("system", 1, "a.jsonl:1"),)), "model.chat_template", "hint"),
         ({}, rows(read=100, template_flaws=(("earlier_thinking", 50, "a.jsonl:1"),)), "model.chat_template", "hint"),
     ],
+    "a-stream-is-not-deduplicated": [
+        ({"data.deduplicate": "exact", "data.streaming": True}, Facts(), "data.deduplicate", "error")
+    ],
+    "equal-rows-are-left-out": [({}, rows(read=100, duplicates=3), "data.deduplicate", "hint")],
     "pairs-differ": [({}, rows(rows=100, identical=3), "data.train", "warning")],
     "rows-can-be-read": [
         ({}, rows(read=100, bad=2, bad_row="line 3: no."), "data.train", "error"),

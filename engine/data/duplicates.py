@@ -1,0 +1,58 @@
+"""Which rows `data.deduplicate` leaves out: those that say exactly what an earlier row of the same split says.
+
+What a row says is its example, before template and tokenizer: messages, tools, answers, verdicts, images. Columns that the
+method does not read make no difference. The first of equal rows stays, and a source's weight still repeats it. What was
+found is kept beside the prepared rows, so that preview, counts and training read the sources once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+
+from engine.data.cache import Store, digest_of, source_parts
+from engine.data.plan import Plan
+from engine.errors import WorkbenchError
+
+FORMAT = 1  # grows when other rows of an unchanged config would be left out
+Progress = Callable[[str, int, int], None]
+
+
+def leave_out_duplicates(plan: Plan, progress: Progress | None = None) -> None:
+    """Sets `plan.duplicates` where the config asks for it."""
+    if plan.deduplicate is None or plan.duplicates is not None:
+        return
+    told = progress or (lambda what, done, total: None)
+    store = Store(plan.prepared_path)
+    key = digest_of({"duplicates": FORMAT, "method": plan.method, "sources": source_parts(plan, told)})
+    with store.lock(key):
+        if (folder := store.find(key)) is None:
+            found = _found(plan, told)
+            with store.building(key) as folder:
+                (folder / "meta.json").write_text(json.dumps({"duplicates": found}), "utf-8")
+                plan.refuse_changed()
+            folder = store.path(key)
+        pairs = json.loads((folder / "meta.json").read_text("utf-8"))["duplicates"]
+    plan.duplicates = {(number, index): first for number, index, first in pairs}
+
+
+def _found(plan: Plan, progress: Progress) -> list[tuple[int, int, int]]:
+    """(source, row, number of the earlier row over all sources) of each that says nothing new."""
+    places = sorted(set(plan.everything()))
+    bases = [plan.base(number) for number in range(len(plan.sources))]
+    first: dict[bytes, int] = {}
+    found = []
+    for done, (number, index) in enumerate(places):
+        if done % 1024 == 0:
+            progress("looking for equal rows", done, len(places))
+        try:
+            example, row = plan.example(number, index)
+        except WorkbenchError:
+            continue  # a row that cannot be read is told of where rows are prepared
+        said = [vars(example), row if plan.reads_columns else None]
+        digest = hashlib.blake2b(json.dumps(said, sort_keys=True, default=repr).encode(), digest_size=16).digest()
+        earlier = first.setdefault(digest, bases[number] + index)
+        if earlier != bases[number] + index:
+            found.append((number, index, earlier))
+    return found
