@@ -256,7 +256,7 @@ class Builder:
         arguments.save_strategy = "no"
         if default:
             arguments = dataclasses.replace(arguments, bf16=CARD)
-            model = self.base() if self.options.full else get_peft_model(self.base(), lora_config(config))
+            model = self.base() if self.options.full else get_peft_model(self.base(), lora_config(config, config.adapter))
         else:
             model = add_adapter(self.base(), config)
         return plain_trainer(config, arguments, model, self.tokenizer, self.rows)
