@@ -18,10 +18,13 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from engine.config.facts import Facts, ModelFacts
+from engine.config.files import put
 from engine.errors import ModelError
 from engine.features.built import Notes
 from engine.features.fused_experts import UNSERVED, apply, chosen
+from engine.hardware import parse_machine
 from engine.kernels.experts.module import unserved
+from engine.rules import read
 from tests.engine.features.conftest import built_of
 from tests.engine.features.families import batches, made
 
@@ -226,15 +229,18 @@ def test_what_has_no_place_is_refused_with_the_reason():
 def test_auto_takes_it_where_steps_were_measured_and_says_why():
     mixture = ModelFacts("m", model_type="qwen3_moe", experts=8)
     card = Facts(model=mixture, machine=parse_machine("1xH100-80GB"))
-    on_experts = {
-        "model.name": "m", "adapter.kind": "lora", "adapter.target_parameters": ["mlp.experts.down_proj"],
-    }  # fmt: skip
 
     def taken(facts=card, **changes):
-        config = read(nested({**on_experts, **{name.replace("__", "."): value for name, value in changes.items()}})).config
-        return chosen(config, facts)
+        mapping = {"version": 1, "model": {"name": "m"}}
+        mapping["adapter"] = {"kind": "lora", "target_parameters": ["mlp.experts.down_proj"]}
+        for name, value in changes.items():
+            put(mapping, name.replace("__", "."), value)
+        return chosen(read(mapping).config, facts)
 
-    assert taken() == (True, "NVIDIA H100 80GB HBM3 computes experts with their adapters faster and in less memory by it")
+    assert taken() == (
+        True,
+        "NVIDIA H100 80GB HBM3 computes experts with their adapters faster and in less memory by it",
+    )
     assert taken(kernels__kernel_auto_compose=True)[0] == "auto"
     for words, found in {
         "no mixture": taken(replace(card, model=replace(mixture, model_type="qwen3", experts=None))),
@@ -258,7 +264,9 @@ def test_what_auto_took_and_does_not_serve_stays_with_transformers():
     """There is no card here, so the kernels lack one; the receipt says so, and nothing is left on the model."""
     model = made("mixtral")
     before = {name: vars(module).copy() for name, module in model.named_modules()}
-    auto = replace(built_of(SimpleNamespace(model=model)), notes=Notes(reasons={"kernels.fused_experts": "it is faster"}))
+    auto = replace(
+        built_of(SimpleNamespace(model=model)), notes=Notes(reasons={"kernels.fused_experts": "it is faster"})
+    )
     if not torch.cuda.is_available():
         row = apply.apply(ON, auto)
         assert (row.requested, row.effective, row.count) == ("auto", "off", None)
