@@ -86,6 +86,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "cut, all auto": {
         "kernels.use_cut_ce": True,
         "kernels.torch_compile": "auto",
+        "kernels.fused_experts": "auto",
         "memory.gradient_checkpointing": "auto",
     },
     "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
@@ -146,7 +147,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
             "max_steps": 100_000, "learning_rate": 1e-4,
         },
         "memory": {"gradient_checkpointing": True},
-        "kernels": {"torch_compile": False},
+        "kernels": {"torch_compile": False, "fused_experts": False},
         "run": {"save_steps": 1_000_000},
     }  # fmt: skip
     for path, value in arm.items():
@@ -247,7 +248,9 @@ class Builder:
         )
         prepared.dataset = self.rows
         writer.write("receipt", entries=receipt(config, trainer, prepared) + features.entries())
-        told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {config.kernels.torch_compile},"
+        kernels = config.kernels
+        told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {kernels.torch_compile},"
+        told += f" fused experts {kernels.fused_experts}," if kernels.fused_experts is not False else ""
         return Arm(name, trainer, stack.close, told, self.options.window)
 
     def theirs(self, config: Any, place: Path, default: bool) -> Any:
@@ -256,7 +259,9 @@ class Builder:
         arguments.save_strategy = "no"
         if default:
             arguments = dataclasses.replace(arguments, bf16=CARD)
-            model = self.base() if self.options.full else get_peft_model(self.base(), lora_config(config))
+            model = (
+                self.base() if self.options.full else get_peft_model(self.base(), lora_config(config, config.adapter))
+            )
         else:
             model = add_adapter(self.base(), config)
         return plain_trainer(config, arguments, model, self.tokenizer, self.rows)

@@ -49,7 +49,8 @@ class Kernels(Section):
     ] = "auto"
     """In a mixture of experts, sort tokens by expert, project, gate, weight and add up in one block of kernels on a GPU, with
     the adapters of `adapter.target_parameters` inside the products: PEFT adds them to the weights of all experts at every
-    pass. Same numbers, less memory and time. `auto` leaves it off unless `kernel_auto_compose` finds it faster."""
+    pass. Same numbers, less memory and time. `auto` takes it from the H100 on where experts in bfloat16 have adapters and the
+    run has one device, and elsewhere leaves it off unless `kernel_auto_compose` finds it faster."""
 
     kernel_auto_compose: Annotated[bool, Title("Choose kernels by timing"), Expert] = False
     """Before the first step, time the combinations of those of `use_cut_ce`, `fused_attn_kernel`, `fused_lora`,

@@ -19,11 +19,12 @@ from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from engine.compat.instances import all_of, put
+from engine.compat.instances import all_of, put, whole
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied
 from engine.features.built import Built
+from engine.features.fused_experts import SETTING
 from engine.kernels.device import lacking
 from engine.kernels.experts import ExpertLoRA, Gate
 from engine.kernels.experts.module import experts_forward, gate_of, unserved
@@ -51,16 +52,25 @@ class Block:
 
 
 def apply(config: RunConfig, built: Built) -> Applied | None:
-    """Gives all experts of the trainer's models the fused pass; None where it was not asked for. Raises ModelError."""
+    """Gives all experts of the trainer's models the fused pass; None where there are none or it was not asked for. What does
+    not serve ends the run with a ModelError where it was asked for, and leaves transformers' pass where `auto` took it."""
+    auto, found = built.notes.reasons.get(SETTING.path), blocks(built)
     if config.kernels.fused_experts is not True:
-        return None
-    if (reason := why_not(built)) is not None:
-        raise ModelError(f"kernels.fused_experts: {reason}.", _TURN_OFF)
-    found = blocks(built)
-    undo = fuse(found)
+        return Applied(FEATURE, "auto", "off", None, auto) if auto is not None and found else None
+    requested = True if auto is None else "auto"
+    try:
+        if (reason := why_not(built)) is not None:
+            raise ModelError(f"kernels.fused_experts: {reason}.", _TURN_OFF)
+        with whole():
+            undo = fuse(found)
+    except ModelError as problem:
+        if auto is None:
+            raise
+        return Applied(FEATURE, requested, "off", None, f"transformers' own pass: {problem.told}")
     adapted = sum(bool(block.wrappers) for block in found)
     words = f"{adapted:,} of them with their adapters inside the products" if adapted else "none of them has adapters"
-    return Applied(FEATURE, True, "Triton", len(found), f"blocks of experts; {words}", undo)
+    words += f"; {auto}" if auto else ""
+    return Applied(FEATURE, requested, "Triton", len(found), f"blocks of experts; {words}", undo)
 
 
 def why_not(built: Built) -> str | None:

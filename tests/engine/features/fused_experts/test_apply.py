@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +17,14 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from engine.config.facts import Facts, ModelFacts
+from engine.config.files import put
 from engine.errors import ModelError
-from engine.features.fused_experts import UNSERVED, apply
+from engine.features.built import Notes
+from engine.features.fused_experts import UNSERVED, apply, chosen
+from engine.hardware import parse_machine
 from engine.kernels.experts.module import unserved
+from engine.rules import read
 from tests.engine.features.conftest import built_of
 from tests.engine.features.families import batches, made
 
@@ -218,6 +224,56 @@ def test_what_has_no_place_is_refused_with_the_reason():
     with pytest.raises(ModelError, match="an adapter is on gate_up_proj_bias"):
         fused(biased)
     assert apply.apply(SimpleNamespace(kernels=SimpleNamespace(fused_experts=False)), dense) is None
+
+
+def test_auto_takes_it_where_steps_were_measured_and_says_why():
+    mixture = ModelFacts("m", model_type="qwen3_moe", experts=8)
+    card = Facts(model=mixture, machine=parse_machine("1xH100-80GB"))
+
+    def taken(facts=card, **changes):
+        mapping = {"version": 1, "model": {"name": "m"}}
+        mapping["adapter"] = {"kind": "lora", "target_parameters": ["mlp.experts.down_proj"]}
+        for name, value in changes.items():
+            put(mapping, name.replace("__", "."), value)
+        return chosen(read(mapping).config, facts)
+
+    assert taken() == (
+        True,
+        "NVIDIA H100 80GB HBM3 computes experts with their adapters faster and in less memory by it",
+    )
+    assert taken(kernels__kernel_auto_compose=True)[0] == "auto"
+    for words, found in {
+        "no mixture": taken(replace(card, model=replace(mixture, model_type="qwen3", experts=None))),
+        "launch decides": taken(replace(card, machine=None)),
+        "no GPU": taken(replace(card, machine=parse_machine("cpu"))),
+        "older than": taken(replace(card, machine=parse_machine("1xA100-80GB"))),
+        "its gate": taken(replace(card, model=replace(mixture, model_type="hy_v4"))),
+        "no adapters": taken(adapter__target_parameters=[]),
+        "up to rank 256": taken(adapter__r=300),
+        "in float32": taken(model__dtype="float32"),
+        "no plain numbers": taken(model__quantization="nf4"),
+        "layers stream": taken(memory__layer_offloading=True),
+        "several devices": taken(run__devices=2),
+        "not known yet": taken(replace(card, model=None)),
+    }.items():
+        assert found[0] is False
+        assert words in found[1]
+
+
+def test_what_auto_took_and_does_not_serve_stays_with_transformers():
+    """There is no card here, so the kernels lack one; the receipt says so, and nothing is left on the model."""
+    model = made("mixtral")
+    before = {name: vars(module).copy() for name, module in model.named_modules()}
+    auto = replace(
+        built_of(SimpleNamespace(model=model)), notes=Notes(reasons={"kernels.fused_experts": "it is faster"})
+    )
+    if not torch.cuda.is_available():
+        row = apply.apply(ON, auto)
+        assert (row.requested, row.effective, row.count) == ("auto", "off", None)
+        assert "the kernels need a CUDA device" in row.detail
+    off = apply.apply(SimpleNamespace(kernels=SimpleNamespace(fused_experts=False)), auto)
+    assert (off.effective, off.detail) == ("off", "it is faster")
+    assert all(vars(module).keys() == before[name].keys() for name, module in model.named_modules())
 
 
 IN_THE_INTERPRETER = """
