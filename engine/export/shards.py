@@ -46,10 +46,12 @@ def put_together(source: Source, beside: Path) -> Iterator[Source]:
 def _weights(shares: Path, into: Path) -> None:
     from torch.distributed.checkpoint import HuggingFaceStorageReader
     from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     files: dict[str, int] = {}
     size, number = 0, 1
     for name, stored in HuggingFaceStorageReader(str(shares)).read_metadata().state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata), f"{name}: shares hold tensors alone"
         bytes_ = stored.size.numel() * stored.properties.dtype.itemsize
         if size and size + bytes_ > FILE_BYTES:
             size, number = 0, number + 1

@@ -416,7 +416,7 @@ class RunTrainer(Trainer):
             return
         first, into = self.args.should_save, Path(output_dir)
         sharded.save_optimizer(_inner(self.optimizer), self.model, into, first=first)
-        if first:
+        if first and self.lr_scheduler is not None:
             torch.save(self.lr_scheduler.state_dict(), into / SCHEDULER)
 
     def take_weights(self, path: Path) -> None:
@@ -435,7 +435,8 @@ class RunTrainer(Trainer):
                 return
             take = sharded.load_optimizer if shares else sharded.take_optimizer
             take(_inner(self.optimizer), self.model, folder)
-            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER, weights_only=True))
+            if self.lr_scheduler is not None:
+                self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER, weights_only=True))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         with refusing_pickles(Path(checkpoint or ".")):

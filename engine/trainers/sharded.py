@@ -81,7 +81,7 @@ def _shared_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def restore_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
+def restore_weights(model: torch.nn.Module, folder: Path) -> None:
     """Gives the model the weights of a checkpoint, where one of the two is sharded. Raises WorkbenchError where they do not
     fit."""
     model_files.refuse_what_it_names(folder)
@@ -94,7 +94,7 @@ def restore_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
         take_weights(model, folder)
 
 
-def take_weights(model: PreTrainedModel, folder: Path) -> None:
+def take_weights(model: torch.nn.Module, folder: Path) -> None:
     """Gives a sharded model the weights that one process has saved, a file at a time."""
     state, seen = _named(model), set()
     with torch.no_grad():
@@ -132,7 +132,7 @@ def _stored(folder: Path) -> dict[str, Any]:
     return dict(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
 
 
-def _named(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The model's weights and buffers that are kept, each tied one once."""
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
     return {name: value for name, value in model.state_dict().items() if name not in tied}
@@ -143,7 +143,7 @@ def save_weights(model: PreTrainedModel, into: Path) -> None:
     _save(_named(model), into / model_files.SHARES)
 
 
-def load_weights(model: PreTrainedModel, folder: Path) -> None:
+def load_weights(model: torch.nn.Module, folder: Path) -> None:
     """Gives the model, sharded or not, the weights of a sharded checkpoint. Raises WorkbenchError where they do not fit."""
     state, stored = _named(model), _stored(folder / model_files.SHARES)
     if wrong := sorted(state.keys() ^ stored.keys()):
