@@ -170,9 +170,7 @@ def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_butto
         assert not (lab.root / "how.txt").exists()
         accept.click()
         how, accepted = lab.root / "how.txt", "{'accept_data': True}"
-        browsing.until(
-            lambda: how.exists() and how.read_text() == accepted, "the run is gone on with", state=page.state
-        )
+        browsing.until(lambda: how.exists() and how.read_text() == accepted, "the run is gone on with", state=page.state)
         assert (page.outside, page.errors) == ([], [])
 
 
