@@ -196,10 +196,19 @@ def _nothing_runs_on() -> Iterator[None]:
     assert not told, f"still running 20 seconds after the last test of this file, now killed: {told}"
 
 
+def _line(process: psutil.Process) -> Iterator[int]:
+    """The process and all that it comes from; one that was forked for another comes from that one."""
+    yield process.pid
+    yield from (each.pid for each in process.parents())
+    if asker := process.environ().get(prestarted.ASKER):
+        yield from _line(psutil.Process(int(asker)))
+
+
 def _is_orphan(process: psutil.Process) -> bool:
     """Whether these tests started it and it belongs to none of their processes any more."""
     try:
-        line = [process.pid, *(each.pid for each in process.parents())]
-        return MARK in process.environ() and not {os.getpid(), *prestarted.PIDS}.intersection(line)
+        return MARK in process.environ() and os.getpid() not in _line(process)
+    except psutil.NoSuchProcess:
+        return process.is_running()
     except psutil.Error:
         return False

@@ -28,6 +28,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PLACE = "WORKBENCH_TESTS_ROOM"
 """Names the folder of these tests, where the server listens."""
+ASKER = "WORKBENCH_TESTS_ASKER"
+"""Names, in the environment of a process that the server forked, the one that asked for it: its parent in all but name."""
 COLD = "WORKBENCH_TESTS_COLD"
 """Set where a process is to be started as ever."""
 MODULES = ("engine.worker", "engine.inspector", "engine.chat", "engine.export")
@@ -39,8 +41,6 @@ AT_IMPORT = re.compile(
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 NAMESPACES = ("mnt", "net", "pid", "user", "uts", "ipc")
 LONGEST = 1 << 17
-PIDS: set[int] = set()
-"""The processes that this one got from the server."""
 
 
 def at_import(environment: dict[str, str]) -> dict[str, str]:
@@ -63,14 +63,13 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             asked = {
                 "argv": [os.fsdecode(each) for each in args],
                 "cwd": os.fspath(cwd) if cwd is not None else os.getcwd(),
-                "environment": dict(os.environ if env is None else env),
+                "environment": {**(os.environ if env is None else env), ASKER: str(os.getpid())},
                 "session": bool(start_new_session),
                 "limits": [resource.getrlimit(limit) for limit in LIMITS],
             }
             with contextlib.suppress(OSError, ValueError):
                 socket.send_fds(line, [json.dumps(asked).encode()], given)
                 self.pid = int(line.recv(100))
-                PIDS.add(self.pid)
                 self._child_created = True
                 self._line = line
                 self._close_pipe_fds(*files)  # type: ignore[attr-defined]
@@ -88,7 +87,6 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         except OSError:
             status = signal.SIGKILL
         self._line.close()
-        PIDS.discard(self.pid)
         return self.pid, status
 
     def _internal_poll(self, _deadstate: int | None = None, **others: Any) -> int | None:
