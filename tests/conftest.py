@@ -197,18 +197,17 @@ def _nothing_runs_on() -> Iterator[None]:
 
 
 def _line(process: psutil.Process) -> Iterator[int]:
-    """The process and all that it comes from; one that was forked for another comes from that one."""
+    """The process and all that it comes from; one that was forked for another comes from that one, where it still lives."""
     yield process.pid
     yield from (each.pid for each in process.parents())
-    if asker := process.environ().get(prestarted.ASKER):
-        yield from _line(psutil.Process(int(asker)))
+    asker = int(process.environ().get(prestarted.ASKER, -1))
+    if psutil.pid_exists(asker):
+        yield from _line(psutil.Process(asker))
 
 
 def _is_orphan(process: psutil.Process) -> bool:
     """Whether these tests started it and it belongs to none of their processes any more."""
     try:
         return MARK in process.environ() and os.getpid() not in _line(process)
-    except psutil.NoSuchProcess:
-        return process.is_running()
     except psutil.Error:
         return False

@@ -76,6 +76,8 @@ SHOWN = {"run.prompts": ["What comes after 7?"], "run.max_new_tokens": 4}
 def of_all(method: str, files: Files) -> dict[str, Trial]:
     """Those that every method has."""
     eval_ = {"data.eval": [{"path": files.held_out}], "run.eval_steps": 1}
+    # GDPO's loss of held-out rows is nought but for rounding.
+    judged = {"run.metric_for_best_model": "reward" if method == "gdpo" else "loss"}
     by_epoch = {"data.eval": [{"path": files.held_out}]}
     long = {"data.train": [{"path": files.long}], "data.max_length": SHORT}
     cut = {**long, "data.excess_length": "truncate", "data.truncation_side": "left"}
@@ -132,7 +134,7 @@ def of_all(method: str, files: Files) -> dict[str, Trial]:
             1, {**eval_, "run.greater_is_better": method not in SAMPLED, "optim.max_steps": 3}
         ),
         "run.metric_for_best_model": Trial("nothing", eval_),
-        "run.greater_is_better": Trial(True, {**eval_, "run.greater_is_better": False}),
+        "run.greater_is_better": Trial(True, {**eval_, **judged, "run.greater_is_better": False}),
         "run.save_best": Trial(False, {**eval_, "run.save_steps": 9}),
         "run.evals_per_epoch": Trial(1, {**by_epoch, "run.evals_per_epoch": 100}),
         "run.saves_per_epoch": Trial(1),
