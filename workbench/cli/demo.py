@@ -9,7 +9,6 @@ import click
 
 from engine.errors import UsageError
 from engine.run.index import open_view
-from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.output import echo
 from workbench.cli.train import attach, start_mapping
@@ -42,23 +41,11 @@ def command(
     if code == 0 and not detach and not as_json:
         with open_view(run) as watch:
             if watch.view.state == "finished":
-                _say_what_it_learned(watch.view, run_name(run))
+                _say_what_now(run_name(run))
     return code
 
 
-def _say_what_it_learned(view: RunView, name: str) -> None:
-    """The pinned questions, answered before and after; then the ways on."""
-    answers: dict[int, list[dict[str, object]]] = {}
-    for sample in view.samples:
-        answers.setdefault(sample["index"], []).append(sample)
-    if answers:
-        echo()
-        echo("Before and after:")
-    for given in answers.values():
-        first, last = given[0], given[-1]
-        echo(f"  {first['prompt']}")
-        echo(f"    step {first['step']}: {first['completion']}")
-        echo(f"    step {last['step']}: {last['completion']}")
+def _say_what_now(name: str) -> None:
     echo()
     echo("What now:")
     echo(f"  look at its curves in the app: `workbench {name}`")

@@ -16,6 +16,7 @@ from engine import figures
 from engine.errors import visible
 from engine.run import launch, silence
 from engine.run.best import best_words
+from engine.run.ending import card
 from engine.run.index import Watch
 from engine.run.proposals import FIRST, REPEATS
 from engine.run.view import RunView
@@ -179,9 +180,11 @@ def ending(view: RunView, name: str) -> str:
 
 
 def report(watch: Watch) -> None:
-    """The end on stderr, with the lines that matter when it failed."""
+    """The end on stderr: what a finished run leaves, the lines that matter when it failed."""
     view, name = watch.view, run_name(watch.folder)
     echo(styled(ending(view, name), fg=COLOURS.get(view.state)), err=True)
+    for what, words in card(view, watch.folder, name):
+        echo(f"  {what:<13}  {words}", err=True)
     if view.state == "failed":
         for line in view.cause_lines[-12:]:
             echo("  " + line, err=True)
