@@ -145,7 +145,7 @@ def test_each_rank_writes_its_shares_and_a_reader_of_weights_says_what_they_are(
 def test_merge_makes_one_folder_of_shares(place: Place, full: Pair) -> None:
     into = place.root / "merged"
     asked = {"do": "merge", "run": str(full.shared.path), "checkpoint": 4, "places": {"safetensors": str(into)}}
-    (part,) = answer(asked, lambda **_: None)["parts"]
+    (part,) = answer(asked, lambda **_: None, lambda *_: None)["parts"]
     assert part["ok"], part
     merged = AutoModelForCausalLM.from_pretrained(into, dtype=torch.float32).state_dict()
     for name, value in weights(full.alone).items():
