@@ -89,7 +89,9 @@ def test_a_processor_that_asks_for_torchvision_is_refused_with_the_way_out(
         raise ImportError("PixtralImageProcessor requires the Torchvision library but it was not found")
 
     monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", asks)
-    config: Any = SimpleNamespace(model=Model(name=str(folders["idefics3"])))
+    monkeypatch.setattr("engine.models.processors._class_of", lambda folder: "OfATransformersToCome")
+    data = SimpleNamespace(image_backend="pil", min_pixels=None, max_pixels=None)
+    config: Any = SimpleNamespace(model=Model(name=str(folders["idefics3"])), data=data)
     with pytest.raises(ModelError, match="reads images by torchvision, which is not installed") as told:
         load_processing_class(config)
     assert "pip install torchvision" in told.value.hint
