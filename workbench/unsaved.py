@@ -110,10 +110,15 @@ class Unsaved:
         taken = place.with_suffix(".taken")
         try:
             os.rename(place, taken)  # two windows may start at once: one of them gets it
+        except OSError:
+            return None
+        try:
             file = Path(said["file"]) if isinstance(said.get("file"), str) else None
             file = file if file is not None and file.exists() else self.as_file(said["text"])
             taken.unlink()
         except OSError:
+            with contextlib.suppress(OSError):
+                os.rename(taken, place)  # there is no room for it: the next start tries again
             return None
         recipe, when = said.get("recipe"), said.get("when")
         return Kept(

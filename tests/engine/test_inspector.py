@@ -19,6 +19,7 @@ import pytest
 from engine.client import COMMAND, Inspector
 from engine.errors import Cancelled, WorkbenchError
 from tests.caches import own_cache
+from tests.prestarted import prestarted
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,8 @@ def test_hello_at_lowest_priority_with_one_thread(inspector: Inspector) -> None:
     assert environment["PYTHONSAFEPATH"] == "1"
 
 
-def test_raw_rows_come_without_torch(inspector: Inspector, tmp_path: Path) -> None:
+def test_raw_rows_come_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(prestarted.COLD, "1")  # a forked one has torch from the start
     path = tmp_path / "r.jsonl"
     path.write_text('{"text": "one"}\n\n{"text": "two"}\n', "utf-8")
     with Inspector() as fresh:

@@ -73,7 +73,8 @@ class Terminal:
     def wait_for(self, *words: bytes, timeout: float = 40.0) -> None:
         end = time.monotonic() + timeout
         while not all(word in self.seen for word in words):
-            assert time.monotonic() < end, f"{words} never came; the last was {self.seen[-600:]!r}"
+            missing = [word for word in words if word not in self.seen]
+            assert time.monotonic() < end, f"{missing} never came; the last was {self.seen[-6000:]!r}"
             self.read(0.3)
 
     def settle(self, quiet: float = 0.5) -> None:

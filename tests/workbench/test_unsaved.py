@@ -89,6 +89,17 @@ def test_a_damaged_entry_is_passed_over(tmp_path: Path, content: bytes) -> None:
     assert Unsaved(tmp_path / "cache", tmp_path / "state").left(None) == []
 
 
+def test_what_cannot_be_taken_out_is_offered_at_the_next_start(tmp_path: Path, changed: Draft) -> None:
+    unsaved = Unsaved(tmp_path / "cache", tmp_path / "state")
+    unsaved.write(unsaved.entry(changed))
+    gone(unsaved)
+    (tmp_path / "state").write_text("a file in its place")
+    assert unsaved.left(None) == []
+    (tmp_path / "state").unlink()
+    (kept,) = unsaved.left(None)
+    assert kept.text == changed.text()
+
+
 def test_where_nothing_can_be_written_it_says_so(tmp_path: Path, changed: Draft) -> None:
     (tmp_path / "cache").write_text("a file in its place")
     unsaved = Unsaved(tmp_path / "cache", tmp_path / "state")
@@ -117,7 +128,7 @@ def test_a_killed_app_gives_the_terminal_back_and_the_next_start_offers_the_conf
     terminal.type(b"\x7f")  # back to the default: a change that no file holds
     terminal.wait_for(b"->")
     end = time.monotonic() + 15
-    while not list((tmp_path / "cache").rglob("*.json")):
+    while not list((tmp_path / "cache").rglob("unsaved/*.json")):
         assert time.monotonic() < end, "it was not kept"
         terminal.read(0.1)
     assert not termios.tcgetattr(terminal.fd)[3] & termios.ISIG
@@ -146,7 +157,7 @@ def test_a_killed_app_gives_the_terminal_back_and_the_next_start_offers_the_conf
     again.wait_for(b"not saved", b"Leave without saving")
     again.type(b"\x1b[B\r")
     assert again.exit_code() == 0
-    assert not list((tmp_path / "cache").rglob("*.json"))
+    assert not list((tmp_path / "cache").rglob("unsaved/*"))
     third = spawn(*workbench_command)
     third.wait_for(b"New config")
     third.settle(1.0)

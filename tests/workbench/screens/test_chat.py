@@ -14,6 +14,7 @@ import pytest
 from engine.run.store import RunFolder
 from engine.session.chat import Answer, ChatSession, Settings, Turn, who_answers
 from tests.chats import QUESTION, make_run
+from tests.prestarted import prestarted
 from workbench.app import WorkbenchApp
 from workbench.screens.chat import ChatScreen
 from workbench.screens.monitor import MonitorScreen
@@ -42,8 +43,9 @@ async def until(pilot: Any, holds: Callable[[], bool], seconds: float = 240) -> 
 
 
 async def test_one_writes_while_it_loads_and_the_process_goes_with_the_screen(
-    run: RunFolder, shown: Shown, tmp_path: Path
+    run: RunFolder, shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(prestarted.COLD, "1")  # a forked one may have loaded before a key is pressed
     session = ChatSession(who_answers([run]), Settings(max_new_tokens=12), device="cpu")
     app = WorkbenchApp(chat=session, runs_dir=tmp_path / "runs")
     async with app.run_test(size=(100, 30)) as pilot:
