@@ -183,7 +183,7 @@ def _source(source: Source, seed: int, progress: Callable[[str, int, int], None]
 
 
 def _content(source: Source, progress: Callable[[str, int, int], None]) -> str:
-    path = Path(source.path)
+    path = Path(source.file)
     dataset = getattr(source.rows, "_dataset", None)
     if dataset is not None:
         return str(dataset._fingerprint)
