@@ -103,6 +103,10 @@ class Data(Section):
     ] = "assistant"
     """Which turns of a conversation are learned in SFT. The others are read but give no loss."""
 
+    trained_thinking: Annotated[bool, Title("Learn the thinking"), Advanced] = True
+    """Whether what the assistant thinks before an answer is learned too. Off, it is read, and what is learned of a turn
+    begins with its answer: for rows whose reasoning is another model's, or a model that shall keep its own."""
+
     packing: Annotated[bool, Advanced] = False
     """Put several short rows into one sequence, so that no computation is spent on padding."""
 

@@ -76,6 +76,7 @@ class Plan:
     template_name: str
     template_kwargs: Mapping[str, Any]
     trained_turns: str
+    trained_thinking: bool
     max_length: int
     excess_length: str
     truncation_side: str
@@ -197,6 +198,7 @@ def plan_of(
         template_name=name,
         template_kwargs=dict(config.model.chat_template_kwargs),
         trained_turns="all" if method == "pretrain" else data.trained_turns,
+        trained_thinking=data.trained_thinking,
         max_length=data.max_length,
         excess_length=data.excess_length,
         truncation_side=data.truncation_side,
