@@ -32,6 +32,8 @@ CHUNK = 1 << 20
 KEEP_FREE = 512 << 20
 PATIENCE = 60.0
 """Seconds in which a store has to give something."""
+TRIES, PAUSE = 3, 2.0
+"""How often an object is asked for, and seconds before the second time, twice as many before each later one."""
 _LOOK = 0.1
 _VOLATILE = ("url", "partial", "name", "mimetype")
 """What a file system says of an object that is not about its content."""
@@ -53,9 +55,13 @@ def local_copy(url: str, on_progress: Progress | None = None) -> Copy:
     """The object as it is now, fetched unless this very version is here. `on_progress` is called with what is done, bytes
     and all bytes, and may raise. Raises `DataError` where it cannot be had."""
     shown = visible(without_secrets(url))
+    progress = on_progress or (lambda what, done, total: None)
     files, place = _file_system(url, shown)
-    look = _Waiting(lambda _: files.info(place))
-    about = look.result(shown, lambda: None)
+
+    def look() -> Any:
+        return _Waiting(lambda _: files.info(place)).result(shown, lambda: progress("fetching", 0, 0))
+
+    about = _retried(look, progress)
     if about.get("type") == "directory":
         raise DataError("is a folder", "Name one of its files; several are several sources.", path=shown)
     version = {str(key): str(value) for key, value in about.items() if key not in _VOLATILE}
@@ -66,7 +72,7 @@ def local_copy(url: str, on_progress: Progress | None = None) -> Copy:
         with FileLock(store / f".{key}.lock"):
             folder = store / key
             if not (folder / NOTE).is_file():
-                _fetch(files, place, shown, about, folder, on_progress or (lambda what, done, total: None))
+                _retried(lambda: _fetch(files, place, shown, about, folder, progress), progress)
             held = Held(folder)
         name = json.loads((folder / NOTE).read_text("utf-8"))["copy"]["file"]
     except OSError as problem:
@@ -88,6 +94,27 @@ def _file_system(url: str, shown: str) -> tuple[Any, str]:
         todo = f"pip install {package}" if package else f"Kinds that are read: {', '.join(sorted(REMOTE))}."
         raise DataError(f"cannot be fetched ({_first_line(problem)})", todo, path=shown) from None
     return files, str(place)
+
+
+class _Failed(DataError):
+    """What may go well when it is tried again."""
+
+
+def _retried(work: Callable[[], Any], on_progress: Progress) -> Any:
+    """What the work gives; a connection that fails is tried again. Raises `DataError`, and what `on_progress` does."""
+    for again in range(1, TRIES):
+        try:
+            return work()
+        except _Failed:
+            end = time.monotonic() + PAUSE * 2 ** (again - 1)
+            while time.monotonic() < end:
+                on_progress("fetching", 0, 0)
+                time.sleep(_LOOK)
+    try:
+        return work()
+    except _Failed as failed:
+        failed.hint = f"It was tried {TRIES} times. {failed.hint}"
+        raise
 
 
 class _Waiting:
@@ -116,7 +143,7 @@ class _Waiting:
                 if self.done != last:
                     last, moved = self.done, time.monotonic()
                 if time.monotonic() - moved > PATIENCE:
-                    raise DataError(f"nothing came for {PATIENCE:g} s", "See whether the store answers.", path=shown)
+                    raise _Failed(f"nothing came for {PATIENCE:g} s", "See whether the store answers.", path=shown)
         finally:
             self.left = True
         if isinstance(self._problem, FileNotFoundError):
@@ -130,7 +157,7 @@ class _Waiting:
                 path=shown,
             )
         if self._problem is not None:
-            raise DataError(
+            raise _Failed(
                 f"cannot be fetched ({_first_line(self._problem)})", "See whether the store answers.", path=shown
             )
         return self._found
@@ -160,7 +187,7 @@ def _fetch(files: Any, place: str, shown: str, about: Mapping[str, Any], folder:
     try:
         waiting.result(shown, lambda: on_progress("fetching", waiting.done, max(total, waiting.done)))
         if total and waiting.done != total:
-            raise DataError(f"{waiting.done:,} of its {total:,} bytes came", "Start again.", path=shown)
+            raise _Failed(f"{waiting.done:,} of its {total:,} bytes came", "Start again.", path=shown)
         note = {"copy": {"sources": [shown], "file": name}}
         (made / NOTE).write_text(json.dumps(note), "utf-8")
         os.rename(made, folder)

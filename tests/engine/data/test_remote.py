@@ -122,7 +122,27 @@ def test_what_cannot_be_had_is_said_in_a_sentence(store: Any, url: str, said: st
     assert "\n" not in str(raised.value)
 
 
+def test_a_connection_that_fails_is_tried_again(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.pipe(URL, _lines(3))
+    monkeypatch.setattr(remote, "PAUSE", 0.01)
+    asked, info = [], type(store).info
+
+    def failing(files: Any, path: str, **more: Any) -> Any:
+        asked.append(path)
+        if len(asked) < 3:
+            raise ConnectionError("the line is dead")
+        return info(files, path, **more)
+
+    monkeypatch.setattr(type(store), "info", failing)
+    assert local_copy(URL).file.read_bytes() == _lines(3)
+    asked.clear()
+    monkeypatch.setattr(remote, "TRIES", 1)
+    with pytest.raises(DataError, match=r"cannot be fetched \(the line is dead\)"):
+        local_copy(URL)
+
+
 def test_what_breaks_off_or_is_given_up_leaves_nothing(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PAUSE", 0.01)
     store.pipe(URL, b"x" * 5_000_000)
     silent: list[float] = []
 
@@ -152,7 +172,7 @@ def test_what_breaks_off_or_is_given_up_leaves_nothing(store: Any, monkeypatch: 
         began = time.monotonic()
         with pytest.raises(DataError, match=r"nothing came for 0\.3 s"):
             local_copy(URL)
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 5
 
     def cancel(*_: object) -> None:
         raise Cancelled("given up")
