@@ -39,6 +39,7 @@ def head(view: RunView) -> dict[str, Any]:
         "way_on": shown(_way_on(view), 300) if bad else "",
         "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
         "warnings": [
+            *(shown(each["message"], 300) for each in view.restarts[-2:]),
             *(shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]),
             *(shown(str(each["message"]), 200) for each in view.findings[-2:]),
         ],

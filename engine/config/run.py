@@ -106,5 +106,10 @@ class Run(Section):
     names the run, its state, the cause in a word, the step and the last losses, no rows. It has 15 seconds, and a failure
     is a line in the log. The address stands in the config alone; where it is shown, only its host is."""
 
+    max_restarts: Annotated[int, Ge(0), Le(1000), Title("Restarts"), Advanced] = 0
+    """How often a run whose process died goes on by itself from its newest whole checkpoint: one that was killed, a lost
+    rank, a card or a network between cards that failed. A new checkpoint lets the count begin anew. Numbers that diverged,
+    rows that are refused, too little memory and a full disk would come again, so they end the run."""
+
     grace_seconds: Annotated[int, Ge(1), Le(86_400), Title("Time to stop"), Unit("seconds"), Expert] = 60
     """How long a run that was asked to stop may take to save, before it is ended."""

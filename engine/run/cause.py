@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine import figures
 from engine.errors import WorkbenchError, redact, visible
@@ -36,6 +38,23 @@ class Cause:
     cause: str
     message: str
     lines: tuple[str, ...] = ()
+
+
+# What cards, drivers and the network between cards say of themselves.
+_PASSES = re.compile(
+    r"CUDA error(?!: (?:device-side assert|out of memory))|\bNCCL\b|ProcessGroup|\bECC error|Connection (?:reset|closed) by peer"
+)
+
+
+def passes(final: Mapping[str, Any]) -> bool:
+    """Whether what ended a worker may not end the next one: a signal from outside, a crash, a card or a network that failed.
+    Numbers that diverged, rows that are refused, and room that is too small would be the same again."""
+    word = str(final.get("cause") or "")
+    lines = [str(final.get("message") or ""), *map(str, final.get("lines") or ())]
+    crashed = word.startswith("exit ") and not any(map(_is_error, lines))
+    if word.startswith("signal ") or word == "unknown" or crashed:
+        return True
+    return word.startswith(("exception", "exit ")) and _PASSES.search(" ".join(lines)) is not None
 
 
 def explain(

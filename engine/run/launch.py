@@ -111,6 +111,8 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
         devices=list(chosen.visible),
         processes=chosen.processes,
         accept_data=accept_data,
+        restarted_from=None,
+        restarts_in_vain=0,
     )
     try:
         _start_supervisor(run, "start")

@@ -24,7 +24,7 @@ from engine.run.series import LEVELS, Series
 from engine.run.store import RunFolder
 from engine.run.view import MAX_SERIES, RunView
 
-VERSION = 4
+VERSION = 5
 NAME = "view.bin"
 _MAGIC = b"workbench view 1\n"
 _LOOK = 4096
@@ -158,6 +158,7 @@ _ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
     },
     "findings": dict.fromkeys(("path", "severity", "rule", "message"), _TEXT),
     "controls": dict.fromkeys(("do", "status", "message"), _TEXT),
+    "restarts": {"step": _WHOLE, "message": _TEXT},
     "diverged": {"step": _WHOLE + _NONE, "what": _TEXT},
     "superseded": dict.fromkeys(("segment", "above", "to", "points"), _WHOLE),
     "progress": {"what": _TEXT, "done": _NUMBER + _NONE, "total": _NUMBER + _NONE, "unit": _TEXT},

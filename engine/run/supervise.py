@@ -7,6 +7,7 @@ purpose: standard library only, no thread, one loop.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 
 from engine import figures
 from engine.errors import RunBusy, WorkbenchError
-from engine.run import cause, control, inside, spawn, store
+from engine.run import cause, checkpoint, control, inside, spawn, store
 from engine.run.devices import Choice
 from engine.run.disk import storage_error
 from engine.run.events import EventWriter, last_numbers
@@ -34,6 +35,8 @@ DEFAULT_GRACE = 60.0
 # Between SIGTERM and SIGKILL where the person wants it now, and after a worker's own final event.
 NOW_SECONDS = 5.0
 LEAVE_SECONDS = 30.0
+# Before a worker that died is started anew, by how often that was in vain.
+PAUSE_SECONDS = (1.0, 5.0, 20.0, 60.0)
 # How long a last record waits for room on a disk that has none, not even the reserved.
 PATIENCE_SECONDS = 600.0
 
@@ -162,24 +165,102 @@ class Supervisor:
         return True
 
     def stay(self) -> None:
-        """Watch until the worker is gone, then say how it ended."""
+        """Watch until the worker is gone, then start it anew where that helps, or say how it ended."""
         signal.signal(signal.SIGTERM, self._forward)
+        while self._conclude(self._watch()):
+            if not self._start_again():
+                break
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while self.unwritten and self.run.path.is_dir() and time.monotonic() < give_up:
+            time.sleep(1.0)
+            self._say()
+
+    def _watch(self) -> int | None:
+        """Stay with the worker until it is gone; its exit code, where that can be known."""
         while True:
             code = self._exit_code()
             gone = code is not None or not self._worker_lives()
             self._read_events()
             if gone:
-                break
+                return code
             self._watch_requests()
             self._watch_ranks()
             self.notifier.tick()
             self._say()
             time.sleep(LOOK_SECONDS)
-        self._conclude(code)
-        give_up = time.monotonic() + PATIENCE_SECONDS
-        while self.unwritten and self.run.path.is_dir() and time.monotonic() < give_up:
-            time.sleep(1.0)
+
+    # -- a worker that is started anew -----------------------------------------------------------------------------
+
+    def _may_start_again(self) -> str:
+        """That it goes on, and from where, as a sentence; empty where this end would only come again, where a person wants
+        it to end, and after `run.max_restarts` starts without a new checkpoint."""
+        assert self.final is not None
+        if self.final["kind"] != "failed" or self.forwarded or self._is_asked_to_end() or not cause.passes(self.final):
+            return ""
+        most = self._most_restarts()
+        values = self.run.read_json()
+        newest, _ = checkpoint.newest_valid(self.run)
+        step = (checkpoint.step_of(newest) if newest is not None else None) or 0
+        before, vain = values.get("restarted_from"), values.get("restarts_in_vain")
+        vain = vain + 1 if isinstance(vain, int) and isinstance(before, int) and step <= before else 1
+        if vain > most:
+            return ""
+        self._say(restarted_from=step, restarts_in_vain=vain)
+        where = f"checkpoint-{step}" if newest is not None else "the beginning, as there is no checkpoint yet"
+        often = f" ({vain} of {most} times without a new checkpoint)" if vain > 1 else ""
+        return f"It is started again from {where}{often}."
+
+    def _most_restarts(self) -> int:
+        """`run.max_restarts` as the run's config says it now."""
+        from engine.config.files import parse
+
+        try:
+            most = (parse(self.run.read_config()).mapping.get("run") or {}).get("max_restarts")
+        except (WorkbenchError, OSError, AttributeError):
+            return 0
+        return most if isinstance(most, int) else 0
+
+    def _is_asked_to_end(self) -> bool:
+        names = (name for name in inside.names(self.run, self.run.control) if name.endswith(".json"))
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found = control.parse(self.run.control / name)
+                if isinstance(found, control.Request) and found.do in control.STOPS:
+                    return True
+        return self.asked_to_end is not None
+
+    def _start_again(self) -> bool:
+        """Start the worker anew after a pause; False where a person or the machine ends it meanwhile, or it cannot."""
+        vain = self.run.read_json().get("restarts_in_vain")
+        pause = PAUSE_SECONDS[min(vain if isinstance(vain, int) else 1, len(PAUSE_SECONDS)) - 1]
+        end = time.monotonic() + pause
+        while time.monotonic() < end and not (self.forwarded or self._is_asked_to_end()):
             self._say()
+            time.sleep(LOOK_SECONDS)
+        if self.forwarded or self._is_asked_to_end():
+            self._end_between()
+            return False
+        self.final = self.ended_at = self.asked_to_end = self.term_at = None
+        self.killed = False
+        self.answered, self.first_seen, self.oom_before = {}, {}, cause.oom_kills()
+        try:
+            _acquire_soon(RunLock(self.run)).release()
+            self.start()
+        except (WorkbenchError, OSError) as problem:
+            self.fail_to_begin(problem)
+            return False
+        return True
+
+    def _end_between(self) -> None:
+        """Of a run that is ended while no worker is there: it stopped where its newest checkpoint is."""
+        self.final = {"kind": "stopped", "by": "", "message": "Stopped before its worker was started again."}
+        lock = _acquire_soon(RunLock(self.run))
+        try:
+            with EventWriter(self.run, segment=self.segment) as writer:
+                writer.write(**self.final)
+        finally:
+            lock.release()
+        self._close(None)
 
     # -- the worker's end ------------------------------------------------------------------------------------------
 
@@ -189,7 +270,8 @@ class Supervisor:
     def _worker_lives(self) -> bool:
         return self.child is not None or (self.worker is not None and self.worker.alive)
 
-    def _conclude(self, code: int | None) -> None:
+    def _conclude(self, code: int | None) -> bool:
+        """Say how the worker ended; whether it is to be started anew."""
         assert self.worker is not None
         if self.family is not None:
             self.family.end()
@@ -206,6 +288,31 @@ class Supervisor:
             except (OSError, WorkbenchError) as problem:
                 # The cause is known all the same, and run.json says it.
                 print(f"events.jsonl: {problem}", file=sys.stderr, flush=True)
+        assert self.final is not None
+        if words := self._may_start_again():
+            try:
+                self._write_restart(words)
+            except (OSError, WorkbenchError) as problem:
+                print(f"events.jsonl: {problem}", file=sys.stderr, flush=True)
+            else:
+                self._say(state="starting", cause="", message=f"{self.final.get('message') or ''} {words}".strip())
+                return True
+        self._close(code)
+        return False
+
+    def _write_restart(self, words: str) -> None:
+        """Take the lock and append that the run goes on, and why it had to."""
+        assert self.final is not None
+        why = f"{self.final.get('message') or 'The worker ended.'} {words}"
+        lock = _acquire_soon(RunLock(self.run))
+        try:
+            with EventWriter(self.run, segment=self.segment) as writer:
+                writer.write("restart", cause=str(self.final.get("cause") or ""), message=why)
+        finally:
+            lock.release()
+
+    def _close(self, code: int | None) -> None:
+        """Write the last word into run.json, and let others know."""
         assert self.final is not None
         # The words stand; what is left of the reserved room goes before the folder is left alone.
         self.run.free_ballast()

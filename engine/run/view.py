@@ -63,6 +63,8 @@ class RunView:
     controls: dict[str, dict[str, Any]] = field(default_factory=dict)
     gpu: list[dict[str, Any]] = field(default_factory=list)
     diverged: list[dict[str, Any]] = field(default_factory=list)
+    restarts: list[dict[str, Any]] = field(default_factory=list)
+    """Each time the worker died and was started anew: `step` and the words why (`message`)."""
     superseded: list[dict[str, int]] = field(default_factory=list)
     eta_seconds: float | None = None
     bad_lines: int = 0
@@ -389,6 +391,13 @@ def _diverged(view: RunView, event: Event) -> None:
     _append(view.diverged, {"step": _whole(event, "step"), "what": _text(event, "what")})
 
 
+def _restart(view: RunView, event: Event) -> None:
+    """It goes on: what the last end said is why there was a restart, and no end."""
+    _append(view.restarts, {"step": view.step, "message": _text(event, "message")})
+    view.state, view.ended, view.cause, view.cause_kind, view.cause_lines = "starting", None, "", "", []
+    view.phase = "Starting again"
+
+
 def _ended(view: RunView, event: Event) -> None:
     view.state = event["kind"]
     view.ended = view.updated
@@ -422,6 +431,7 @@ _MEANING: dict[str, Callable[[RunView, Event], None]] = {
     "finding": _finding,
     "control": _control,
     "diverged": _diverged,
+    "restart": _restart,
     "finished": _ended,
     "stopped": _ended,
     "failed": _ended,

@@ -94,6 +94,36 @@ def test_a_killed_run_resumes_to_the_same_losses_and_weights(runs, promptly):
     assert weights[0] == weights[1]
 
 
+def test_a_run_that_may_restart_ends_with_the_weights_of_one_that_was_never_killed(runs):
+    whole = demo(runs, "whole")
+    until(lambda: over(whole))
+    broken = demo(runs, "broken", "run.max_restarts=1")
+    for step, starts in ((13, 0), (23, 1)):
+        until(lambda step=step, starts=starts: view_of(broken).step >= step and len(view_of(broken).restarts) == starts)
+        os.kill(broken.worker().pid, signal.SIGKILL)
+    until(lambda: over(broken))
+    one, other = view_of(whole), view_of(broken)
+    assert (other.state, len(other.restarts), other.resumed_from) == ("finished", 2, 20)
+    assert one.series["loss"] == other.series["loss"]
+    files = [
+        json.loads((run.checkpoints / "checkpoint-30" / "COMMIT.json").read_text())["files"] for run in (whole, broken)
+    ]
+    weights = [entry["model.safetensors"]["sha256"] for entry in files]
+    assert weights[0] == weights[1]
+
+
+def test_a_lost_rank_is_made_up_for(runs):
+    run = demo(runs, "two", "run.devices=2", "optim.max_steps=24", "run.max_restarts=2")
+    until(lambda: view_of(run).step >= 13)
+    family = Family(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    os.kill(family.ranks[1].pid, signal.SIGKILL)
+    until(lambda: over(run))
+    view = view_of(run)
+    assert (view.state, view.step, view.resumed_from) == ("finished", 24, 10)
+    assert "Rank 1" in view.restarts[0]["message"]
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_write_one_stream_and_a_killed_one_is_named_and_the_run_goes_on(runs, promptly, strategy):
     run = demo(runs, "two", "run.devices=2", "optim.max_steps=60", f"distributed.strategy={strategy}")

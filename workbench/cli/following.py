@@ -53,7 +53,7 @@ class Follower:
         self._phase = ""
         self._samples = 0
         self._checkpoints: set[tuple[Any, Any]] = set()
-        self._diverged = 0
+        self._diverged = self._restarts = 0
         self._state = ""
         self._said_at = 0.0
         self._said_step = -1
@@ -64,7 +64,7 @@ class Follower:
     def _know(self, view: RunView) -> None:
         """What is there already is no news."""
         self._phase, self._state = view.phase, view.state
-        self._samples, self._diverged = len(view.samples), len(view.diverged)
+        self._samples, self._diverged, self._restarts = len(view.samples), len(view.diverged), len(view.restarts)
         self._checkpoints = {(entry["step"], entry["state"]) for entry in view.checkpoints}
 
     def until(self, done: Callable[[RunView], bool]) -> RunView:
@@ -75,8 +75,12 @@ class Follower:
             view = self.watch.view
             self._news(view)
             if view.over:
-                # What comes next may be another run on the same card, or a look at what this one left.
+                # What comes next may be another run on the same card, or a look at what this one left. And a worker that
+                # died may be started anew.
                 launch.settle(self.watch.folder)
+                self.watch.poll()
+                view = self.watch.view
+                self._news(view)
             if view.over or done(view):
                 self._clear()
                 return view
@@ -108,6 +112,9 @@ class Follower:
         for entry in view.diverged[self._diverged :]:
             self.say(f"step {entry['step']}: {entry['what']} is no longer a finite number", fg="red")
         self._diverged = len(view.diverged)
+        for entry in view.restarts[self._restarts :]:
+            self.say(f"! {entry['message']}", fg="yellow")
+        self._restarts = len(view.restarts)
         if view.silent_seconds is not None and not self._silent:
             self.say(silence.advice(view.id, view.silent_seconds), fg="yellow")
         self._silent = view.silent_seconds is not None
@@ -212,6 +219,7 @@ def summary(watch: Watch) -> dict[str, Any]:
         "cause": view.cause or None,
         "cause_kind": view.cause_kind or None,
         "diverged_at": view.diverged_at,
+        "restarts": len(view.restarts),
         "silent_seconds": view.silent_seconds,
     }
 

@@ -63,6 +63,9 @@ def show(listed: list[dict[str, Any]]) -> None:
             entry and entry["state"] == "finished" and entry["cause"]
         ):
             echo(f"  {entry['cause']}")
+        elif entry and entry["restarts"]:
+            times = "once" if entry["restarts"] == 1 else f"{entry['restarts']} times"
+            echo(f"  its worker died and was started again {times}")
         elif entry and entry["diverged_at"] is not None:
             echo(f"  diverged: numbers of step {entry['diverged_at']} were not finite")
 

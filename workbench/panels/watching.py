@@ -229,6 +229,8 @@ class StatusLine(Bar):
             return f"! {silence.words(view.silent_seconds)}: its worker may hang; K shows where it is", "$warning"
         if view.progress and not view.over and view.state != "starting":
             return doing(view), "$wb-dim"
+        if view.restarts and view.step <= view.restarts[-1]["step"] and not view.over:
+            return f"! {view.restarts[-1]['message']}", "$warning"
         if view.diverged:
             return f"! not finite at step {view.diverged[-1]['step']}: {view.diverged[-1]['what']}", "$error"
         found = f"! {view.findings[-1]['message']}" if view.findings else ""

@@ -267,6 +267,10 @@ ELSEWHERE = {
         "tests/workbench/cli/test_run_commands.py::"
         "test_train_json_and_overrides_and_runs_are_relative_to_where_one_stands"
     ),
+    "run.max_restarts": (
+        "tests/fault/test_restarts.py::"
+        "test_a_killed_worker_is_started_anew_and_the_run_is_the_one_that_was_never_killed"
+    ),
     "run.grace_seconds": (
         "tests/fault/test_runs_outlive.py::test_a_worker_that_does_not_answer_is_ended_after_the_grace_and_that_is_said"
     ),

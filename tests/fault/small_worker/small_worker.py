@@ -1,6 +1,7 @@
 """A worker without torch that keeps the whole contract: lock, events, controls, checkpoints, exact resume.
 
-Its config is JSON (which is YAML): steps, step_seconds, save_steps, and faults to act out at a step: `die` (exit code),
+Its config is JSON (which is YAML): steps, step_seconds, save_steps, and faults to act out at a step: `die` (exit code at
+`die_at`, in every start with `die_again`),
 `raise_at`, `deaf` (answers nothing), `fork_at` (leaves a forked child), `eat_at` (takes memory until it is ended),
 `eat_when` (the same, once that file is there), `leave_seconds` (is slow to go).
 """
@@ -93,7 +94,7 @@ def train(run: RunFolder, config: dict, writer: EventWriter, controls: Controls)
         if config.get("fork_at") == step and os.fork() == 0:
             time.sleep(60)
             os._exit(0)
-        if config.get("die") and config.get("die_at") == step and writer.segment == 0:
+        if config.get("die") and config.get("die_at") == step and (writer.segment == 0 or config.get("die_again")):
             os._exit(config["die"])
         while config.get("eat_at") == step or os.path.exists(config.get("eat_when", "")):
             eaten.append(bytearray(os.urandom(1 << 20)) * 8)

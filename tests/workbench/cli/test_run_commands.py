@@ -87,6 +87,7 @@ def test_train_runs_to_the_end_and_the_other_commands_know_it(place):
         "cause_kind",
         "best",
         "diverged_at",
+        "restarts",
         "silent_seconds",
     }
     assert set(listed) == keys
