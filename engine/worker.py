@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
+import importlib
 import os
 import sys
 import time
@@ -41,6 +43,19 @@ if TYPE_CHECKING:
     from engine.trainers.watching import Watching
 
 PROGRESS_SECONDS = 0.5
+_LIBRARIES = (
+    "torch",
+    "transformers.trainer",
+    "datasets",
+    "trl.trainer.base_trainer",
+    "engine.trainers.receipt",
+    "engine.data.prepare",
+    "engine.features.load",
+    "engine.features.sequence",
+    "engine.rehearse",
+    "transformers.models.auto.modeling_auto",
+)
+"""What every run imports, in pieces of a second or two."""
 _GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
 _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 
@@ -131,10 +146,8 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     say.phase("Reading the config")
     config = _config(run)
     say.phase("Loading the libraries")
-    from engine.compat import import_warnings
-
-    with import_warnings.dropped():
-        from transformers import PrinterCallback
+    _load_libraries(config)
+    from transformers import PrinterCallback
 
     from engine.data.collate import collator_for
     from engine.features.built import Notes
@@ -214,6 +227,31 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         say.write("rehearsed", **measuring.result())
         return 0
     return _end(trainer, watching, say, begun)
+
+
+def _load_libraries(config: RunConfig) -> None:
+    """Imports what every run needs, and in a process of its own nothing of what this one has no use for."""
+    from engine.compat import unused_packages
+
+    fresh = "torch" not in sys.modules
+    if fresh:
+        unused_packages.withhold(unused_packages.unused(config))
+    for name in _LIBRARIES:
+        _load(name)
+    if fresh:
+        gc.freeze()  # modules stay: to look among them for garbage takes a third of a second each time
+
+
+def _load(name: str) -> None:
+    """Imports one of `_LIBRARIES`. What an import makes is no garbage, so none is looked for meanwhile."""
+    from engine.compat import import_warnings
+
+    gc.disable()
+    try:
+        with import_warnings.dropped():
+            importlib.import_module(name)
+    finally:
+        gc.enable()
 
 
 def _method(config: RunConfig, run: RunFolder) -> Any:
