@@ -1,4 +1,4 @@
-"""The training process: `python -P -m engine.worker RUN_FOLDER`.
+"""The training process: `python -P -m engine.worker RUN_FOLDER`, or `--wait METHOD PACKAGES` to be given the folder later.
 
 It reads the run's own config, builds the model, the data and the trainer, and leaves everything it does in the run
 folder: events by rank 0, checkpoints that are whole or absent, a receipt before the first step. Under torchrun the same
@@ -13,6 +13,8 @@ import gc
 import hashlib
 import importlib
 import os
+import select
+import socket
 import sys
 import time
 import traceback
@@ -72,6 +74,35 @@ def main(folder: str) -> int:
         controls.listen(writer)
         controls.on_signals()
         return _guarded(run, writer, controls)
+
+
+def wait(method: str, without: str) -> int:
+    """Imports the libraries, without these packages, and trains the run whose folder comes through the socket at the
+    standard input, with the run's log beside it. Returns 0 where none comes. An order that comes meanwhile is not kept
+    waiting: the run imports the rest."""
+    from engine.planning import unused_packages
+    from engine.trainers.table import METHODS
+
+    unused_packages.withhold(without.split(","))
+    line = socket.socket(fileno=os.dup(0))
+    for name in (*_LIBRARIES, METHODS[method], *_READING):
+        if select.select([line], [], [], 0)[0]:
+            break
+        _load(name)
+    else:
+        gc.freeze()
+        line.send(b"ready")
+    folder, logs, _, _ = socket.recv_fds(line, 1 << 16, 1)
+    line.close()
+    if not folder:
+        return 0
+    for number in (1, 2):
+        os.dup2(logs[0], number)
+    os.close(logs[0])
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.chdir(folder)
+    return main(folder.decode())
 
 
 def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | None) -> int:
@@ -229,9 +260,13 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     return _end(trainer, watching, say, begun)
 
 
+_READING = ("engine.rules", "engine.data.gather_facts", "engine.planning.auto", "engine.trainers.arguments")
+"""What reads and resolves a config."""
+
+
 def _load_libraries(config: RunConfig) -> None:
     """Imports what every run needs, and in a process of its own nothing of what this one has no use for."""
-    from engine.compat import unused_packages
+    from engine.planning import unused_packages
 
     fresh = "torch" not in sys.modules
     if fresh:
@@ -507,7 +542,7 @@ class _Speaker:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -P -m engine.worker RUN_FOLDER")
+    if len(sys.argv) != 2 and (len(sys.argv) != 4 or sys.argv[1] != "--wait"):
+        sys.exit("usage: python -P -m engine.worker RUN_FOLDER, or --wait METHOD PACKAGES")
     sys.stdout, sys.stderr = Redacting(sys.stdout), Redacting(sys.stderr)
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1]) if len(sys.argv) == 2 else wait(sys.argv[2], sys.argv[3]))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.compat.unused_packages import unused
+from engine.planning.unused_packages import unused
 from engine.config.files import as_yaml
 from engine.rules import read
 from engine.run.store import create
