@@ -31,7 +31,7 @@ import sys, time
 from pathlib import Path
 from engine.session.build import BuildSession
 from engine.session.draft import Draft
-session = BuildSession(Draft.new("demo"), lambda do, **asked: None, runs=sys.argv[1])
+session = BuildSession(Draft(sys.argv[2]), lambda do, **asked: None, runs=sys.argv[1])
 session.warm_up("review")
 while not session.warm.words():
     time.sleep(0.05)
@@ -40,6 +40,14 @@ sys.stdin.readline()
 print(session.launch()().path, flush=True)
 time.sleep(600)
 """
+
+
+def few_rows() -> str:
+    """The demo's config on so few rows that preparing them takes no time."""
+    draft = Draft.new("demo")
+    draft.set("data.train", [{"path": "builtin/dates", "rows": 128}])
+    draft.set("data.eval", [{"path": "builtin/dates", "split": "eval", "rows": 8}])
+    return draft.text()
 
 
 def until(condition: Callable[[], object], seconds: float = 120) -> float:
@@ -74,7 +82,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def session(runs: Path) -> Iterator[BuildSession]:
-    found = BuildSession(Draft.new("demo"), lambda do, **asked: None, runs=runs)
+    found = BuildSession(Draft(few_rows()), lambda do, **asked: None, runs=runs)
     yield found
     found.close()
 
@@ -102,9 +110,7 @@ def test_a_run_that_was_read_first_takes_its_first_step_within_a_fraction_of_wha
     begun = time.monotonic()
     run = session.launch()()
     until(lambda: "metrics" in kinds(run))
-    first = time.monotonic() - begun
-    print(pid, run.read_json()["worker_pid"], imports, first, [json.loads(l) for l in run.events.read_text().splitlines() if "phase" in l or "started" in l])
-    assert first < min(0.7 * imports, 20.0)
+    assert time.monotonic() - begun < min(0.7 * imports, 20.0)
     known = run.read_json()
     assert known["worker_pid"] == pid
     assert carries(pid, f"{TOKEN}={known['token']}")
@@ -119,7 +125,7 @@ def test_a_run_that_was_read_first_takes_its_first_step_within_a_fraction_of_wha
 
 def test_nothing_waits_once_the_window_is_killed_and_a_run_that_was_launched_goes_on(runs):
     windows = [
-        subprocess.Popen([sys.executable, "-P", "-c", WINDOW, str(runs)], stdin=-1, stdout=-1, text=True)
+        subprocess.Popen([sys.executable, "-P", "-c", WINDOW, str(runs), few_rows()], stdin=-1, stdout=-1, text=True)
         for _ in (1, 2)
     ]
     pids = [int(window.stdout.readline()) for window in windows]
