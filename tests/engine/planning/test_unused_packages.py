@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.planning.unused_packages import unused
 from engine.config.files import as_yaml
+from engine.planning.unused_packages import unused
 from engine.rules import read
 from engine.run.store import create
 from tests.caches import own_cache
