@@ -1,4 +1,4 @@
-"""The training process: `python -P -m engine.worker RUN_FOLDER`.
+"""The training process: `python -P -m engine.worker RUN_FOLDER`, or `--wait METHOD PACKAGES` to be given the folder later.
 
 It reads the run's own config, builds the model, the data and the trainer, and leaves everything it does in the run
 folder: events by rank 0, checkpoints that are whole or absent, a receipt before the first step. Under torchrun the same
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
+import importlib
 import os
+import select
+import socket
 import sys
 import time
 import traceback
@@ -42,6 +46,19 @@ if TYPE_CHECKING:
     from engine.trainers.watching import Watching
 
 PROGRESS_SECONDS = 0.5
+_LIBRARIES = (
+    "torch",
+    "transformers.trainer",
+    "datasets",
+    "trl.trainer.base_trainer",
+    "engine.trainers.receipt",
+    "engine.data.prepare",
+    "engine.features.load",
+    "engine.features.sequence",
+    "engine.rehearse",
+    "transformers.models.auto.modeling_auto",
+)
+"""What every run imports, in pieces of a second or two."""
 _GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
 _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 
@@ -58,6 +75,35 @@ def main(folder: str) -> int:
         controls.listen(writer)
         controls.on_signals()
         return _guarded(run, writer, controls)
+
+
+def wait(method: str, without: str) -> int:
+    """Imports the libraries, without these packages, and trains the run whose folder comes through the socket at the
+    standard input, with the run's log beside it. Returns 0 where none comes. An order that comes meanwhile is not kept
+    waiting: the run imports the rest."""
+    from engine.planning import unused_packages
+    from engine.trainers.table import METHODS
+
+    unused_packages.withhold(without.split(","))
+    line = socket.socket(fileno=os.dup(0))
+    for name in (*_LIBRARIES, METHODS[method], *_READING):
+        if select.select([line], [], [], 0)[0]:
+            break
+        _load(name)
+    else:
+        gc.freeze()
+        line.send(b"ready")
+    folder, logs, _, _ = socket.recv_fds(line, 1 << 16, 1)
+    line.close()
+    if not folder:
+        return 0
+    for number in (1, 2):
+        os.dup2(logs[0], number)
+    os.close(logs[0])
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.chdir(folder)
+    return main(folder.decode())
 
 
 def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | None) -> int:
@@ -132,10 +178,8 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     say.phase("Reading the config")
     config = _config(run)
     say.phase("Loading the libraries")
-    from engine.compat import import_warnings
-
-    with import_warnings.dropped():
-        from transformers import PrinterCallback
+    _load_libraries(config)
+    from transformers import PrinterCallback
 
     from engine.data.collate import collator_for
     from engine.features.built import Notes
@@ -215,6 +259,35 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
         say.write("rehearsed", **measuring.result())
         return 0
     return _end(trainer, watching, say, begun)
+
+
+_READING = ("engine.rules", "engine.data.gather_facts", "engine.planning.auto", "engine.trainers.arguments")
+"""What reads and resolves a config."""
+
+
+def _load_libraries(config: RunConfig) -> None:
+    """Imports what every run needs, and in a process of its own nothing of what this one has no use for."""
+    from engine.planning import unused_packages
+
+    fresh = "torch" not in sys.modules
+    if fresh:
+        unused_packages.withhold(unused_packages.unused(config))
+    for name in _LIBRARIES:
+        _load(name)
+    if fresh:
+        gc.freeze()  # modules stay: to look among them for garbage takes a third of a second each time
+
+
+def _load(name: str) -> None:
+    """Imports one of `_LIBRARIES`. What an import makes is no garbage, so none is looked for meanwhile."""
+    from engine.compat import import_warnings
+
+    gc.disable()
+    try:
+        with import_warnings.dropped():
+            importlib.import_module(name)
+    finally:
+        gc.enable()
 
 
 def _method(config: RunConfig, run: RunFolder) -> Any:
@@ -470,7 +543,7 @@ class _Speaker:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -P -m engine.worker RUN_FOLDER")
+    if len(sys.argv) != 2 and (len(sys.argv) != 4 or sys.argv[1] != "--wait"):
+        sys.exit("usage: python -P -m engine.worker RUN_FOLDER, or --wait METHOD PACKAGES")
     sys.stdout, sys.stderr = Redacting(sys.stdout), Redacting(sys.stderr)
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1]) if len(sys.argv) == 2 else wait(sys.argv[2], sys.argv[3]))

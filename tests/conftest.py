@@ -65,6 +65,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("WORKBENCH_WARM", "0")  # a worker that waits is tests/fault/test_warm_worker.py's to look at
 
 
 @pytest.hookimpl(optionalhook=True)

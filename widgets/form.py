@@ -43,6 +43,7 @@ class FormPart(Part):
     def state(self, *, specs: Known = 0, version: Name = "") -> dict[str, Any]:
         """Everything in view; `same` when nothing changed since `version`."""
         self.session.facts.refresh()
+        self.session.warm_up(self.current)
         now = self._version()
         return {"same": True, "version": now} if version == now else self._state(specs)
 
@@ -134,6 +135,7 @@ class FormPart(Part):
         facts = self.session.facts
         words = (
             f"{facts.asking}|{'|'.join(facts.trouble)}|{facts.working}|{sorted(facts.looks)}|{bool(facts.tokenizer)}"
+            f"|{self.session.warm.words()}"
         )
         return f"{self.draft.version}.{self.current}.{self.draft.dirty}.{abs(hash(words)) % 10**8}"
 

@@ -105,6 +105,7 @@ def _review(session: BuildSession) -> Iterator[Block]:
     draft = session.draft
     yield from _drawn(pages.in_sentences(session))
     yield from _drawn(pages.uncounted(session))
+    yield from _drawn(pages.waiting(session))
     changed = [each for each in session.becomes.values() if each.requested != each.effective]
     if changed:
         yield title(pages.CHOSEN)
@@ -141,6 +142,7 @@ def _launch(session: BuildSession) -> Iterator[Block]:
         yield say(f"{session.errors} to mend before the run can start; the list is below.", "bad")
     else:
         yield from _drawn(pages.uncounted(session))
+        yield from _drawn(pages.waiting(session))
     yield title("Where")
     yield say(f"On {pages.machine_words(session.draft.facts.machine)}.")
     yield say(f"Its folder is made in {session.runs_dir}.")

@@ -21,10 +21,12 @@ from engine.facts.model_shape import model_facts
 from engine.hub import is_local
 from engine.planning.auto import choices, resolved
 from engine.planning.memory_model import device_bytes
+from engine.planning.unused_packages import unused
 from engine.run import store
-from engine.run.launch import launch
+from engine.run.launch import choose_free, launch, wanted
 from engine.run.spawn import HUB_TOKENS, STORE_KEYS, WANDB_KEY
 from engine.run.store import RunFolder
+from engine.run.warm import WarmWorker
 
 
 def runs_dir_of(config: RunConfig, given: frozenset[str], explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -70,10 +72,12 @@ def launch_config(
     queue: bool = False,
     after: RunFolder | None = None,
     more: Mapping[str, Any] | None = None,
+    warm: WarmWorker | None = None,
 ) -> RunFolder:
     """Start a run of this config, detached. `name` is used where `run.name` is not set; `source` is the config's file.
 
-    `queue` and `after` let it wait, as in `launch`; `more` stands in its `run.json` too.
+    `queue` and `after` let it wait, as in `launch`; `more` stands in its `run.json` too. A worker that waits at `warm`
+    takes it where that one serves.
 
     Raises WorkbenchError if it cannot start.
     """
@@ -100,4 +104,17 @@ def launch_config(
         info=info,
         queue=queue,
         after=after,
+        warm=warm,
+        without=unused(complete) if warm is not None else (),
     )
+
+
+def warm_up(warm: WarmWorker, config: RunConfig, facts: Facts, place: Path) -> None:
+    """Have a worker wait for this config's run, whose folder would be made in `place`. Raises WorkbenchError."""
+    if not warm.wanted():
+        return
+    complete = resolved(config, facts)
+    chosen = choose_free(config.run.devices, place)
+    info = {"method": complete.method.kind, "secrets": secrets_of(complete, facts)}
+    if chosen.processes == 1:
+        warm.prepare(wanted(info, chosen, unused(complete)))

@@ -25,6 +25,7 @@ from engine.run.lock import file_system, is_held, try_flock
 from engine.run.process import host
 from engine.run.spawn import python, safe_python
 from engine.run.store import ENDED, RunFolder
+from engine.run.warm import Wanted, WarmWorker
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "finetuning-workbench")
 # Room for events, samples and log beside the checkpoints.
@@ -42,8 +43,12 @@ def launch(
     info: Mapping[str, Any] | None = None,
     queue: bool = False,
     after: RunFolder | None = None,
+    warm: WarmWorker | None = None,
+    without: tuple[str, ...] = (),
 ) -> RunFolder:
     """Make a run from a complete config and start it, detached. Returns once its supervisor is at work.
+
+    A worker that waits at `warm` takes the run where it serves one that has no use for the packages `without`.
 
     With `queue` the supervisor waits until a device is free, with `after` first until that run has ended, however it did.
 
@@ -53,7 +58,7 @@ def launch(
     details = dict(info or {})
     root = Path(runs_dir).absolute()
     _preflight(root, int(details.get("forecast_bytes") or 0))
-    chosen = _choose(devices, root)
+    chosen = choose_free(devices, root)
     waits: dict[str, Any] = {}
     if queue or after is not None:
         waits = {"state": "queued", "after": str(after.path) if after is not None else None}
@@ -72,7 +77,14 @@ def launch(
         },
     )
     try:
-        _start_supervisor(run, "start")
+        said = None
+        if warm is not None and not waits and chosen.processes == 1:
+            said = warm.take(run, wanted(details, chosen, without))
+        if said is None:
+            _start_supervisor(run, "start")
+        else:
+            code, _, words = said.partition(" ")
+            _require_started(run, int(code), words)
     except BaseException:
         if run.worker() is None:
             shutil.rmtree(run.path)
@@ -98,7 +110,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     attend(run)
     newest, skipped = checkpoint.newest_valid(run)
     wanted = _devices_wanted(run)
-    chosen = _choose(wanted, run.path.parent)
+    chosen = choose_free(wanted, run.path.parent)
     before = run.read_json()
     run.update_json(
         state="starting",
@@ -122,6 +134,12 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
             run.update_json(**{key: before.get(key) for key in _BEGUN})
         raise
     return newest, skipped
+
+
+def wanted(info: Mapping[str, Any], chosen: devices.Choice, without: tuple[str, ...]) -> Wanted:
+    """What a run with this `info`, on one device, asks of its worker."""
+    secret = tuple(info.get("secrets") or ())
+    return Wanted(str(info.get("method") or ""), tuple(map(str, chosen.visible)), secret, without, versions())
 
 
 def _devices_wanted(run: RunFolder) -> object:
@@ -251,7 +269,8 @@ def devices_of_live(root: Path, *, leaving: bool = True) -> dict[str, list[str]]
     }
 
 
-def _choose(wanted: object, root: Path) -> devices.Choice:
+def choose_free(wanted: object, root: Path) -> devices.Choice:
+    """The devices for a run in `root` that is to start now, those of the runs there left out. Raises WorkbenchError."""
     return devices.choose(wanted, {name for names in devices_of_live(root).values() for name in names})
 
 
@@ -271,11 +290,16 @@ def _start_supervisor(run: RunFolder, do: str) -> None:
         )
     except subprocess.TimeoutExpired as problem:
         raise WorkbenchError(f"run {run.id}: its supervisor did not start within 60 s.") from problem
-    if started.returncode == 0:
+    _require_started(run, started.returncode, started.stderr.decode(errors="replace"))
+
+
+def _require_started(run: RunFolder, code: int, words: str) -> None:
+    """Raises RunBusy or WorkbenchError where its supervisor says that it could not begin."""
+    if code == 0:
         return
-    said = visible(redact(started.stderr.decode(errors="replace")), lines=True).strip()
-    last = said.splitlines()[-1] if said else f"exit code {started.returncode}"
-    if started.returncode == 3:
+    said = visible(redact(words), lines=True).strip()
+    last = said.splitlines()[-1] if said else f"exit code {code}"
+    if code == 3:
         raise RunBusy(last)
     raise WorkbenchError(f"run {run.id} could not be started: {last}")
 

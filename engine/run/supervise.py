@@ -1,5 +1,7 @@
 """The process that stays with a run: `python -P -m engine.run.supervise start|attend -- FOLDER`.
 
+`wait -- WANTED` begins before there is a run, with a worker that waits for it (`engine.run.warm`).
+
 It detaches from whoever started it, starts the worker (or adopts a living one), writes `run.json`, ends a worker that
 does not answer a request to stop, and states why a worker ended. It never writes events while a worker lives. Small on
 purpose: standard library only, no thread, one loop.
@@ -11,6 +13,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,6 +32,7 @@ from engine.run.process import Identity, boot_id, host, identity, send
 from engine.run.process_group import Family
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
+from engine.run.warm import Waiting, wanted_from
 
 LOOK_SECONDS = 0.1
 DEFAULT_GRACE = 60.0
@@ -44,8 +48,9 @@ PATIENCE_SECONDS = 600.0
 class Supervisor:
     """One run's supervisor. `start` or `attend`, then `stay` until the worker is gone."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, waiting: Waiting | None = None) -> None:
         self.run = run
+        self.waiting = waiting
         self.child: subprocess.Popen[bytes] | None = None
         self.worker: Identity | None = None
         self.segment = 0
@@ -112,22 +117,39 @@ class Supervisor:
         self.segment = last_numbers(self.run.events)[1] + 1
         self.tail.offset = inside.look(self.run, self.run.events).st_size
         choice = Choice(tuple(map(str, values.get("devices") or [])), int(values.get("processes") or 1))
-        token = secrets.token_hex(16)
         log = inside.open_file(self.run, self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.log_from = os.fstat(log).st_size
         try:
-            self.child = subprocess.Popen(
-                spawn.worker_argv(self.run, choice),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.run.path,
-                env=spawn.environment(os.environ, choice, token, values.get("secrets", spawn.HUB_TOKENS)),
-                start_new_session=True,
-            )
+            if self.waiting is None or not self._adopt(self.waiting, choice, log):
+                token = secrets.token_hex(16)
+                child = subprocess.Popen(
+                    spawn.worker_argv(self.run, choice),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.run.path,
+                    env=spawn.environment(os.environ, choice, token, values.get("secrets", spawn.HUB_TOKENS)),
+                    start_new_session=True,
+                )
+                self._begun(child, token, choice)
         finally:
             os.close(log)
-        self.worker = identity(self.child.pid) or Identity(self.child.pid, 0, boot_id(), host())
+
+    def _adopt(self, waiting: Waiting, choice: Choice, log: int) -> bool:
+        """Give the run to the worker that waits for one; False where that is gone."""
+        if waiting.child.poll() is not None:
+            return False
+        self._begun(waiting.child, waiting.token, choice)
+        try:
+            waiting.hand_over(self.run, log)
+        except OSError:
+            waiting.end()
+            return False
+        return True
+
+    def _begun(self, child: subprocess.Popen[bytes], token: str, choice: Choice) -> None:
+        self.child = child
+        self.worker = identity(child.pid) or Identity(child.pid, 0, boot_id(), host())
         self.family = Family(token, self.worker, choice.processes)
         self._write(
             state="starting",
@@ -536,13 +558,21 @@ def _detach(work: Callable[[Callable[[], None]], None]) -> NoReturn:
         os._exit(int(code) if code.isdigit() else 1)
     os.close(reading)
 
+    def send(said: bytes) -> None:
+        os.write(writing, said)
+        os.close(writing)
+
+    _answering(work, send)
+
+
+def _answering(work: Callable[[Callable[[], None]], None], send: Callable[[bytes], None]) -> NoReturn:
+    """Run `work`, and send that it began once it calls what it is given, or an exit code and why it failed before."""
     told = False
 
     def report(code: int, text: str = "") -> None:
         nonlocal told
         told = True
-        os.write(writing, f"{code} {text}".encode())
-        os.close(writing)
+        send(f"{code} {text}".encode())
 
     try:
         work(lambda: report(0))
@@ -553,15 +583,48 @@ def _detach(work: Callable[[Callable[[], None]], None]) -> NoReturn:
     os._exit(0)
 
 
+def wait(text: str) -> NoReturn:
+    """Have a worker wait, in a process that nobody waits for, until the window at the standard input hands over a run."""
+    _hold_on()
+    wanted = wanted_from(text)
+    if os.fork():
+        os._exit(0)
+    window = socket.socket(fileno=os.dup(0))
+    waiting = Waiting(wanted, secrets.token_hex(16))
+    try:
+        path = waiting.until_asked(window)
+    except OSError:
+        path = ""  # the window is gone
+    if not path:
+        waiting.end()
+        os._exit(0)
+
+    def send(said: bytes) -> None:
+        with contextlib.suppress(OSError):  # a window that left in this very moment: the run goes on
+            window.send(said)
+        window.close()
+
+    _answering(_work("start", RunFolder(path), waiting), send)
+
+
 def main(do: str, path: str) -> NoReturn:
+    _hold_on()
+    _detach(_work(do, RunFolder(path)))
+
+
+def _hold_on() -> None:
+    """What this process makes is its owner's alone, and it does not end with the terminal it was started from."""
     os.umask(0o077)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run = RunFolder(path)
+
+
+def _work(do: str, run: RunFolder, waiting: Waiting | None = None) -> Callable[[Callable[[], None]], None]:
+    """All that a supervisor does; it calls what it is given once the run has begun."""
 
     def work(ready: Callable[[], None]) -> None:
         handle = _claim(run, patience=2.0 if do == "start" else 0.0)
-        supervisor = Supervisor(run)
+        supervisor = Supervisor(run, waiting)
         if run.state == "queued":
             run.refuse_flaws()
             supervisor._write(state="queued", folder=inside.identity(run))
@@ -587,7 +650,7 @@ def main(do: str, path: str) -> NoReturn:
         supervisor.stay()
         os.close(handle)
 
-    _detach(work)
+    return work
 
 
 def _quiet(run: RunFolder) -> None:
@@ -602,6 +665,8 @@ def _quiet(run: RunFolder) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("start", "attend") or sys.argv[2] != "--":
-        sys.exit("usage: python -P -m engine.run.supervise start|attend -- FOLDER")
+    if len(sys.argv) != 4 or sys.argv[1] not in ("start", "attend", "wait") or sys.argv[2] != "--":
+        sys.exit("usage: python -P -m engine.run.supervise start|attend -- FOLDER, or wait -- WANTED")
+    if sys.argv[1] == "wait":
+        wait(sys.argv[3])
     main(sys.argv[1], sys.argv[3])

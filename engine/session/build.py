@@ -6,8 +6,10 @@ what `launch` returns, which may be called from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +26,14 @@ from engine.planning.auto import Effective, effective
 from engine.planning.estimate import Estimate, estimate
 from engine.rules import read
 from engine.run.store import RunFolder, runs_dir
+from engine.run.warm import WarmWorker
 from engine.session.collector import Ask, FactsCollector
 from engine.session.consequences import Consequence, consequences
 from engine.session.draft import Draft
 from engine.session.paragraph import paragraph
+
+READ_BEFORE = ("review", "launch")
+"""The steps on which a person reads what the run will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,9 @@ class BuildSession:
     ) -> None:
         self.draft = draft
         self.facts = FactsCollector(draft, ask, wake)
+        self.warm = WarmWorker()
+        self._wake = wake
+        self._warmed_for = -1
         self._explicit_runs = runs
         self._before: RunConfig | None = None
         self._kept: tuple[int, tuple[Estimate, Estimate | None]] | None = None
@@ -177,7 +186,7 @@ class BuildSession:
         _require_no_errors(self.draft.reading)
         draft, explicit = self.draft, self._explicit_runs
         mapping, config, known = absolute(draft.mapping, draft.base), draft.config, draft.facts
-        base, source = draft.base, draft.path
+        base, source, warm = draft.base, draft.path, self.warm
 
         def start() -> RunFolder:
             from engine.data.gather_facts import completed
@@ -195,15 +204,37 @@ class BuildSession:
                     forecast_bytes=estimate(reading.config, facts).checkpoints_bytes,
                     source=source,
                     queue=queue,
+                    warm=warm,
                 )
             except OSError as problem:
                 raise WorkbenchError(f"The run could not be started: {problem}.") from problem
 
         return start
 
+    def warm_up(self, step: str) -> None:
+        """Have a worker wait while a person reads what the run will be. It is begun beside this thread, once for each state
+        of the draft that has no error."""
+        draft = self.draft
+        if step not in READ_BEFORE:
+            self._warmed_for = -1
+        if step not in READ_BEFORE or self._warmed_for == draft.version or self.errors or not self.warm.wanted():
+            return
+        self._warmed_for = draft.version
+        mapping, facts, place = absolute(draft.mapping, draft.base), placed(draft.facts, draft.base), self.runs_dir
+
+        def work() -> None:
+            from engine.run.from_config import warm_up
+
+            with contextlib.suppress(WorkbenchError, OSError):  # the launch says what is wrong
+                warm_up(self.warm, read(mapping, facts).config, facts, place)
+            self._wake()
+
+        threading.Thread(target=work, daemon=True).start()
+
     def close(self) -> None:
         """Nothing goes on for a session that is left."""
         self.facts.close()
+        self.warm.close()
 
 
 def _require_no_errors(reading: Reading) -> None:

@@ -140,6 +140,12 @@ def in_sentences(session: BuildSession) -> Iterator[Block]:
     yield _say(session.paragraph)
 
 
+def waiting(session: BuildSession) -> Iterator[Block]:
+    """That a worker waits for the run, and what it takes."""
+    if words := session.warm.words():
+        yield _say(words, "dim")
+
+
 CHOSEN = "Chosen for you, and why"
 
 

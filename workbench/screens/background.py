@@ -55,6 +55,7 @@ class Background:
             return
         if self._timer is not None:
             self._timer.stop()
+        self.session.warm_up(self._screen.step)
         rest = self.session.facts.refresh(ask=self._screen.step != "goal")
         self._timer = self._screen.set_timer(rest, self._screen.look) if rest > 0 else None
 

@@ -29,6 +29,7 @@ from engine.session.pages import (
     in_sentences,
     machine_words,
     uncounted,
+    waiting,
 )
 from engine.session.start import goal_of
 from workbench.calling import program
@@ -242,6 +243,7 @@ def _review(view: View) -> Iterator[Row]:
     yield text("")
     yield from blocks(in_sentences(view.session))
     yield from blocks(uncounted(view.session))
+    yield from blocks(waiting(view.session))
     if draft.findings:
         yield text("", ("Findings", "bold"))
         signs = {"error": ("✗", "bad"), "warning": ("!", "warn"), "hint": ("?", "hint")}
@@ -295,6 +297,7 @@ def _launch(view: View) -> Iterator[Row]:
         yield Row(LAUNCH, "action", "Start the run", value=((f"  {words}", "dim"),))
         yield Row(QUEUE, "action", "Queue it", value=(("  when a device is free", "dim"),))
         yield from blocks(uncounted(view.session))
+        yield from blocks(waiting(view.session))
     if view.problem:
         yield text((view.problem, "bad"))
     yield text(
