@@ -1,10 +1,17 @@
-"""What a finished run leaves, in a few lines: its model, how good it became, what it answers now, and what to do with it."""
+"""What a run leaves when it ends: its model, how good it became, what it answers now, and what to do next.
+
+The commands, the app and the notebook show the same; each has keys, buttons or commands of its own for the ways on.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine import figures
 from engine.errors import visible
+from engine.run import checkpoint, proposals
 from engine.run.best import title_of
+from engine.run.evaluations import in_words, kept
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 
@@ -13,12 +20,52 @@ ANSWER = 100
 """Characters of a prompt and of an answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Something to do with a run that ended: `do` names it for keys and buttons, `command` does it in a terminal."""
+
+    do: str
+    title: str
+    means: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What there is to say about a run that ended."""
+
+    facts: tuple[tuple[str, str], ...] = ()
+    """(what, words); a line without a name goes on with the one above."""
+    ways: tuple[Way, ...] = ()
+    way_on: str = ""
+    """What resuming a run does that ended badly."""
+    step: int | None = None
+    """The checkpoint that it would go on from."""
+
+
+def end_of(view: RunView, folder: RunFolder, name: str) -> End:
+    """What a run that is over leaves; `name` is what it is called in a command. Reads its folder."""
+    if view.state == "finished":
+        return End(tuple(facts(view, folder)), tuple(ways(view, folder, name)))
+    if view.state not in ("failed", "lost"):
+        return End()
+    newest, skipped = checkpoint.newest_valid(folder, hashes=False)
+    why = ": no checkpoint is whole" if skipped and not newest else ""
+    why += "".join(f"; {path.name} is passed over ({reason})" for path, reason in skipped[:2])
+    words = proposals.way_on(view.cause_kind, newest.name if newest else None, why)
+    return End(way_on=words, step=checkpoint.step_of(newest) if newest else None)
+
+
 def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
-    """(what, words) of each line; empty where no checkpoint is kept. `name` is what the run is called in a command."""
+    """(what, words) of each line that a command prints; empty where no checkpoint is kept."""
+    return [*facts(view, folder), *((way.title, way.command) for way in ways(view, folder, name))]
+
+
+def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
+    """Where the model is, how good it is, and what it answers beside what it answered at first."""
     if view.state != "finished" or not view.committed:
         return []
-    end = view.committed[-1]
-    step = view.best["step"] if view.best and view.best["step"] in view.committed else end
+    end, step = view.committed[-1], _step(view)
     path = visible(str(folder.checkpoints / f"checkpoint-{step}"))
     lines = [("model", path if step == end else f"{path}, the best; the end is checkpoint-{end}")]
     if held_out := _held_out(view):
@@ -28,9 +75,30 @@ def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
         lines.append(("asked", _short(first["prompt"])))
         lines.append(("", f"{when}: {_short(first['completion'])}"))
         lines.append(("", f"after step {last['step']:,}: {_short(last['completion'])}"))
-    lines.append(("talk to it", f"workbench chat {name}"))
-    lines.append(("take it along", f"workbench export {name} --to safetensors"))
+    if measured := kept(folder):
+        lines.append(("measured", in_words(measured[-1])))
     return lines
+
+
+def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
+    """What can be done with the model of a finished run."""
+    if view.state != "finished" or not view.committed:
+        return []
+    found = [Way("chat", "talk to it", "beside the model that training began with", f"workbench chat {name}")]
+    if any(metric.startswith("eval_") for metric in view.series):
+        means = "on the held-out rows, beside the model that training began with"
+        found.append(Way("evaluate", "measure it", means, f"workbench evaluate {name} --base"))
+    means = "the whole model, its adapter alone, or GGUF"
+    found.append(Way("export", "take it along", means, f"workbench export {name} --to safetensors"))
+    longer = proposals.longer(proposals.settings_of(folder))
+    means = f"{longer.words}, from checkpoint-{view.committed[-1]} on; {longer.why}"
+    found.append(Way("longer", "train longer", means, f"workbench resume {name} {longer.options}"))
+    return found
+
+
+def _step(view: RunView) -> int:
+    """The best checkpoint where one is known and kept, else the last."""
+    return view.best["step"] if view.best and view.best["step"] in view.committed else view.committed[-1]
 
 
 def _held_out(view: RunView) -> str:

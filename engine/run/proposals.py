@@ -5,12 +5,48 @@ One place for the worker's last word and both frontends. Standard library and th
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 REPEATS = frozenset({"diverged", "error", "cuda_oom", "host_oom"})
 """Ends that come again as long as nothing was put right."""
 FIRST = "put right what is named above, as it stands it ends the same way"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Settings to change in a run's config: (path, value now, value then) each, and what follows in a sentence."""
+
+    sets: tuple[tuple[str, Any, Any], ...]
+    why: str
+
+    @property
+    def words(self) -> str:
+        """`optim.num_train_epochs 2 -> 4`."""
+        return ", ".join(f"{path} {_shown(before)} -> {_shown(after)}" for path, before, after in self.sets)
+
+    @property
+    def options(self) -> str:
+        """The same for `workbench resume`, as a shell takes it."""
+        return " ".join(f"--set {shlex.quote(f'{path}={_shown(after)}')}" for path, _, after in self.sets)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The values then, by their paths."""
+        return {path: after for path, _, after in self.sets}
+
+
+def longer(settings: Mapping[str, Any]) -> Change:
+    """Twice as long as a finished run was told to train."""
+    steps = _value(settings, "optim", "max_steps")
+    name = "max_steps" if isinstance(steps, int) and steps > 0 else "num_train_epochs"
+    before = steps if name == "max_steps" else _value(settings, "optim", name)
+    if isinstance(before, bool) or not isinstance(before, (int, float)) or before <= 0:
+        before = 1
+    why = "the learning rate follows the longer schedule"
+    return Change(((f"optim.{name}", before, 2 * before),), why)
 
 
 def settings_of(run: Any) -> Mapping[str, Any]:
@@ -65,6 +101,13 @@ def way_on(cause_kind: str, checkpoint: str | None, passed_over: str = "") -> st
     if cause_kind in REPEATS:
         return f"{FIRST}; then {words}"
     return words
+
+
+def _shown(value: Any) -> str:
+    """A value as a config has it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _value(settings: Mapping[str, Any], section: str, name: str) -> Any:
