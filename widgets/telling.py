@@ -13,6 +13,7 @@ from engine.errors import redact, visible
 from engine.run import proposals, silence
 from engine.run.best import best_words
 from engine.run.curves import concern, watch_for
+from engine.run.ending import End
 from engine.run.stopping import ways
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -48,6 +49,17 @@ def head(view: RunView) -> dict[str, Any]:
         "watch_for": (concern(view.method, view.series) or watch_for(view.method))
         if view.state in ("starting", "running")
         else "",
+    }
+
+
+def end(found: End) -> dict[str, Any]:
+    """The card of a run that is over: facts, and the ways on with their commands."""
+    return {
+        "facts": [[what, shown(words, 600)] for what, words in found.facts],
+        "ways": [
+            {"do": way.do, "title": way.title.capitalize(), "means": shown(way.means, 300), "command": way.command}
+            for way in found.ways
+        ],
     }
 
 

@@ -19,8 +19,8 @@ const PAGES = [
   { id: "config", title: "Config" },
 ];
 
-/** The monitor of the run `run`; `leave` is drawn as a way back where there is one. */
-export function monitorView(stage, run, leave) {
+/** The monitor of the run `run`; `leave` is drawn as a way back where there is one, `beside` as a way to compare it. */
+export function monitorView(stage, run, leave, beside) {
   const held = new Held();
   let page = "curves";
   let over = false;
@@ -40,7 +40,7 @@ export function monitorView(stage, run, leave) {
       fill(element, head.element, bar.bar, holder);
     });
     fill(element, chat.element);
-  });
+  }, beside);
   const bar = tabs("what to watch", (id) => {
     if (id === "curves" && page !== id) held.curves.clear();
     page = id;

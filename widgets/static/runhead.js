@@ -14,8 +14,11 @@ export const STATE = {
 };
 export const RESTING = new Set(["finished", "stopped", "failed", "lost"]);
 
-/** `again` is called when something was asked of the run, so that its answer shows soon; `talk` opens the chat. */
-export function headView(stage, run, held, leave, again, talk) {
+/**
+ * `again` is called when something was asked of the run, so that its answer shows soon; `talk` opens the chat, `beside`
+ * lays other runs beside this one where there is a list of them.
+ */
+export function headView(stage, run, held, leave, again, talk, beside) {
   const state = h("span", { class: "ftw-state", role: "status" });
   const name = h("strong", { class: "ftw-name" });
   const facts = h("span", { class: "ftw-quiet ftw-facts" });
@@ -24,8 +27,9 @@ export function headView(stage, run, held, leave, again, talk) {
   const phase = h("div", { class: "ftw-phase", role: "status" });
   const menu = h("div", { class: "ftw-menu", hidden: true });
   const cause = h("div", { class: "ftw-card", hidden: true });
+  const end = h("section", { class: "ftw-end", hidden: true, "aria-label": "what the run leaves" });
   const actions = h("span", { class: "ftw-actions" });
-  let drawn = null;
+  let [drawn, ended] = [null, null];
 
   const control = async (verb) => {
     const answer = await stage.ask("control", { run, verb });
@@ -57,6 +61,21 @@ export function headView(stage, run, held, leave, again, talk) {
   });
   where.hidden = true;
 
+  const way = (entry) => {
+    const act = entry.do === "chat" ? talk : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
+    const command = entry.command ? h("code", {}, entry.command) : null;
+    return h("div", {}, button(entry.title, act), h("span", { class: "ftw-quiet" }, entry.means, command ? h("br") : null, command));
+  };
+  const drawEnd = (left) => {
+    if (left === ended) return;
+    ended = left;
+    end.hidden = !left?.facts.length;
+    if (end.hidden) return;
+    const facts = left.facts.flatMap(([what, words]) => [h("dt", {}, what), h("dd", {}, words)]);
+    const other = { do: "compare", title: "Compare it", means: "with other runs, marked in the list" };
+    fill(end, h("dl", {}, facts), h("div", { class: "ftw-ways" }, left.ways.map(way), beside ? h("div", {}, button(other.title, beside), h("span", { class: "ftw-quiet" }, other.means)) : null));
+  };
+
   const draw = () => {
     const head = held.parts.head;
     if (!head) return say(phase, "Opening the run.");
@@ -77,6 +96,7 @@ export function headView(stage, run, held, leave, again, talk) {
     where.hidden = !(silent && !RESTING.has(head.state));
     if (where.hidden) stack.hidden = true;
     accept.hidden = !(rowsChanged && RESTING.has(head.state));
+    drawEnd(RESTING.has(head.state) ? held.parts.end : null);
     if (head === drawn) return undefined;
     drawn = head;
     fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null, head.state === "finished" ? button("Chat", talk) : null);
@@ -88,5 +108,5 @@ export function headView(stage, run, held, leave, again, talk) {
   };
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
   const top = h("header", { class: "ftw-head" }, back, state, name, facts, h("span", { class: "ftw-space" }), actions);
-  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, accept, where, stack, menu, cause), draw };
+  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, accept, where, stack, menu, cause, end), draw };
 }
