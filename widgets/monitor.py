@@ -172,6 +172,15 @@ class MonitorPart(Part):
         return {}
 
     @verb
+    def mend(self, *, run: Run) -> dict[str, Any]:
+        """Make the change that a failed run proposes, and launch."""
+        reader = self._reader(run)
+        with reader.lock:
+            view = reader.poll().copy()
+        self._jobs.mend(run, reader.folder, view, self._end(run, reader.folder, view))
+        return {}
+
+    @verb
     def evaluate(self, *, run: Run) -> dict[str, Any]:
         """Measure the newest checkpoint on the held-out rows, beside the base."""
         self._jobs.measure(run, self.folder(run))
@@ -235,8 +244,8 @@ class MonitorPart(Part):
         return groups
 
     def _now(self, run: str, view: RunView) -> list[Any]:
-        """`[step, seconds left, phase, what was asked, whether the rows must be accepted, whether the run is silent]`: what
-        changes with every look."""
+        """`[step, seconds left, phase, what was asked, whether the rows must be accepted, whether the run is silent, the run that
+        was started in its place]`: what changes with every look."""
         state = view.progress
         phase = f"{state.get('what') or view.phase} {progress(state)}" if state else view.phase
         eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
@@ -249,7 +258,16 @@ class MonitorPart(Part):
             self._asked(run, view),
             self._jobs.rows_changed(run),
             view.silent_seconds is not None,
+            self._new(run),
         ]
+
+    def _new(self, run: str) -> str:
+        """What the run is called that was started here in the place of this one; it can be watched from now on."""
+        new = self._jobs.new(run)
+        if new is None:
+            return ""
+        self._given.setdefault(new.id, new)
+        return new.id
 
     def _end(self, run: str, folder: RunFolder, view: RunView) -> End:
         """What a run that is over leaves; read again where its checkpoints or its measurements have changed."""
@@ -259,7 +277,7 @@ class MonitorPart(Part):
             measured = (folder.path / FILE).stat().st_size
         except OSError:
             measured = 0
-        mark = (view.state, view.segment, view.committed, str(view.best), measured)
+        mark = (view.state, view.segment, list(view.committed), str(view.best), measured)
         if run not in self._ends or self._ends[run][0] != mark:
             self._ends[run] = (mark, end_of(view, folder, run))
         return self._ends[run][1]
@@ -277,7 +295,7 @@ class MonitorPart(Part):
         return shown(stopping.answered(answer), 300)
 
     def summary(self) -> str:
-        return "\n".join(self.seen(run, self._summary_of(folder)) for run, folder in self._given.items())
+        return "\n".join(self.seen(run, self._summary_of(folder)) for run, folder in list(self._given.items())[:1])
 
     @staticmethod
     def _summary_of(folder: RunFolder) -> Callable[[RunView], str]:

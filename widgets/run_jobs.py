@@ -18,9 +18,12 @@ from engine.export.process import Export, part_words, request
 from engine.figures import progress
 from engine.resume import resume
 from engine.run.data_record import DataChanged
+from engine.run.ending import End
 from engine.run.evaluations import Evaluation, in_words, keep, step_of
 from engine.run.store import RunFolder
 from engine.run.task import Task
+from engine.run.view import RunView
+from engine.session.mending import apply
 from widgets.protocol import shown
 
 
@@ -31,6 +34,7 @@ class _Job:
     settings: Mapping[str, Any] | None = None
     future: Future[None] | None = None
     task: Task | None = None
+    new: RunFolder | None = None
     parts: list[str] = field(default_factory=list)
 
 
@@ -53,6 +57,24 @@ class RunJobs:
             job.words = ""
 
         self._start(name, job, work)
+
+    def mend(self, name: str, run: RunFolder, view: RunView, end: End) -> None:
+        """Make the change that a failed run proposes: it goes on, or a new run starts."""
+        if not end.anew:
+            self.go_on(name, run, end.change.settings if end.change else None, accept_data=False)
+            return
+        job = _Job("starting a new run")
+
+        def work() -> None:
+            job.new = apply(run, view, end)
+            job.words = f"{job.new.id} starts from the beginning"
+
+        self._start(name, job, work)
+
+    def new(self, name: str) -> RunFolder | None:
+        """The run that was started in the place of this one, where there is one."""
+        job = self._jobs.get(name)
+        return job.new if job is not None else None
 
     def measure(self, name: str, run: RunFolder) -> None:
         """The newest checkpoint on the held-out rows, beside the base. Raises WorkbenchError where there is none."""

@@ -12,7 +12,8 @@ from engine.errors import visible
 from engine.run import checkpoint, proposals
 from engine.run.best import title_of
 from engine.run.evaluations import in_words, kept
-from engine.run.store import RunFolder
+from engine.run.proposals import Change
+from engine.run.store import ORIGIN, RunFolder
 from engine.run.view import RunView
 
 PROMPTS = 2
@@ -38,9 +39,15 @@ class End:
     """(what, words); a line without a name goes on with the one above."""
     ways: tuple[Way, ...] = ()
     way_on: str = ""
-    """What resuming a run does that ended badly."""
+    """What the first key does for a run that ended badly, in words."""
     step: int | None = None
-    """The checkpoint that it would go on from."""
+    """Its newest whole checkpoint."""
+    change: Change | None = None
+    """The change of its config that is proposed; without one there is nothing to apply."""
+    anew: bool = False
+    """Whether that change wants a new run, from the start."""
+    blocked: bool = False
+    """Whether going on as it is would end the same way, and nothing is known to mend it."""
 
 
 def end_of(view: RunView, folder: RunFolder, name: str) -> End:
@@ -50,10 +57,18 @@ def end_of(view: RunView, folder: RunFolder, name: str) -> End:
     if view.state not in ("failed", "lost"):
         return End()
     newest, skipped = checkpoint.newest_valid(folder, hashes=False)
+    step = checkpoint.step_of(newest) if newest else None
+    settings = proposals.settings_of(folder)
+    change = proposals.propose(view, settings) if settings else None
     why = ": no checkpoint is whole" if skipped and not newest else ""
     why += "".join(f"; {path.name} is passed over ({reason})" for path, reason in skipped[:2])
+    if change is not None:
+        anew = not proposals.goes_on(view, change, step)
+        start = "start a new run from the beginning" if anew else f"go on from checkpoint-{step}"
+        return End(tuple(_origin(folder)), way_on=f"apply it and {start}{why}", step=step, change=change, anew=anew)
+    blocked = view.cause_kind in proposals.REPEATS
     words = proposals.way_on(view.cause_kind, newest.name if newest else None, why)
-    return End(way_on=words, step=checkpoint.step_of(newest) if newest else None)
+    return End(tuple(_origin(folder)), way_on=words, step=step, blocked=blocked)
 
 
 def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
@@ -77,7 +92,7 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
         lines.append(("", f"after step {last['step']:,}: {_short(last['completion'])}"))
     if measured := kept(folder):
         lines.append(("measured", in_words(measured[-1])))
-    return lines
+    return lines + _origin(folder)
 
 
 def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
@@ -94,6 +109,12 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
     means = f"{longer.words}, from checkpoint-{view.committed[-1]} on; {longer.why}"
     found.append(Way("longer", "train longer", means, f"workbench resume {name} {longer.options}"))
     return found
+
+
+def _origin(folder: RunFolder) -> list[tuple[str, str]]:
+    """Which run this one was started for, and what was changed."""
+    origin = folder.read_json().get(ORIGIN)
+    return [("comes from", _short(origin))] if isinstance(origin, str) and origin else []
 
 
 def _step(view: RunView) -> int:

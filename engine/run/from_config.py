@@ -16,7 +16,7 @@ from engine.config.facts import Facts
 from engine.config.files import dump
 from engine.config.reward_specs import reward_specs
 from engine.config.tree import RunConfig
-from engine.errors import WorkbenchError
+from engine.errors import WorkbenchError, visible
 from engine.facts.model_shape import model_facts
 from engine.hub import is_local
 from engine.planning.auto import choices, resolved
@@ -68,10 +68,12 @@ def launch_config(
     queue: bool = False,
     after: RunFolder | None = None,
     more: Mapping[str, Any] | None = None,
+    origin: str = "",
 ) -> RunFolder:
     """Start a run of this config, detached. `name` is used where `run.name` is not set; `source` is the config's file.
 
-    `queue` and `after` let it wait, as in `launch`; `more` stands in its `run.json` too.
+    `queue` and `after` let it wait, as in `launch`; `more` stands in its `run.json` too. `origin` says for which run this one
+    is started: a sentence at the head of its config.
 
     Raises WorkbenchError if it cannot start.
     """
@@ -89,8 +91,10 @@ def launch_config(
     info |= more or {}
     if source is not None:
         info["source"] = str(Path(source).absolute())
+    if origin:
+        info[store.ORIGIN] = origin
     return launch(
-        dump(complete),
+        (f"# {visible(origin)}\n" if origin else "") + dump(complete),
         runs_dir=runs_dir,
         name=complete.run.name or name or f"{complete.method.kind}-{Path(complete.model.name).name}",
         # Unresolved: which GPU is free is known only now.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.figures import count, duration
 from engine.run.curves import leading, titled, worded
 from engine.run.ending import End
+from engine.run.proposals import shown
 from engine.run.view import RunView
 from workbench.panels.drawn import Scrolled
 from workbench.panels.paint import Line, clean, cut, paragraph
@@ -67,8 +68,21 @@ class EndCard(Scrolled):
         if told:
             rows.append(("the log says", [[(cut(clean(line), room), "value")] for line in told]))
         rows.append(("kept", paragraph(self._kept(view), room, "value")))
-        if self.end.way_on:
-            rows.append(("enter", paragraph(clean(self.end.way_on), room, "here")))
+        rows += [(what, paragraph(clean(words), room, "value")) for what, words in self.end.facts]
+        if (change := self.end.change) is not None:
+            lines: list[Line] = []
+            for path, before, after in change.sets:
+                lines += [
+                    [(f"- {clean(f'{path}: {shown(before)}')}", "bad")],
+                    [(f"+ {clean(f'{path}: {shown(after)}')}", "good")],
+                ]
+            rows.append(("proposed", [*lines, *paragraph(clean(change.why), room, "dim")]))
+        way_on = self.end.way_on
+        if self.end.blocked:
+            rows.append(("first", paragraph(clean(way_on), room, "value")))
+            way_on = "open its config in the form; what is started there is a new run"
+        if way_on:
+            rows.append(("enter", paragraph(clean(way_on), room, "here")))
         rows.append(("last values", paragraph(_values(view), room, "value")))
         return rows
 

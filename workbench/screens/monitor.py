@@ -191,7 +191,7 @@ class MonitorScreen(Screen[None]):
         if picked is not None:
             picked.stop()
         elif self.page == "end":
-            self.action_do("resume" if self.view.state in BAD else "chat")
+            self.actions.first_way(self.folder, self.view.copy(), self._end)
             return
         if not self.view.step:
             self._tell("There is no step yet.")

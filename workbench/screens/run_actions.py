@@ -17,9 +17,11 @@ from engine.figures import brief, progress
 from engine.resume import resume
 from engine.run import control, proposals, stack
 from engine.run.data_record import DataChanged
+from engine.run.ending import End
 from engine.run.evaluations import Evaluation, in_words, keep, step_of
 from engine.run.stopping import NAMES
 from engine.run.store import RunFolder, runs_in
+from engine.session.mending import apply
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Item, Pick, Show
 from workbench.screens.stop import StopMenu
@@ -125,6 +127,33 @@ class RunActions:
 
         self._tell(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", LONG)
         self._beside("resume", work, lambda show: show())
+
+    def first_way(self, run: RunFolder, view: RunView, end: End) -> None:
+        """What Enter does on the card of a run that is over."""
+        if view.state == "finished":
+            self.do("chat", run, view)
+        elif end.change is not None:
+            self._mend(run, view, end)
+        elif end.blocked:
+            self.build_from(run)
+        else:
+            self.do("resume", run, view)
+
+    def _mend(self, run: RunFolder, view: RunView, end: End) -> None:
+        """Make the proposed change and launch; a new run opens."""
+        if not end.anew:
+            assert end.change is not None
+            self.go_on(run, end.change.settings)
+            return
+
+        def show(new: RunFolder) -> None:
+            from workbench.screens.monitor import MonitorScreen
+
+            self._tell(f"{new.id} starts from the beginning.", SECONDS)
+            self._screen.app.push_screen(MonitorScreen(new))
+
+        self._tell("starting a new run …", LONG)
+        self._beside("resume", lambda: apply(run, view, end), show)
 
     def _ask_about_rows(self, run: RunFolder, words: str, settings: Mapping[str, Any] | None) -> None:
         """Name the rows that differ and let a person decide; leaving leaves the run as it is."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.config.files import parse
 from engine.errors import WorkbenchError
 from engine.run import launch, stack
 from engine.run.ending import facts, ways
@@ -209,10 +210,13 @@ async def test_a_run_that_ended_is_not_asked(make_run: Any, shown: Shown) -> Non
     assert asked(run) == []
 
 
-async def test_a_failed_run_opens_on_its_card_and_enter_resumes_it(
+BATCH = "version: 1\noptim: {per_device_train_batch_size: 8, gradient_accumulation_steps: 1}\n"
+
+
+async def test_a_failed_run_opens_on_its_card_and_enter_makes_the_change_and_resumes_it(
     make_run: Any, shown: Shown, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run("failed")
+    run = make_run("failed", config=BATCH)
     kept = run.checkpoints / "checkpoint-60"
     resumed: list[Any] = []
 
@@ -224,8 +228,10 @@ async def test_a_failed_run_opens_on_its_card_and_enter_resumes_it(
     monkeypatch.setattr("engine.run.checkpoint.newest_valid", lambda folder, hashes=True: (kept, []))
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "resume from checkpoint-60" in shown(app))
+        await until(pilot, lambda: "apply it and go on from checkpoint-60" in shown(app))
         text = shown(app)
+        assert "- optim.per_device_train_batch_size: 8" in text
+        assert "+ optim.gradient_accumulation_steps: 2" in text
         assert "The GPU ran out of memory at 79.2 GiB" in text
         assert "OutOfMemoryError: tried 2.10 GiB" in text
         assert "checkpoint-60; nothing is lost" in text
@@ -233,6 +239,8 @@ async def test_a_failed_run_opens_on_its_card_and_enter_resumes_it(
         await pilot.press("enter")
         await until(pilot, lambda: bool(resumed))
         assert resumed == [run.path]
+        optim = parse(run.config.read_text()).mapping["optim"]
+        assert optim == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
         await until(pilot, lambda: "goes on from checkpoint-60; checkpoint-61 was passed over" in shown(app))
         again = writer(run)
         again.segment = 1
@@ -251,8 +259,9 @@ async def test_a_run_that_failed_before_its_first_checkpoint_begins_again_withou
 ) -> None:
     app = app_of(make_run("failed", steps=3))
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "start again from the beginning " in shown(app))
+        await until(pilot, lambda: "start a new run from the beginning" in shown(app))
         assert "no checkpoint is whole" not in shown(app)
+        assert "start again" not in shown(app)
 
 
 async def test_a_run_that_fails_while_it_is_watched_turns_to_its_card(make_run: Any, shown: Shown, writer: Any) -> None:
