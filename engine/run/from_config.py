@@ -23,8 +23,11 @@ from engine.planning.auto import choices, resolved
 from engine.planning.memory_model import device_bytes
 from engine.run import store
 from engine.run.launch import launch
-from engine.run.spawn import HUB_TOKENS, WANDB_KEY
+from engine.run.spawn import HUB_TOKENS, MLFLOW_LOGIN, WANDB_KEY
 from engine.run.store import RunFolder
+
+_OF_TRACKERS = {"wandb": (WANDB_KEY,), "mlflow": MLFLOW_LOGIN}
+"""The variables with secrets that a tracker needs."""
 
 
 def runs_dir_of(config: RunConfig, given: frozenset[str], explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -42,7 +45,7 @@ def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
     from_hub = any(not _is_here(name, config.model.revision) for name in names if name) or any(
         not is_local(path) and (path not in known or known[path].exists is None) for path in data
     )
-    trackers = [WANDB_KEY] if "wandb" in config.run.report_to else []
+    trackers = [name for tracker, names in _OF_TRACKERS.items() if tracker in config.run.report_to for name in names]
     return [*(HUB_TOKENS if from_hub else ()), *trackers]
 
 

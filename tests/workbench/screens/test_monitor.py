@@ -210,7 +210,12 @@ async def test_a_run_that_ended_is_not_asked(make_run: Any, shown: Shown) -> Non
     assert asked(run) == []
 
 
-BATCH = "version: 1\noptim: {per_device_train_batch_size: 8, gradient_accumulation_steps: 1}\n"
+BATCH = """\
+version: 1
+model: {name: builtin/tiny}
+data: {train: [{path: builtin/dates}]}
+optim: {per_device_train_batch_size: 8, gradient_accumulation_steps: 1}
+"""
 
 
 async def test_a_failed_run_opens_on_its_card_and_enter_makes_the_change_and_resumes_it(
