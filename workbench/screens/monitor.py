@@ -53,7 +53,8 @@ class MonitorScreen(Screen[None]):
         self.watching: Watch | None = None
         self.pages = RunPages(folder)
         self.status = StatusLine()
-        self.actions = RunActions(self, self._tell, self._read_end)
+        started = lambda run: self.app.push_screen(MonitorScreen(run))  # noqa: E731
+        self.actions = RunActions(self, self._tell, self._read_end, started)
         self._end = End()
         self._was_over = self._lived = False
 

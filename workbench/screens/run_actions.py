@@ -36,15 +36,17 @@ OTHERS = 200
 
 
 class RunActions:
-    """The actions of one screen. `tell` shows words on it for so many seconds; `changed` is called when a run has new facts."""
+    """The actions of one screen. `tell` shows words on it for so many seconds; `changed` is called when a run has new facts,
+    `started` with a run that was started in the place of another."""
 
     def __init__(
         self,
         screen: Screen[None],
         tell: Callable[[str, float], None],
         changed: Callable[[], object] = lambda: None,
+        started: Callable[[RunFolder], object] = lambda run: None,
     ) -> None:
-        self._screen, self._tell, self._changed = screen, tell, changed
+        self._screen, self._tell, self._changed, self._started = screen, tell, changed, started
         self._asked: tuple[str, str, float] | None = None
         self._measuring: Evaluation | None = None
 
@@ -147,10 +149,8 @@ class RunActions:
             return
 
         def show(new: RunFolder) -> None:
-            from workbench.screens.monitor import MonitorScreen
-
             self._tell(f"{new.id} starts from the beginning.", SECONDS)
-            self._screen.app.push_screen(MonitorScreen(new))
+            self._started(new)
 
         self._tell("starting a new run …", LONG)
         self._beside("resume", lambda: apply(run, view, end), show)

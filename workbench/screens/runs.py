@@ -176,7 +176,12 @@ class RunsScreen(Screen[None]):
         """The last answer, else more about the run under the cursor; the keys that do something to it."""
         table = self.query_one(RunTable)
         state = table.chosen.view.state if table.chosen else ""
-        holds = ["any", *(["marked"] if len(table.marked) > 1 else []), *(["ended early"] if state in EARLY else [])]
+        holds = [
+            "any",
+            *(["marked"] if len(table.marked) > 1 else []),
+            *(["ended early"] if state in EARLY else []),
+            *([state] if state == "finished" else []),
+        ]
         self.query_one(KeyLine).use(key_line("runs", *holds))
         words, style = self._told, "$accent"
         if time.monotonic() > self._told_until:
