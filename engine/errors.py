@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 from urllib.parse import urlsplit
 
 
@@ -20,12 +20,19 @@ class WorkbenchError(Exception):
     exit_code = 1
     cause = "error"
     """The word for machines where it ends a run."""
+    mends: tuple[Mapping[str, Any], ...] = ()
+    """Changes of a config after which this would not come again, values by dotted paths, the best one first."""
 
     def __init__(self, message: str, hint: str = "", *, exit_code: int | None = None) -> None:
         self.message, self.hint = without_secrets(message), without_secrets(hint)
         super().__init__(self.message)
         if exit_code is not None:
             self.exit_code = exit_code
+
+    def mended_by(self, *changes: Mapping[str, Any]) -> Self:
+        """This error, with changes of a config after which it would not come again."""
+        self.mends = changes
+        return self
 
     @property
     def told(self) -> str:

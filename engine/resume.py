@@ -7,12 +7,14 @@ compares once more, since a tokenizer may have changed too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.client import Inspector
-from engine.run import checkpoint, data_record, launch
+from engine.errors import RunBusy, UsageError, visible
+from engine.run import checkpoint, data_record, inside, launch
 from engine.run.data_record import DataChanged
 from engine.run.store import ENDED, RunFolder
 
@@ -20,18 +22,53 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 def resume(
-    run: RunFolder, *, accept_data: bool = False, on_progress: Progress | None = None
+    run: RunFolder,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    accept_data: bool = False,
+    on_progress: Progress | None = None,
 ) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Go on with a run that ended, as `launch.resume` does.
+    """Go on with a run that ended, as `launch.resume` does; with other values for some `settings`, by their dotted paths.
 
-    Raises DataChanged, with the run left as it was, where its rows teach otherwise now and `accept_data` is not set.
+    Raises DataChanged, with the run left as it was, where its rows teach otherwise now and `accept_data` is not set, and
+    WorkbenchError for settings that the rules refuse. Where it does not go on, config.yaml is as it was.
     """
+    if settings:
+        before = run.read_config()
+        text = changed_config(run, settings)
+        launch.settle(run)
+        if launch.at_work(run):
+            raise RunBusy(f"run {visible(run.id)} is still {run.state}.", "Stop it first, then change its settings.")
+        inside.replace(run, run.config, text)
+        try:
+            return resume(run, accept_data=accept_data, on_progress=on_progress)
+        except BaseException:
+            if not launch.at_work(run):
+                inside.replace(run, run.config, before)
+            raise
     if accept_data:
         return launch.resume(run, accept_data=True)
     launch.settle(run)
     if run.state in ENDED and (said := data_changes(run, on_progress)):
         raise DataChanged(run, said)
     return launch.resume(run)
+
+
+def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
+    """The text of the run's config with these values in it, nothing written. Raises WorkbenchError with its first error."""
+    from engine.config.edit import rewrite
+    from engine.config.files import parse, put
+    from engine.rules import read
+
+    text = run.read_config()
+    before = parse(text, path=run.config).mapping
+    after = copy.deepcopy(before)
+    for path, value in settings.items():
+        put(after, path, value)
+    for finding in read(after).findings:
+        if finding.severity == "error":
+            raise UsageError(f"run {visible(run.id)} cannot go on so: {finding.message}")
+    return rewrite(text, before, after)
 
 
 def data_changes(run: RunFolder, on_progress: Progress | None = None) -> list[str]:

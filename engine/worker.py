@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -60,6 +60,7 @@ _LIBRARIES = (
 )
 """What every run imports, in pieces of a second or two."""
 _GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
+_NO_DETERMINISM = "does not have a deterministic implementation"
 _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 
 
@@ -119,9 +120,18 @@ def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | Non
             cause, message = _cause(problem, run)
             # An error that is worded for people needs no lines of our code beside it; the log keeps them.
             told = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
-            step = {"step": problem.step} if isinstance(problem, Diverged) else {}
-            writer.write("failed", cause=cause, message=message, lines=told, **step)
+            more: dict[str, Any] = {"step": problem.step} if isinstance(problem, Diverged) else {}
+            if mends := _mends(problem):
+                more["mends"] = mends
+            writer.write("failed", cause=cause, message=message, lines=told, **more)
         return 1
+
+
+def _mends(problem: Exception) -> list[Mapping[str, Any]]:
+    """Changes of the config after which this would not come again."""
+    if isinstance(problem, WorkbenchError):
+        return list(problem.mends)
+    return [{"run.full_determinism": False}] if _NO_DETERMINISM in str(problem) else []
 
 
 def _lost_rank(problem: Exception) -> bool:
@@ -149,7 +159,7 @@ def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:
             f"This machine ran out of memory. {proposals.after_out_of_memory(settings)}",
         )
     first = str(problem).strip().split("\n")[0]
-    if "does not have a deterministic implementation" in first:
+    if _NO_DETERMINISM in first:
         operation = visible(first.split(" does not have")[0])[:200]
         return "error", f"run.full_determinism: {operation} has no deterministic form on this device. Set it to false."
     return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]

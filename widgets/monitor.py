@@ -15,7 +15,6 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,9 +23,9 @@ from pydantic import Field
 
 from engine.errors import RunNotFound, WorkbenchError, visible
 from engine.figures import progress
-from engine.resume import resume
-from engine.run import control, silence, stack, stopping, store
-from engine.run.data_record import DataChanged
+from engine.run import control, proposals, silence, stack, stopping, store
+from engine.run.ending import End, card, end_of
+from engine.run.evaluations import FILE
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder, is_run
 from engine.run.view import RunView
@@ -35,6 +34,7 @@ from widgets.chat import ChatPart
 from widgets.curves import devices, entries
 from widgets.protocol import Answer, Face, Part, bundle, shown, style, verb
 from widgets.reader import Reader
+from widgets.run_jobs import RunJobs
 
 FIRST_POINTS, SMALL_POINTS = 480, 200
 WHOLE_BYTES = 24_000
@@ -59,8 +59,8 @@ class MonitorPart(Part):
         self._given = dict(given or {})
         self._readers: dict[str, Reader] = {}
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._resuming: dict[str, Future[Any]] = {}
+        self._jobs = RunJobs()
+        self._ends: dict[str, tuple[object, End]] = {}
         self._said: dict[str, str] = {}
         self._told: dict[str, tuple[float, list[dict[str, Any]]]] = {}
 
@@ -160,11 +160,37 @@ class MonitorPart(Part):
     @verb
     def resume(self, *, run: Run, accept_data: bool = False) -> dict[str, Any]:
         """Go on from the newest whole checkpoint; comparing the rows and starting take a moment and are done beside."""
-        folder = self.folder(run)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-resume")
         self._said.pop(run, None)
-        self._resuming[run] = self._pool.submit(resume, folder, accept_data=accept_data)
+        self._jobs.go_on(run, self.folder(run), None, accept_data)
+        return {}
+
+    @verb
+    def longer(self, *, run: Run) -> dict[str, Any]:
+        """Train a finished run for as long again."""
+        folder = self.folder(run)
+        self._jobs.go_on(run, folder, proposals.longer(proposals.settings_of(folder)).settings, accept_data=False)
+        return {}
+
+    @verb
+    def mend(self, *, run: Run) -> dict[str, Any]:
+        """Make the change that a failed run proposes, and launch."""
+        reader = self._reader(run)
+        with reader.lock:
+            view = reader.poll().copy()
+        self._jobs.mend(run, reader.folder, view, self._end(run, reader.folder, view))
+        return {}
+
+    @verb
+    def evaluate(self, *, run: Run) -> dict[str, Any]:
+        """Measure the newest checkpoint on the held-out rows, beside the base."""
+        self._jobs.measure(run, self.folder(run))
+        return {}
+
+    @verb
+    def export(self, *, run: Run) -> dict[str, Any]:
+        """Take the whole model along, into a folder beside the notebook."""
+        folder = self.folder(run)
+        self._jobs.take_along(run, folder, "safetensors", Path.cwd() / f"{folder.id}-export")
         return {}
 
     @verb
@@ -195,6 +221,7 @@ class MonitorPart(Part):
             "head": telling.head(view),
             "names": entries(view),
             "gpu": devices(view),
+            "end": telling.end(self._end(run, reader.folder, view)),
         }
         if page == "samples":
             parts["samples"] = telling.samples(view)
@@ -217,8 +244,8 @@ class MonitorPart(Part):
         return groups
 
     def _now(self, run: str, view: RunView) -> list[Any]:
-        """`[step, seconds left, phase, what was asked, whether the rows must be accepted, whether the run is silent]`: what
-        changes with every look."""
+        """`[step, seconds left, phase, what was asked, whether the rows must be accepted, whether the run is silent, the run that
+        was started in its place]`: what changes with every look."""
         state = view.progress
         phase = f"{state.get('what') or view.phase} {progress(state)}" if state else view.phase
         eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
@@ -229,29 +256,36 @@ class MonitorPart(Part):
             eta,
             shown(phase, 200),
             self._asked(run, view),
-            self._rows_changed(run),
+            self._jobs.rows_changed(run),
             view.silent_seconds is not None,
+            self._new(run),
         ]
 
-    def _rows_changed(self, run: str) -> bool:
-        """Whether the last resume made here waits for a person's word on rows that are other than before."""
-        job = self._resuming.get(run)
-        return job is not None and job.done() and isinstance(job.exception(), DataChanged)
+    def _new(self, run: str) -> str:
+        """What the run is called that was started here in the place of this one; it can be watched from now on."""
+        new = self._jobs.new(run)
+        if new is None:
+            return ""
+        self._given.setdefault(new.id, new)
+        return new.id
+
+    def _end(self, run: str, folder: RunFolder, view: RunView) -> End:
+        """What a run that is over leaves; read again where its checkpoints or its measurements have changed."""
+        if not view.over:
+            return End()
+        try:
+            measured = (folder.path / FILE).stat().st_size
+        except OSError:
+            measured = 0
+        mark = (view.state, view.segment, list(view.committed), str(view.best), measured)
+        if run not in self._ends or self._ends[run][0] != mark:
+            self._ends[run] = (mark, end_of(view, folder, run))
+        return self._ends[run][1]
 
     def _asked(self, run: str, view: RunView) -> str:
         """What became of the last request made here."""
-        job = self._resuming.get(run)
-        if job is not None:
-            if not job.done():
-                return "resuming"
-            problem = job.exception()
-            if isinstance(problem, DataChanged):
-                return shown(problem.message)
-            if isinstance(problem, WorkbenchError):
-                return shown(problem.told)
-            if problem is not None:
-                return shown(f"{type(problem).__name__}: {problem}")
-            del self._resuming[run]
+        if words := self._jobs.words(run):
+            return words
         name = self._said.get(run)
         if name is None:
             return ""
@@ -261,15 +295,21 @@ class MonitorPart(Part):
         return shown(stopping.answered(answer), 300)
 
     def summary(self) -> str:
-        return "\n".join(self.seen(run, telling.summary_of) for run in self._given)
+        return "\n".join(self.seen(run, self._summary_of(folder)) for run, folder in list(self._given.items())[:1])
+
+    @staticmethod
+    def _summary_of(folder: RunFolder) -> Callable[[RunView], str]:
+        def words(view: RunView) -> str:
+            lines = [f"  {what:<13}  {words}" for what, words in card(view, folder, folder.id)]
+            return "\n".join([telling.summary_of(view), *lines])
+
+        return words
 
     def close(self) -> None:
         for reader in self._readers.values():
             reader.leave()
         self._readers.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-            self._pool = None
+        self._jobs.close()
 
 
 def _mark(part: Any) -> int:

@@ -13,6 +13,7 @@ from engine.errors import redact, visible
 from engine.run import proposals, silence
 from engine.run.best import best_words
 from engine.run.curves import concern, watch_for
+from engine.run.ending import End
 from engine.run.stopping import ways
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -36,7 +37,6 @@ def head(view: RunView) -> dict[str, Any]:
         "took": took,
         "by": shown(_end(view), 300) if view.state in ("stopped", "finished") else "",
         "cause": shown(view.cause or "it ended without a word", 600) if bad else "",
-        "way_on": shown(_way_on(view), 300) if bad else "",
         "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
         "warnings": [
             *(shown(each["message"], 300) for each in view.restarts[-2:]),
@@ -49,6 +49,26 @@ def head(view: RunView) -> dict[str, Any]:
         "watch_for": (concern(view.method, view.series) or watch_for(view.method))
         if view.state in ("starting", "running")
         else "",
+    }
+
+
+def end(found: End) -> dict[str, Any]:
+    """The card of a run that is over: facts, and the ways on with their commands."""
+    return {
+        "facts": [[what, shown(words, 600)] for what, words in found.facts],
+        "ways": [
+            {"do": way.do, "title": way.title.capitalize(), "means": shown(way.means, 300), "command": way.command}
+            for way in found.ways
+        ],
+        "way_on": shown(found.way_on, 300),
+        "change": [
+            [path, shown(proposals.shown(before), 120), shown(proposals.shown(after), 120)]
+            for path, before, after in found.change.sets
+        ]
+        if found.change
+        else [],
+        "why": shown(found.change.why, 300) if found.change else "",
+        "anew": found.anew,
     }
 
 
@@ -147,10 +167,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return shown(value if isinstance(value, str) else json.dumps(value), 120)
-
-
-def _way_on(view: RunView) -> str:
-    return proposals.way_on(view.cause_kind, f"checkpoint-{view.committed[-1]}" if view.committed else None)
 
 
 def config(folder: RunFolder) -> str:

@@ -32,6 +32,8 @@ class Action:
     quiet: bool = False
     priority: bool = False
     when: str = ""
+    call: str = ""
+    """What is called where that is not the method `action_<id>`."""
 
     @property
     def name(self) -> str:
@@ -61,6 +63,25 @@ ACTIONS: tuple[Action, ...] = (
     Action("new", "n", "new", "A new config, from what it shall learn", ("start",), line="n new"),
     Action("file", "o", "file", "Open a config file", ("start",), line="o file"),
     Action("runs", "", "runs", "", ("start",), "r", line="r runs", quiet=True),
+    Action(
+        "chat",
+        "c,C",
+        "chat",
+        "Talk to the model of the run under the cursor",
+        ("start",),
+        "c",
+        line="c chat",
+        call="do('chat')",
+    ),
+    Action(
+        "evaluate",
+        "e,E",
+        "measure",
+        "Measure the run under the cursor on its held-out rows, beside the base; once more cancels",
+        ("start",),
+        "e",
+        call="do('evaluate')",
+    ),
     # Build
     Action("edit", "", "edit", "Edit the setting in focus", ("build",), "enter", line="enter edit", quiet=True),
     Action("to_form", "escape", "form", "", ("build",), quiet=True),
@@ -102,7 +123,16 @@ ACTIONS: tuple[Action, ...] = (
     Action("terms", "t", "terms", "The words of this page in plain sentences", ("guide",), line="t terms"),
     Action("open", "o", "open run", "Watch the rehearsal with all its curves", ("guide",), line="o open-run"),
     # Monitor: what is wanted most comes first, since a narrow key line drops what comes last
-    Action("stop", "s", "stop", "Ways to stop, each with what it keeps", ("monitor",), line="s stop", when="running"),
+    Action(
+        "stop",
+        "s",
+        "stop",
+        "Ways to stop, each with what it keeps",
+        ("monitor",),
+        line="s stop",
+        when="running",
+        call="do('stop')",
+    ),
     Action(
         "resume",
         "R",
@@ -111,6 +141,7 @@ ACTIONS: tuple[Action, ...] = (
         ("monitor", "runs"),
         line="R resume",
         when="ended early",
+        call="do('resume')",
     ),
     Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1", line="1 curves"),
     Action("tab('samples')", "2", "samples", "Answers to the pinned prompts", ("monitor",), "2", line="2 samples"),
@@ -118,14 +149,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("tab('receipt')", "4", "receipt", "What was really done", ("monitor",), "4", line="4 receipt"),
     Action("tab('config')", "5", "config", "The config of this run", ("monitor",), "5", line="5 config", when="plain"),
     Action(
-        "tab('cause')",
+        "tab('end')",
         "6",
-        "why it ended",
-        "Why it failed, and the way on",
+        "how it ended",
+        "What the run leaves, or why it failed; and the ways on",
         ("monitor",),
         "6",
-        line="6 cause",
-        when="failed",
+        line="6 end",
+        when="card",
     ),
     Action(
         "tab('groups')",
@@ -147,8 +178,17 @@ ACTIONS: tuple[Action, ...] = (
         ("monitor",),
         line="c checkpoint",
         when="running",
+        call="do('checkpoint')",
     ),
-    Action("stack", "K", "stack", "Show where the worker is at this moment, also when it hangs", ("monitor",), "K"),
+    Action(
+        "stack",
+        "K",
+        "stack",
+        "Show where the worker is at this moment, also when it hangs",
+        ("monitor",),
+        "K",
+        call="do('stack')",
+    ),
     Action("next_curve", "v", "next curve", "Show the next curve in the large chart", ("monitor",), line="v curve"),
     Action("next_curve(-1)", "V", "previous curve", "Show the previous curve", ("monitor",)),
     Action("chart('back')", "left", "cursor back", "A cursor on the curve, a point back", ("monitor",), "left"),
@@ -163,7 +203,25 @@ ACTIONS: tuple[Action, ...] = (
     Action("batch", "enter", "batch", "The rows behind the point under the cursor", ("monitor",), "enter"),
     Action("find", "slash", "find", "Find words in the log or the config", ("monitor",), "/"),
     Action("back", "escape", "back", "Take the cursor away; then go back", ("monitor",), "esc", quiet=True),
-    Action("chat", "C", "chat", "Talk to the model, beside its base", ("monitor",), line="C chat", when="finished"),
+    Action(
+        "chat",
+        "C",
+        "chat",
+        "Talk to the model, beside its base",
+        ("monitor", "runs"),
+        line="C chat",
+        when="finished",
+        call="do('chat')",
+    ),
+    Action(
+        "evaluate",
+        "E",
+        "measure",
+        "Measure the newest checkpoint on the held-out rows, beside the base; once more cancels",
+        ("monitor", "runs"),
+        when="finished",
+        call="do('evaluate')",
+    ),
     Action(
         "export",
         "X",
@@ -172,7 +230,17 @@ ACTIONS: tuple[Action, ...] = (
         ("monitor",),
         line="X export",
         when="finished",
+        call="do('export')",
     ),
+    Action(
+        "longer",
+        "T",
+        "train longer",
+        "Go on with a finished run, or begin a new one from its config",
+        ("monitor",),
+        call="do('longer')",
+    ),
+    Action("beside", "B", "compare", "Lay another run beside this one", ("monitor",), call="do('compare')"),
     # Chat: a line is written in all the time, so keys are with ctrl
     Action(
         "halt", "escape", "stop", "Stop the answer; else go back", ("chat",), "esc", line="esc stop", when="answering"
@@ -264,7 +332,14 @@ def actions(*screens: str) -> tuple[Action, ...]:
 def bindings(screen: str) -> list[BindingType]:
     """The key bindings of a screen; the ids let a person's keymap change them."""
     return [
-        Binding(action.keys, action.id, action.label, show=bool(action.line), priority=action.priority, id=action.id)
+        Binding(
+            action.keys,
+            action.call or action.id,
+            action.label,
+            show=bool(action.line),
+            priority=action.priority,
+            id=action.id,
+        )
         for action in actions(screen)
         if action.keys
     ]

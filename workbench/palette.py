@@ -19,7 +19,7 @@ class ActionProvider(Provider):
 
     def _run(self, action: Action) -> object:
         owner = "app" if "everywhere" in action.screens else "screen"
-        return partial(self.screen.run_action, f"{owner}.{action.id}")
+        return partial(self.screen.run_action, f"{owner}.{action.call or action.id}")
 
     async def discover(self) -> Hits:
         """All of them, before anything is typed."""

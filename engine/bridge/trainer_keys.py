@@ -95,7 +95,7 @@ def _report(value: Any, file: File) -> Answer:
     known = [name for name in named if name in TRACKERS]
     others = ", ".join(str(name) for name in named if name not in TRACKERS)
     if not known:
-        return unsupported(f"The trackers here are {' and '.join(TRACKERS)}.")
+        return unsupported(f"The trackers here are {', '.join(TRACKERS[:-1])} and {TRACKERS[-1]}.")
     return changed({"run.report_to": known}, f"Not here: {others}.") if others else mapped({"run.report_to": known})
 
 

@@ -134,16 +134,17 @@ ABSENT = (
         "Checkpoints lie in the run folder, and `workbench push RUN` sends the model when it is done.",
     ),
     Absent(
-        "trackers other than TensorBoard and Weights & Biases",
-        ("use_mlflow", "use_swanlab", "use_comet"),
-        ("mlflow_", "swanlab_", "comet_", "trackio_"),
+        "trackers other than TensorBoard, Weights & Biases, MLflow and trackio",
+        ("use_swanlab", "use_comet"),
+        ("swanlab_", "comet_"),
         "A run keeps its curves in its own folder, and `workbench compare` lays runs beside each other.",
     ),
     Absent(
-        "own settings for Weights & Biases and TensorBoard",
+        "own settings for trackers",
         (),
-        ("wandb_", "tensorboard_"),
-        "run.report_to asks for them, and their own variables (WANDB_PROJECT, WANDB_ENTITY, TENSORBOARD_LOGGING_DIR) count.",
+        ("wandb_", "tensorboard_", "mlflow_", "trackio_"),
+        "run.report_to asks for them, and their own variables (WANDB_PROJECT, TENSORBOARD_LOGGING_DIR, MLFLOW_TRACKING_URI, "
+        "MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR) count.",
     ),
     Absent(
         "code that a model brings",

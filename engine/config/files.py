@@ -146,14 +146,17 @@ def overrides(mapping: Mapping[str, Any], pairs: Iterable[str]) -> dict[str, Any
     """
     changed: dict[str, Any] = copy.deepcopy(dict(mapping))
     for pair in pairs:
-        path, equals, text = pair.partition("=")
-        path = path.strip()
-        if not equals or not re.fullmatch(r"[^\s.]+(\.[^\s.]+)*", path):
-            raise UsageError(
-                f"{visible(pair)}: must be of the form section.setting=value, as in optim.learning_rate=1e-4."
-            )
-        put(changed, path, parse_value(text))
+        put(changed, *parse_pair(pair))
     return changed
+
+
+def parse_pair(pair: str) -> tuple[str, Any]:
+    """Path and value of `optim.learning_rate=1e-4`. Raises UsageError for what is of another form."""
+    path, equals, text = pair.partition("=")
+    path = path.strip()
+    if not equals or not re.fullmatch(r"[^\s.]+(\.[^\s.]+)*", path):
+        raise UsageError(f"{visible(pair)}: must be of the form section.setting=value, as in optim.learning_rate=1e-4.")
+    return path, parse_value(text)
 
 
 def put(mapping: dict[str, Any], path: str, value: Any) -> None:

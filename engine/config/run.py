@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Later, Le, Section, Source, Title, Unit
 
-TRACKERS = ("tensorboard", "wandb")
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Each the name of transformers' callback and of the package that it needs."""
 
 
@@ -95,10 +95,11 @@ class Run(Section):
     report_to: Annotated[
         list[str], Control("list"), Title("Trackers"), Advanced, Source("transformers: report_to")
     ] = []
-    """Give the curves to these trackers, too: `tensorboard`, `wandb` (Weights & Biases). What they write lies in the run's
-    folder under `trackers`; `wandb` sends it on where it is logged in, else it waits there for `wandb sync`. A tracker sees
-    the numbers, the trainer's arguments and the model's config, no rows. Its own variables count: WANDB_PROJECT,
-    TENSORBOARD_LOGGING_DIR."""
+    """Give the curves to these trackers, too: `tensorboard`, `wandb` (Weights & Biases), `mlflow`, `trackio`. What they write
+    lies in the run's folder under `trackers`; `wandb` sends it on where it is logged in, else it waits there for
+    `wandb sync`, and `mlflow` goes to the server that MLFLOW_TRACKING_URI names. A tracker sees the numbers, the trainer's
+    arguments and the model's config, no rows. Its own variables count: WANDB_PROJECT, TENSORBOARD_LOGGING_DIR,
+    MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR."""
 
     notify: Annotated[str | None, Title("Notify"), Advanced] = None
     """Post a short message to this address when the run ends, fails, diverges or stalls: an ntfy topic, such as

@@ -40,6 +40,8 @@ BATCH = 256
 FIXED_ROWS = 16
 QUANTILES = 1000
 NAMED = 8
+MOST_LONGER = 4
+"""Times as long as `data.max_length` that a row may be for raising it to be the first thing to try."""
 LANGUAGE = SHAPES["language"]
 
 Row = dict[str, Any]
@@ -109,6 +111,7 @@ class Refused(DataError):
 
     def __init__(self, problem: DataError, facts: Mapping[str, Any], *, counted: bool) -> None:
         super().__init__(problem.message, problem.hint)
+        self.mends = problem.mends
         self.path, self.line, self.column = problem.path, problem.line, problem.column
         self.facts = facts
         self.counted = counted
@@ -485,10 +488,13 @@ def _build(plan: Plan, processing_class: Any, folder: Path, progress: Progress) 
 
 def _refuse(plan: Plan, counts: Counts, too_long: list[int]) -> None:
     if counts.bad and plan.on_bad_row == "error":
-        raise DataError(counts.bad_row, "Mend the rows, or set data.on_bad_row to skip.")
+        problem = DataError(counts.bad_row, "Mend the rows, or set data.on_bad_row to skip.")
+        raise problem.mended_by({"data.on_bad_row": "skip"})
     if too_long:
         others = "" if len(too_long) == 1 else f"{len(too_long):,} of {counts.read:,} rows are, the longest with "
-        raise too_long_error(plan, too_long[0], f"{others}{counts.longest:,} tokens")
+        longer = [{"data.max_length": counts.longest}] if counts.longest <= MOST_LONGER * plan.max_length else []
+        problem = too_long_error(plan, too_long[0], f"{others}{counts.longest:,} tokens")
+        raise problem.mended_by(*longer, {"data.excess_length": "drop"})
     if not counts.kept:
         raise nothing_left(plan.named, "; ".join(counts.sentences()) or "no rows were read")
     shape = shape_of(plan.method)

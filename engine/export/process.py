@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.errors import visible
-from engine.figures import percent
+from engine.errors import WorkbenchError, visible
+from engine.figures import percent, size
 from engine.run.task import Task
 
 COMMAND = (sys.executable, "-P", "-m", "engine.export")
@@ -48,3 +48,11 @@ def compared(parity: dict[str, Any]) -> str:
         if parity["trained_effect"] is not None:
             words += f", training moved them by {percent(parity['trained_effect'], 1)}"
     return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."
+
+
+def part_words(part: dict[str, Any]) -> str:
+    """What became of one form, in words."""
+    if not part["ok"]:
+        return visible(f"✗ {part['form']}: {WorkbenchError(**part['error']).told.removeprefix(part['form'] + ': ')}")
+    notes = " ".join(part.get("notes", ()))
+    return visible(f"✓ {part['form']} ({size(part['bytes'])}), {compared(part['parity'])} {notes}".rstrip())

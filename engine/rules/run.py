@@ -61,7 +61,7 @@ def trackers_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         rest = [name for name in given if name in TRACKERS]
         todo = "A run keeps its curves in its own folder, whatever trackers there are."
         fix = Fix(f"take {rest}", {spec.path: rest}) if rest else leave_out(spec, "remove it")
-        yield must(spec.path, f"of {' and '.join(TRACKERS)}", ", ".join(odd), todo, fix=fix)
+        yield must(spec.path, f"of {', '.join(TRACKERS[:-1])} and {TRACKERS[-1]}", ", ".join(odd), todo, fix=fix)
 
 
 @rule(reads=(fields.run.notify,))

@@ -8,11 +8,14 @@ no window shows an empty chart. Standard library only.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from engine.errors import visible
+from engine.figures import brief, number, size
 from engine.run.series import Series
 
 Groups = tuple[tuple[str, ...], ...]
@@ -209,3 +212,18 @@ def words(name: str) -> Words:
         twin = words(name.removeprefix("eval_"))
         return Words(f"held-out {twin.title}", twin.unit)
     return Words(name.replace("_", " "))
+
+
+def titled(name: str) -> str:
+    """A metric's name in words, safe to draw."""
+    return visible(words(name).title)
+
+
+def worded(name: str, value: float | None) -> str:
+    """A metric's value with its unit."""
+    unit = words(name).unit
+    if unit == "bytes":
+        return size(value)
+    if unit == "share" and value is not None and math.isfinite(value):
+        return f"{100 * value:.1f}".removesuffix(".0") + " %"
+    return brief(value) if unit == "seconds" else number(value)

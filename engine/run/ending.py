@@ -1,11 +1,19 @@
-"""What a finished run leaves, in a few lines: its model, how good it became, what it answers now, and what to do with it."""
+"""What a run leaves when it ends: its model, how good it became, what it answers now, and what to do next.
+
+The commands, the app and the notebook show the same; each has keys, buttons or commands of its own for the ways on.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine import figures
 from engine.errors import visible
+from engine.run import checkpoint, proposals
 from engine.run.best import title_of
-from engine.run.store import RunFolder
+from engine.run.evaluations import in_words, kept
+from engine.run.proposals import Change
+from engine.run.store import ORIGIN, RunFolder
 from engine.run.view import RunView
 
 PROMPTS = 2
@@ -13,12 +21,66 @@ ANSWER = 100
 """Characters of a prompt and of an answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Something to do with a run that ended: `do` names it for keys and buttons, `command` does it in a terminal."""
+
+    do: str
+    title: str
+    means: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What there is to say about a run that ended."""
+
+    facts: tuple[tuple[str, str], ...] = ()
+    """(what, words); a line without a name goes on with the one above."""
+    ways: tuple[Way, ...] = ()
+    way_on: str = ""
+    """What the first key does for a run that ended badly, in words."""
+    step: int | None = None
+    """Its newest whole checkpoint."""
+    change: Change | None = None
+    """The change of its config that is proposed; without one there is nothing to apply."""
+    anew: bool = False
+    """Whether that change wants a new run, from the start."""
+    blocked: bool = False
+    """Whether going on as it is would end the same way, and nothing is known to mend it."""
+
+
+def end_of(view: RunView, folder: RunFolder, name: str) -> End:
+    """What a run that is over leaves; `name` is what it is called in a command. Reads its folder."""
+    if view.state == "finished":
+        return End(tuple(facts(view, folder)), tuple(ways(view, folder, name)))
+    if view.state not in ("failed", "lost"):
+        return End()
+    newest, skipped = checkpoint.newest_valid(folder, hashes=False)
+    step = checkpoint.step_of(newest) if newest else None
+    settings = proposals.settings_of(folder)
+    change = proposals.propose(view, settings) if settings else None
+    why = ": no checkpoint is whole" if skipped and not newest else ""
+    why += "".join(f"; {path.name} is passed over ({reason})" for path, reason in skipped[:2])
+    if change is not None:
+        anew = not proposals.goes_on(view, change, step)
+        start = "start a new run from the beginning" if anew else f"go on from checkpoint-{step}"
+        return End(tuple(_origin(folder)), way_on=f"apply it and {start}{why}", step=step, change=change, anew=anew)
+    blocked = view.cause_kind in proposals.REPEATS
+    words = proposals.way_on(view.cause_kind, newest.name if newest else None, why)
+    return End(tuple(_origin(folder)), way_on=words, step=step, blocked=blocked)
+
+
 def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
-    """(what, words) of each line; empty where no checkpoint is kept. `name` is what the run is called in a command."""
+    """(what, words) of each line that a command prints; empty where no checkpoint is kept."""
+    return [*facts(view, folder), *((way.title, way.command) for way in ways(view, folder, name))]
+
+
+def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
+    """Where the model is, how good it is, and what it answers beside what it answered at first."""
     if view.state != "finished" or not view.committed:
         return []
-    end = view.committed[-1]
-    step = view.best["step"] if view.best and view.best["step"] in view.committed else end
+    end, step = view.committed[-1], _step(view)
     path = visible(str(folder.checkpoints / f"checkpoint-{step}"))
     lines = [("model", path if step == end else f"{path}, the best; the end is checkpoint-{end}")]
     if held_out := _held_out(view):
@@ -28,9 +90,36 @@ def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
         lines.append(("asked", _short(first["prompt"])))
         lines.append(("", f"{when}: {_short(first['completion'])}"))
         lines.append(("", f"after step {last['step']:,}: {_short(last['completion'])}"))
-    lines.append(("talk to it", f"workbench chat {name}"))
-    lines.append(("take it along", f"workbench export {name} --to safetensors"))
-    return lines
+    if measured := kept(folder):
+        lines.append(("measured", in_words(measured[-1])))
+    return lines + _origin(folder)
+
+
+def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
+    """What can be done with the model of a finished run."""
+    if view.state != "finished" or not view.committed:
+        return []
+    found = [Way("chat", "talk to it", "beside the model that training began with", f"workbench chat {name}")]
+    if any(metric.startswith("eval_") for metric in view.series):
+        means = "on the held-out rows, beside the model that training began with"
+        found.append(Way("evaluate", "measure it", means, f"workbench evaluate {name} --base"))
+    means = "the whole model, its adapter alone, or GGUF"
+    found.append(Way("export", "take it along", means, f"workbench export {name} --to safetensors"))
+    longer = proposals.longer(proposals.settings_of(folder))
+    means = f"{longer.words}, from checkpoint-{view.committed[-1]} on; {longer.why}"
+    found.append(Way("longer", "train longer", means, f"workbench resume {name} {longer.options}"))
+    return found
+
+
+def _origin(folder: RunFolder) -> list[tuple[str, str]]:
+    """Which run this one was started for, and what was changed."""
+    origin = folder.read_json().get(ORIGIN)
+    return [("comes from", _short(origin))] if isinstance(origin, str) and origin else []
+
+
+def _step(view: RunView) -> int:
+    """The best checkpoint where one is known and kept, else the last."""
+    return view.best["step"] if view.best and view.best["step"] in view.committed else view.committed[-1]
 
 
 def _held_out(view: RunView) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.errors import RunBusy, UsageError, WorkbenchError, visible
+from engine.errors import RunBusy, UsageError, WorkbenchError, redact, visible
 from engine.run import checkpoint, devices, inside, launch
+from engine.run.curves import ordered, titled, worded
 from engine.run.index import open_view
 from engine.run.spawn import ALL_TOKENS, for_rewards
 from engine.run.store import RunFolder
@@ -150,3 +151,20 @@ def kept(run: RunFolder) -> list[dict[str, Any]]:
         if isinstance(record, dict) and isinstance(record.get("metrics"), dict):
             found.append(record)
     return found
+
+
+def in_words(record: dict[str, Any]) -> str:
+    """One evaluation in a sentence: the checkpoint, its numbers, and beside them those before training where they were measured."""
+    names = ordered(str(record.get("method")), list(record["metrics"]))
+    base = record.get("base") if isinstance(record.get("base"), dict) else None
+    parts = []
+    for name in names:
+        beside = f" ({_value(name, base.get(name))} before training)" if base else ""
+        parts.append(f"{titled(name).removeprefix('held-out ')} {_value(name, record['metrics'][name])}{beside}")
+    rows = record.get("rows")
+    of = f", {rows:,} row{'' if rows == 1 else 's'} of" if type(rows) is int else ","
+    return visible(redact(f"{record.get('checkpoint')}{of} {record.get('data')}: {', '.join(parts)}"))
+
+
+def _value(name: str, value: Any) -> str:
+    return worded(name, value) if isinstance(value, (int, float)) else "not finite"

@@ -16,7 +16,7 @@ from engine.config.facts import Facts
 from engine.config.files import REMOTE, dump, scheme_of
 from engine.config.reward_specs import reward_specs
 from engine.config.tree import RunConfig
-from engine.errors import WorkbenchError
+from engine.errors import WorkbenchError, visible
 from engine.facts.model_shape import model_facts
 from engine.hub import is_local
 from engine.planning.auto import choices, resolved
@@ -24,9 +24,12 @@ from engine.planning.memory_model import device_bytes
 from engine.planning.unused_packages import unused
 from engine.run import store
 from engine.run.launch import choose_free, launch, wanted
-from engine.run.spawn import HUB_TOKENS, STORE_KEYS, WANDB_KEY
+from engine.run.spawn import HUB_TOKENS, MLFLOW_LOGIN, STORE_KEYS, WANDB_KEY
 from engine.run.store import RunFolder
 from engine.run.warm import WarmWorker
+
+_OF_TRACKERS = {"wandb": (WANDB_KEY,), "mlflow": MLFLOW_LOGIN}
+"""The variables with secrets that a tracker needs."""
 
 
 def runs_dir_of(config: RunConfig, given: frozenset[str], explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -45,7 +48,7 @@ def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
         not is_local(path) and not scheme_of(path) and (path not in known or known[path].exists is None)
         for path in data
     )
-    trackers = [WANDB_KEY] if "wandb" in config.run.report_to else []
+    trackers = [name for tracker, names in _OF_TRACKERS.items() if tracker in config.run.report_to for name in names]
     stores = [name for path in data for name in STORE_KEYS.get(REMOTE.get(scheme_of(path), ""), ())]
     return list(dict.fromkeys([*(HUB_TOKENS if from_hub else ()), *stores, *trackers]))
 
@@ -73,11 +76,12 @@ def launch_config(
     after: RunFolder | None = None,
     more: Mapping[str, Any] | None = None,
     warm: WarmWorker | None = None,
+    origin: str = "",
 ) -> RunFolder:
     """Start a run of this config, detached. `name` is used where `run.name` is not set; `source` is the config's file.
 
     `queue` and `after` let it wait, as in `launch`; `more` stands in its `run.json` too. A worker that waits at `warm`
-    takes it where that one serves.
+    takes it where that one serves. `origin` says for which run this one is started: a sentence at the head of its config.
 
     Raises WorkbenchError if it cannot start.
     """
@@ -95,8 +99,10 @@ def launch_config(
     info |= more or {}
     if source is not None:
         info["source"] = str(Path(source).absolute())
+    if origin:
+        info[store.ORIGIN] = origin
     return launch(
-        dump(complete),
+        (f"# {visible(origin)}\n" if origin else "") + dump(complete),
         runs_dir=runs_dir,
         name=complete.run.name or name or f"{complete.method.kind}-{Path(complete.model.name).name}",
         # Unresolved: which GPU is free is known only now.

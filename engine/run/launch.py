@@ -31,7 +31,7 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "
 # Room for events, samples and log beside the checkpoints.
 _SMALL_FILES = 64 << 20
 _LEAVING_SECONDS = 20.0
-_BEGUN = ("state", "cause", "message", "exit_code", "ended", "versions", "devices", "processes")
+_BEGUN = ("config", "state", "cause", "message", "exit_code", "ended", "versions", "devices", "processes")
 
 
 def launch(
@@ -123,6 +123,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
         devices=list(chosen.visible),
         processes=chosen.processes,
         accept_data=accept_data,
+        config=run.read_config(),
         restarted_from=None,
         restarts_in_vain=0,
     )
@@ -161,7 +162,7 @@ def settle(run: RunFolder) -> None:
 
 
 def changed_settings(run: RunFolder) -> list[str]:
-    """What differs between the run's config.yaml and the one it was launched with, as `path: before -> now`."""
+    """What differs between the run's config.yaml and the one it last went on with, as `path: before -> now`."""
     from engine.config.edit import MISSING, changes
     from engine.config.files import parse
 

@@ -25,6 +25,8 @@ from engine.run.process import Identity, identity_from
 
 STATES = ("queued", "starting", "running", "stopping", "finished", "stopped", "failed", "lost")
 ENDED = frozenset({"finished", "stopped", "failed", "lost"})
+ORIGIN = "comes_from"
+"""What run.json says of the run for which this one was started: which, how it ended, what was changed."""
 BALLAST_BYTES = 64 << 20
 """Room that a run at work holds and gives back piece by piece on a full disk, so that its last record can be written."""
 _PIECES = 16

@@ -47,6 +47,8 @@ class RunView:
     cause_kind: str = ""
     """One word of what ended it, for machines: `diverged`, `cuda_oom`, `disk full`, ..."""
     cause_lines: list[str] = field(default_factory=list)
+    mends: list[dict[str, Any]] = field(default_factory=list)
+    """Changes of the config that the worker knows to mend the cause, values by dotted paths, the best one first."""
     phase: str = ""
     progress: dict[str, Any] | None = None
     latest: dict[str, float] = field(default_factory=dict)
@@ -175,6 +177,7 @@ def _begin_segment(view: RunView, segment: int) -> None:
     view.worked, view.segment_began = view.seconds or 0.0, None
     view.segment = segment
     view.state, view.ended, view.cause, view.cause_kind, view.cause_lines = "starting", None, "", "", []
+    view.mends = []
     view.phase, view.progress, view.eta_seconds, view.step_seconds, view._last_step = "", None, None, None, None
     view._paces = 0
     view.gpu, view.controls = [], {}
@@ -408,6 +411,7 @@ def _ended(view: RunView, event: Event) -> None:
     view.cause_kind = _text(event, "cause")
     if view.state == "failed":
         view.cause = _text(event, "message") or _text(event, "cause") or "unknown"
+        view.mends = _dicts(event, "mends")[:8]
         lines = event.get("lines")
         view.cause_lines = [line for line in lines if isinstance(line, str)][:200] if isinstance(lines, list) else []
     elif view.state == "finished":

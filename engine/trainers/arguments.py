@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engine.config.optimizers import BUILT_HERE
+from engine.config.run import Run
 from engine.config.tree import RunConfig
 
 
@@ -64,9 +65,17 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         "remove_unused_columns": False,
         "disable_tqdm": True,
         "report_to": list(run.report_to) or "none",
+        **_named(run, Path(run_folder)),
         "push_to_hub": False,
         **sharding(config),
     }
+
+
+def _named(run: Run, folder: Path) -> dict[str, Any]:
+    """What MLflow and trackio call the run; others have it from the environment."""
+    if not {"mlflow", "trackio"} & set(run.report_to):
+        return {}
+    return {"run_name": folder.name, "project": "workbench"}
 
 
 def sharding(config: RunConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ TOKENS_STATE = "tokens_state.json"
 SCHEDULER = "scheduler.pt"
 """transformers' name of the file."""
 ROWS = "rows"
+_FIXED = ("weight_decay", "betas", "eps")
+"""Of an optimizer's groups what the config says and no step changes; the learning rate goes with its schedule."""
 UNCOUNTED = 4096
 """Batches whose tokens wait to be counted at most, however seldom is logged."""
 
@@ -427,10 +429,12 @@ class RunTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """States come back into shares or whole, whichever this run has and the checkpoint holds."""
-        folder = Path(checkpoint or ".")
-        with refusing_pickles(folder):
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint)
+        with refusing_pickles(folder), as_configured(_inner(self.optimizer), self.lr_scheduler):
             shares = sharded.holds_shards(folder)
-            if checkpoint is None or not (shares or sharded.is_sharded(self.model)):
+            if not (shares or sharded.is_sharded(self.model)):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 return
             take = sharded.load_optimizer if shares else sharded.take_optimizer
@@ -474,6 +478,27 @@ class RunTrainer(Trainer):
     def _say_checkpoint(self, step: int, state: str, **more: Any) -> None:
         if self.writer is not None:
             self.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
+
+
+@contextlib.contextmanager
+def as_configured(optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[None]:
+    """Learning rate, weight decay, betas and eps stay those of the config while states are loaded, which bring their own.
+
+    Without it a run that goes on with a changed config would train with the settings of its checkpoint.
+    """
+    fixed = [{key: group[key] for key in _FIXED if key in group} for group in optimizer.param_groups]
+    rates = list(getattr(scheduler, "base_lrs", ()))
+    yield
+    for group, settings in zip(optimizer.param_groups, fixed, strict=True):
+        group.update(settings)
+    loaded = list(getattr(scheduler, "base_lrs", ()))
+    if loaded == rates:
+        return
+    for group, before, now in zip(optimizer.param_groups, loaded, rates, strict=True):
+        group["initial_lr"] = now
+        group["lr"] = group["lr"] * now / before if before else now
+    scheduler.base_lrs = rates
+    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

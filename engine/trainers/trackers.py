@@ -7,7 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers.integrations.integration_utils import TensorBoardCallback, WandbCallback
+from transformers.integrations.integration_utils import (
+    MLflowCallback,
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+)
 
 from engine.config.tree import RunConfig
 from engine.errors import redact
@@ -41,6 +46,25 @@ def prepare(config: RunConfig, run: Path) -> None:
             os.environ.setdefault(name, value)
         if not _logged_in():
             os.environ.setdefault("WANDB_MODE", "offline")
+    if "mlflow" in wanted:
+        (run / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        _set(
+            MLFLOW_TRACKING_URI=(run / FOLDER / "mlflow").as_uri(),
+            MLFLOW_EXPERIMENT_NAME="workbench",
+            # A folder of files is what needs no server and no database; MLflow wants to be told that it is meant.
+            MLFLOW_ALLOW_FILE_STORE="true",
+            MLFLOW_DISABLE_TELEMETRY="true",
+        )
+    if "trackio" in wanted:
+        _set(TRACKIO_DIR=str(run / FOLDER / "trackio"))
+        for elsewhere in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID"):
+            os.environ.pop(elsewhere, None)  # the hub's token is gone before the first step
+
+
+def _set(**values: str) -> None:
+    """These variables, but for those that a person has set."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
 
 
 def entries(trainer: RunTrainer) -> list[dict[str, Any]]:
@@ -53,6 +77,12 @@ def entries(trainer: RunTrainer) -> list[dict[str, Any]]:
             place = redact(os.environ.get("WANDB_DIR", "wandb"))
             offline = os.environ.get("WANDB_MODE") == "offline"
             found.append(("wandb", f"offline, in {place}; `wandb sync` sends it" if offline else "sent as it trains"))
+        elif isinstance(callback, MLflowCallback):
+            place = redact(os.environ.get("MLFLOW_TRACKING_URI", "mlruns"))
+            found.append(("mlflow", f"writes to {place}; `mlflow ui --backend-store-uri` shows it"))
+        elif isinstance(callback, TrackioCallback):
+            place = redact(os.environ.get("TRACKIO_DIR", ""))
+            found.append(("trackio", f"writes to {place}; `trackio show` with this TRACKIO_DIR shows it"))
     return [
         {"feature": f"tracker {name}", "requested": name, "effective": "on", "count": None, "detail": words}
         for name, words in found

@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import RunNotFound
+from engine.errors import RunNotFound, WorkbenchError
+from engine.export.process import Export
 from engine.run import control, store
+from engine.run.ending import facts, ways
+from engine.run.evaluations import Evaluation
 from engine.run.events import EventWriter
+from engine.run.index import open_view
 from tests import hung
 from widgets import Monitor
 from widgets.protocol import Answer
@@ -56,6 +60,13 @@ class View:
             self.curves.setdefault(self.names[number], []).extend(zip(steps, low, high, strict=True))
         self.bytes = sum(map(len, answer.buffers))
         return answer
+
+
+def until(true: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < give_up, "it never came"
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -317,3 +328,52 @@ def test_counts_and_readings_of_a_device_are_no_curves(watched: Any) -> None:
     view.look()
     assert set(view.names) == {"loss", "eval_loss", "grad_norm", "learning_rate", "tokens_per_second"}
     assert view.parts["gpu"] == [["GPU 0", "91 %  ·  300 W"]]
+
+
+def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_they_say(
+    watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, monitor, view = watched
+    run.steps(20, eval_loss=2.0)
+    run.pen.write("checkpoint", step=20, path="checkpoints/checkpoint-20", state="committed", bytes=1)
+    view.look()
+    assert view.parts["end"]["facts"] == []
+    run.finish()
+    view.look()
+    name, end = run.folder.id, view.parts["end"]
+    with open_view(run.folder) as watch:
+        assert [tuple(fact) for fact in end["facts"]] == facts(watch.view, run.folder)
+        assert [(way["do"], way["command"]) for way in end["ways"]] == [
+            (way.do, way.command) for way in ways(watch.view, run.folder, name)
+        ]
+    assert [way["do"] for way in end["ways"]] == ["chat", "evaluate", "export", "longer"]
+    assert f"workbench resume {name} --set optim.num_train_epochs=2" in repr(monitor)
+    resumed: list[Any] = []
+    monkeypatch.setattr("widgets.run_jobs.resume", lambda folder, **how: resumed.append((folder.path, how)))
+    assert monitor.answer({"id": "1", "do": "longer", "run": name}).data["ok"]
+    until(lambda: bool(resumed))
+    assert resumed == [(run.folder.path, {"settings": {"optim.num_train_epochs": 2}, "accept_data": False})]
+    found = {"checkpoint": "checkpoint-20", "method": "sft", "rows": 3, "data": "data.eval"}
+    done = {**found, "metrics": {"eval_loss": 2.0}, "base": {"eval_loss": 7.0}}
+    monkeypatch.setattr(Evaluation, "run", lambda task, report: done)
+    monkeypatch.setattr("widgets.run_jobs.step_of", lambda run, wanted: 20)
+    until(lambda: monitor.answer({"id": "2", "do": "evaluate", "run": name}).data["ok"])
+
+    def measured() -> bool:
+        view.look()
+        return ["measured", "checkpoint-20, 3 rows of data.eval: loss 2 (7 before training)"] in view.parts["end"][
+            "facts"
+        ]
+
+    until(measured)
+    places: list[Any] = []
+
+    def take_along(task: Export, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        places.append(task.request["places"])
+        raise WorkbenchError("the disk is full", "Free some space.")
+
+    monkeypatch.setattr(Export, "run", take_along)
+    monkeypatch.chdir(run.folder.path.parent)
+    assert monitor.answer({"id": "3", "do": "export", "run": name}).data["ok"]
+    until(lambda: (view.look(), "the disk is full" in view.parts["now"][3])[1])
+    assert places == [{"safetensors": str(Path.cwd() / f"{name}-export" / "safetensors")}]

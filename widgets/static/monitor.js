@@ -19,8 +19,8 @@ const PAGES = [
   { id: "config", title: "Config" },
 ];
 
-/** The monitor of the run `run`; `leave` is drawn as a way back where there is one. */
-export function monitorView(stage, run, leave) {
+/** The monitor of the run `run`; `leave` is drawn as a way back where there is one, `beside` as a way to compare it. */
+export function monitorView(stage, run, leave, beside) {
   const held = new Held();
   let page = "curves";
   let over = false;
@@ -34,13 +34,19 @@ export function monitorView(stage, run, leave) {
   });
   const pages = { curves: charts, samples: samplesPage(), rollouts: rolloutsPage((offset) => stage.ask("group", { run, offset })), log: textPage("ftw-log"), receipt: receiptPage(), config: textPage("ftw-code") };
   const holder = h("div", { class: "ftw-page", tabindex: "-1" });
-  const head = headView(stage, run, held, leave, () => clock.kick(), () => {
-    const chat = chatView(stage, run, () => {
-      chat.close();
-      fill(element, head.element, bar.bar, holder);
-    });
+  const back = (view) => {
+    view.close();
+    fill(element, head.element, bar.bar, holder);
+  };
+  const talk = () => {
+    const chat = chatView(stage, run, () => back(chat));
     fill(element, chat.element);
-  });
+  };
+  const watch = (other) => {
+    const view = monitorView(stage, other, () => back(view));
+    fill(element, view.element);
+  };
+  const head = headView(stage, run, held, leave, () => clock.kick(), { talk, beside, watch });
   const bar = tabs("what to watch", (id) => {
     if (id === "curves" && page !== id) held.curves.clear();
     page = id;

@@ -14,8 +14,11 @@ export const STATE = {
 };
 export const RESTING = new Set(["finished", "stopped", "failed", "lost"]);
 
-/** `again` is called when something was asked of the run, so that its answer shows soon; `talk` opens the chat. */
-export function headView(stage, run, held, leave, again, talk) {
+/**
+ * `again` is called when something was asked of the run, so that its answer shows soon; `talk` opens the chat, `beside`
+ * lays other runs beside this one where there is a list of them, `watch` shows the run that was started in its place.
+ */
+export function headView(stage, run, held, leave, again, { talk, beside, watch }) {
   const state = h("span", { class: "ftw-state", role: "status" });
   const name = h("strong", { class: "ftw-name" });
   const facts = h("span", { class: "ftw-quiet ftw-facts" });
@@ -24,8 +27,9 @@ export function headView(stage, run, held, leave, again, talk) {
   const phase = h("div", { class: "ftw-phase", role: "status" });
   const menu = h("div", { class: "ftw-menu", hidden: true });
   const cause = h("div", { class: "ftw-card", hidden: true });
+  const end = h("section", { class: "ftw-end", hidden: true, "aria-label": "what the run leaves" });
   const actions = h("span", { class: "ftw-actions" });
-  let drawn = null;
+  let [drawn, ended, mended] = [null, null, null];
 
   const control = async (verb) => {
     const answer = await stage.ask("control", { run, verb });
@@ -48,6 +52,11 @@ export function headView(stage, run, held, leave, again, talk) {
     if (await stage.ask("resume", { run, accept_data: true })) again();
   });
   accept.hidden = true;
+  const fresh = button("Watch the new run", () => watch(fresh.dataset.run));
+  fresh.hidden = true;
+  const mend = button("Apply and start", async () => {
+    if (await stage.ask("mend", { run })) again();
+  }, { class: "ftw-primary" });
   const stack = h("pre", { class: "ftw-card", hidden: true });
   const where = button("Where is it?", async () => {
     const answer = await stage.ask("stack", { run });
@@ -57,10 +66,32 @@ export function headView(stage, run, held, leave, again, talk) {
   });
   where.hidden = true;
 
+  const way = (entry) => {
+    const act = entry.do === "chat" ? talk : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
+    const command = entry.command ? h("code", {}, entry.command) : null;
+    return h("div", {}, button(entry.title, act), h("span", { class: "ftw-quiet" }, entry.means, command ? h("br") : null, command));
+  };
+  const drawEnd = (left) => {
+    if (left === ended) return;
+    ended = left;
+    end.hidden = !left?.ways.length;
+    if (end.hidden) return;
+    const facts = left.facts.flatMap(([what, words]) => [h("dt", {}, what), h("dd", {}, words)]);
+    const other = { do: "compare", title: "Compare it", means: "with other runs, marked in the list" };
+    fill(end, h("dl", {}, facts), h("div", { class: "ftw-ways" }, left.ways.map(way), beside ? h("div", {}, button(other.title, beside), h("span", { class: "ftw-quiet" }, other.means)) : null));
+  };
+
+  /** The change that would mend it as a diff with its button, or how to go on. */
+  const proposal = (left) => {
+    if (!left?.change.length) return [h("p", {}, left?.way_on ?? "")];
+    const diff = left.change.flatMap(([path, before, after]) => [h("del", {}, `- ${path}: ${before}`), h("ins", {}, `+ ${path}: ${after}`)]);
+    return [h("div", { class: "ftw-diff" }, diff), h("p", {}, `${left.why}.`), h("p", {}, mend, ` ${left.way_on}`)];
+  };
+
   const draw = () => {
     const head = held.parts.head;
     if (!head) return say(phase, "Opening the run.");
-    const [step, eta, words, asked, rowsChanged, silent] = held.parts.now ?? [0, null, "", "", false, false];
+    const [step, eta, words, asked, rowsChanged, silent, started] = held.parts.now ?? [0, null, "", "", false, false, ""];
     const [glyph, kind] = STATE[head.state] ?? ["?", "bad"];
     say(state, `${glyph} ${head.state}`);
     state.dataset.kind = kind;
@@ -77,16 +108,19 @@ export function headView(stage, run, held, leave, again, talk) {
     where.hidden = !(silent && !RESTING.has(head.state));
     if (where.hidden) stack.hidden = true;
     accept.hidden = !(rowsChanged && RESTING.has(head.state));
-    if (head === drawn) return undefined;
-    drawn = head;
+    drawEnd(RESTING.has(head.state) ? held.parts.end : null);
+    fresh.hidden = !started;
+    fresh.dataset.run = started ?? "";
+    if (head === drawn && held.parts.end === mended) return undefined;
+    [drawn, mended] = [head, held.parts.end];
     fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null, head.state === "finished" ? button("Chat", talk) : null);
     fill(menu, head.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
     if (!head.controls.length) menu.hidden = true;
     cause.hidden = !head.cause;
-    fill(cause, head.cause ? [h("b", {}, head.cause), h("p", {}, head.way_on), head.lines.length ? h("pre", {}, head.lines.join("\n")) : null] : []);
+    fill(cause, head.cause ? [h("b", {}, head.cause), ...proposal(held.parts.end), head.lines.length ? h("pre", {}, head.lines.join("\n")) : null] : []);
     return undefined;
   };
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
   const top = h("header", { class: "ftw-head" }, back, state, name, facts, h("span", { class: "ftw-space" }), actions);
-  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, accept, where, stack, menu, cause), draw };
+  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, accept, fresh, where, stack, menu, cause, end), draw };
 }

@@ -132,7 +132,11 @@ function runsView(stage, visible) {
     });
   const open = (run) => {
     monitor?.close();
-    monitor = monitorView(stage, run, back);
+    monitor = monitorView(stage, run, back, () => {
+      marked.add(run);
+      mark = 0;
+      back();
+    });
     fill(element, monitor.element);
   };
   const row = (run) =>

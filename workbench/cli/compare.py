@@ -14,13 +14,13 @@ from engine.errors import visible
 from engine.figures import count
 from engine.run import store
 from engine.run.compare import each_once, fit_to_compare, in_words, told
+from engine.run.curves import titled, worded
 from engine.run.index import open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from workbench.cli.following import state_text
 from workbench.cli.output import echo, print_json
 from workbench.panels.beside import GAP, beside
-from workbench.panels.units import titled, worded
 
 CURVES = 6
 """Curves of the table; `--json` has all of them."""

@@ -11,10 +11,9 @@ import click
 from engine.errors import UsageError, redact, visible
 from engine.figures import progress
 from engine.run import store
-from engine.run.curves import ordered
+from engine.run.curves import ordered, titled, worded
 from engine.run.evaluations import Evaluation, keep, step_of
 from workbench.cli.output import clear, echo, print_json, rewrite
-from workbench.panels.units import titled, worded
 
 
 @click.command(short_help="Measure a checkpoint on held-out rows.")

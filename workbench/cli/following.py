@@ -16,9 +16,9 @@ from engine import figures
 from engine.errors import visible
 from engine.run import launch, silence
 from engine.run.best import best_words
-from engine.run.ending import card
+from engine.run.ending import card, end_of
 from engine.run.index import Watch
-from engine.run.proposals import FIRST, REPEATS
+from engine.run.proposals import FIRST
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.output import clear, echo, rewrite, styled
@@ -195,9 +195,18 @@ def report(watch: Watch) -> None:
     if view.state == "failed":
         for line in view.cause_lines[-12:]:
             echo("  " + line, err=True)
-        if view.committed:
-            first = f"First {FIRST}: then " if view.cause_kind in REPEATS else ""
-            echo(f"{first}`workbench resume {name}` goes on from step {view.committed[-1]}.", err=True)
+        _propose(view, watch, name)
+
+
+def _propose(view: RunView, watch: Watch, name: str) -> None:
+    """The change to make after a failure with the command that makes it; else how to go on, and what comes first."""
+    end = end_of(view, watch.folder, name)
+    if end.change is not None:
+        echo(f"  {'proposed':<13}  {end.change.words}: {end.change.why}", err=True)
+        echo(f"`workbench resume {name} --fix` would {end.way_on}.", err=True)
+    elif view.committed:
+        first = f"First {FIRST}: then " if end.blocked else ""
+        echo(f"{first}`workbench resume {name}` goes on from step {view.committed[-1]}.", err=True)
 
 
 def summary(watch: Watch) -> dict[str, Any]:

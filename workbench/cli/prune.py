@@ -9,12 +9,12 @@ import click
 
 from engine.figures import size
 from engine.run import checkpoint, store
+from engine.run.curves import titled, worded
 from engine.run.index import open_view
 from engine.run.pruning import carry_out, plan
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.output import echo, print_json
-from workbench.panels.units import titled, worded
 
 
 @click.command(short_help="Remove checkpoints, never the newest or the best.")

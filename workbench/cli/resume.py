@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import click
 
-from engine.errors import WorkbenchError
+from engine.config.files import parse_pair
+from engine.errors import UsageError, WorkbenchError
 from engine.resume import resume
 from engine.run import checkpoint, launch, store
+from engine.run.ending import end_of
+from engine.run.index import open_view
 from engine.run.store import RunFolder
+from workbench.calling import run_name
 from workbench.cli.output import echo
 from workbench.cli.train import attach
 
@@ -15,12 +19,32 @@ from workbench.cli.train import attach
 @click.command(short_help="Go on from the newest whole checkpoint.")
 @click.argument("run")
 @click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
+@click.option(
+    "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Another value for a setting of its config.yaml."
+)
+@click.option("--fix", "mend", is_flag=True, help="Make the change that a failed run proposes, and go on with it.")
 @click.option("--changed", is_flag=True, help="Go on although config.yaml was changed since the run began.")
 @click.option("--accept-data", is_flag=True, help="Go on although the rows are not those the run was trained on.")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(run: str, detach: bool, changed: bool, accept_data: bool, runs: str | None, as_json: bool) -> int:
+def command(
+    run: str,
+    detach: bool,
+    pairs: tuple[str, ...],
+    mend: bool,
+    changed: bool,
+    accept_data: bool,
+    runs: str | None,
+    as_json: bool,
+) -> int:
     """Go on with a run that was stopped, failed or was lost. Says which checkpoints it skips and why.
+
+    \b
+    workbench resume my-0001
+    workbench resume my-0001 --set optim.num_train_epochs=4
+
+    A finished run trains on where a setting makes it longer. With --fix the change that a failed run proposes is made: it goes
+    on from its last good checkpoint where the change allows that, else a new run starts that says where it comes from.
 
     Settings and rows are compared first: a changed config.yaml is shown and needs --changed, rows that teach otherwise are
     named and need --accept-data.
@@ -35,14 +59,36 @@ def command(run: str, detach: bool, changed: bool, accept_data: bool, runs: str 
         raise WorkbenchError(
             f"{folder.id}: config.yaml was changed since the run began.", "Put it back, or go on with --changed."
         )
-    if folder.state != "finished" or differences:
+    settings = dict(map(parse_pair, pairs))
+    if mend:
+        if settings:
+            raise UsageError("--fix: must be left out beside --set.", "The one proposes what the other says.")
+        return attach(_mended(folder, accept_data), detach=detach, as_json=as_json)
+    if folder.state != "finished" or differences or settings:
         _say_versions(folder)
-    newest, skipped = resume(folder, accept_data=accept_data)
+    newest, skipped = resume(folder, settings=settings, accept_data=accept_data)
     for path, reason in skipped:
         echo(f"skipped {path.name}: {reason}", err=True)
     place = f"step {checkpoint.step_of(newest)} ({newest.name})" if newest else "the beginning: no checkpoint is whole"
     echo(f"{folder.id} goes on from {place}", err=True)
     return attach(folder, detach=detach, as_json=as_json)
+
+
+def _mended(folder: RunFolder, accept_data: bool) -> RunFolder:
+    """The run that works after the proposed change. Raises WorkbenchError where a run has not failed, or proposes none."""
+    from engine.session.mending import apply
+
+    with open_view(folder) as watch:
+        watch.read_whole()
+        view = watch.view
+    end = end_of(view, folder, run_name(folder))
+    if view.state not in ("failed", "lost"):
+        raise WorkbenchError(f"{folder.id} is {view.state}; only a run that has failed proposes a change.")
+    new = apply(folder, view, end, accept_data=accept_data)
+    assert end.change is not None
+    where = f"{new.id} starts from the beginning" if end.anew else f"{folder.id} goes on from checkpoint-{end.step}"
+    echo(f"{where} with {end.change.words}", err=True)
+    return new
 
 
 def _say_versions(folder: RunFolder) -> None:

@@ -14,12 +14,12 @@ from engine.errors import UsageError, WorkbenchError, redact, visible
 from engine.figures import count, number, size
 from engine.run import control, launch, store
 from engine.run.best import metric_of
+from engine.run.curves import titled, worded
 from engine.run.store import ENDED, RunFolder
 from engine.run.sweep import SANE, Axes, axes, new_id, results, runs_of
 from workbench.calling import run_name
 from workbench.cli.following import state_text
 from workbench.cli.output import clear, echo, print_json, rewrite
-from workbench.panels.units import titled, worded
 
 LOOK_SECONDS = 0.5
 COMPARED = 4

@@ -11,11 +11,11 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from engine.errors import visible
-from engine.run.curves import leading, ordered
+from engine.run.curves import leading, ordered, titled, worded
 from workbench.panels.chart import Chart
 from workbench.panels.curve import Line
 from workbench.panels.glyphs import ascii_only
-from workbench.panels.units import in_unit, titled, unit_of, worded
+from workbench.panels.units import in_unit, unit_of
 from workbench.panels.watching import Numbers, PinnedPrompts
 
 if TYPE_CHECKING:

@@ -1,31 +1,12 @@
-"""Metrics in words: what they are called, their values with units, and curves counted in those units; also for commands."""
+"""Curves counted in the units of their metrics."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.errors import visible
-from engine.figures import brief, number, size
 from engine.run.curves import words
 from engine.run.series import Series
-
-
-def titled(name: str) -> str:
-    """A metric's name in words, safe to draw."""
-    return visible(words(name).title)
-
-
-def worded(name: str, value: float | None) -> str:
-    """A metric's value with its unit."""
-    unit = words(name).unit
-    if unit == "bytes":
-        return size(value)
-    if unit == "share" and value is not None and math.isfinite(value):
-        return f"{100 * value:.1f}".removesuffix(".0") + " %"
-    return brief(value) if unit == "seconds" else number(value)
-
 
 IN_UNIT = {"bytes": 2.0**-30, "share": 100.0}
 SIGNS = {"bytes": "GiB", "share": "%", "seconds": "s"}

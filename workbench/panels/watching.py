@@ -5,6 +5,7 @@ Colour is never alone: a state is a sign and a word, what is better or worse is 
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left, bisect_right
 from typing import Any
 
@@ -14,13 +15,12 @@ from textual.content import Content
 from engine.figures import brief, count, duration, number, percent, progress, size, size_of
 from engine.run import silence, stopping
 from engine.run.best import best_words
-from engine.run.curves import concern, leading, watch_for
+from engine.run.curves import concern, leading, titled, watch_for, worded
 from engine.run.view import RunView
 from workbench.panels.bars import Bar
 from workbench.panels.drawn import Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, columns, cut, fold, paragraph
-from workbench.panels.units import titled, worded
 
 
 def doing(view: RunView) -> str:
@@ -210,9 +210,25 @@ class StatusLine(Bar):
 
     DEFAULT_CSS = "StatusLine { height: 1; }"
 
-    def show(self, view: RunView, said: str = "", waiting: str = "") -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self._said, self._until = "", 0.0
+
+    def tell(self, words: str, seconds: float) -> None:
+        """An answer to a person, which stands before all else for so long; shown by the next `show`."""
+        self._said, self._until = words, time.monotonic() + seconds
+
+    @property
+    def over(self) -> bool:
+        """Whether an answer has stood long enough, and is gone now."""
+        if not self._said or time.monotonic() < self._until:
+            return False
+        self._said = ""
+        return True
+
+    def show(self, view: RunView, waiting: str = "") -> None:
         """Draw the most pressing of them; `waiting` is a request that has no answer yet."""
-        text, style = self._choose(view, said, waiting)
+        text, style = self._choose(view, self._said, waiting)
         self.say(Content.styled(" " + cut(clean(text), max(10, self.size.width - 2)), style))
 
     @staticmethod

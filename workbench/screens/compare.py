@@ -18,6 +18,7 @@ from textual.screen import Screen
 from engine.errors import WorkbenchError
 from engine.figures import count
 from engine.run.compare import answers, differences, each_once, extremes, shared_curves
+from engine.run.curves import titled, worded
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -30,7 +31,7 @@ from workbench.panels.curve import Line as Curve
 from workbench.panels.drawn import Scrolled
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, cut, paragraph, wrap
-from workbench.panels.units import in_unit, titled, unit_of, worded
+from workbench.panels.units import in_unit, unit_of
 from workbench.panels.watching import answered
 
 LOOK_SECONDS = 1.0

@@ -19,8 +19,8 @@ from textual.widgets.option_list import Option
 
 from engine.errors import WorkbenchError, redact, visible
 from engine.export.places import FORMS, QUANTS, places, refuse_existing
-from engine.export.process import Export, compared, request
-from engine.figures import progress, size
+from engine.export.process import Export, part_words, request
+from engine.figures import progress
 from engine.run.store import RunFolder
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import clean
@@ -164,16 +164,8 @@ class ExportScreen(Dialog[None]):
             state = event.value
             self._state = visible(state["what"]) + (f" {progress(state)}" if state["total"] > 1 else " …")
         elif event.what == "part":
-            self._done.append(_part(event.value))
+            self._done.append(part_words(event.value))
             self._state = ""
         elif event.what == "end":
             self._export, self._state = None, visible(event.value)
         self._draw()
-
-
-def _part(part: dict[str, Any]) -> str:
-    """What became of one form, in words."""
-    if not part["ok"]:
-        return visible(f"✗ {part['form']}: {WorkbenchError(**part['error']).told.removeprefix(part['form'] + ': ')}")
-    notes = " ".join(part.get("notes", ()))
-    return visible(f"✓ {part['form']} ({size(part['bytes'])}), {compared(part['parity'])} {notes}".rstrip())

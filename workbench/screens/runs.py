@@ -19,7 +19,6 @@ from engine.figures import count, duration, size
 from engine.run import launch, snapshot
 from engine.run.checkpoint import size_of
 from engine.run.compare import MOST
-from engine.run.data_record import DataChanged
 from engine.run.delete import delete
 from engine.run.index import peek
 from engine.run.queue import move, queue_of
@@ -31,7 +30,8 @@ from workbench.panels.paint import clean, cut
 from workbench.panels.run_table import Row, RunTable
 from workbench.screens.compare import CompareScreen
 from workbench.screens.dialog import Ask, Item, Pick
-from workbench.screens.monitor import MonitorScreen, ask_about_rows, resumed_words
+from workbench.screens.monitor import MonitorScreen
+from workbench.screens.run_actions import RunActions
 
 if TYPE_CHECKING:
     pass
@@ -52,11 +52,11 @@ class Listed(Message):
 
 
 class Told(Message):
-    """A thread finished something: the words for the person, and the run whose rows are to be accepted where they differ."""
+    """A thread finished something: the words for the person."""
 
-    def __init__(self, words: str, rows_of: RunFolder | None = None) -> None:
+    def __init__(self, words: str) -> None:
         super().__init__()
-        self.words, self.rows_of = words, rows_of
+        self.words = words
 
 
 def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
@@ -105,6 +105,7 @@ class RunsScreen(Screen[None]):
         self._words = ""
         self._sort = 0
         self._told, self._told_until = "", 0.0
+        self.actions = RunActions(self, self._tell, self._look)
 
     def compose(self) -> ComposeResult:
         """Title, table, a line for answers, keys."""
@@ -118,6 +119,10 @@ class RunsScreen(Screen[None]):
         self.query_one(RunTable).focus()
         self._look()
         self.set_interval(LOOK_SECONDS, self._look)
+
+    def on_unmount(self) -> None:
+        """What was begun here ends here."""
+        self.actions.close()
 
     def _look(self) -> None:
         if self.is_current:
@@ -171,7 +176,12 @@ class RunsScreen(Screen[None]):
         """The last answer, else more about the run under the cursor; the keys that do something to it."""
         table = self.query_one(RunTable)
         state = table.chosen.view.state if table.chosen else ""
-        holds = ["any", *(["marked"] if len(table.marked) > 1 else []), *(["ended early"] if state in EARLY else [])]
+        holds = [
+            "any",
+            *(["marked"] if len(table.marked) > 1 else []),
+            *(["ended early"] if state in EARLY else []),
+            *([state] if state == "finished" else []),
+        ]
         self.query_one(KeyLine).use(key_line("runs", *holds))
         words, style = self._told, "$accent"
         if time.monotonic() > self._told_until:
@@ -207,30 +217,14 @@ class RunsScreen(Screen[None]):
         else:
             self.app.push_screen(CompareScreen(runs))
 
-    def action_resume(self) -> None:
-        """Go on with a run that ended early. Checking its checkpoint may take a while, so a thread does it."""
-        if (row := self.query_one(RunTable).chosen) is None:
-            return
-        self._begin_resume(row.run)
-
-    def _begin_resume(self, run: RunFolder, accept_data: bool = False) -> None:
-        self._tell(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", 600)
-
-        def work() -> None:
-            try:
-                self.post_message(Told(resumed_words(run, accept_data)))
-            except DataChanged as problem:
-                self.post_message(Told(problem.message, rows_of=run))
-
-        self.run_worker(work, thread=True, group="resume", exit_on_error=True)
+    def action_do(self, what: str) -> None:
+        """Something with the run under the cursor."""
+        if (row := self.query_one(RunTable).chosen) is not None:
+            self.actions.do(what, row.run, row.view)
 
     def on_told(self, event: Told) -> None:
         """A thread is through."""
-        if (run := event.rows_of) is not None:
-            self._tell(f"The rows are not those {run.id} was trained on.")
-            ask_about_rows(self, run, event.words, lambda: self._begin_resume(run, accept_data=True))
-        else:
-            self._tell(event.words)
+        self._tell(event.words)
         self._look()
 
     def action_delete(self) -> None:

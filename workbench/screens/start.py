@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.errors import WorkbenchError, redact, visible
+from engine.run.index import peek
 from engine.run.store import RunFolder
 from engine.session.draft import Draft
 from engine.session.pages import machine_words
@@ -24,6 +25,7 @@ from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine, TitleBar
 from workbench.panels.paint import clean, cut
 from workbench.panels.start_table import StartTable
+from workbench.screens.run_actions import RunActions
 from workbench.unsaved import Kept
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class StartScreen(Screen[None]):
         self._read_sections: list[Section] = [Section("Begin", BEGIN)]
         self._left: list[Kept] = []
         self._runs, self._machine = 0, ""
+        self.actions = RunActions(self, lambda words, seconds: self.words.tell(words))
 
     def compose(self) -> ComposeResult:
         """Title, lines, keys."""
@@ -90,6 +93,10 @@ class StartScreen(Screen[None]):
         self.set_interval(LOOK_SECONDS, self._look)
         self.run_worker(self._read_machine, thread=True, group="machine", exit_on_error=True)
         self.run_worker(self._read_left, thread=True, group="left", exit_on_error=True)
+
+    def on_unmount(self) -> None:
+        """What was begun here ends here."""
+        self.actions.close()
 
     def on_screen_resume(self) -> None:
         """Back from somewhere: what was done there is shown at once."""
@@ -180,6 +187,15 @@ class StartScreen(Screen[None]):
             self.action_new()
         else:
             self.action_file()
+
+    def action_do(self, what: str) -> None:
+        """Something with the run under the cursor."""
+        entry = self.table.chosen
+        if entry is None or entry.kind != "run":
+            self.words.tell("It is for a run: put the cursor on one.")
+            return
+        run = RunFolder(self._runs_dir / entry.key)
+        self.actions.do(what, run, peek(run).view)
 
     def action_new(self) -> None:
         """A new config, at its first question."""

@@ -35,7 +35,7 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
             f"data.packing_cross_doc_attn_mask: {type(backbone).__name__} does not tell its layers where documents begin, "
             f"which {attention} needs.",
             "Set model.attention to sdpa.",
-        )
+        ).mended_by({"model.attention": "sdpa"})
     tell = _TELLS.get(attention, _with_beginnings)
     hook = backbone.register_forward_pre_hook(tell, with_kwargs=True)
     detail = "documents of all rows of a batch in one call of variable lengths; no mask"

@@ -59,6 +59,7 @@ SAME = 1.02
 """Of combinations within 2 % of the fastest the one with the fewest kernels is taken: less is noise."""
 _RULED = (cut_rules, norm_rope_rules, experts_rules, lora_rules, compile_rules)
 _TURN_OFF = "Set kernels.kernel_auto_compose to false."
+_OFF = {"kernels.kernel_auto_compose": False}
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
     if weight_guard.look(model) != before:
         raise ModelError(
             "kernels.kernel_auto_compose: a kernel changed the model's weights while it was timed.", _TURN_OFF
-        )
+        ).mended_by(_OFF)
     return trials
 
 
@@ -245,7 +246,7 @@ def choose(trials: list[Trial]) -> Trial:
         reasons = "; ".join(f"{_called(trial.on)}: {trial.why or 'no finite time'}" for trial in trials)
         raise ModelError(
             f"kernels.kernel_auto_compose: none of {len(trials)} combinations could be timed ({reasons}).", _TURN_OFF
-        )
+        ).mended_by(_OFF)
     near = [trial for trial in trials if trial.seconds() <= fastest * SAME]
     return min(near, key=lambda trial: (len(trial.on), trial.seconds()))
 

@@ -33,6 +33,7 @@ from engine.kernels.requirements import LARGEST_EXPERT_RANK
 FEATURE = "fused experts"
 PROJECTIONS = ("gate_up_proj", "down_proj")
 _TURN_OFF = "Set kernels.fused_experts to false."
+_OFF = {"kernels.fused_experts": False}
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Relative error that two orders of rounding may make in one block."""
 _TRIED_TOKENS = 32
@@ -60,7 +61,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     requested = True if auto is None else "auto"
     try:
         if (reason := why_not(built)) is not None:
-            raise ModelError(f"kernels.fused_experts: {reason}.", _TURN_OFF)
+            raise ModelError(f"kernels.fused_experts: {reason}.", _TURN_OFF).mended_by(_OFF)
         with whole():
             undo = fuse(found)
     except ModelError as problem:
@@ -105,7 +106,7 @@ def fuse(found: list[Block]) -> Callable[[], None]:
         gate = gate_of(block.experts)
         reason = _unserved(block)
         if reason is not None or gate is None:
-            raise ModelError(f"kernels.fused_experts: {reason}.", _TURN_OFF)
+            raise ModelError(f"kernels.fused_experts: {reason}.", _TURN_OFF).mended_by(_OFF)
         kind = type(block.experts), bool(block.wrappers)
         before = None if kind in tried else _asked(block)
         undos.append(_registered(block.experts, gate))
@@ -205,4 +206,4 @@ def _compare(block: Block, before: tuple[tuple[Tensor, ...], Tensor]) -> None:
             f"kernels.fused_experts: {kind} answers otherwise with the kernels (relative error {error:.1e}): the installed "
             "transformers or PEFT computes it in another way.",
             _TURN_OFF,
-        )
+        ).mended_by(_OFF)

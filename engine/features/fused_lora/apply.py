@@ -37,6 +37,7 @@ from engine.kernels.lora import gated_block, projected
 
 FEATURE = "fused LoRA"
 _TURN_OFF = "Set kernels.fused_lora to false."
+_OFF = {"kernels.fused_lora": False}
 
 
 def apply(config: RunConfig, built: Built) -> Applied | None:
@@ -45,7 +46,9 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         return None
     layers = [layer for layer in built.decoder_layers() if any(map(_adapted, layer.modules()))]
     if not layers:
-        raise ModelError("kernels.fused_lora: the model has no decoder layer with a LoRA adapter.", _TURN_OFF)
+        raise ModelError(
+            "kernels.fused_lora: the model has no decoder layer with a LoRA adapter.", _TURN_OFF
+        ).mended_by(_OFF)
     found, undo = fuse(layers)
     if not found.served:
         undo()

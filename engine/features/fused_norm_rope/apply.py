@@ -82,6 +82,7 @@ CLASSES = {_module(kind): family for kind, family in _FAMILIES.items()}
 # As by releases before 5.17 whose Qwen2-VL takes the three axes of its positions apart in every layer.
 _CALLED_OTHERWISE = (TypeError, ValueError, IndexError, KeyError, AttributeError)
 _TURN_OFF = "Set kernels.fused_attn_kernel to false."
+_OFF = {"kernels.fused_attn_kernel": False}
 # Relative error that two orders of rounding may make in one layer.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -94,13 +95,13 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     if not layers:
         raise ModelError(
             f"kernels.fused_attn_kernel: the model has no attention layer of {', '.join(SERVED)}.", _TURN_OFF
-        )
+        ).mended_by(_OFF)
     if (missing := lacking(next(layers[0].parameters()).device)) is not None:
-        raise ModelError(f"kernels.fused_attn_kernel: the kernel needs {missing}.", _TURN_OFF)
+        raise ModelError(f"kernels.fused_attn_kernel: the kernel needs {missing}.", _TURN_OFF).mended_by(_OFF)
     if _dtype_into(layers[0]) == torch.float64:
         raise ModelError(
             "kernels.fused_attn_kernel: no kernel serves float64; float32, float16 and bfloat16 are served.", _TURN_OFF
-        )
+        ).mended_by(_OFF)
     undo = fuse(layers)
     alone = (
         ""
@@ -296,4 +297,4 @@ def _try(layer: Any, forward: Callable[..., Any]) -> None:
             f"kernels.fused_attn_kernel: {type(layer).__name__} of this release of transformers computes something else "
             f"(relative error {error:.1e}).",
             _TURN_OFF,
-        )
+        ).mended_by(_OFF)

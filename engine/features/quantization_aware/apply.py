@@ -32,6 +32,7 @@ MULTIPLE = 16
 _HEADS = {"lm_head", "score", "classifier", "embed_out"}
 _ROUTERS = {"gate", "router"}
 _TURN_OFF = "Set kernels.quantization_aware to false."
+_OFF = {"kernels.quantization_aware": False}
 _CLASSES = {"fp8": "Float8Linear", "int8": "FakeQuantizedLinear"}
 Place = tuple[torch.nn.Module, str, torch.nn.Linear]
 
@@ -59,7 +60,7 @@ def apply(config: RunConfig, built: Built, *, emulate: bool = False) -> Applied 
         raise ModelError(
             f"kernels.quantization_aware: the model has no plain linear layers that could be computed in {kind}.",
             _TURN_OFF,
-        )
+        ).mended_by(_OFF)
     recipe = config.kernels.fp8_recipe_name
     try:
         convert = _to_float8(recipe, emulate) if kind == "fp8" else _to_fake_int8()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.run import store
-from engine.run.ending import card
+from engine.run.ending import card, ways
+from engine.run.evaluations import keep
 from engine.run.events import EventWriter
 from engine.run.index import open_view
 
@@ -38,7 +39,9 @@ def test_the_best_checkpoint_comes_first_and_what_was_said_before_training_stand
     assert after.endswith("…")
     assert [words for _, words in lines[5:]] == [
         "workbench chat my-0001",
+        "workbench evaluate my-0001 --base",
         "workbench export my-0001 --to safetensors",
+        "workbench resume my-0001 --set optim.num_train_epochs=2",
     ]
 
 
@@ -46,3 +49,16 @@ def test_without_a_best_one_the_end_is_the_model_and_a_stopped_run_has_no_card(t
     run, lines = finished(tmp_path / "plain")
     assert lines[0] == ("model", str(run.checkpoints / "checkpoint-20"))
     assert finished(tmp_path / "stopped", end="stopped")[1] == []
+
+
+def test_training_longer_doubles_what_ends_the_run_and_a_measurement_is_told_beside_its_base(tmp_path):
+    run, _ = finished(tmp_path)
+    run.config.write_text("version: 1\noptim: {max_steps: 20, num_train_epochs: 3}\n")
+    found = {"checkpoint": "checkpoint-20", "method": "sft", "rows": 32, "data": "data.eval"}
+    keep(run, {**found, "metrics": {"eval_loss": 0.5}, "base": {"eval_loss": 6.25}})
+    with open_view(run) as watch:
+        longer = ways(watch.view, run, "my-0001")[-1]
+        lines = card(watch.view, run, "my-0001")
+    assert longer.command == "workbench resume my-0001 --set optim.max_steps=40"
+    assert longer.means.startswith("optim.max_steps 20 -> 40, from checkpoint-20 on")
+    assert ("measured", "checkpoint-20, 32 rows of data.eval: loss 0.500 (6.25 before training)") in lines

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,7 @@ from engine.rules import read
 from engine.run import launch
 from engine.run.from_config import launch_config, secrets_of
 from engine.run.index import open_view
-from engine.run.spawn import WANDB_KEY
+from engine.run.spawn import MLFLOW_LOGIN, WANDB_KEY
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 
@@ -71,8 +74,137 @@ def test_trackers_get_the_curves_of_the_run_and_change_nothing(tmp_path: Path, m
     assert not (run.path.parent / "alone-0001" / "trackers").exists()
 
 
+MLFLOW = """
+import json, os
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+__version__ = "3.0.0"
+utils = SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=250, MAX_PARAMS_TAGS_PER_BATCH=100))
+run, uri = None, None
+
+
+def note(**what):
+    folder = Path(urlsplit(uri).path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "calls.jsonl", "a") as file:
+        file.write(json.dumps(what, default=str) + chr(10))
+
+
+def is_tracking_uri_set():
+    return uri is not None
+
+
+def set_tracking_uri(value):
+    global uri
+    uri = value
+
+
+def active_run():
+    return run
+
+
+def set_experiment(name):
+    note(experiment=name)
+
+
+def start_run(run_name, nested):
+    global run
+    run = SimpleNamespace(info=SimpleNamespace(run_id="1"))
+    note(run=run_name)
+
+
+def log_params(params, synchronous=True):
+    note(params=params)
+
+
+def log_metrics(metrics, step, synchronous=True):
+    note(step=step, **metrics)
+
+
+def end_run():
+    global run
+    run = None
+    note(ended=True)
+"""
+TRACKIO = """
+import json, os
+from pathlib import Path
+from types import SimpleNamespace
+
+__version__ = "0.43.0"
+context_vars = SimpleNamespace(current_space_id=SimpleNamespace(get=lambda: None))
+
+
+class Config(dict):
+    def update(self, values, allow_val_change=False):
+        super().update(values)
+
+
+config = Config()
+
+
+def note(**what):
+    folder = Path(os.environ["TRACKIO_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "calls.jsonl", "a") as file:
+        file.write(json.dumps(what, default=str) + chr(10))
+
+
+def init(**how):
+    note(space=os.environ.get("TRACKIO_SPACE_ID"), **how)
+
+
+def log(metrics):
+    note(**metrics)
+
+
+def finish():
+    note(ended=True)
+"""
+
+
+def test_mlflow_and_trackio_get_the_curves_below_the_run_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two modules with the calls that transformers' callbacks make stand for the packages, which are not installed here."""
+    packages = tmp_path / "packages"
+    for name, text in (("mlflow", MLFLOW), ("trackio", TRACKIO)):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "someone/else")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    run = started(tmp_path / "runs", "run.name=tracked", "run.report_to=[mlflow, trackio]")
+    view = ended(run)
+    assert view.state == "finished", view.cause
+
+    def calls(tracker: str) -> list[dict[str, Any]]:
+        text = (run.path / "trackers" / tracker / "calls.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    steps, low, _ = view.series["loss"].points()
+    curve = [(step, pytest.approx(loss, rel=1e-6)) for step, loss in zip(steps, low, strict=True)]
+    told = calls("mlflow")
+    assert [(call["step"], call["loss"]) for call in told if "loss" in call] == curve
+    assert told[:2] == [{"experiment": "workbench"}, {"run": "tracked-0001"}]
+    assert told[-1] == {"ended": True}
+    told = calls("trackio")
+    assert [(call["train/global_step"], call["train/loss"]) for call in told if "train/loss" in call] == curve
+    assert (told[0]["project"], told[0]["name"], told[0]["space_id"], told[0]["space"]) == (
+        "workbench", "tracked-0001", None, None,
+    )  # fmt: skip
+    assert told[-1] == {"ended": True}
+    receipt = {entry["requested"]: entry["detail"] for entry in view.receipt if "tracker" in entry["feature"]}
+    assert all(f"trackers/{name}" in receipt[name] for name in ("mlflow", "trackio"))
+
+
 def test_a_trackers_key_reaches_the_run_that_asks_for_it_alone() -> None:
     mapping = recipe_mapping("demo")
     assert WANDB_KEY not in secrets_of(read(mapping, Facts()).config, Facts())
     mapping["run"]["report_to"] = ["wandb"]
     assert secrets_of(read(mapping, Facts()).config, Facts()) == [WANDB_KEY]
+    mapping["run"]["report_to"] = ["mlflow", "trackio"]
+    assert secrets_of(read(mapping, Facts()).config, Facts()) == list(MLFLOW_LOGIN)

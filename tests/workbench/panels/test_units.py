@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine.run.curves import worded
 from engine.run.series import Series
-from workbench.panels.units import in_unit, worded
+from workbench.panels.units import in_unit
 
 
 def test_a_share_is_told_and_drawn_in_percent() -> None:

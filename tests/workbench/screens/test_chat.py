@@ -152,3 +152,17 @@ async def test_a_key_leads_from_a_finished_run_to_its_chat(
         await pilot.press("escape")
         await pilot.pause()
         assert isinstance(app.screen, MonitorScreen)
+    # From the lists that name it, too.
+    for start in (True, False):
+        app = WorkbenchApp(runs_dir=finished.path.parent, start=start)
+        async with app.run_test(size=(140, 40)) as pilot:
+            if not start:
+                app.action_runs()
+            await until(pilot, lambda app=app: finished.id in shown(app))  # type: ignore[misc]
+            if start:
+                await pilot.press("g")
+                while app.screen.table.chosen.key != finished.id:
+                    await pilot.press("j")
+            await pilot.press("C")
+            await pilot.pause()
+            assert isinstance(app.screen, ChatScreen)

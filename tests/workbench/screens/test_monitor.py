@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.config.files import parse
 from engine.errors import WorkbenchError
 from engine.run import launch, stack
-from engine.run.stopping import ways
+from engine.run.ending import facts, ways
+from engine.run.evaluations import Evaluation
+from engine.run.stopping import ways as ways_to_stop
 from workbench.app import WorkbenchApp
-from workbench.panels.cause import PostMortem
 from workbench.panels.chart import Chart
+from workbench.panels.end_card import EndCard
 from workbench.panels.glyphs import STATES
 from workbench.panels.watching import Lines, Numbers, Receipt, Samples
 from workbench.screens.batch import BatchScreen
-from workbench.screens.dialog import Show
+from workbench.screens.build import BuildScreen
+from workbench.screens.compare import CompareScreen
+from workbench.screens.dialog import Pick, Show
 from workbench.screens.monitor import MonitorScreen
 
 Shown = Callable[[Any], str]
@@ -158,7 +164,7 @@ async def test_the_stop_menu_says_what_is_kept_how_long_it_takes_and_what_can_be
         await pilot.press("s")
         await pilot.pause(0.2)
         assert "Keeps all 67 steps (about 1.2 s, 40.0 MiB)." in shown(app)
-        text = "\n".join(way.keeps for way in ways(app.screen_stack[-2].view))
+        text = "\n".join(way.keeps for way in ways_to_stop(app.screen_stack[-2].view))
         assert text.splitlines() == [
             "Keeps all 67 steps (about 1.2 s, 40.0 MiB). It can be resumed.",
             "Keeps all steps so far (about 1.2 s, 40.0 MiB). The run continues.",
@@ -174,7 +180,7 @@ async def test_a_run_without_a_checkpoint_says_that_stopping_now_keeps_nothing(m
     app = app_of(make_run(steps=7))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause(0.2)
-        now = ways(app.screen.view)[-1]
+        now = ways_to_stop(app.screen.view)[-1]
     assert now.keeps == "Keeps nothing: there is no checkpoint yet. 7 steps are lost."
 
 
@@ -204,10 +210,18 @@ async def test_a_run_that_ended_is_not_asked(make_run: Any, shown: Shown) -> Non
     assert asked(run) == []
 
 
-async def test_a_failed_run_opens_on_its_card_and_enter_resumes_it(
+BATCH = """\
+version: 1
+model: {name: builtin/tiny}
+data: {train: [{path: builtin/dates}]}
+optim: {per_device_train_batch_size: 8, gradient_accumulation_steps: 1}
+"""
+
+
+async def test_a_failed_run_opens_on_its_card_and_enter_makes_the_change_and_resumes_it(
     make_run: Any, shown: Shown, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run("failed")
+    run = make_run("failed", config=BATCH)
     kept = run.checkpoints / "checkpoint-60"
     resumed: list[Any] = []
 
@@ -219,8 +233,10 @@ async def test_a_failed_run_opens_on_its_card_and_enter_resumes_it(
     monkeypatch.setattr("engine.run.checkpoint.newest_valid", lambda folder, hashes=True: (kept, []))
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "resume from checkpoint-60" in shown(app))
+        await until(pilot, lambda: "apply it and go on from checkpoint-60" in shown(app))
         text = shown(app)
+        assert "- optim.per_device_train_batch_size: 8" in text
+        assert "+ optim.gradient_accumulation_steps: 2" in text
         assert "The GPU ran out of memory at 79.2 GiB" in text
         assert "OutOfMemoryError: tried 2.10 GiB" in text
         assert "checkpoint-60; nothing is lost" in text
@@ -228,6 +244,8 @@ async def test_a_failed_run_opens_on_its_card_and_enter_resumes_it(
         await pilot.press("enter")
         await until(pilot, lambda: bool(resumed))
         assert resumed == [run.path]
+        optim = parse(run.config.read_text()).mapping["optim"]
+        assert optim == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
         await until(pilot, lambda: "goes on from checkpoint-60; checkpoint-61 was passed over" in shown(app))
         again = writer(run)
         again.segment = 1
@@ -246,8 +264,9 @@ async def test_a_run_that_failed_before_its_first_checkpoint_begins_again_withou
 ) -> None:
     app = app_of(make_run("failed", steps=3))
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "start again from the beginning " in shown(app))
+        await until(pilot, lambda: "start a new run from the beginning" in shown(app))
         assert "no checkpoint is whole" not in shown(app)
+        assert "start again" not in shown(app)
 
 
 async def test_a_run_that_fails_while_it_is_watched_turns_to_its_card(make_run: Any, shown: Shown, writer: Any) -> None:
@@ -257,10 +276,10 @@ async def test_a_run_that_fails_while_it_is_watched_turns_to_its_card(make_run: 
         await pilot.pause(0.2)
         assert app.screen.page == "curves"
         writer(run).write("failed", 14, cause="nan", message="The loss is not a number.", lines=[])
-        await until(pilot, lambda: app.screen.page == "cause")
+        await until(pilot, lambda: app.screen.page == "end")
         await pilot.pause(0.1)
         assert "The loss is not a number." in shown(app)
-        assert isinstance(app.focused, PostMortem)
+        assert isinstance(app.focused, EndCard)
 
 
 async def test_a_resume_that_is_refused_says_why(make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +444,7 @@ async def test_the_key_line_names_every_page_at_80_columns_and_the_one_in_view_s
     run = make_run("failed", name="other")
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "6 cause" in shown(app))
+        await until(pilot, lambda: "6 end" in shown(app))
         assert "R resume" in shown(app)
 
 
@@ -611,3 +630,67 @@ async def test_a_worker_that_is_not_there_to_ask_is_told_in_a_sentence(make_run:
         await pilot.pause(0.2)
         assert isinstance(app.screen, MonitorScreen)
         assert "no worker" in shown(app)
+
+
+async def test_a_finished_run_opens_on_its_card_with_the_words_of_the_commands_and_keys_that_work(
+    make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("finished", config="version: 1\noptim: {num_train_epochs: 2}\n")
+    other = make_run("running", name="other")
+    gone_on: list[Any] = []
+
+    def resume(folder: Any, *, settings: Any = None, accept_data: bool = False) -> Any:
+        gone_on.append((folder.path, settings))
+        return folder.checkpoints / "checkpoint-60", []
+
+    monkeypatch.setattr("workbench.screens.run_actions.resume", resume)
+    app = app_of(run)
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: "talk to it" in shown(app))
+        assert app.screen.page == "end"
+        text = " ".join(shown(app).split())
+        view = app.screen.view
+        for _, words in facts(view, run):
+            assert words in text
+        for way in ways(view, run, run.id):
+            assert f"{way.title} {way.means}" in text
+        await pilot.press("B")
+        await until(pilot, lambda: isinstance(app.screen, Pick) and other.id in shown(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen))
+        await pilot.press("q", "T")
+        await until(pilot, lambda: "optim.num_train_epochs 2 -> 4" in shown(app) and isinstance(app.screen, Pick))
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(gone_on))
+        assert gone_on == [(run.path, {"optim.num_train_epochs": 4})]
+        await until(pilot, lambda: f"{run.id} goes on from checkpoint-60" in shown(app))
+        await pilot.press("T", "down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, BuildScreen))
+        assert app.draft.value("optim.num_train_epochs") == 2
+
+
+async def test_a_run_is_measured_beside_its_base_from_the_monitor_and_what_was_found_stays_on_its_card(
+    make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("finished")
+    asked: list[dict[str, Any]] = []
+    go_on = threading.Event()
+
+    def measured(task: Evaluation, on_message: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        asked.append(task.request)
+        on_message({"progress": {"what": "Measuring checkpoint-60", "done": 3, "total": 12, "unit": ""}})
+        assert go_on.wait(30)
+        found = {"checkpoint": "checkpoint-60", "method": "sft", "rows": 12, "data": "data.eval"}
+        return {**found, "metrics": {"eval_loss": 0.5}, "base": {"eval_loss": 6.0}}
+
+    monkeypatch.setattr(Evaluation, "run", measured)
+    monkeypatch.setattr("workbench.screens.run_actions.step_of", lambda run, wanted: 60)
+    app = app_of(run)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "talk to it" in shown(app))
+        await pilot.press("E")
+        await until(pilot, lambda: "Measuring checkpoint-60 3 of 12 rows" in shown(app))
+        go_on.set()
+        words = "checkpoint-60, 12 rows of data.eval: loss 0.500 (6 before training)"
+        await until(pilot, lambda: shown(app).count(words) == 2)  # on the card, and in answer to the key
+    assert [(each["step"], each["base"]) for each in asked] == [(60, True)]

@@ -10,7 +10,7 @@ from tests.engine.rules.rule_cases.shared import CPU, H100, TINY_FACTS, Case
 CASES: dict[str, list[Case]] = {
     "prompts-steps-need-prompts": [({"run.prompts_steps": 5}, Facts(), "run.prompts_steps", "error")],
     "trackers-are-known": [
-        ({"run.report_to": ["wandb", "mlflow"]}, Facts(), "run.report_to", "error"),
+        ({"run.report_to": ["wandb", "comet"]}, Facts(), "run.report_to", "error"),
         ({"run.report_to": ["neptune"]}, Facts(), "run.report_to", "error"),
     ],
     "tensorboard-needs-its-package": [
@@ -18,6 +18,12 @@ CASES: dict[str, list[Case]] = {
     ],
     "wandb-needs-its-package": [
         ({"run.report_to": ["tensorboard", "wandb"]}, Facts(packages={"wandb": None}), "run.report_to", "error")
+    ],
+    "mlflow-needs-its-package": [
+        ({"run.report_to": ["mlflow"]}, Facts(packages={"mlflow": None}), "run.report_to", "error")
+    ],
+    "trackio-needs-its-package": [
+        ({"run.report_to": ["trackio"]}, Facts(packages={"trackio": None}), "run.report_to", "error")
     ],
     "an-address-to-notify-is-one": [
         ({"run.notify": "ntfy.sh/mine"}, Facts(), "run.notify", "error"),

@@ -1,0 +1,40 @@
+"""A run that goes on with other settings trains with them, and not with those of its checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.errors import UsageError
+from engine.resume import changed_config
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
+
+
+def test_a_finished_run_is_trained_longer_with_another_rate_and_weight_decay(train, source):
+    settings = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 4, "run.save_steps": 4}
+    run = train({**settings, "optim.learning_rate": 1e-3, "optim.lr_scheduler_type": "linear"})
+    with pytest.raises(UsageError, match=r"optim\.max_steps: must be"):
+        changed_config(run, {"optim.max_steps": 0})
+    run.config.write_text(
+        changed_config(run, {"optim.max_steps": 8, "optim.learning_rate": 2e-4, "optim.weight_decay": 0.5})
+    )
+    again = train(folder=run)
+    rates = {entry["step"]: entry["learning_rate"] for entry in lines(again, "metrics") if "learning_rate" in entry}
+    assert max(rates) == 8
+    # Linear from 2e-4 to 0 over eight steps; the checkpoint's own schedule was over, at a rate five times as high.
+    assert rates[6] == pytest.approx(2e-4 * (8 - 5) / 8)
+    assert rates[8] == pytest.approx(2e-4 / 8)
+    assert lines(again, "started")[-1]["resumed_from_step"] == 4
+    assert lines(again, "finished")[-1]["step"] == 8
+
+
+def test_half_the_batch_and_twice_the_passes_go_on_over_the_same_rows(train, source):
+    settings = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 6, "run.save_steps": 3,
+                "optim.per_device_train_batch_size": 4}  # fmt: skip
+    run = train(settings)
+    again = resumed_from(run, 3, run.path.parent / "again")
+    halves = {"optim.per_device_train_batch_size": 2, "optim.gradient_accumulation_steps": 4}
+    again.config.write_text(changed_config(again, halves))
+    train(folder=again)
+    losses = [{entry["step"]: entry["loss"] for entry in lines(each, "metrics")} for each in (run, again)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert lines(again, "started")[-1]["resumed_from_step"] == 3

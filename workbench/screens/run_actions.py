@@ -1,0 +1,276 @@
+"""What a person can do with a run, from each screen that shows runs: ask it, talk to it, measure it, take it along, go on with it.
+
+What may take long runs in a thread of the screen and answers in words.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from textual.content import Content
+from textual.screen import Screen
+
+from engine.errors import Cancelled, WorkbenchError
+from engine.figures import brief, progress
+from engine.resume import resume
+from engine.run import control, proposals, stack
+from engine.run.data_record import DataChanged
+from engine.run.ending import End
+from engine.run.evaluations import Evaluation, in_words, keep, step_of
+from engine.run.stopping import NAMES
+from engine.run.store import RunFolder, runs_in
+from engine.session.mending import apply
+from workbench.panels.paint import clean
+from workbench.screens.dialog import Item, Pick, Show
+from workbench.screens.stop import StopMenu
+
+if TYPE_CHECKING:
+    from engine.run.view import RunView
+
+LONG = 600.0
+SECONDS = 6.0
+OTHERS = 200
+"""Runs that are offered to compare with, the newest first."""
+
+
+class RunActions:
+    """The actions of one screen. `tell` shows words on it for so many seconds; `changed` is called when a run has new facts,
+    `started` with a run that was started in the place of another."""
+
+    def __init__(
+        self,
+        screen: Screen[None],
+        tell: Callable[[str, float], None],
+        changed: Callable[[], object] = lambda: None,
+        started: Callable[[RunFolder], object] = lambda run: None,
+    ) -> None:
+        self._screen, self._tell, self._changed, self._started = screen, tell, changed, started
+        self._asked: tuple[str, str, float] | None = None
+        self._measuring: Evaluation | None = None
+
+    def do(self, what: str, run: RunFolder, view: RunView) -> None:
+        """One of them, by the word of the table of actions."""
+        try:
+            {
+                "stop": lambda: self._stop(run, view),
+                "checkpoint": lambda: self._ask(run, "checkpoint"),
+                "stack": lambda: self._stack(run),
+                "resume": lambda: self._resume(run, view),
+                "chat": lambda: self._chat(run),
+                "evaluate": lambda: self._evaluate(run),
+                "export": lambda: self._export(run),
+                "longer": lambda: self._longer(run, view),
+                "compare": lambda: self._compare(run),
+            }[what]()
+        except WorkbenchError as problem:
+            self._tell(problem.told, SECONDS)
+
+    def close(self) -> None:
+        """What was begun for this screen alone ends with it."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+
+    def waiting(self, view: RunView) -> str:
+        """A request that the run has not answered yet, in words."""
+        if self._asked is None:
+            return ""
+        name, do, since = self._asked
+        if control.answer(view, name) is not None or view.over:
+            self._asked = None
+            return ""
+        return f"{NAMES[do]}: asked {brief(time.monotonic() - since)} ago; the run answers between two steps"
+
+    # A run that goes on
+
+    def _stop(self, run: RunFolder, view: RunView) -> None:
+        if view.over:
+            self._tell(f"This run is {view.state}; there is nothing to stop.", SECONDS)
+        else:
+            self._screen.app.push_screen(StopMenu(view), lambda do: self._ask(run, do) if do else None)
+
+    def _ask(self, run: RunFolder, do: str) -> None:
+        try:
+            self._asked = (control.request(run, do, by="the app"), do, time.monotonic())
+        except WorkbenchError as problem:
+            self._tell(problem.told, SECONDS)
+        else:
+            self._changed()
+
+    def _stack(self, run: RunFolder) -> None:
+        def show(found: str) -> None:
+            self._tell("", 0)
+            self._screen.app.push_screen(Show(f"Where the worker of {clean(run.id)} is", found))
+
+        self._tell("asking the worker where it is …", 60)
+        self._beside("stack", lambda: stack.ask(run), show)
+
+    # A run that ended
+
+    def _resume(self, run: RunFolder, view: RunView) -> None:
+        if not view.over:
+            self._tell(f"This run is {view.state}; it goes on as it is.", SECONDS)
+        else:
+            self.go_on(run)
+
+    def go_on(self, run: RunFolder, settings: Mapping[str, Any] | None = None, *, accept_data: bool = False) -> None:
+        """Resume, with other values for some settings; asks first where the rows are not those of before."""
+
+        def work() -> Callable[[], None]:
+            try:
+                newest, skipped = resume(run, settings=settings, accept_data=accept_data)
+            except DataChanged as problem:
+                words = problem.message
+                return lambda: self._ask_about_rows(run, words, settings)
+            words = f"{run.id} goes on from {newest.name}" if newest else f"{run.id} starts again from the beginning"
+            words += "".join(f"; {path.name} was passed over ({reason})" for path, reason in skipped[:3])
+            return lambda: self._told(words)
+
+        self._tell(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", LONG)
+        self._beside("resume", work, lambda show: show())
+
+    def first_way(self, run: RunFolder, view: RunView, end: End) -> None:
+        """What Enter does on the card of a run that is over."""
+        if view.state == "finished":
+            self.do("chat", run, view)
+        elif end.change is not None:
+            self._mend(run, view, end)
+        elif end.blocked:
+            self.build_from(run)
+        else:
+            self.do("resume", run, view)
+
+    def _mend(self, run: RunFolder, view: RunView, end: End) -> None:
+        """Make the proposed change and launch; a new run opens."""
+        if not end.anew:
+            assert end.change is not None
+            self.go_on(run, end.change.settings)
+            return
+
+        def show(new: RunFolder) -> None:
+            self._tell(f"{new.id} starts from the beginning.", SECONDS)
+            self._started(new)
+
+        self._tell("starting a new run …", LONG)
+        self._beside("resume", lambda: apply(run, view, end), show)
+
+    def _ask_about_rows(self, run: RunFolder, words: str, settings: Mapping[str, Any] | None) -> None:
+        """Name the rows that differ and let a person decide; leaving leaves the run as it is."""
+        items = [
+            Item("leave", Content("Leave the run as it is"), Content("Put the rows back, then resume.")),
+            Item(
+                "accept", Content("Go on with the rows as they are now"), Content("The run's log keeps what differs.")
+            ),
+        ]
+
+        def answered(choice: str | None) -> None:
+            if choice == "accept":
+                self.go_on(run, settings, accept_data=True)
+
+        self._tell(f"The rows are not those {run.id} was trained on.", SECONDS)
+        note = f"{clean(words)}\n\nworkbench preview {clean(run.config)} --against {clean(run.id)} shows every token."
+        self._screen.app.push_screen(Pick(note, items), answered)
+
+    def _longer(self, run: RunFolder, view: RunView) -> None:
+        if view.state != "finished":
+            self._tell(f"This run is {view.state}; one that is finished can be trained longer.", SECONDS)
+            return
+        change = proposals.longer(proposals.settings_of(run))
+        items = [
+            Item(
+                "on",
+                Content(f"Go on with {clean(run.id)}: {clean(change.words)}"),
+                Content(f"  From its newest checkpoint; {change.why}."),
+            ),
+            Item("new", Content("Build a new run from its config"), Content("  It begins at step 0; this one stays.")),
+        ]
+
+        def answered(choice: str | None) -> None:
+            if choice == "on":
+                self.go_on(run, change.settings)
+            elif choice == "new":
+                self.build_from(run)
+
+        self._screen.app.push_screen(Pick("Train longer", items), answered)
+
+    def build_from(self, run: RunFolder, step: str = "method") -> None:
+        """The form on a copy of the run's config."""
+        from engine.session.draft import Draft
+
+        try:
+            draft = Draft()
+            draft.replace_text(run.read_config())
+        except WorkbenchError as problem:
+            self._tell(problem.told, SECONDS)
+        else:
+            self._screen.app.build(draft, step)  # type: ignore[attr-defined]
+
+    def _chat(self, run: RunFolder) -> None:
+        from workbench.screens.chat import ChatScreen, chat_of
+
+        self._screen.app.push_screen(ChatScreen(chat_of(run)))
+
+    def _evaluate(self, run: RunFolder) -> None:
+        if self._measuring is not None:
+            self._measuring.cancel()
+            return
+        measuring = self._measuring = Evaluation(run, step_of(run, None), base=True)
+
+        def report(message: dict[str, Any]) -> None:
+            state = message["progress"]
+            of = f" {progress({**state, 'unit': 'rows'})} rows" if state["total"] > 1 else ""
+            self._screen.call_later(self._tell, f"{state['what']}{of} …  the same key cancels", LONG)
+
+        def work() -> str:
+            try:
+                record = {"t": round(time.time(), 3), **measuring.run(report)}
+                keep(run, record)
+            except Cancelled as stopped:
+                return stopped.message
+            finally:
+                self._measuring = None
+            return in_words(record)
+
+        self._tell("starting …  the same key cancels", LONG)
+        self._beside("evaluate", work, self._told)
+
+    def _export(self, run: RunFolder) -> None:
+        from engine.export.places import source
+        from workbench.screens.export import ExportScreen
+
+        source(run, hashes=False)
+        self._screen.app.push_screen(ExportScreen(run))
+
+    def _compare(self, run: RunFolder) -> None:
+        from workbench.screens.compare import CompareScreen
+
+        others = [other for other in runs_in(run.path.parent) if other.id != run.id]
+        others.sort(key=lambda other: other.path.stat().st_mtime, reverse=True)
+        items = [Item(str(other.path), Content(clean(other.id)), words=other.id.lower()) for other in others[:OTHERS]]
+
+        def answered(choice: str | None) -> None:
+            if choice:
+                self._screen.app.push_screen(CompareScreen([run, RunFolder(choice)]))
+
+        empty = "There is no other run in its folder yet."
+        self._screen.app.push_screen(Pick(f"Lay beside {clean(run.id)}", items, filtered=True, empty=empty), answered)
+
+    # Beside the screen
+
+    def _told(self, words: str) -> None:
+        self._tell(words, SECONDS)
+        self._changed()
+
+    def _beside(self, group: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Work in a thread, then on the screen with what came of it; a WorkbenchError is told."""
+
+        def run() -> None:
+            try:
+                found = work()
+            except WorkbenchError as problem:
+                self._screen.call_later(self._told, problem.told)
+            else:
+                self._screen.call_later(then, found)
+
+        self._screen.run_worker(run, thread=True, exclusive=True, group=group, exit_on_error=True)
