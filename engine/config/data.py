@@ -39,8 +39,8 @@ class DataSource(Section):
     """One source of rows: a file, a folder or a data set, and how to read it."""
 
     path: Annotated[str, Control("path"), Required()] = ""
-    """Where the rows are: a JSON, JSONL, CSV, Parquet or text file (also compressed), a folder, a hub data set, or
-    `builtin/dates`."""
+    """Where the rows are: a JSON, JSONL, CSV, Parquet or text file (also compressed), a folder, a hub data set,
+    `builtin/dates`, or `builtin/shapes` with images."""
 
     format: Annotated[Format | None, Title("Format")] = None
     """What a row holds. Empty means that it is detected from the first rows, and the preview says what was seen."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
+from engine.config.kinds import BUILTIN_ROWS, LANGUAGE_FORMATS, NEEDS, example_row
 from engine.config.method import METHODS, learns_from_images
 from engine.config.tree import RunConfig
 from engine.data.detect import Detection, detect
@@ -27,7 +27,6 @@ from engine.data.rows import open_rows, refuse_special
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
 _AGAIN = "Start again once nothing writes to it."
-BUILTIN = "builtin/dates"
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -244,14 +243,14 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 def source_rows(path: str, given_split: str | None = None, split: str = "train", seed: int = 0) -> Rows:
-    """Rows of a file, a saved data set, the built-in one, or a data set on the hub."""
-    if path == BUILTIN:
-        from engine.builtin import dates
+    """Rows of a file, a saved data set, a built-in one, or a data set on the hub."""
+    if path in BUILTIN_ROWS:
+        from engine.builtin import GENERATED
 
         wanted = given_split or ("train" if split == "train" else "eval")
-        return ListRows(BUILTIN, dates.rows(wanted, seed=seed))
+        return ListRows(path, GENERATED[path].rows(wanted, seed, None))
     if path.startswith("builtin/"):
-        raise DataError(f"no such built-in data set; there is {BUILTIN}", path=visible(path))
+        raise DataError(f"no such built-in data set; there are {' and '.join(BUILTIN_ROWS)}", path=visible(path))
     local = Path(path)
     if local.is_dir() and ((local / "state.json").exists() or (local / "dataset_dict.json").exists()):
         from engine.data.columnar import SavedRows
