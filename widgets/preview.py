@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from engine.config.files import place_of
+from engine.config.kinds import BUILTIN_ROWS
 from engine.config.tree import fields
 from engine.data.gather_facts import outcome
 from engine.errors import WorkbenchError, visible
@@ -160,10 +161,10 @@ def _about(found: dict[str, Any]) -> str:
 
 def raw_rows(path: str, split: str, seed: int, start: int, count: int) -> list[dict[str, Any]]:
     """Rows as they stand in a text file or the built-in data; nothing for what only the inspector can read."""
-    if path == "builtin/dates":
-        from engine.builtin import dates
+    if path in BUILTIN_ROWS:
+        from engine.builtin import GENERATED
 
-        made = dates.rows("train" if split == "train" else "eval", seed, start + count)[start:]
+        made = GENERATED[path].rows("train" if split == "train" else "eval", seed, start + count)[start:]
         return [_raw(start + at, json.dumps(row, ensure_ascii=False)) for at, row in enumerate(made)]
     place = Path(path)
     if not place.is_file() or {".parquet", ".arrow"} & set(place.suffixes):

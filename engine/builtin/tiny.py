@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,19 +73,23 @@ def folder(tokenizer: str | os.PathLike[str] | None = None) -> Path:
     Raises `ModelError` where the tokenizer cannot be read or the cache cannot be written.
     """
     if tokenizer is None:
-        target = _base() / f"tiny-{_digest(_recipe())}"
-        if not _whole(target):
-            with _aside(target) as made:
-                _write(_own_tokenizer(), made)
-        return target
+        return made_once("tiny", _recipe(), lambda made: _write(_own_tokenizer(), made))
     loaded = _other_tokenizer(os.fspath(tokenizer))
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as saved:
         loaded.save_pretrained(saved)
         files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in Path(saved).iterdir()}
-    target = _base() / f"tiny-{_digest({**_recipe(), 'tokenizer': files})}"
+    return made_once("tiny", {**_recipe(), "tokenizer": files}, lambda made: _write(loaded, made))
+
+
+def made_once(stem: str, recipe: dict[str, Any], write: Callable[[Path], None], name: str = NAME) -> Path:
+    """The folder in the cache that `write` fills, made where none is there that this recipe decided.
+
+    Raises `ModelError`, naming the model `name`, where the cache cannot be written.
+    """
+    target = _base() / f"{stem}-{_digest(recipe)}"
     if not _whole(target):
-        with _aside(target) as made:
-            _write(loaded, made)
+        with _aside(target, name) as made:
+            write(made)
     return target
 
 
@@ -211,7 +215,7 @@ def _whole(target: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _aside(target: Path) -> Iterator[Path]:
+def _aside(target: Path, name: str = NAME) -> Iterator[Path]:
     """A folder to write into that becomes `target` in one step, unless another process was first."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +231,7 @@ def _aside(target: Path) -> Iterator[Path]:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as problem:
         raise ModelError(
-            f"{redact(str(target))}: {NAME} cannot be written into the cache: {problem.strerror or problem}.",
+            f"{redact(str(target))}: {name} cannot be written into the cache: {problem.strerror or problem}.",
             "Free some space, or name another folder in WORKBENCH_CACHE.",
         ) from problem
 

@@ -40,7 +40,7 @@ class DataSource(Section):
 
     path: Annotated[str, Control("path"), Required()] = ""
     """Where the rows are: a JSON, JSONL, CSV, Parquet or text file (also compressed), a folder, a hub data set, an address
-    such as `s3://bucket/rows.jsonl`, or `builtin/dates`."""
+    such as `s3://bucket/rows.jsonl`, `builtin/dates`, or `builtin/shapes` with images."""
 
     format: Annotated[Format | None, Title("Format")] = None
     """What a row holds. Empty means that it is detected from the first rows, and the preview says what was seen."""

@@ -9,6 +9,10 @@ from typing import Annotated, ClassVar, Literal
 
 from engine.config.section import Section, Title
 
+BUILTIN_MODELS = ("builtin/tiny", "builtin/tiny-vl")
+BUILTIN_ROWS = ("builtin/dates", "builtin/shapes")
+"""Models and rows that come with the product: each pair is a demo, the first of text and the second of images."""
+
 Rows = Literal["language", "pairs", "rated", "steps", "texts", "distill", "prompts"]
 """What a prepared row holds: ids and labels; a prompt with two answers; a prompt with an answer and a verdict; an answer
 in judged steps; texts to embed; ids with a teacher's log-probabilities; a prompt alone."""

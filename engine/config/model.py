@@ -23,8 +23,8 @@ class Model(Section):
     """The model that is trained."""
 
     name: Annotated[str, Title("Model"), Control("path"), Required()] = ""
-    """Which model to train: a hub id such as `Qwen/Qwen3-0.6B`, a local folder, or `builtin/tiny`, a small model that
-    trains on a CPU without any network."""
+    """Which model to train: a hub id such as `Qwen/Qwen3-0.6B`, a local folder, or a small model that trains
+    on a CPU without any network: `builtin/tiny` for text, `builtin/tiny-vl` for text and images."""
 
     revision: Annotated[str | None, Expert] = None
     """Branch, tag or commit of the hub model. Empty means its main branch; a commit makes the run repeatable."""

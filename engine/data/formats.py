@@ -72,7 +72,7 @@ def _place_images(example: Example, row: Row, column: str) -> None:
     """Turn each `<image>` of a row with a column of images into a part and collect the images in the order of their places.
 
     A part that names its own image takes none of the column. Where no turn has a place, images stand before the first
-    turn of the user, as TRL has it. Raises `FormatError` where places and images differ in number.
+    turn of the user, as TRL has it, or before the text. Raises `FormatError` where places and images differ in number.
     """
     given = row.get(column)
     images = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
@@ -91,11 +91,14 @@ def _place_images(example: Example, row: Row, column: str) -> None:
     parts = [part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]]
     places = [part for part in parts if part["type"] == "image"]
     texts = [text for text in (example.text, example.prompt, example.chosen) if isinstance(text, str) and column in row]
-    if images and chats and not places and not any(IMAGE in text for text in texts):
+    if images and turns and not places and not any(IMAGE in text for text in texts):
         asked = next((turn for turn in turns if turn["role"] == "user"), turns[0])
         places = [{"type": "image"} for _ in images]
         told = asked["content"]
         asked["content"] = [*places, *(told if isinstance(told, list) else [{"type": "text", "text": told}])]
+    if images and example.kind == "text" and IMAGE not in example.text:
+        example.text = IMAGE * len(images) + example.text
+        texts = [example.text]
     own = [part.pop("image", None) for part in places]
     wanted = sum(image is None for image in own) + sum(text.count(IMAGE) for text in texts)
     if wanted != len(images):

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from engine.config.facts import Facts, ModelFacts, SourceFacts, TokenizerFacts
 from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of, scheme_of
 from engine.config.findings import Finding
+from engine.config.kinds import BUILTIN_ROWS
 from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
+from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.kept import kept
 from engine.errors import WorkbenchError, visible
 from engine.facts.model_shape import model_facts, tokenizer_facts
@@ -211,7 +213,7 @@ def look_at_sources(entries: Iterable[Any], folder: Path, image_base_dir: str | 
 
 def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) -> SourceFacts:
     """There or not, size, first rows, format. Never raises for bad data: a problem is part of the answer."""
-    if entry.path == "builtin/dates":
+    if entry.path in BUILTIN_ROWS:
         return _builtin(entry)
     if entry.path.startswith("builtin/") or scheme_of(entry.path):
         return SourceFacts(entry.path)
@@ -221,7 +223,8 @@ def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) 
         if not place.exists():
             local = written.startswith("/") or written.lower().endswith(DATA_SUFFIXES)
             return SourceFacts(entry.path, exists=False if local else None)
-        if place.is_dir() or ".parquet" in place.suffixes or ".arrow" in place.suffixes:
+        captioned = is_image_folder(place) and (metadata_of(place) or place).suffix != ".parquet"
+        if (place.is_dir() and not captioned) or ".parquet" in place.suffixes or ".arrow" in place.suffixes:
             # columns of these need pyarrow, which the inspector has loaded
             size = None if place.is_dir() else place.stat().st_size
             return SourceFacts(entry.path, exists=True, bytes=size, in_order=_in_order(place))
@@ -268,10 +271,18 @@ def _in_turns(seen: Detection) -> bool | None:
 
 
 def _builtin(entry: Any) -> SourceFacts:
-    from engine.builtin import dates
+    from engine.builtin import GENERATED
 
-    rows = dates.HELD_OUT_DAYS if entry.split == "eval" else dates.TRAIN_ROWS
-    return SourceFacts(entry.path, exists=True, rows=rows, columns=("messages",), format="messages", turns=True)
+    made = GENERATED[entry.path]
+    return SourceFacts(
+        entry.path,
+        exists=True,
+        rows=made.total(entry.split or "train"),
+        columns=made.columns,
+        format="messages",
+        turns=True,
+        images="row 0" if "images" in made.columns else "",
+    )
 
 
 def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
@@ -289,12 +300,12 @@ def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
         seen = detect(rows, columns_of(entry.columns, entry.properties, entry.roles), entry.format, look=FIRST_ROWS)
         trouble = ""
         if seen.problems:
-            trouble = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip(":")
+            trouble = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip("/:")
             trouble = f"line {trouble}" if trouble[:1].isdigit() else trouble
             trouble += "" if trouble.endswith(".") else "."
         bad = seen.bad
         for index, sentence in _unreadable_images(
-            seen.images, Path(image_base_dir) if image_base_dir else place.parent
+            seen.images, Path(image_base_dir or (place if place.is_dir() else place.parent))
         ):
             bad += 1
             trouble = trouble or f"{_named(rows, index)}: {sentence}"
@@ -351,6 +362,10 @@ def _image_flaw(name: str, folder: Path, *, whole: bool) -> str:
     if "://" in name and not name.startswith("file://"):
         return "images are read from files, not from a server. Download it first."
     place = folder / name.removeprefix("file://")
+    if not os.path.isabs(name.removeprefix("file://")) and not Path(os.path.normpath(place)).is_relative_to(
+        os.path.normpath(folder)
+    ):
+        return f"the path leads out of {visible(str(folder))}. Images lie below their folder."
     try:
         refuse_special(place)
         if not place.stat().st_size:

@@ -90,7 +90,8 @@ def _stamp(path: str) -> tuple[int, int] | str | None:
         return None
     if Path(path).is_dir() and not path.lower().endswith(DATA_SUFFIXES):
         # A data set in a folder is whole or written anew: its own description changes with it.
-        return max((_size_and_date(each) for each in Path(path).glob("*.json")), default=None)
+        known = [each for pattern in ("*.json", "metadata.*") for each in Path(path).glob(pattern)]
+        return max(map(_size_and_date, known), default=None)
     return found.st_size, found.st_mtime_ns
 
 

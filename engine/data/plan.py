@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.files import scheme_of
-from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
+from engine.config.kinds import BUILTIN_ROWS, LANGUAGE_FORMATS, NEEDS, example_row
 from engine.config.method import METHODS, learns_from_images
 from engine.config.tree import RunConfig
 from engine.data.detect import Detection, detect
@@ -30,7 +30,6 @@ from engine.errors import DataError, WorkbenchError, nearest, visible
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how much of it, and of how much; may raise `Cancelled`."""
 _AGAIN = "Start again once nothing writes to it."
-BUILTIN = "builtin/dates"
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -272,14 +271,14 @@ def source_rows(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> Rows:
-    """Rows of a file, here or elsewhere, a saved data set, the built-in one, or a data set on the hub."""
-    if path == BUILTIN:
-        from engine.builtin import dates
+    """Rows of a file, here or elsewhere, a saved data set, a built-in one, or a data set on the hub."""
+    if path in BUILTIN_ROWS:
+        from engine.builtin import GENERATED
 
         wanted = given_split or ("train" if split == "train" else "eval")
-        return ListRows(BUILTIN, dates.rows(wanted, seed=seed))
+        return ListRows(path, GENERATED[path].rows(wanted, seed, None))
     if path.startswith("builtin/"):
-        raise DataError(f"no such built-in data set; there is {BUILTIN}", path=visible(path))
+        raise DataError(f"no such built-in data set; there are {' and '.join(BUILTIN_ROWS)}", path=visible(path))
     if scheme_of(path):
         from engine.data.remote import local_copy
 

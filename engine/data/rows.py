@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine.data.compressed import COMPRESSIONS, Unpacked, unpacked_head
+from engine.data.image_folder import CaptionRows, MetadataRows, is_image_folder, metadata_of
 from engine.data.mapped import FileRows, Rows
 from engine.data.parsing import Row, decode, parse_object, sample
 from engine.errors import DataError, visible
@@ -228,6 +229,9 @@ def open_rows(path: str | os.PathLike[str], *, index: bool = True) -> Rows:
     if source.is_dir():
         if (source / "state.json").exists() or (source / "dataset_dict.json").exists():
             return import_module("engine.data.columnar").SavedRows(str(source))
+        if is_image_folder(source):
+            metadata = metadata_of(source)
+            return CaptionRows(source) if metadata is None else MetadataRows(source, open_rows(metadata, index=index))
         raise DataError("is a folder; name a file in it or a data set written by save_to_disk", path=shown)
     suffixes = [suffix.lower() for suffix in source.suffixes]
     for suffix in suffixes[-2:]:

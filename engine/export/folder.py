@@ -21,7 +21,7 @@ from engine.export.card import card
 from engine.export.merge import DTYPES, merge
 from engine.export.places import Source
 from engine.hub import COMMITS, commit_of, reaching_hub
-from engine.models.load import BUILTIN, UNREADABLE, load_processing_class, model_folder
+from engine.models.load import UNREADABLE, load_processing_class, model_folder, wanted_revision
 from engine.run import inside
 
 Report = Callable[[str, int, int], None]
@@ -51,7 +51,7 @@ class Model:
         name = model_folder(config)
         try:
             with reaching_hub(name):
-                revision = commit_of(name, config.model.revision if config.model.name != BUILTIN else None)
+                revision = commit_of(name, wanted_revision(config))
                 return model_files.complete(name, revision)
         except UNREADABLE as problem:
             first = visible(redact(str(problem).strip().split("\n")[0]))[:200]

@@ -34,6 +34,22 @@ TINY: Shape = {
     "tie_word_embeddings": True,
     "vocab_size": 512,
 }
+# And that of the one that sees: its language model, and how many weights all its parts have.
+TINY_VL: Shape = {
+    "model_type": "idefics3",
+    "text_config": {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "vocab_size": 345,
+    },
+}
+TINY_VL_PARAMETERS = 266_048
 # Shapes of the models that recipes name, as published, so that they can be judged before they are downloaded:
 # hidden, layers, heads, kv heads, MLP width, embeddings tied.
 _QWEN3 = {
@@ -84,6 +100,9 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
         return None
     if name == "builtin/tiny":
         return replace(_facts(name, TINY, None, template=True), processor=False)
+    if name == "builtin/tiny-vl":
+        sees = {"processor": True, "by_torchvision": False, "keeps_shape": False, "parameters": TINY_VL_PARAMETERS}
+        return replace(_facts(name, TINY_VL, None, template=True), **sees)
     if name.startswith("builtin/"):  # no hub has it; which ones there are is a rule's to say
         return None
     folder = _folder(name, revision)

@@ -1,4 +1,4 @@
-"""Models and processing classes from a config: local folders, hub ids and `builtin/tiny`.
+"""Models and processing classes from a config: local folders, hub ids and the built-in ones.
 
 Refuses code from model folders and weights that are pickles: only safetensors are read. What the model was asked for and
 what it became (attention, numbers stored in FP8) comes beside it for the receipt; nothing is decided silently.
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from engine import model_files
 from engine.config.architectures import loaders_of
 from engine.config.facts import Facts, ModelFacts
-from engine.config.kinds import loader_of
+from engine.config.kinds import BUILTIN_MODELS, loader_of
 from engine.config.method import METHODS
 from engine.config.rule import raise_first
 from engine.config.tree import RunConfig
@@ -31,16 +31,20 @@ if TYPE_CHECKING:
 
 UNREADABLE = (*model_files.UNREADABLE, SafetensorError)
 DTYPES = ("bfloat16", "float16", "float32")
-BUILTIN = "builtin/tiny"
 
 
 def model_folder(config: RunConfig) -> str:
-    """Where the weights are read from: a folder for `builtin/tiny`, otherwise the name itself."""
-    if config.model.name != BUILTIN:
+    """Where the weights are read from: a folder for a built-in model, otherwise the name itself."""
+    if config.model.name not in BUILTIN_MODELS:
         return config.model.name
-    from engine.builtin import tiny
+    from engine.builtin import tiny, tiny_vl
 
-    return str(tiny.folder(config.model.tokenizer))
+    return str(tiny_vl.folder() if config.model.name == tiny_vl.NAME else tiny.folder(config.model.tokenizer))
+
+
+def wanted_revision(config: RunConfig) -> str | None:
+    """The revision of the model that is asked for; a built-in one has none."""
+    return None if config.model.name in BUILTIN_MODELS else config.model.revision
 
 
 def load_processing_class(config: RunConfig) -> Any:
@@ -48,7 +52,7 @@ def load_processing_class(config: RunConfig) -> Any:
     from transformers import AutoTokenizer
 
     source = config.model.tokenizer or model_folder(config)
-    wanted = config.model.revision if config.model.tokenizer is None and config.model.name != BUILTIN else None
+    wanted = wanted_revision(config) if config.model.tokenizer is None else None
     try:
         with reaching_hub(source):
             revision = commit_of(source, wanted)
@@ -94,7 +98,7 @@ def _model(config: RunConfig, source: str) -> Loaded:
     from engine.models.four_bits import keep_differentiable
 
     head = METHODS[config.method.kind].head
-    revision = commit_of(source, config.model.revision if config.model.name != BUILTIN else None)
+    revision = commit_of(source, wanted_revision(config))
     try:
         folder = model_files.complete(source, revision)
     except UNREADABLE as problem:

@@ -8,6 +8,7 @@ from operator import not_
 from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES, REMOTE, scheme_of
 from engine.config.findings import Finding, Fix, Severity, must, say
+from engine.config.kinds import BUILTIN_ROWS
 from engine.config.method import METHODS
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -220,10 +221,11 @@ _ROLES = ("system", "user", "assistant", "tool")
 def builtin_data_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     for spec in (fields.data.train, fields.data.eval):
         for index, entry in enumerate(spec.value(config)):
-            if entry.path.startswith("builtin/") and entry.path != "builtin/dates":
+            if entry.path.startswith("builtin/") and entry.path not in BUILTIN_ROWS:
                 path = f"{spec.path}.{index}.path"
                 fix = Fix("use builtin/dates", {path: "builtin/dates"})
-                yield must(path, "builtin/dates", entry.path, "It is the only built-in data set.", fix=fix)
+                todo = "There are no other built-in data sets."
+                yield must(path, " or ".join(BUILTIN_ROWS), entry.path, todo, fix=fix)
 
 
 @rule(reads=(fields.data.train, fields.data.eval))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, Severity, must, say
-from engine.config.kinds import loader_of
+from engine.config.kinds import BUILTIN_MODELS, loader_of
 from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
@@ -80,10 +80,19 @@ refused(
     Refused(
         "builtin-names-are-known",
         fields.model.name,
-        lambda name: name.startswith("builtin/") and name != "builtin/tiny",
-        "builtin/tiny",
-        "It is the only built-in model.",
+        lambda name: name.startswith("builtin/") and name not in BUILTIN_MODELS,
+        " or ".join(BUILTIN_MODELS),
+        "There are no other built-in models.",
         take(fields.model.name, "builtin/tiny", "use builtin/tiny"),
+    ),
+    Refused(
+        "builtin-tiny-vl-has-its-own-tokenizer",
+        fields.model.tokenizer,
+        other_than(None),
+        "left out for builtin/tiny-vl",
+        "Its tokenizer has the tokens of its images.",
+        leave_out(fields.model.tokenizer),
+        beside={fields.model.name: one_of("builtin/tiny-vl")},
     ),
 )
 

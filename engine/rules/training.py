@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
+from engine.config.kinds import BUILTIN_MODELS
 from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.tree import RunConfig, fields
@@ -282,7 +283,7 @@ def learning_rate_is_in_proportion(config: RunConfig, facts: Facts) -> Iterator[
     rate, path = config.optim.learning_rate, fields.optim.learning_rate.path
     usual = LEARNING_RATES[config.method.kind, config.adapter.kind]
     small = facts.model is not None and facts.model.parameters is not None and facts.model.parameters < 50_000_000
-    if rate == "auto" or config.model.name == "builtin/tiny" or small:
+    if rate == "auto" or config.model.name in BUILTIN_MODELS or small:
         return
     if rate > 20 * usual:
         todo = f"Usual here is about {usual:g}; so much more breaks most models."

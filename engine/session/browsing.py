@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.config.kinds import BUILTIN_MODELS, BUILTIN_ROWS
 from engine.config.tree import FieldSpec, fields
 from engine.figures import size
 
 MOST_NAMES, MOST_SHOWN = 5000, 200
 CONFIGS = (".yaml", ".yml")
 ROWS = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".arrow", ".zst", ".gz")
-BUILTIN_MODELS = ("builtin/tiny",)
-BUILTIN_ROWS = ("builtin/dates",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def of_recipe(name: str) -> tuple[str, ...]:
     method = METHODS[(mapping.get("method") or {}).get("kind") or fields.method.kind.default]
     note = next((goal.note for goal in GOALS if goal.recipe == name), "")
     if any(str(entry.get("path")).startswith("builtin/") for entry in (mapping.get("data") or {}).get("train") or ()):
-        return (note,)
+        return (note or "Rows and model are made on this machine: nothing is downloaded.",)
     about = (note, needs_of(method)) if note else (" ".join((method.__doc__ or "").split()),)
     example = example_row(method)
     return (*about, *(("", "A row of its data:", example) if example else ()))

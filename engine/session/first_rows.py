@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.files import place_of, scheme_of
+from engine.config.kinds import BUILTIN_ROWS
 from engine.errors import WorkbenchError, visible
 
 SHOWN_ROWS = 3
@@ -40,8 +41,8 @@ class Look:
 def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
     """The first rows of a source and the format they have; `seed` is the run's, which the built-in rows hang on."""
     path = place_of(str(source.get("path") or ""), base)
-    if path == "builtin/dates":
-        return _look_at_dates(source, seed)
+    if path in BUILTIN_ROWS:
+        return _look_at_generated(path, source, seed)
     if scheme_of(path):
         return Look(
             path, problems=("not on this machine; it is fetched when its rows are shown or counted",), later=True
@@ -51,7 +52,7 @@ def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
         remote = not path.startswith(("/", ".", "~")) and path.count("/") == 1
         words = "not on this machine; the hub is asked at launch" if remote else f"{visible(path)}: no such file"
         return Look(path, problems=(words,), later=remote)
-    if local.is_dir() or local.suffix.lower() in COLUMNAR:
+    if not _readable_here(local):
         return Look(path, later=True)
     from engine.data.detect import detect
     from engine.data.parts import columns_of
@@ -88,6 +89,15 @@ def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
         return Look(path, problems=(str(problem),))
 
 
+def _readable_here(place: Path) -> bool:
+    """Whether no library is needed to read a source: a text file, or a folder of images with rows of text."""
+    from engine.data.image_folder import is_image_folder, metadata_of
+
+    if place.is_dir():
+        return is_image_folder(place) and (metadata_of(place) or place).suffix not in COLUMNAR
+    return place.suffix.lower() not in COLUMNAR
+
+
 def condensed(row: Mapping[str, Any]) -> str:
     """A row without the punctuation of its format: `messages: user · What day is it? · assistant · 2021-03-03`."""
     return "  ".join(f"{column}: {' · '.join(_leaves(value))}" for column, value in row.items())[:CLIP]
@@ -104,14 +114,13 @@ def _leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _look_at_dates(source: Mapping[str, Any], seed: int) -> Look:
-    from engine.builtin.dates import HELD_OUT_DAYS, TRAIN_ROWS, rows
+def _look_at_generated(path: str, source: Mapping[str, Any], seed: int) -> Look:
+    from engine.builtin import GENERATED
 
-    split = str(source.get("split") or "train")
+    split, known = str(source.get("split") or "train"), GENERATED[path]
     try:
-        made = rows(split, seed, SHOWN_ROWS)
+        made = known.rows(split, seed, SHOWN_ROWS)
     except (ValueError, WorkbenchError) as problem:
-        return Look("builtin/dates", problems=(str(problem),))
+        return Look(path, problems=(str(problem),))
     texts = tuple(condensed(row) for row in made)
-    total = TRAIN_ROWS if split == "train" else HELD_OUT_DAYS
-    return Look("builtin/dates", "messages", "generated questions and answers", (), ("messages",), (), texts, total)
+    return Look(path, "messages", known.about, (), known.columns, (), texts, known.total(split))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.files import absolute, place_of
+from engine.config.kinds import BUILTIN_ROWS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, visible
 from engine.figures import brief, count
@@ -92,6 +93,10 @@ def examine(path: str, base: Path, seed: int = 42) -> Examined:
             f"{visible(path)}: the guided run reads JSON, JSONL and CSV files; this is {kind}. A new config reads it."
         )
         return Examined(look, problem=words)
+    if place in BUILTIN_ROWS and place != DATES:
+        return Examined(
+            look, problem=f"{place}: the guided run reads text; `workbench new demo-images` begins with these."
+        )
     asked, problem = _dates(seed) if place == DATES else _asked(place)
     if problem:
         return Examined(look, problem=problem)

@@ -27,7 +27,7 @@ from engine.features.attention_backend.sdpa_cudnn_workaround import NAME as WHOL
 from engine.features.built import Notes, base_model
 from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
-from engine.models.load import BUILTIN, Loaded
+from engine.models.load import Loaded
 from engine.models.processors import UnreadVideos, pixel_limits
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
@@ -87,7 +87,7 @@ def receipt(
                 detail=f"packs; tokens see their own document only{_kept_apart_by(model)}" if apart else "packs",
             )
         )
-    if config.model.name == BUILTIN and config.model.tokenizer is not None:
+    if config.model.name == "builtin/tiny" and config.model.tokenizer is not None:
         entries.append(
             _entry(
                 "builtin/tiny", None, "untrained", detail="built with the vocabulary of model.tokenizer: random weights"

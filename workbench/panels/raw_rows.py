@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 
 from engine.config.files import place_of
+from engine.config.kinds import BUILTIN_ROWS
 from engine.errors import WorkbenchError
 from workbench.panels.paint import Line, clean, cut, paragraph
 
@@ -42,11 +43,11 @@ class RawRows:
 
     def _open(self, source: Mapping[str, Any], base: Path, seed: int) -> Rows | list[Any] | None:
         path = place_of(str(source.get("path") or ""), base)
-        if path == "builtin/dates":
-            from engine.builtin.dates import rows
+        if path in BUILTIN_ROWS:
+            from engine.builtin import GENERATED
 
             split: Any = source.get("split") or "train"
-            return list(rows(split, seed, self._most)) if split in ("train", "eval") else None
+            return GENERATED[path].rows(split, seed, self._most) if split in ("train", "eval") else None
         local = Path(path)
         if local.is_dir() or local.suffix.lower() in COLUMNAR or not local.exists():
             return None

@@ -16,6 +16,7 @@ from engine.errors import UsageError, nearest, visible
 # name -> the goal it serves, in the order shown
 NAMES: dict[str, str] = {
     "demo": "try",
+    "demo-images": "try",
     "sft-lora": "answer",
     "qlora-24gb": "answer",
     "full": "answer",

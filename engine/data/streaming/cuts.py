@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.config.files import COMPRESSIONS, scheme_of
 from engine.data.compressed import CHUNK, read_unpacked, unpacking
+from engine.data.image_folder import is_image_folder
 from engine.data.mapped import FileRows, Rows
 from engine.data.parsing import Row, decode, parse_object
 from engine.data.rows import open_rows, refuse_special
@@ -278,6 +279,8 @@ def paths_of(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir() or any((folder / name).exists() for name in ("state.json", "dataset_dict.json")):
         return [path]
+    if is_image_folder(folder):
+        raise DataError("is a folder of images, which is not streamed", "Leave data.streaming out.", path=visible(path))
     found = sorted(str(file) for file in folder.iterdir() if _is_shard(file))
     if not found:
         raise DataError(f"is a folder without files of rows ({', '.join(SHARDS)})", "Name another.", path=visible(path))

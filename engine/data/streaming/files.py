@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.files import COMPRESSIONS, scheme_of
+from engine.config.kinds import BUILTIN_ROWS
 from engine.config.tree import RunConfig
 from engine.data.cache import tokens_parts
 from engine.data.detect import detect
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.data.parts import columns_of
-from engine.data.plan import BUILTIN, Plan, Source, check_fit, plan_of, refuse_problems, source_rows, stamp_of
+from engine.data.plan import Plan, Source, check_fit, plan_of, refuse_problems, source_rows, stamp_of
 from engine.data.remote import Copy, local_copy
 from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_file, cut_rows, paths_of
 from engine.data.streaming.order import Lane
@@ -268,7 +269,7 @@ def _content(source: Source, file: StreamFile) -> str:
         dataset = getattr(source.rows, "_dataset", None)
         if dataset is not None:
             return str(dataset._fingerprint)
-        if source.path == BUILTIN:
+        if source.path in BUILTIN_ROWS:
             return repr((source.path, file.entry.split))
         return repr((source.path, file.count))
     size, date, _ = source.stamp

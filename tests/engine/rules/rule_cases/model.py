@@ -60,6 +60,9 @@ CASES: dict[str, list[Case]] = {
     "chat-template-is-there": [
         ({"model.chat_template": "gone.jinja"}, Facts(files={"gone.jinja": False}), "model.chat_template", "error")
     ],
+    "builtin-tiny-vl-has-its-own-tokenizer": [
+        ({"model.name": "builtin/tiny-vl", "model.tokenizer": "org/some"}, Facts(), "model.tokenizer", "error")
+    ],
     "builtin-names-are-known": [({"model.name": "builtin/huge"}, Facts(), "model.name", "error")],
     "vision-parts-need-a-model-that-sees": [
         ({"model.train_vision": "none"}, Facts(model=TINY_FACTS), "model.train_vision", "error")
