@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from engine.errors import Cancelled, WorkbenchError, redact, visible
-from engine.run.spawn import HUB_TOKENS, without_tokens
+from engine.run.spawn import ALL_TOKENS, without_tokens
 
 Progress = Callable[[dict[str, Any]], None]
 COMMAND = (sys.executable, "-P", "-m", "engine.inspector")
@@ -177,7 +177,7 @@ class Inspector:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**without_tokens(os.environ, HUB_TOKENS), **ENVIRONMENT, **self._environment},
+            env={**without_tokens(os.environ, ALL_TOKENS), **ENVIRONMENT, **self._environment},
             start_new_session=True,  # Ctrl-C in the terminal is for the face alone
         )
         self._process, self._log = process, log

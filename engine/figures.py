@@ -103,6 +103,10 @@ def size_of(used: float, total: float, between: str = " of ", places: int = 1) -
     return f"{used / scale:.1f}{between}{total / scale:.{places}f} {unit}"
 
 
+IN_BYTES = ("reading", "fetching")
+"""What is counted in bytes while rows are prepared; all else is in rows."""
+
+
 def progress(state: Mapping[str, Any]) -> str:
     """How far something is, counted in bytes or in things: 1,200 of 24,000; 2.0 GiB of 4.0 GiB; 12."""
     show = size if state.get("unit") in ("bytes", "B") else count

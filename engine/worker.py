@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.errors import Cancelled, Diverged, Redacting, WorkbenchError, redact, visible
+from engine.figures import IN_BYTES
 from engine.run import checkpoint, inside, proposals, stack
 from engine.run.async_writer import LateWriter
 from engine.run.control import STOPS, Controls
@@ -463,9 +464,9 @@ class _Speaker:
     def progress(self, what: str, done: int, total: int) -> None:
         self._listen_first()
         now = time.monotonic()
-        if now >= self._next or done == total:
+        if now >= self._next or 0 < total <= done:
             self._next = now + PROGRESS_SECONDS
-            self.write("progress", what=what, done=done, total=total, unit="rows")
+            self.write("progress", what=what, done=done, total=total, unit="bytes" if what in IN_BYTES else "rows")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ class DataSource(Section):
     """One source of rows: a file, a folder or a data set, and how to read it."""
 
     path: Annotated[str, Control("path"), Required()] = ""
-    """Where the rows are: a JSON, JSONL, CSV, Parquet or text file (also compressed), a folder, a hub data set, or
-    `builtin/dates`."""
+    """Where the rows are: a JSON, JSONL, CSV, Parquet or text file (also compressed), a folder, a hub data set, an address
+    such as `s3://bucket/rows.jsonl`, or `builtin/dates`."""
 
     format: Annotated[Format | None, Title("Format")] = None
     """What a row holds. Empty means that it is detected from the first rows, and the preview says what was seen."""
@@ -102,6 +102,10 @@ class Data(Section):
         ),
     ] = "assistant"
     """Which turns of a conversation are learned in SFT. The others are read but give no loss."""
+
+    trained_thinking: Annotated[bool, Title("Learn the thinking"), Advanced] = True
+    """Whether what the assistant thinks before an answer is learned too. Off, it is read, and what is learned of a turn
+    begins with its answer: for rows whose reasoning is another model's, or a model that shall keep its own."""
 
     packing: Annotated[bool, Advanced] = False
     """Put several short rows into one sequence, so that no computation is spent on padding."""

@@ -163,7 +163,7 @@ def counting_limits(config: RunConfig) -> tuple[str, ...]:
     length = (data.max_length, data.excess_length, data.truncation_side)
     packs = (data.packing, data.packing_cross_doc_attn_mask)
     images = (data.min_pixels, data.max_pixels)
-    rows = (data.trained_turns, *packs, data.on_bad_row, data.deduplicate)
+    rows = (data.trained_turns, data.trained_thinking, *packs, data.on_bad_row, data.deduplicate)
     decide = (template, dict(model.chat_template_kwargs), *length, *rows, *images)
     return tuple(map(str, decide))
 

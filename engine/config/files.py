@@ -259,6 +259,29 @@ def _absolute(spec: FieldSpec, value: Any, folder: Path) -> Any:
     return place_of(value, folder)
 
 
+REMOTE = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "oci": "ocifs",
+    "hf": "huggingface_hub",
+    "http": "aiohttp",
+    "https": "aiohttp",
+}
+"""How the address of rows that lie elsewhere begins, and the package that fetches them."""
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def scheme_of(path: str) -> str:
+    """How an address begins, in lower case: `s3` of `s3://bucket/rows.jsonl`; empty for a path or a name."""
+    found = _ADDRESS.match(path)
+    return found[1].lower() if found else ""
+
+
 def short_path(path: str) -> str:
     """A path by its last two parts when it is long; relative to the working directory when inside it."""
     if not os.path.isabs(path):

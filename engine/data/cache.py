@@ -120,7 +120,7 @@ def tokens_parts(plan: Plan, processing_class: Any) -> dict[str, Any]:
         "tokenizer": tokenizer_fingerprint(processing_class),
         "template": plan.template,
         "template_kwargs": dict(plan.template_kwargs),
-        "trained_turns": plan.trained_turns,
+        "trained_turns": plan.trained_turns if plan.trained_thinking else [plan.trained_turns, "answers"],
         "max_length": plan.max_length,
         "excess_length": [plan.excess_length, plan.truncation_side],
         "packing": [plan.packing, plan.separate],
@@ -183,7 +183,7 @@ def _source(source: Source, seed: int, progress: Callable[[str, int, int], None]
 
 
 def _content(source: Source, progress: Callable[[str, int, int], None]) -> str:
-    path = Path(source.path)
+    path = Path(source.file)
     dataset = getattr(source.rows, "_dataset", None)
     if dataset is not None:
         return str(dataset._fingerprint)

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -25,7 +25,8 @@ from filelock import FileLock, Timeout
 from engine.errors import WorkbenchError, redact, visible
 
 KEY = re.compile(r"[0-9a-f]{32}")
-_NOTE = "meta.json"
+NOTE = "meta.json"
+"""In each entry: what it is made of. Its date is when the entry was last used."""
 
 
 def cache_folder(given: str | None) -> Path:
@@ -38,7 +39,7 @@ class Held:
     """An entry in use: until this is let go, or its process ends in whatever way, nobody removes the entry."""
 
     def __init__(self, entry: Path) -> None:
-        handle = os.open(entry / _NOTE, os.O_RDONLY)
+        handle = os.open(entry / NOTE, os.O_RDONLY)
         self._end = weakref.finalize(self, os.close, handle)
         fcntl.flock(handle, fcntl.LOCK_SH)
         # The date of the note is when the entry was last used; one that is another person's keeps its date.
@@ -48,16 +49,16 @@ class Held:
 
 @dataclass(frozen=True)
 class Entry:
-    """Prepared rows, or the shards of a stream, on disk."""
+    """Prepared rows, the shards of a stream, or a copy of a source that lies elsewhere, on disk."""
 
     key: str
     folder: Path
-    stream: bool
+    kind: Literal["rows", "stream", "copy"]
     bytes: int
     used: float
     """When it was last used, in seconds since 1970."""
     rows: int | None
-    """Prepared rows, or packs; None for a stream."""
+    """Prepared rows, or packs; None for a stream or a copy."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What it is made of: `sources`, `split`, `method`, `tokenizer`, `template`, `max_length`, `packing`; empty for an
     entry that does not say."""
@@ -73,7 +74,7 @@ class Entry:
         named = ("sources", "split", "method", "tokenizer", "template", "max_length", "packing")
         return {
             "id": self.key,
-            "kind": "stream" if self.stream else "rows",
+            "kind": self.kind,
             "bytes": self.bytes,
             "rows": self.rows,
             "last_used": self.used,
@@ -120,7 +121,7 @@ def remove(entry: Entry) -> bool:
 def _alone(folder: Path) -> Iterator[bool]:
     """Whether nobody holds the entry; inside nobody takes hold of it either."""
     try:
-        handle = os.open(folder / _NOTE, os.O_RDONLY)
+        handle = os.open(folder / NOTE, os.O_RDONLY)
     except FileNotFoundError:
         yield True
         return
@@ -148,16 +149,16 @@ def _folders(folder: Path) -> list[Path]:
 def _entry(folder: Path) -> Entry | None:
     """An entry; None for a folder that is none, or is being removed."""
     try:
-        note = folder / _NOTE
+        note = folder / NOTE
         meta, used, size = json.loads(note.read_text("utf-8")), note.stat().st_mtime, _size(folder)
-        stream = meta.get("stream")
-        about = stream if isinstance(stream, dict) else meta.get("about")
+        kind: Literal["rows", "stream", "copy"] = "copy" if "copy" in meta else "stream" if "stream" in meta else "rows"
+        about = meta.get("about" if kind == "rows" else kind)
         counts = meta.get("counts") or {}
     except (OSError, ValueError, AttributeError):
         return None
-    rows = None if stream is not None else (counts.get("packs") or counts.get("kept"))
+    rows = (counts.get("packs") or counts.get("kept")) if kind == "rows" else None
     about = about if isinstance(about, dict) else {}
-    return Entry(folder.name, folder, stream is not None, size, used, rows, about)
+    return Entry(folder.name, folder, kind, size, used, rows, about)
 
 
 def _size(folder: Path) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,8 @@ Conversation = tuple[list[Message], Any, str]
 
 FLAGS = ("train", "trained", "weight", "loss_weight")
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
+THOUGHT = ("</think>", "[/THINK]", "</thinking>", "</thought>", "</reasoning>", "</seed:think>")
+"""How reasoning that stands in the content itself ends."""
 SENTINEL = "\ufdd2\ufdd3\ufdd2"  # noncharacters: absent from text, untouched by strip() and split()
 
 
@@ -76,7 +78,8 @@ class Chat:
     """A chat template bound to a processing class: renders conversations and says what is trained in them.
 
     The template itself runs in a child process (`engine.data.rendering`); all of one conversation is one question to it.
-    `way_out` is what a person can do about a template that needs too much time or memory.
+    Without `thinking` the trained part of a turn begins with its answer, behind all that is thought. `way_out` is what a
+    person can do about a template that needs too much time or memory.
     """
 
     def __init__(
@@ -86,11 +89,12 @@ class Chat:
         name: str = "the chat template",
         kwargs: Mapping[str, Any] | None = None,
         *,
+        thinking: bool = True,
         way_out: str = "It may loop; choose another with model.chat_template.",
     ) -> None:
         self.name, self.notes, self.way_out = name, set[str](), way_out
         given = dict(kwargs or {})
-        self._child = Child(lambda: Masking(processing_class, template, name, given, way_out))
+        self._child = Child(lambda: Masking(processing_class, template, name, given, way_out, thinking))
         self._ask("compile")
 
     def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
@@ -159,6 +163,8 @@ class Masking:
     name: str = "the chat template"
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     way_out: str = ""
+    thinking: bool = True
+    """Whether what the assistant thinks is trained too."""
 
     def __post_init__(self) -> None:
         self.tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
@@ -238,6 +244,10 @@ class Masking:
         for turn in turns:
             if turn.index in wanted:
                 self._check_rendered(turn, messages, tools, text)
+        if not self.thinking:
+            turns = tuple(
+                self._without_thinking(turn, messages, tools, text) if turn.index in wanted else turn for turn in turns
+            )
         spans = tuple(span for turn in turns if turn.index in wanted for span in turn.trained if span[0] < span[1])
         flaws = []
         if any(turn.trained and not self._ended(text, turn.trained[-1]) for turn in turns if turn.index in wanted):
@@ -345,6 +355,41 @@ class Masking:
                 raise MaskError(
                     f"{self.name} writes the answer of a tool inside the turn of the assistant (message {index + 1})"
                 )
+
+    def _without_thinking(self, turn: Turn, messages: Sequence[Message], tools: Any, text: str) -> Turn:
+        """The turn with what is trained from its answer on: its content, or its first call of a tool where it has none."""
+        index, message, body = turn.index, messages[turn.index], text[turn.start : turn.end]
+        if not _answers(message):
+            return replace(turn, trained=())
+        first = self._answer(body, index, messages, tools)
+        thought = str(message.get("reasoning_content") or "").strip()
+        if first is None or (thought and thought in body[first:] and thought not in body[:first]):
+            raise MaskError(
+                f"{self.name} does not write message {index + 1} with its reasoning before its answer, so where the "
+                "answer begins cannot be told",
+                "Set data.trained_thinking to true, or choose another template with model.chat_template.",
+            )
+        start = turn.start + first
+        return replace(turn, trained=tuple((max(begin, start), end) for begin, end in turn.trained if end > start))
+
+    def _answer(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> int | None:
+        """The first character of the turn that comes of its content; of its calls where that writes none."""
+        message = messages[index]
+        content = message.get("content")
+        if isinstance(content, str):
+            start = answer_start(content)
+            variants = [{**message, "content": content[:start] + SENTINEL + content[start:]}]
+        else:
+            variants = [{**message, "content": [{"type": "text", "text": SENTINEL}, *(content or ())]}]
+        if message.get("tool_calls"):
+            variants.append({key: value for key, value in message.items() if key != "tool_calls"})
+        for variant in variants:
+            other = self._body(index, [*messages[:index], variant, *messages[index + 1 :]], tools)
+            if other is not None and other != body:
+                first = _common(body, other)
+                inside = (each.start() for each in self._added.finditer(body) if each.start() < first < each.end())
+                return next(inside, first)
+        return None
 
     def _header(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> int:
         """Characters at the start of the turn that the generation prompt supplies."""
@@ -523,6 +568,19 @@ def _outside(length: int, turns: Sequence[Turn]) -> tuple[Span, ...]:
     """What is left of a text of this length without these turns, which lie in order."""
     borders = [0, *(border for turn in turns for border in (turn.start, turn.end)), length]
     return tuple((start, end) for start, end in zip(borders[::2], borders[1::2], strict=True) if start < end)
+
+
+def answer_start(content: str) -> int:
+    """Where the answer begins in a text that may hold the reasoning before it."""
+    end = max((content.rfind(mark) + len(mark) for mark in THOUGHT if mark in content), default=0)
+    return len(content) - len(content[end:].lstrip()) if end else 0
+
+
+def _answers(message: Message) -> bool:
+    """Whether the turn holds anything beside reasoning."""
+    content = message.get("content")
+    said = bool(content[answer_start(content) :].strip()) if isinstance(content, str) else bool(content)
+    return said or bool(message.get("tool_calls"))
 
 
 def _content(message: Message) -> bool:

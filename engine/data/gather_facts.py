@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config.facts import Facts, ModelFacts, SourceFacts, TokenizerFacts
-from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of
+from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of, scheme_of
 from engine.config.findings import Finding
 from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
@@ -213,7 +213,7 @@ def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) 
     """There or not, size, first rows, format. Never raises for bad data: a problem is part of the answer."""
     if entry.path == "builtin/dates":
         return _builtin(entry)
-    if entry.path.startswith("builtin/"):
+    if entry.path.startswith("builtin/") or scheme_of(entry.path):
         return SourceFacts(entry.path)
     written = place_of(entry.path, folder)
     place = Path(written)

@@ -15,11 +15,15 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.data.compressed import Unpacked
 from engine.data.lines import Lines
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
+
+if TYPE_CHECKING:
+    from engine.data.remote import Copy
 
 _BLOCK = 8 << 20
 CLIP = 64 * 1024
@@ -32,6 +36,8 @@ class Rows(ABC):
     path: str
     kind: str
     note: str = ""
+    copy: Copy | None = None
+    """What is read in place of a source that lies elsewhere; `path` is that source's address."""
 
     @property
     @abstractmethod

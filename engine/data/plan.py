@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.config.files import scheme_of
 from engine.config.kinds import LANGUAGE_FORMATS, NEEDS, example_row
 from engine.config.method import METHODS, learns_from_images
 from engine.config.tree import RunConfig
@@ -26,6 +27,8 @@ from engine.data.parts import Example, FormatError, columns_of
 from engine.data.rows import open_rows, refuse_special
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how much of it, and of how much; may raise `Cancelled`."""
 _AGAIN = "Start again once nothing writes to it."
 BUILTIN = "builtin/dates"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -44,11 +47,16 @@ class Source:
     stamp: tuple[int, int, int] | None = None
     """Size, date and number of its file when it was opened."""
 
+    @property
+    def file(self) -> str:
+        """What is read: the path itself, or the copy of what lies elsewhere."""
+        return str(self.rows.copy.file) if self.rows.copy is not None else self.path
+
     def refuse_changed(self) -> None:
         """Raises `DataError` where the file is no longer the one that was opened: its rows would be of two files."""
         if self.stamp is None:
             return
-        now, shown = stamp_of(self.path), visible(self.path)
+        now, shown = stamp_of(self.file), visible(self.path)
         if now is None:
             raise DataError("is gone: it was removed or renamed while its rows were read", _AGAIN, path=shown)
         if now != self.stamp:
@@ -68,6 +76,7 @@ class Plan:
     template_name: str
     template_kwargs: Mapping[str, Any]
     trained_turns: str
+    trained_thinking: bool
     max_length: int
     excess_length: str
     truncation_side: str
@@ -166,10 +175,16 @@ class Plan:
 
 
 def plan_of(
-    config: RunConfig, processing_class: Any, split: str, *, open_all: bool = True, tolerant: bool = False
+    config: RunConfig,
+    processing_class: Any,
+    split: str,
+    on_progress: Progress | None = None,
+    *,
+    open_all: bool = True,
+    tolerant: bool = False,
 ) -> Plan:
     """The plan of one split. Raises `DataError` when a source cannot be opened or its format told; `tolerant` opens one
-    in which some rows are bad whatever the config says about them."""
+    in which some rows are bad whatever the config says about them. `on_progress` hears of what is fetched."""
     data, method = config.data, config.method.kind
     template, name = template_of(config, processing_class)
     _check_kwargs(config.model.chat_template_kwargs, template, name)
@@ -183,6 +198,7 @@ def plan_of(
         template_name=name,
         template_kwargs=dict(config.model.chat_template_kwargs),
         trained_turns="all" if method == "pretrain" else data.trained_turns,
+        trained_thinking=data.trained_thinking,
         max_length=data.max_length,
         excess_length=data.excess_length,
         truncation_side=data.truncation_side,
@@ -199,7 +215,7 @@ def plan_of(
     if open_all:
         policy = "skip" if tolerant else data.on_bad_row
         of = "train" if held_out is not None else split
-        plan.sources = [open_source(entry, of, config.run.seed, policy) for entry in entries]
+        plan.sources = [open_source(entry, of, config.run.seed, policy, on_progress) for entry in entries]
         for source in plan.sources:
             check_fit(source, method)
     return plan
@@ -217,10 +233,16 @@ def _check_kwargs(kwargs: Mapping[str, Any], template: str | None, name: str) ->
             )
 
 
-def open_source(entry: Any, split: str = "train", seed: int = 0, on_bad_row: str = "error") -> Source:
+def open_source(
+    entry: Any,
+    split: str = "train",
+    seed: int = 0,
+    on_bad_row: str = "error",
+    on_progress: Progress | None = None,
+) -> Source:
     """Open one entry and tell its format. Raises `DataError` for one that cannot be used."""
     stamp = stamp_of(entry.path)
-    rows = source_rows(entry.path, entry.split, split, seed)
+    rows = source_rows(entry.path, entry.split, split, seed, on_progress)
     columns = columns_of(entry.columns, entry.properties, entry.roles)
     detection = detect(rows, columns, entry.format)
     refuse_problems(entry.path, detection, on_bad_row)
@@ -243,8 +265,14 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
     return (found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
-def source_rows(path: str, given_split: str | None = None, split: str = "train", seed: int = 0) -> Rows:
-    """Rows of a file, a saved data set, the built-in one, or a data set on the hub."""
+def source_rows(
+    path: str,
+    given_split: str | None = None,
+    split: str = "train",
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> Rows:
+    """Rows of a file, here or elsewhere, a saved data set, the built-in one, or a data set on the hub."""
     if path == BUILTIN:
         from engine.builtin import dates
 
@@ -252,6 +280,13 @@ def source_rows(path: str, given_split: str | None = None, split: str = "train",
         return ListRows(BUILTIN, dates.rows(wanted, seed=seed))
     if path.startswith("builtin/"):
         raise DataError(f"no such built-in data set; there is {BUILTIN}", path=visible(path))
+    if scheme_of(path):
+        from engine.data.remote import local_copy
+
+        copy = local_copy(path, on_progress)
+        rows = open_rows(copy.file)
+        rows.path, rows.copy = path, copy
+        return rows
     local = Path(path)
     if local.is_dir() and ((local / "state.json").exists() or (local / "dataset_dict.json").exists()):
         from engine.data.columnar import SavedRows

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from engine.data.image_references import stamp_image
 from engine.data.mapped import Rows
 from engine.data.packing import best_fit
 from engine.data.parts import Example
-from engine.data.plan import Plan, plan_of, use_template
+from engine.data.plan import Plan, Progress, plan_of, use_template
 from engine.data.prepared_rows import SHAPES, Shape, shape_of
 from engine.data.rendering import Sent
 from engine.data.streaming.files import looked_at_plan
@@ -43,8 +43,6 @@ NAMED = 8
 LANGUAGE = SHAPES["language"]
 
 Row = dict[str, Any]
-Progress = Callable[[str, int, int], None]
-"""Called with what is done, how much of it, and of how much; may raise `Cancelled`."""
 
 
 @dataclass
@@ -150,9 +148,9 @@ def prepare(
     With `count_all` a row that cannot be read is counted, and they are refused together at the end, as `Refused`.
     """
     use_template(config, processing_class)
-    plan = plan_of(config, processing_class, split, tolerant=count_all)
-    plan.count_all = count_all
     progress = on_progress or (lambda what, done, total: None)
+    plan = plan_of(config, processing_class, split, progress, tolerant=count_all)
+    plan.count_all = count_all
     if not plan.sources:
         raise DataError(f"data.{split} names no rows", "Add a source with its path.")
     hold_out(plan, progress)

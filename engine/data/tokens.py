@@ -23,6 +23,7 @@ from engine.data.chat import (
     Rendered,
     Span,
     Turn,
+    answer_start,
     flag_of,
     token_mask,
 )
@@ -69,7 +70,15 @@ class Tokens:
         processor = images_of(processing_class)
         self.images = ImageTokens(processor) if processor is not None else None
         self.chat = (
-            Chat(processing_class, plan.template, plan.template_name, plan.template_kwargs) if plan.template else None
+            Chat(
+                processing_class,
+                plan.template,
+                plan.template_name,
+                plan.template_kwargs,
+                thinking=plan.trained_thinking,
+            )
+            if plan.template
+            else None
         )
         self._flaws: list[str] = []
         self._ends = tuple(token for token in map(str, self.tokenizer.added_tokens_encoder) if token.strip())
@@ -104,9 +113,11 @@ class Tokens:
         if example.kind == "pair" and (isinstance(example.prompt, str) and self.chat is None):
             assert isinstance(example.chosen, str)
             prompt = self._with_tokens(example, example.prompt)
-            text = prompt + self._closed(self._with_tokens(example, example.chosen))
-            start = 0 if self.plan.trained_turns == "all" else len(prompt)
-            spans = [(start, len(text))] if start == 0 or example.chosen.strip() else []
+            answer = self._with_tokens(example, example.chosen)
+            text = prompt + self._closed(answer)
+            thought = 0 if self.plan.trained_thinking else answer_start(answer)
+            start = 0 if self.plan.trained_turns == "all" else len(prompt) + thought
+            spans = [(start, len(text))] if start == 0 or answer[thought:].strip() else []
             return Piece(text, spans, True)
         if rendered is None:
             rendered = self._chat().spans(*self._conversation(example))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import WorkbenchError
+from engine.figures import IN_BYTES
 from engine.inspector.answers import Answers
 
 Params = dict[str, Any]
@@ -82,9 +83,10 @@ def _child(job: Job, number: int, writing: int) -> None:
 
     def report(what: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - last[0] >= PROGRESS_EVERY or done >= total:
+        if now - last[0] >= PROGRESS_EVERY or 0 < total <= done:
             last[0] = now
-            answers.send(number, progress={"what": what, "done": done, "total": total, "unit": "rows"})
+            unit = "bytes" if what in IN_BYTES else "rows"
+            answers.send(number, progress={"what": what, "done": done, "total": total, "unit": unit})
 
     try:
         result = job.run(report)

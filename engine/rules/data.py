@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from operator import not_
 
 from engine.config.facts import DataFacts, Facts, SourceFacts
-from engine.config.files import DATA_SUFFIXES
+from engine.config.files import DATA_SUFFIXES, REMOTE, scheme_of
 from engine.config.findings import Finding, Fix, Severity, must, say
 from engine.config.method import METHODS
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
@@ -138,6 +138,27 @@ def sources_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
                 yield say(path, source.problem, severity="error")
             elif source.rows == 0:
                 yield must(path, "a source with at least one row", entry.path, "The file is empty.")
+
+
+@rule(reads=(fields.data.train, fields.data.eval))
+def sources_elsewhere_can_be_fetched(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec in (fields.data.train, fields.data.eval):
+        for index, entry in enumerate(spec.value(config)):
+            path, scheme = f"{spec.path}.{index}.path", scheme_of(entry.path)
+            if scheme == "file":
+                local = entry.path.partition("://")[2]
+                fix = Fix("take the path alone", {path: local}) if local.startswith("/") else None
+                yield must(
+                    path, "a path of this machine as it is", entry.path, "It needs no file:// before it.", fix=fix
+                )
+            elif scheme and scheme not in REMOTE:
+                known = ", ".join(f"{each}://" for each in REMOTE)
+                yield must(path, f"a path, a name on the hub or an address of {known}", entry.path, "Name one of them.")
+            elif scheme and facts.packages is not None and facts.packages.get(package := REMOTE[scheme], "") is None:
+                todo = f"Install it: pip install {package}."
+                yield must(
+                    path, f"rows that can be fetched, for which the package {package} is missing", entry.path, todo
+                )
 
 
 @rule(reads=(fields.data.train, fields.data.eval, fields.data.on_bad_row))

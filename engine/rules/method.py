@@ -177,6 +177,20 @@ def trained_turns_need_sft(config: RunConfig, facts: Facts) -> Iterator[Finding]
         yield must(path, rule_text, turns, "Remove it, or set method.kind to sft.", fix=Fix("remove it", unset=(path,)))
 
 
+@rule(reads=(fields.method.kind, fields.data.trained_turns, fields.data.trained_thinking))
+def trained_thinking_needs_answers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    path = fields.data.trained_thinking.path
+    if config.data.trained_thinking:
+        return
+    fix = Fix("learn the thinking too", unset=(path,))
+    if config.method.kind != "sft":
+        what = _LEARNS[METHODS[config.method.kind].rows]
+        rule_text = f"left out for {config.method.kind}, which learns from {what}"
+        yield must(path, rule_text, False, "Remove it, or set method.kind to sft.", fix=fix)
+    elif config.data.trained_turns == "all":
+        yield must(path, "true while all turns are learned", False, "Learn the assistant's turns alone.", fix=fix)
+
+
 @rule(
     reads=(
         fields.method.kind,

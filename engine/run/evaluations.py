@@ -15,7 +15,7 @@ from typing import Any
 from engine.errors import RunBusy, UsageError, WorkbenchError, visible
 from engine.run import checkpoint, devices, inside, launch
 from engine.run.index import open_view
-from engine.run.spawn import HUB_TOKENS, for_rewards
+from engine.run.spawn import ALL_TOKENS, for_rewards
 from engine.run.store import RunFolder
 from engine.run.task import Task
 
@@ -45,7 +45,7 @@ class Evaluation(Task):
         """`base` measures the model as training began with it, too; `data` is a file in the place of the run's own
         held-out rows; `device` is `auto` or `cpu`."""
         asked = {"run": str(run.path), "step": step, "base": base, "data": str(data) if data else None}
-        super().__init__(asked, command, _placed(run, device), (*HUB_TOKENS, *for_rewards(os.environ)))
+        super().__init__(asked, command, _placed(run, device), (*ALL_TOKENS, *for_rewards(os.environ)))
 
 
 def _placed(run: RunFolder, device: str) -> dict[str, str]:

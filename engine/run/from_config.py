@@ -13,7 +13,7 @@ from typing import Any
 
 from engine import model_files
 from engine.config.facts import Facts
-from engine.config.files import dump
+from engine.config.files import REMOTE, dump, scheme_of
 from engine.config.reward_specs import reward_specs
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError
@@ -23,7 +23,7 @@ from engine.planning.auto import choices, resolved
 from engine.planning.memory_model import device_bytes
 from engine.run import store
 from engine.run.launch import launch
-from engine.run.spawn import HUB_TOKENS, WANDB_KEY
+from engine.run.spawn import HUB_TOKENS, STORE_KEYS, WANDB_KEY
 from engine.run.store import RunFolder
 
 
@@ -33,17 +33,19 @@ def runs_dir_of(config: RunConfig, given: frozenset[str], explicit: str | os.Pat
 
 
 def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
-    """The names of variables with secrets that a worker needs: the hub's tokens while something must be fetched from there,
-    a tracker's key where it is asked for."""
+    """The names of variables with secrets that a worker needs: the tokens of the hub and of object stores while something
+    must be fetched from there, a tracker's key where it is asked for."""
     specs = reward_specs(getattr(config.method, "reward_funcs", ()))
     names = [config.model.name, config.model.tokenizer, *(each.argument for each in specs if each.kind == "model")]
     known = facts.sources or {}
     data = [entry.path for entry in (*config.data.train, *config.data.eval)]
     from_hub = any(not _is_here(name, config.model.revision) for name in names if name) or any(
-        not is_local(path) and (path not in known or known[path].exists is None) for path in data
+        not is_local(path) and not scheme_of(path) and (path not in known or known[path].exists is None)
+        for path in data
     )
     trackers = [WANDB_KEY] if "wandb" in config.run.report_to else []
-    return [*(HUB_TOKENS if from_hub else ()), *trackers]
+    stores = [name for path in data for name in STORE_KEYS.get(REMOTE.get(scheme_of(path), ""), ())]
+    return list(dict.fromkeys([*(HUB_TOKENS if from_hub else ()), *stores, *trackers]))
 
 
 def _is_here(name: str, revision: str | None) -> bool:

@@ -21,6 +21,35 @@ from engine.run.store import RunFolder
 
 TOKEN = "WORKBENCH_RUN_TOKEN"
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+_AWS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+)
+_AZURE = (
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+)
+STORE_KEYS = {
+    "s3fs": _AWS,
+    "gcsfs": ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_AUTH_CREDENTIAL_FILE_OVERRIDE"),
+    "adlfs": _AZURE,
+    "ocifs": (),
+    "huggingface_hub": HUB_TOKENS,
+    "aiohttp": (),
+}
+"""The variables in which the package of an object store looks for keys, by that package."""
+ALL_TOKENS = tuple(dict.fromkeys((*HUB_TOKENS, *(name for names in STORE_KEYS.values() for name in names))))
 WANDB_KEY = "WANDB_API_KEY"
 NO_HUB_TOKEN = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
 """The hub's client then takes no token from the file that a login leaves either."""
@@ -84,15 +113,15 @@ def environment(
 def without_tokens(base: Mapping[str, str], keep: Collection[str] = ()) -> dict[str, str]:
     """The environment without variables that hold secrets, by their name or their value, but for those to keep.
 
-    Credentials of a proxy stay where the hub is asked, which is reached through it.
+    Credentials of a proxy stay where the hub or a store is asked, which is reached through it.
     """
-    hub = any(name in HUB_TOKENS for name in keep)
+    hub, fetches = (any(name in keep for name in names) for names in (HUB_TOKENS, ALL_TOKENS))
     values = {
         name: value
         for name, value in base.items()
         if name in keep
         or name == FOR_REWARDS
-        or (hub and name.lower().endswith("_proxy"))
+        or (fetches and name.lower().endswith("_proxy"))
         or not (_SECRET_NAME.search(name) or without_secrets(value) != value)
     }
     return values if hub else {**values, NO_HUB_TOKEN: "1"}
@@ -104,8 +133,9 @@ def for_rewards(base: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def forget_tokens() -> None:
-    """Takes the hub's tokens out of this process's environment, once all that comes from the hub is here."""
-    for name in HUB_TOKENS:
+    """Takes the tokens of the hub and of object stores out of this process's environment, once all that comes from there is
+    here."""
+    for name in ALL_TOKENS:
         os.environ.pop(name, None)
     os.environ[NO_HUB_TOKEN] = "1"
 

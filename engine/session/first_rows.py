@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config.files import place_of
+from engine.config.files import place_of, scheme_of
 from engine.errors import WorkbenchError, visible
 
 SHOWN_ROWS = 3
@@ -42,6 +42,10 @@ def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
     path = place_of(str(source.get("path") or ""), base)
     if path == "builtin/dates":
         return _look_at_dates(source, seed)
+    if scheme_of(path):
+        return Look(
+            path, problems=("not on this machine; it is fetched when its rows are shown or counted",), later=True
+        )
     local = Path(path)
     if not local.exists():
         remote = not path.startswith(("/", ".", "~")) and path.count("/") == 1

@@ -186,10 +186,13 @@ def _show(found: Sequence[Entry]) -> None:
     """A line for each entry, and below it what it is made of."""
     for entry in found:
         about = entry.about
-        held = "stream" if entry.stream else f"{entry.rows or 0:,} {'packs' if about.get('packing') else 'rows'}"
+        rows = f"{entry.rows or 0:,} {'packs' if about.get('packing') else 'rows'}"
+        held = {"rows": rows, "stream": "stream", "copy": "copy of a source"}[entry.kind]
         used = "in use" if entry.in_use else f"used {brief(max(time.time() - entry.used, 0.0))} ago"
         echo(f"{entry.key[:_SHOWN]}  {size(entry.bytes):>9}  {held}, {used}")
-        if about:
+        if entry.kind == "copy":
+            echo(f"  {', '.join(map(str, about.get('sources') or ()))}")
+        elif about:
             template = about.get("template") or "no chat template"
             echo(f"  {', '.join(map(str, about.get('sources') or ())) or 'no sources'}")
             split = "held out" if about.get("split") == "eval" else str(about.get("method"))

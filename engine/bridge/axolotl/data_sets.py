@@ -45,7 +45,7 @@ def _entry(setting: str, number: int, entry: Mapping[str, Any], file: File) -> l
     at, method = f"{setting}.{number}", values.method_of(file)
     path, files = str(entry.get("path") or ""), entry.get("data_files")
     generic = path in READERS and isinstance(files, (str, list))
-    parts: list[Part] = []
+    parts: list[Part] = [] if entry else [(str(number), entry, unsupported("It names no rows."))]
     for key, value in entry.items():
         answer: Answer | list[Part]
         if value is None:

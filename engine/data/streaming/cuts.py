@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config.files import COMPRESSIONS
+from engine.config.files import COMPRESSIONS, scheme_of
 from engine.data.compressed import CHUNK, read_unpacked, unpacking
 from engine.data.mapped import FileRows, Rows
 from engine.data.parsing import Row, decode, parse_object
@@ -191,7 +191,7 @@ class PackedLines(Rows):
     kind = "jsonl"
 
     def __init__(self, path: str, suffix: str, *, text: bool) -> None:
-        self.path, self._suffix, self._text = path, suffix, text
+        self.path, self._file, self._suffix, self._text = path, Path(path), suffix, text
         self._held: dict[int, tuple[int, bytes]] = {}
 
     @property
@@ -206,12 +206,12 @@ class PackedLines(Rows):
         """Number, line and bytes of each row. Raises `DataError` where the stream is broken."""
         number, line, rest = 0, 0, b""
         try:
-            packed = Path(self.path).open("rb")  # noqa: SIM115 - closed below
+            packed = self._file.open("rb")
         except OSError as problem:
             raise DataError(f"cannot be read: {problem.strerror or problem}", path=visible(self.path)) from None
         with packed, unpacking(packed, self._suffix) as stream:
             while True:
-                chunk = read_unpacked(stream, CHUNK, Path(self.path))
+                chunk = read_unpacked(stream, CHUNK, self._file)
                 *lines, rest = (rest + chunk).split(b"\n") if chunk else [rest, b""]
                 for raw in lines:
                     line += 1
@@ -296,6 +296,8 @@ def row_at(sources: Sequence[str], number: int) -> Row | None:
 
     Raises `DataError` for a source or a row that cannot be read.
     """
+    if any(map(scheme_of, sources)):
+        return None
     files = [path for source in sources for path in paths_of(source)]
     file, place = divmod(number - PLACE, FILE)
     if not 0 <= file < len(files):

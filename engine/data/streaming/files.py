@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.config.files import COMPRESSIONS
+from engine.config.files import COMPRESSIONS, scheme_of
 from engine.config.tree import RunConfig
 from engine.data.cache import tokens_parts
 from engine.data.detect import detect
@@ -22,6 +22,7 @@ from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.data.parts import columns_of
 from engine.data.plan import BUILTIN, Plan, Source, check_fit, plan_of, refuse_problems, source_rows, stamp_of
+from engine.data.remote import Copy, local_copy
 from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_file, cut_rows, paths_of
 from engine.data.streaming.order import Lane
 from engine.errors import DataError, visible
@@ -45,6 +46,8 @@ class StreamFile:
     size: int = 0
     rows: int | None = None
     """Its rows, where their number is known at once."""
+    copy: Copy | None = None
+    """What is read in place of a file that lies elsewhere."""
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Files:
             while len(self._open) >= OPEN:
                 self._open.popitem(last=False)[1].rows.close()
             file = self.files[number]
-            self._open[number] = _cut(file.path, file.entry, self.split, self.seed)
+            self._open[number] = _cut(file.path, file.entry, self.split, self.seed, file.copy)
         self._open.move_to_end(number)
         return self._open[number]
 
@@ -126,6 +129,7 @@ class First(Rows):
 
     def __init__(self, cut: Cut, most: int = 1) -> None:
         self.path, self.kind, self.note, self._rows = cut.rows.path, cut.rows.kind, cut.rows.note, cut.rows
+        self.copy = cut.rows.copy
         count = 1 if cut.count is None else min(most, cut.count)
         spread = [0] if cut.count is None else [place * cut.count // count for place in range(count)]
         self._places = cut.some_places(spread)
@@ -186,12 +190,14 @@ def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = 
             )
         for path in paths:
             stamp = stamp_of(path)
-            cut = _cut(path, entry, files.split, files.seed)
+            copy = local_copy(path) if scheme_of(path) else None
+            cut = _cut(path, entry, files.split, files.seed, copy)
             if detection is None:
                 rows = First(cut)
                 detection = detect(rows, columns_of(entry.columns, entry.properties, entry.roles), entry.format)
                 refuse_problems(path, detection, policy)
-            files.files.append(StreamFile(path, entry, cut.count, cut.units, _guessed_size(path), cut.known_rows))
+            size = _guessed_size(str(copy.file) if copy else path)
+            files.files.append(StreamFile(path, entry, cut.count, cut.units, size, cut.known_rows, copy))
             plan.sources.append(Source(path, cut.rows, detection, split=entry.split, stamp=stamp))
             cut.rows.close()
         check_fit(plan.sources[-1], plan.method)
@@ -213,7 +219,8 @@ def looked_at_plan(config: RunConfig, processing_class: Any, *, tolerant: bool =
         count = min(LOOKED, len(members))
         for number in (members[place * len(members) // count] for place in range(count)):
             source = plan.sources[number]
-            source.rows = First(_cut(source.path, files.files[number].entry, "train", files.seed), LOOKED)
+            file = files.files[number]
+            source.rows = First(_cut(file.path, file.entry, "train", files.seed, file.copy), LOOKED)
             source.weight = 1.0
             chosen.append(source)
     plan.sources, plan.bases = chosen, ()
@@ -236,7 +243,11 @@ def stream_parts(plan: Plan, files: Files, processing_class: Any) -> dict[str, A
     return {**tokens_parts(plan, processing_class), "stream": BYTES, "sources": content}
 
 
-def _cut(path: str, entry: Any, split: str, seed: int) -> Cut:
+def _cut(path: str, entry: Any, split: str, seed: int, copy: Copy | None = None) -> Cut:
+    if copy is not None:
+        cut = cut_file(str(copy.file), entry.rows)
+        cut.rows.path, cut.rows.copy = path, copy
+        return cut
     if Path(path).is_file():
         return cut_file(path, entry.rows)
     return cut_rows(source_rows(path, entry.split, split, seed), entry.rows)
@@ -251,6 +262,8 @@ def _guessed_size(path: str) -> int:
 
 def _content(source: Source, file: StreamFile) -> str:
     """What tells a file from another version of it, at once whatever its size."""
+    if file.copy is not None:
+        return file.copy.version
     if source.stamp is None:
         dataset = getattr(source.rows, "_dataset", None)
         if dataset is not None:

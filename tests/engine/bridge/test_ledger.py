@@ -104,6 +104,11 @@ def of_file(ledger: Ledger) -> list[str]:
     return [row.key for row in ledger.rows if row.origin == "file"]
 
 
+def test_a_source_that_says_nothing_is_told() -> None:
+    ledger = take_over(parse("datasets: [{}, {path: rows.jsonl}]\n"), TOOLS["axolotl"])
+    assert of_file(ledger) == ["datasets.0", "datasets.1.path"]
+
+
 def at(mapping: Any, path: str) -> Any:
     for part in path.split("."):
         mapping = mapping[int(part)] if isinstance(mapping, list) else mapping.get(part)

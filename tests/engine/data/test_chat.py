@@ -148,6 +148,50 @@ def test_reasoning_is_trained_where_the_template_writes_it(templates: Any, name:
     assert [rendered.text[a:b] for a, b in rendered.spans] == trained
 
 
+@pytest.mark.parametrize(
+    "name", ["minimind", "qwen3", "phi-3", "gptoss", "glm4moe", "qwen3_5_think", "nemotron_3_nano"]
+)
+def test_without_thinking_the_answer_alone_is_trained(templates: Any, name: str) -> None:
+    tokenizer, template = (
+        templates[name] if name in templates else (templates["qwen3"][0], dict(_pairs())[f"{name}.jinja"])
+    )
+    chat = Chat(tokenizer, template, thinking=False)
+    key = {"gptoss": "thinking"}.get(name, "reasoning_content")
+    thinks = [{"content": "<think>\ntwo\n</think>\n\nB"}] if name in ("minimind", "qwen3", "phi-3") else []
+    thinks += [{"content": "B", key: "two"}] if name != "phi-3" else []
+    for said in (*thinks, {"content": "B"}):
+        messages = [{"role": "user", "content": "r"}, {"role": "assistant", **said}]
+        rendered = chat.spans(messages)
+        (learned,) = [rendered.text[a:b] for a, b in rendered.spans]
+        assert re.fullmatch(r"B(<[^<>]*>)?", learned)
+        assert ("two" in rendered.text) == (len(said) > 1 or "two" in said["content"])
+        ((start, end),) = Chat(tokenizer, template).spans(messages).spans
+        assert (rendered.spans[0][0] >= start, rendered.spans[0][1]) == (True, end)
+    nothing = [{"role": "user", "content": "r"}, {"role": "assistant", "content": "", "reasoning_content": "two"}]
+    assert chat.spans(nothing).spans == ()
+
+
+def test_without_thinking_a_call_is_trained_whole(templates: Any) -> None:
+    tokenizer, template = templates["qwen3"]
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "reasoning_content": "I call.", "tool_calls": [CALL]},
+    ]
+    rendered = Chat(tokenizer, template, thinking=False).spans(messages, TOOLS)
+    assert "I call." in rendered.text
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [CALLED]
+
+
+def test_reasoning_behind_the_answer_is_refused(templates: Any) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.reasoning_content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    messages = [
+        {"role": "user", "content": "r"},
+        {"role": "assistant", "content": "B", "reasoning_content": "two"},
+    ]
+    with pytest.raises(MaskError, match="with its reasoning before its answer"):
+        Chat(templates["qwen3"][0], template, thinking=False).spans(messages)
+
+
 TURNS: list[Message] = [
     {"role": "user", "content": "q"},
     {"role": "assistant", "content": "A", "train": True},

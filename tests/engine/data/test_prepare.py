@@ -213,6 +213,23 @@ def test_rows_with_nothing_to_learn_are_never_trained(write: Write, make_config:
         prepare(make_config(write([nothing], "none.jsonl")), minimind)
 
 
+def test_without_thinking_answers_alone_are_learned(
+    write: Write, make_config: Config, minimind: Any, gpt2: Any
+) -> None:
+    thought = {"role": "assistant", "content": "yes", "reasoning_content": "Let me see."}
+    rows = write([{"messages": [{"role": "user", "content": "so?"}, thought]}])
+    texts = write([{"prompt": "so?", "completion": " <think>Let me see.</think> yes"}], "pairs.jsonl")
+    for path, tokenizer in ((rows, minimind), (texts, gpt2)):
+        learned = []
+        for thinking in (True, False):
+            (row,) = prepare(make_config(path, trained_thinking=thinking), tokenizer).dataset
+            assert "Let me see." in tokenizer.decode(row["input_ids"])
+            learned.append(tokenizer.decode([each for each in row["labels"] if each >= 0]))
+        assert "Let me see." in learned[0]
+        assert learned[0].endswith(learned[1])
+        assert learned[1].strip() == f"yes{tokenizer.eos_token}"
+
+
 def test_a_bad_row_stops_or_is_skipped_as_asked(write: Write, make_config: Config, minimind: Any) -> None:
     rows = [_chat("one?", "first")] * 300 + [{"messages": 7}] + [_chat("two?", "second")]
     path = write(rows)

@@ -59,6 +59,14 @@ def test_the_hubs_token_is_needed_while_something_is_not_here() -> None:
     assert secrets_of(read(rows).config, local) == []
 
 
+def test_the_keys_of_a_store_are_there_while_rows_come_from_it() -> None:
+    rows = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "s3://bucket/rows.jsonl"}]}}
+    names = secrets_of(read(rows).config, Facts())
+    assert secret(environment(BASE, Choice((), 1), "run", names)) == {"AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY"}
+    rows["data"] = {"train": [{"path": "gs://bucket/rows.jsonl"}]}
+    assert "AWS_SECRET_ACCESS_KEY" not in secrets_of(read(rows).config, Facts())
+
+
 def test_a_workers_log_holds_no_secret_even_where_it_dies_before_it_can_say_anything(tmp_path: Path) -> None:
     token = "hf_" + "a" * 34
     argv = [sys.executable, "-P", "-m", "engine.worker", str(tmp_path / token / "run")]

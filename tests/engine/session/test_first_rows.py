@@ -44,6 +44,9 @@ def test_a_bad_file_is_a_problem_in_words_and_no_exception(name: str, content: b
 
 def test_a_missing_file_is_named_and_a_hub_name_is_left_to_launch() -> None:
     assert "no such file" in look_at({"path": "./gone.jsonl"}, Path.cwd()).problems[0]
+    elsewhere = look_at({"path": "s3://bucket/rows.jsonl"}, Path.cwd())
+    assert elsewhere.later
+    assert "fetched when its rows are shown or counted" in elsewhere.problems[0]
     assert look_at({"path": "someone/something"}, Path.cwd()).later
 
 

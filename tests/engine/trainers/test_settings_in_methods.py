@@ -275,6 +275,7 @@ ELSEWHERE = {
     "data.streaming_disk": "tests/engine/data/test_streaming.py::test_the_disk_that_shards_take_is_bounded",
     "data.ignore_data_skip": f"{T}/test_streaming.py::test_a_resume_may_begin_its_epoch_anew",
     "model.train_vision": "tests/engine/models/test_vision_parts.py::test_the_parts_that_are_named_learn_and_no_other",
+    "data.trained_thinking": "tests/engine/data/test_prepare.py::test_without_thinking_answers_alone_are_learned",
     "data.deduplicate": "tests/engine/data/test_duplicates.py::test_equal_rows_are_left_out_counted_and_shown",
     "data.image_base_dir": "tests/engine/data/test_vision.py::test_paths_stay_below_the_folder_that_the_config_names",
     "data.min_pixels": "tests/engine/data/test_vision.py::test_pixel_limits_decide_the_tokens_of_an_image",

@@ -22,6 +22,11 @@ CASES: dict[str, list[Case]] = {
         ({}, source(problem="line 3: must be JSON."), "data.train.0.path", "error"),
         ({}, source(rows=0), "data.train.0.path", "error"),
     ],
+    "sources-elsewhere-can-be-fetched": [
+        ({"data.train.0.path": "file:///rows.jsonl"}, Facts(), "data.train.0.path", "error"),
+        ({"data.train.0.path": "what://rows.jsonl"}, Facts(), "data.train.0.path", "error"),
+        ({"data.train.0.path": "s3://b/rows.jsonl"}, Facts(packages={"s3fs": None}), "data.train.0.path", "error"),
+    ],
     "builtin-data-are-known": [({"data.train.0.path": "builtin/times"}, Facts(), "data.train.0.path", "error")],
     "held-out-rows-are-not-trained-on": [
         ({"data.eval": [{"path": "rows.jsonl"}]}, Facts(), "data.eval.0.path", "warning")

@@ -64,6 +64,15 @@ CASES: dict[str, list[Case]] = {
         ({**DPO, "data.trained_turns": "last"}, Facts(), "data.trained_turns", "error"),
         ({"method.kind": "pretrain", "data.trained_turns": "all"}, Facts(), "data.trained_turns", "error"),
     ],
+    "trained-thinking-needs-answers": [
+        ({**DPO, "data.trained_thinking": False}, Facts(), "data.trained_thinking", "error"),
+        (
+            {"data.trained_turns": "all", "data.trained_thinking": False},
+            Facts(),
+            "data.trained_thinking",
+            "error",
+        ),
+    ],
     "chat-template-needs-messages": [
         ({"method.kind": "pretrain", "model.chat_template": "chatml"}, Facts(), "model.chat_template", "error"),
         (
