@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
+import importlib.metadata
 import os
 import re
 import shutil
@@ -103,9 +105,26 @@ def _turn(file: str, files: dict[str, int]) -> tuple[int, int, str]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported stays: no collection of garbage looks through it again and again."""
+    _keep_imports()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if len(sys.modules) > _KEPT["modules"] + 50:
+        _keep_imports()
+
+
+def _keep_imports() -> None:
+    """What was imported stays: no collection of garbage looks through it again and again. A run in this process ends with
+    one, which takes longer than its steps where torch and its friends came after the last time."""
     gc.collect()
     gc.freeze()
+    _KEPT["modules"] = len(sys.modules)
+
+
+_KEPT = {"modules": 0}
+# So does what is installed: libraries ask for versions a dozen times a run, and each time a file of metadata is read.
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 
 def pytest_configure(config: pytest.Config) -> None:

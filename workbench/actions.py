@@ -85,8 +85,8 @@ ACTIONS: tuple[Action, ...] = (
     # Build
     Action("edit", "", "edit", "Edit the setting in focus", ("build",), "enter", line="enter edit", quiet=True),
     Action("to_form", "escape", "form", "", ("build",), quiet=True),
-    Action("previous_step", "left_square_bracket,H", "previous step", "Go to the previous step", ("build",), "["),
-    Action("next_step", "right_square_bracket,L", "next step", "Go to the next step", ("build",), "]", line="[ ] step"),
+    Action("turn(-1)", "left_square_bracket,H", "previous step", "Go to the previous step", ("build",), "["),
+    Action("turn(1)", "right_square_bracket,L", "next step", "Go to the next step", ("build",), "]", line="[ ] step"),
     Action("preview", "p", "preview", "See the tokens that will be trained", ("build",), line="p preview"),
     Action("fix", "f", "fix", "Apply the proposed fix of the finding in view", ("build",), line="f fix"),
     Action("undo", "u,ctrl+u", "undo", "Take back the last change", ("build",), "u", line="u undo"),

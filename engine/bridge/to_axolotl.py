@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.bridge.axolotl import NO_WARMUP, PAIRS
+from engine.bridge.axolotl.values import NO_WARMUP, PAIRS
 from engine.bridge.giving import (
     Giving,
     Meaning,

@@ -18,15 +18,16 @@ from engine.config.reward_specs import reward_specs
 from engine.config.tree import RunConfig
 from engine.facts.model_shape import model_facts
 
-NEVER = ("scipy", "sklearn", "comet_ml", "weave", "deepspeed", "vllm")
+NEVER = ("comet_ml", "weave", "deepspeed", "vllm")
 """Packages of which no run here asks anything."""
+OF_TRACKERS = {"wandb": ("wandb",), "mlflow": ("scipy", "sklearn"), "trackio": ("scipy", "sklearn")}
+"""Packages that a tracker may import, and nothing else here."""
 
 
 def unused(config: RunConfig) -> tuple[str, ...]:
     """The packages, installed or not, that a run of this config has no use for."""
-    names = [*NEVER]
-    if "wandb" not in config.run.report_to:
-        names.append("wandb")
+    asked = {name for tracker, names in OF_TRACKERS.items() if tracker in config.run.report_to for name in names}
+    names = [*NEVER, *({name for names in OF_TRACKERS.values() for name in names} - asked)]
     if _plain_numbers(config):
         if config.model.quantization in ("none", "fp8") and KINDS[config.optim.optim].package != "bitsandbytes":
             names.append("bitsandbytes")

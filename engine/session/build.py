@@ -66,6 +66,7 @@ class BuildSession:
         self._before: RunConfig | None = None
         self._kept: tuple[int, tuple[Estimate, Estimate | None]] | None = None
         self._typing: tuple[str, int] | None = None
+        self._tried: tuple[tuple[str, str, int], tuple[Finding, ...]] | None = None
 
     # Changing the draft
 
@@ -80,6 +81,19 @@ class BuildSession:
         if draft.edits != edits:
             self._before, self._kept = before, None
         self._typing = (typing, draft.edits) if typing and draft.edits != edits else None
+
+    def undo(self) -> bool:
+        """Take back the last change; False where there is none."""
+        return self._stepped(self.draft.undo)
+
+    def redo(self) -> bool:
+        """Do again what was taken back last; False where nothing was."""
+        return self._stepped(self.draft.redo)
+
+    def _stepped(self, step: Callable[[], object]) -> bool:
+        edits = self.draft.edits
+        self.edit(step)
+        return self.draft.edits != edits
 
     @property
     def is_own(self) -> bool:
@@ -107,6 +121,9 @@ class BuildSession:
     def typed(self, path: str, text: str) -> tuple[Finding, ...]:
         """What would be found if this text were kept as the value of a setting; the draft stays as it is."""
         draft, spec = self.draft, fields.of(self.draft.config, path)
+        asked = (path, text, draft.version)
+        if self._tried is not None and self._tried[0] == asked:
+            return self._tried[1]
         if not text.strip():
             without = Draft(draft.text())
             without.unset(path)
@@ -115,7 +132,8 @@ class BuildSession:
             mapping = copy.deepcopy(draft.mapping)
             meant = meaning(spec, text) if spec is not None else text
             put(mapping, path, text if isinstance(meant, Unmeant) else meant)
-        return read(mapping, draft.facts).findings
+        self._tried = (asked, read(mapping, draft.facts).findings)
+        return self._tried[1]
 
     # What follows from it
 

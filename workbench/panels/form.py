@@ -266,11 +266,7 @@ class FormPane(Widget):
     """The form and the editor above it."""
 
     class Typed(Message):
-        """A key changed the text of the row in edit."""
-
-        def __init__(self, key: str, text: str) -> None:
-            super().__init__()
-            self.key, self.text = key, text
+        """A key changed the text of the row in edit: `typed` has it."""
 
     class Ended(Message):
         """Editing ended: with a value (wrapped, because None is a value too), or with nothing to keep the old one."""
@@ -289,6 +285,8 @@ class FormPane(Widget):
     def __init__(self) -> None:
         super().__init__()
         self.form = Form(id="form")
+        self.typed: tuple[str, str] | None = None
+        """The key of the row in edit and the text that was typed there; nothing before the first key."""
         self._editor: Input | OptionList | None = None
         self._key = ""
         self._values: list[Any] = []
@@ -348,7 +346,7 @@ class FormPane(Widget):
     def close(self) -> None:
         """Take the editor away and give the keys back to the form."""
         if self._editor is not None:
-            editor, self._editor = self._editor, None
+            editor, self._editor, self.typed = self._editor, None, None
             self.form.editing = False
             self.form.focus()
             editor.remove()
@@ -357,7 +355,8 @@ class FormPane(Widget):
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
         if self._editor is event.input:
-            self.post_message(self.Typed(self._key, event.value))
+            self.typed = (self._key, event.value)
+            self.post_message(self.Typed())
 
     @on(Input.Submitted, "#editor")
     def _submitted(self, event: Input.Submitted) -> None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from textual.screen import Screen
 from textual.timer import Timer
 
-from engine.errors import WorkbenchError
+from engine.errors import WorkbenchError, redact, visible
 from engine.session.build import BuildSession
 from workbench.messages import FactsArrived
 from workbench.screens.leave import alive
 
 if TYPE_CHECKING:
     from engine.run.store import RunFolder
-    from workbench.screens.editing import EditingScreen
+    from workbench.app import WorkbenchApp
+    from workbench.unsaved import Kept
 
 RUNS_EVERY = 5.0
 KEEP_AFTER = 0.7  # seconds after an edit until what is unsaved is written
@@ -26,15 +28,24 @@ KEEP_AFTER = 0.7  # seconds after an edit until what is unsaved is written
 class Background:
     """Finds out for one build screen."""
 
-    def __init__(self, screen: EditingScreen) -> None:
-        self._screen = screen
-        app = screen.app
+    def __init__(self, screen: Screen[None], app: WorkbenchApp, look: Callable[[], None]) -> None:
+        """`look` is called when it is time to look again."""
+        self._screen, self._app, self._look_again = screen, app, look
         self.session = BuildSession(
             app.draft,
             lambda do, **params: app.inspector.ask(do, **params),
             runs=app.explicit_runs_dir,
             wake=lambda: screen.post_message(FactsArrived("facts", None)),
         )
+        self.activity = "idle"
+        """How many runs go on, in words."""
+        self.logout = ""
+        """What a logout does to runs, where it does something."""
+        self.left: list[Kept] = []
+        """Configs that earlier windows left unsaved."""
+        self.starting = False
+        self.problem = ""
+        """Why the run could not be started."""
         self._timer: Timer | None = None
         self._keeping: Timer | None = None
         self._started = False
@@ -43,24 +54,24 @@ class Background:
         """Begin, once the first frame is painted."""
         self._started = True
         self._thread("logout", _logout)
-        path = self._screen.draft.path
-        self._thread("left", lambda: self._screen.app.unsaved.left(path))
+        path = self._app.draft.path
+        self._thread("left", lambda: self._app.unsaved.left(path))
         self._count_runs()
         self._screen.set_interval(RUNS_EVERY, self._count_runs)
-        self._screen.look()
+        self._look_again()
 
-    def look(self) -> None:
+    def look(self, step: str) -> None:
         """Take in what was found, and look again at whatever has changed; many edits in a row are one look."""
         if not self._started:
             return
         if self._timer is not None:
             self._timer.stop()
-        self.session.warm_up(self._screen.step)
-        rest = self.session.facts.refresh(ask=self._screen.step != "goal")
-        self._timer = self._screen.set_timer(rest, self._screen.look) if rest > 0 else None
+        self.session.warm_up(step)
+        rest = self.session.facts.refresh(ask=step != "goal")
+        self._timer = self._screen.set_timer(rest, self._look_again) if rest > 0 else None
 
     def _count_runs(self) -> None:
-        root = self._screen.app.runs_dir
+        root = self._app.runs_dir
 
         def count() -> str:
             number = sum(1 for _ in alive(root))
@@ -81,6 +92,15 @@ class Background:
 
         screen.run_worker(work, thread=True, group=what, exit_on_error=True)
 
+    def learn(self, what: str, found: Any) -> None:
+        """Take in what one of the threads found."""
+        if what == "logout" and isinstance(found, tuple):
+            self.logout = found[1]
+        elif what == "left" and not isinstance(found, Exception):
+            self.left = found
+        elif what == "running":
+            self.activity = found
+
     def keep(self) -> None:
         """Keep the unsaved draft, a moment after an edit."""
         if self._keeping is None:
@@ -88,20 +108,25 @@ class Background:
 
     def _keep_now(self) -> None:
         self._keeping = None
-        unsaved = self._screen.app.unsaved
-        entry = unsaved.entry(self._screen.draft)
+        unsaved = self._app.unsaved
+        entry = unsaved.entry(self._app.draft)
         self._thread("kept", lambda: unsaved.write(entry))
 
-    def launch(self, then: Callable[[RunFolder | None, str], None], *, queue: bool = False) -> None:
-        """Start or queue the run in a thread; `then(run, problem)` is called on the app's own."""
-        start, app = self.session.launch(queue=queue), self._screen.app
+    def launch(self, then: Callable[[RunFolder | None], None], *, queue: bool = False) -> None:
+        """Start or queue the run in a thread; `then(run)` is called on the app's own, with nothing where there is a `problem`."""
+        start, app = self.session.launch(queue=queue), self._app
+        self.starting, self.problem = True, ""
+
+        def ended(run: RunFolder | None, problem: str) -> None:
+            self.starting, self.problem = False, visible(redact(problem))
+            then(run)
 
         def work() -> None:
             try:
                 run, problem = start(), ""
             except WorkbenchError as error:
                 run, problem = None, error.told
-            app.call_from_thread(then, run, problem)
+            app.call_from_thread(ended, run, problem)
 
         self._screen.run_worker(work, thread=True, group="launch")
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.cells import cell_len
 from textual import on
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 
-from engine.session.browsing import Offer, Wanted, completed, known_of, offers
+from engine.config.text_values import as_typed
+from engine.config.tree import FieldSpec
+from engine.session.browsing import Offer, Wanted, completed, known_of, offers, wanted
+from engine.session.build import BuildSession
+from engine.session.start import StartList
 from workbench.panels.paint import clean, cut
 from workbench.screens.dialog import Dialog
 
@@ -146,3 +151,25 @@ def _shown(offer: Offer, width: int) -> Content:
     room = width - cell_len(about) - 2
     text = cut(clean(offer.text + ("/" if offer.folder else "")), room)
     return Content.assemble(text, " " * max(1, width - cell_len(text) - cell_len(about)), (about, "$wb-dim"))
+
+
+def edit_path(
+    app: App[Any],
+    session: BuildSession,
+    spec: FieldSpec,
+    value: object,
+    start: StartList,
+    change: Callable[[str], None],
+) -> None:
+    """Ask for the path or model of a setting; `change` is called with a text other than that of `value`."""
+    want, old = wanted(spec), as_typed(value)
+
+    def judge(text: str) -> str:
+        return next((each.text for each in session.typed(spec.path, text) if each.path == spec.path), "")
+
+    def keep(text: str | None) -> None:
+        if text is not None and text != old:
+            change(text)
+
+    recent = start.models if want.what == "model" else tuple
+    app.push_screen(Browse(spec.title, old, want, base=session.draft.base, recent=recent, judge=judge), keep)

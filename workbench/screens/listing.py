@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual import events, on
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
 from textual.suggester import Suggester
 from textual.widgets import Input, OptionList, Static
 
+from engine.config.tree import FieldSpec
+from engine.session.browsing import wanted
+from engine.session.draft import Draft
+from engine.session.start import StartList
+from workbench.panels.fields import plain
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Dialog
 
@@ -188,3 +193,35 @@ class ListScreen(Dialog[list[Entry]]):
             self._edit(None)
         else:
             self.dismiss(self._entries if self._entries != self._before else None)
+
+
+def edit_list(
+    app: App[Any], draft: Draft, spec: FieldSpec, path: str, start: StartList, change: Callable[[list[Any]], None]
+) -> None:
+    """Ask for the sources or prompts of a setting; `change` is called with the new ones. A source keeps what else it says."""
+    from workbench.screens.browse import Browse
+
+    written = draft.value(path)
+    old = list(written) if isinstance(written, list) else [plain(each) for each in spec.value(draft.config)]
+    texts = [str(each.get("path", "")) if isinstance(each, dict) else str(each) for each in old]
+
+    def source(place: int | None, words: str) -> dict[str, Any]:
+        before = old[place] if place is not None and isinstance(old[place], dict) else {}
+        return {**before, "path": words}
+
+    def browse(text: str) -> Browse:
+        return Browse(spec.title, text, wanted(spec), base=draft.base, recent=start.rows)
+
+    def keep_sources(entries: list[Entry] | None) -> None:
+        if entries is not None:
+            change([source(place, words) for place, words in entries])
+
+    def keep_prompts(entries: list[Entry] | None) -> None:
+        if entries is not None:
+            change([words for _, words in entries])
+
+    if spec.control == "sources":
+        what, suggester = "path of a file, or builtin/dates", PathSuggester(draft.base)
+        app.push_screen(ListScreen(spec.title, texts, what=what, suggester=suggester, browse=browse), keep_sources)
+    else:
+        app.push_screen(ListScreen(spec.title, texts, what="a prompt"), keep_prompts)

@@ -103,3 +103,21 @@ def test_what_threads_find_waits_for_the_owner_and_training_counts_where_both_sp
         assert sources["builtin/dates"].rows == 24_000
     finally:
         session.close()
+
+
+def test_undo_and_redo_say_whether_there_was_anything(session: BuildSession) -> None:
+    assert (session.undo(), session.redo()) == (False, False)
+    session.edit(lambda: session.draft.set(RATE, "3e-4"))
+    assert (session.undo(), session.undo(), session.draft.value(RATE)) == (True, False, 0.004)
+    assert (session.redo(), session.redo(), session.draft.value(RATE)) == (True, False, 3e-4)
+
+
+def test_a_text_is_read_once_for_each_state_of_the_draft(session: BuildSession) -> None:
+    first = session.typed(RATE, "fast")
+    assert any(each.path == RATE and each.severity == "error" for each in first)
+    assert session.typed(RATE, "fast") is first
+    assert not any(each.path == RATE for each in session.typed(RATE, "3e-4"))
+    session.edit(lambda: session.draft.set("optim.num_train_epochs", -1))
+    again = session.typed(RATE, "fast")
+    assert {each.path for each in again} - {each.path for each in first} == {"optim.num_train_epochs"}
+    assert session.draft.value(RATE) == 0.004

@@ -19,7 +19,7 @@ KINDS = [
     pytest.param("sft", "lora", {"optim.bf16_full_eval": True}, id="sft"),
     pytest.param("dpo", "lora", {}, id="dpo"),
     # The loss weighs by what there is to train on.
-    pytest.param("kto", "none", {}, id="kto"),
+    pytest.param("kto", "none", {}, id="kto", marks=pytest.mark.slow),
     # A value head beside the model, and answers that are sampled.
     pytest.param("ppo", "none", {"method.reward_funcs": ["regex:[aeiou]"]}, id="ppo"),
     pytest.param("reward", "lora", {}, id="reward", marks=pytest.mark.slow),

@@ -17,7 +17,7 @@ def export(run, out, *words, code=0):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", [pytest.param("jsonl", marks=pytest.mark.slow), "parquet"])
 def test_trl_learns_exported_rows_with_the_same_losses(train, source, plain, template_file, tmp_path, suffix):  # noqa: F811
     from datasets import load_dataset
     from trl import SFTConfig, SFTTrainer

@@ -23,7 +23,7 @@ WITH_LORA = {"fused lora": {"kernels.fused_lora": True}, "plain lora": {}}
 
 
 @pytest.mark.parametrize(
-    "family", [each if each == "idefics3" else pytest.param(each, marks=pytest.mark.slow) for each in BUILDERS]
+    "family", [each if each == "gemma3" else pytest.param(each, marks=pytest.mark.slow) for each in BUILDERS]
 )
 def test_features_serve_images_with_the_same_losses(train, source, tmp_path, shared_data, family):
     folder = BUILDERS[family](shared_data / "tokenizers/minimind", tmp_path / family)

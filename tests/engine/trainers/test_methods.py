@@ -11,6 +11,7 @@ from tests.engine.trainers.building import Built
 from tests.engine.trainers.conftest import PAIRS, RATED, STEPS, TEXTS, lines
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
+BOTH = [pytest.param({}, marks=pytest.mark.slow), LORA]
 
 
 def curve(run, name):
@@ -50,7 +51,7 @@ def test_kto_pairs_rows_in_the_batch_in_any_order(train, source):
     ("kind", "adapter", "said"),
     [
         ("ipo", LORA, "reference: adapter off"),
-        ("simpo", {}, "no reference model: none is loaded"),
+        pytest.param("simpo", {}, "no reference model: none is loaded", marks=pytest.mark.slow),
         ("orpo", LORA, "no reference model: none is loaded"),
     ],
 )
@@ -67,7 +68,7 @@ def test_right_solutions_rise_over_wrong_ones(train, shared_data, kind, adapter,
         assert curve(run, "nll_loss")[-1] < curve(run, "nll_loss")[0]
 
 
-@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", BOTH, ids=["full", "lora"])
 def test_a_reward_model_scores_right_solutions_higher_and_so_does_what_was_saved(train, shared_data, adapter):
     import torch
     from peft import AutoPeftModelForSequenceClassification
@@ -153,7 +154,9 @@ def test_distillation_brings_a_model_near_its_teacher(train, source, shared_data
     assert lines(run, "metrics")[0]["trained_tokens"] == 4 * 39
 
 
-@pytest.mark.parametrize(("adapter", "pooling"), [({}, "mean"), (LORA, "last")], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("adapter", "pooling"), [pytest.param({}, "mean", marks=pytest.mark.slow), (LORA, "last")], ids=["full", "lora"]
+)
 def test_an_embedding_model_finds_more_held_out_captions_and_its_loss_falls(
     train, source, shared_data, adapter, pooling
 ):
@@ -250,7 +253,7 @@ def test_rank_correlation_shares_the_ranks_of_equal_numbers():
     assert spearman(first, second) == pytest.approx(spearmanr(first, second).statistic)
 
 
-@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", BOTH, ids=["full", "lora"])
 def test_a_process_reward_model_tells_a_foreign_step_from_one_of_the_solution(train, source, shared_data, adapter):
     solved = [json.loads(line) for line in (shared_data / "gsm8k/train_1000.jsonl").open()][:40]
     parts = [row["answer"].split("\n") for row in solved]

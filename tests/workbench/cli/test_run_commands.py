@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -17,13 +16,11 @@ from click.testing import CliRunner
 from engine.errors import UsageError, WorkbenchError
 from engine.run import launch, store
 from engine.run.index import peek
-from engine.run.process import send
 from engine.run.store import ENDED, RunFolder
 from tests import warm
 from workbench.__main__ import cli
 from workbench.cli.runs import command as runs_command
 
-SMALL = Path(__file__).parents[2] / "fault" / "small_worker"
 CONFIG = """\
 version: 1
 model: {name: builtin/tiny, dtype: float32}
@@ -31,20 +28,7 @@ data: {train: [{path: builtin/dates}], max_length: 128}
 optim: {max_steps: 60}
 run: {save_steps: 20, grace_seconds: 5, devices: 1}
 """
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A working directory with a config; the runs in it use the small worker of the fault tests."""
-    (tmp_path / "my.yaml").write_text(CONFIG)
-    monkeypatch.setenv("PYTHONPATH", str(SMALL))
-    monkeypatch.setenv("SMALL_WORKER", '{"step_seconds": 0.01, "save_steps": 20}')
-    monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
-    yield tmp_path
-    for run in store.runs_in(tmp_path / "runs"):
-        for who in (run.supervisor(), run.worker()):
-            if who is not None:
-                send(who, signal.SIGKILL)
+STEP_SECONDS = 0.01
 
 
 def workbench(place, *words):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,9 @@ import pytest
 
 from engine.errors import UsageError
 from engine.run import launch, store
-from engine.run.process import send
 from engine.run.sweep import axes, results, split
 from tests.warm import command
 
-SMALL = Path(__file__).parents[2] / "fault" / "small_worker"
 CONFIG = """\
 version: 1
 model: {name: builtin/tiny, dtype: float32}
@@ -25,20 +21,7 @@ data: {train: [{path: builtin/dates}], max_length: 128}
 optim: {max_steps: 6}
 run: {devices: 1}
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory with a config; runs use the small worker, whose loss falls with the steps."""
-    (tmp_path / "my.yaml").write_text(CONFIG)
-    monkeypatch.setenv("PYTHONPATH", str(SMALL))
-    monkeypatch.setenv("SMALL_WORKER", '{"step_seconds": 0.001, "save_steps": 20}')
-    monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
-    yield tmp_path
-    for run in store.runs_in(tmp_path / "runs"):
-        for who in (run.supervisor(), run.worker()):
-            if who is not None:
-                send(who, signal.SIGKILL)
+STEP_SECONDS = 0.001
 
 
 def sweep(place: Path, *words: str) -> tuple[int, Any]:

@@ -66,7 +66,7 @@ async def until(pilot: Any, true: Callable[[], bool], seconds: float = 20.0) -> 
 
 def told_at_right(app: WorkbenchApp) -> str:
     """All that the right column explains, also what is out of sight."""
-    return "\n".join("".join(text for text, _ in line) for line in build(app).explain.made)
+    return "\n".join("".join(text for text, _ in line) for line in build(app).steps.explain.made)
 
 
 def words_at_right(app: WorkbenchApp) -> str:
@@ -76,7 +76,7 @@ def words_at_right(app: WorkbenchApp) -> str:
 
 async def go_to(pilot: Any, path: str) -> None:
     """Put the cursor on a setting."""
-    build(pilot.app).jump(path)
+    build(pilot.app).steps.jump(path)
     await pilot.pause()
 
 
@@ -323,7 +323,7 @@ async def test_rows_that_do_not_fit_the_method_say_what_is_missing_and_show_a_ro
         found = next(each for each in app.draft.findings if each.rule == "formats-fit-the-method")
         assert "must be preference or ranking for dpo; got messages" in found.message
         assert example_row(METHODS["dpo"]) in found.message
-        build(app).jump(found.path)
+        build(app).steps.jump(found.path)
         await until(pilot, lambda: '"chosen": "4", "rejected": "5"' in shown(app))
         await pilot.press("f")
         await pilot.pause()
@@ -459,7 +459,7 @@ async def test_find_explains_a_term() -> None:
         view.highlighted = view.get_option_index(f"term:{term}")
         await pilot.press("enter")
         await pilot.pause()
-        assert " ".join(text.split()[:4]) in " ".join(build(app).explain._text[1])
+        assert " ".join(text.split()[:4]) in " ".join(build(app).steps.explain._text[1])
 
 
 async def test_levels_show_more_and_lose_nothing() -> None:

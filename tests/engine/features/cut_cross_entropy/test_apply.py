@@ -113,7 +113,12 @@ def test_a_model_without_a_head_is_said_in_words_and_an_adapter_on_the_head_is_r
 
 
 @pytest.mark.parametrize(
-    ("method", "adapter", "rows"), [("sft", "lora", CONVERSATIONS), ("dpo", "none", PAIRS), ("dpo", "lora", PAIRS)]
+    ("method", "adapter", "rows"),
+    [
+        ("sft", "lora", CONVERSATIONS),
+        ("dpo", "none", PAIRS),
+        pytest.param("dpo", "lora", PAIRS, marks=pytest.mark.slow),
+    ],
 )
 def test_runs_give_the_same_losses_with_it(train, source, method, adapter, rows):
     settings = {"method.kind": method, "adapter.kind": adapter, "data.train": [{"path": source(rows)}]}
@@ -132,7 +137,11 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
 
 @pytest.mark.parametrize(
     ("settings", "rows"),
-    [({}, CONVERSATIONS), ({"adapter.kind": "lora"}, CONVERSATIONS), (PACKED, TEXT)],
+    [
+        pytest.param({}, CONVERSATIONS, marks=pytest.mark.slow),
+        ({"adapter.kind": "lora"}, CONVERSATIONS),
+        (PACKED, TEXT),
+    ],
     ids=["sft", "sft, lora", "pretrain, packed"],
 )
 def test_a_config_asks_for_smoothing_and_z_loss_and_accumulation_sums_them_as_one_batch_does(

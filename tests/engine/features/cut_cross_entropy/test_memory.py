@@ -49,8 +49,8 @@ def test_tiles_are_as_large_as_in_the_installed_code() -> None:
         pytest.param("fused", 5000, 4096, 2, True, marks=pytest.mark.slow),
         ("cut", 1024, 16_384, 4, False),
         ("cut", 1024, 16_384, 4, True),
-        ("cut", 1024, 16_384, 2, True),
-        ("cut", 1024, 16_384, 2, False),
+        pytest.param("cut", 1024, 16_384, 2, True, marks=pytest.mark.slow),
+        pytest.param("cut", 1024, 16_384, 2, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_head_takes_the_bytes_that_the_formula_says(

@@ -1,0 +1,97 @@
+"""The section `trl` of an Axolotl config: rewards, and how answers are sampled and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.bridge.keys import (
+    OFF,
+    Answer,
+    File,
+    Key,
+    Part,
+    changed,
+    mapped,
+    needless,
+    nothing,
+    same,
+    unless_off,
+    unsupported,
+)
+from engine.config.renames import is_off
+
+
+def trl(value: Any, file: File) -> Answer | list[Part]:
+    if not isinstance(value, Mapping):
+        return needless(OFF)
+    parts: list[Part] = []
+    for key, item in value.items():
+        known = _IN_TRL.get(str(key))
+        if item is None:
+            answer: Answer | list[Part] = needless(OFF)
+        elif known is not None:
+            answer = known.means(item, file)
+        elif str(key).startswith("vllm_"):
+            answer = needless("It counts with vLLM alone.") if not value.get("use_vllm") else _VLLM
+        else:
+            answer = needless(OFF) if is_off(item) else unsupported("Answers are sampled and compared without it here.")
+        parts += (
+            [(str(key), item, part) for _, _, part in answer]
+            if isinstance(answer, list)
+            else [(str(key), item, answer)]
+        )
+    return parts
+
+
+_VLLM = unsupported("Answers are sampled by the model that is trained; vLLM and SGLang are not here yet.")
+_REWARD = "A reward function of a module is written as `file.py:function` in method.reward_funcs."
+
+
+def _rewards(value: Any, file: File) -> Answer:
+    names = value if isinstance(value, list) else [value]
+    found = [_reward(str(name), file) for name in names]
+    if not all(found):
+        return unsupported(_REWARD)
+    trl = file.get("trl")
+    weights = trl.get("reward_weights") if isinstance(trl, Mapping) else None
+    if isinstance(weights, list) and len(weights) == len(found):
+        found = [f"{weight} * {name}" for weight, name in zip(weights, found, strict=True)]
+    return changed({"method.reward_funcs": found}, "The function is taken from the file of that module.")
+
+
+def _reward(name: str, file: File) -> str:
+    """`file.py:function` for `module.function`, where that file is there."""
+    module, _, function = name.rpartition(".")
+    there = file.found(module.replace(".", "/") + ".py") if module else None
+    return f"{file.from_out(there)}:{function}" if there is not None else ""
+
+
+def _scaled(value: Any, file: File) -> Answer:
+    return mapped({"method.scale_rewards": "group" if value is True else "none" if value is False else value})
+
+
+_IN_TRL: dict[str, Key] = {
+    "beta": same("method.beta"),
+    "max_completion_length": same("method.max_completion_length"),
+    "use_vllm": unless_off("Answers are sampled by the model that is trained; vLLM and SGLang are not here yet."),
+    "reward_funcs": Key(_rewards),
+    "reward_weights": nothing("The weights stand before the rewards in method.reward_funcs."),
+    "num_generations": same("method.num_generations"),
+    "log_completions": nothing("Groups with their answers are kept in the run folder: method.rollout_groups."),
+    "num_completions_to_print": nothing("Groups with their answers are kept in the run folder: method.rollout_groups."),
+    "sync_ref_model": unless_off("The reference stays where training began."),
+    "ref_model_mixup_alpha": nothing("It counts where the reference follows the model."),
+    "ref_model_sync_steps": nothing("It counts where the reference follows the model."),
+    "scale_rewards": Key(_scaled),
+    "temperature": same("method.temperature"),
+    "top_p": same("method.top_p"),
+    "top_k": same("method.top_k"),
+    "repetition_penalty": same("method.repetition_penalty"),
+    "num_iterations": same("method.num_iterations"),
+    "epsilon": same("method.epsilon"),
+    "epsilon_high": same("method.epsilon_high"),
+    "loss_type": same("method.loss_type"),
+    "mask_truncated_completions": same("method.mask_truncated_completions"),
+    "importance_sampling_level": same("method.importance_sampling_level"),
+}

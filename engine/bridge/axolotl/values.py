@@ -1,0 +1,269 @@
+"""What the value of one of Axolotl's keys means here, and which method a file of its asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.bridge.keys import (
+    NO_DEFAULT,
+    OFF,
+    SAME_HERE,
+    Answer,
+    File,
+    Key,
+    Part,
+    changed,
+    flag,
+    mapped,
+    needless,
+    unsupported,
+)
+from engine.config.renames import TEMPLATES, is_off, sentence_for
+
+PAIRS = ("dpo", "ipo", "simpo", "orpo", "reward")
+KINDS = ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo")
+_OWN_TEMPLATE = "Axolotl's templates have names of their own: the tokenizer's own template stands here."
+
+
+def method_of(file: File) -> str:
+    """The method that the file asks for."""
+    if file.get("rl") in KINDS:
+        return str(file.get("rl"))
+    if file.on("reward_model"):
+        return "reward"
+    if file.on("process_reward_model"):
+        return "prm"
+    entries = file.get("datasets", file.get("pretraining_dataset"))
+    first = entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], Mapping) else {}
+    return "pretrain" if file.get("pretraining_dataset") or first.get("type") in ("completion", "pretrain") else "sft"
+
+
+def template(value: Any, file: File) -> Answer:
+    word = str(value)
+    if word in ("tokenizer_default",) or word.startswith("tokenizer_default_fallback_"):
+        return needless("The tokenizer's own template is taken here too.")
+    if word == "jinja":
+        return needless("chat_template_jinja names it.")
+    if word in TEMPLATES:
+        return mapped({"model.chat_template": word})
+    return changed({"model.chat_template": None}, _OWN_TEMPLATE)
+
+
+def jinja(value: Any, file: File) -> Answer:
+    if isinstance(value, str) and value.lower().endswith((".jinja", ".j2")):
+        return mapped({"model.chat_template": file.place(value)})
+    return unsupported("Write the template into a file of its own; model.chat_template takes a Jinja file.")
+
+
+def adapter(value: Any, file: File) -> Answer:
+    if value in ("lora", "qlora"):
+        return mapped({"adapter.kind": "lora"})
+    return needless(OFF) if is_off(value) else unsupported("Adapters here are LoRA.")
+
+
+def four_bits(value: Any, file: File) -> Answer:
+    if is_off(value):
+        return needless(OFF)
+    kwargs = file.get("bnb_config_kwargs")
+    kind = kwargs.get("bnb_4bit_quant_type", "nf4") if isinstance(kwargs, Mapping) else "nf4"
+    return mapped({"model.quantization": kind})
+
+
+def bnb(value: Any, file: File) -> Answer | list[Part]:
+    if not isinstance(value, Mapping):
+        return unsupported("model.quantization names how the base weights are held.")
+    own = {"bnb_4bit_quant_type": needless("model.quantization says it, as load_in_4bit does.")}
+    same_here = {"bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}
+    return [
+        (
+            str(key),
+            item,
+            own.get(str(key)) or (needless(SAME_HERE) if same_here.get(str(key)) == item else unsupported(QUANTIZED)),
+        )
+        for key, item in value.items()
+    ]
+
+
+QUANTIZED = "model.quantization takes nf4, fp4, int8 or fp8, each as the QLoRA paper and bitsandbytes have it."
+
+
+def bf16(value: Any, file: File) -> Answer:
+    if value in (True, "auto", "full", "true"):
+        return mapped({"model.dtype": "bfloat16"})
+    return needless(OFF) if is_off(value) else unsupported("model.dtype says in which numbers a run computes.")
+
+
+def targets(value: Any, file: File) -> Answer:
+    if file.on("lora_target_linear"):
+        more = [name for name in value if name == "lm_head"] if isinstance(value, list) else []
+        if not more:
+            return needless("lora_target_linear names all linear layers, these among them.")
+    if isinstance(value, str) and value.strip().replace("_", "").isalnum():
+        return mapped({"adapter.target_modules": [value]})
+    return mapped({"adapter.target_modules": value})
+
+
+def packing(value: Any, file: File) -> Answer:
+    if is_off(value):
+        return mapped({"data.packing": False}) if value is False else needless(OFF)
+    apart = file.get("pretrain_multipack_attn", True) if file.get("pretraining_dataset") else True
+    return mapped({"data.packing": True, "data.packing_cross_doc_attn_mask": bool(apart)})
+
+
+def eval_packing(value: Any, file: File) -> Answer:
+    if value == file.get("sample_packing", False):
+        return needless("Held-out rows are packed as the others are, here too.")
+    return unsupported("Held-out rows are packed as data.packing says of all rows.")
+
+
+def checkpointing(value: Any, file: File) -> Answer:
+    if value in ("offload", "offload_disk"):
+        where = "disk" if value == "offload_disk" else "cpu"
+        return mapped({"memory.gradient_checkpointing": True, "memory.activation_offloading": where})
+    return mapped({"memory.gradient_checkpointing": value})
+
+
+def offloading(value: Any, file: File) -> Answer:
+    if is_off(value):
+        return needless(OFF)
+    return mapped({"memory.activation_offloading": "disk" if value == "disk" else "cpu"})
+
+
+def warmup(value: Any, file: File) -> Answer:
+    if file.mapping.get("warmup_steps"):
+        return needless("warmup_steps says it, and counts before it.")
+    if isinstance(value, (int, float)) and 0 < value <= NO_WARMUP:
+        return mapped({"optim.warmup_steps": 0.0}, "So small a share is no step.")
+    return mapped({"optim.warmup_steps": value}) if value else needless("A share of 0 counts as none given there.")
+
+
+NO_WARMUP = 1e-9
+"""A share that is no step: none at all stands for Axolotl's own 3 %."""
+_OWN_WARMUP = "3 %"
+
+
+def warmup_default(file: File) -> Any:
+    return NO_DEFAULT if file.get("warmup_ratio") or file.mapping.get("warmup_steps") == 0 else _OWN_WARMUP
+
+
+def warmup_steps(value: Any, file: File) -> Answer:
+    if value == _OWN_WARMUP or (value == 0 and not file.get("warmup_ratio")):
+        return changed(
+            {"optim.warmup_steps": 0.03}, "Without a warm-up of the file it is 3 % of all steps there, at most 100."
+        )
+    return mapped({"optim.warmup_steps": value}) if value else needless("warmup_ratio says it.")
+
+
+def too_long(value: Any, file: File) -> Answer:
+    words = {"drop": "drop", "truncate": "truncate", "raise": "error"}
+    if method_of(file) == "pretrain":
+        return changed(
+            {"data.excess_length": "split"}, "Plain text that is too long is split, so that nothing of it is lost."
+        )
+    return mapped({"data.excess_length": words[value]}) if value in words else unsupported("")
+
+
+def every(setting: str, by_epoch: str, what: str) -> Any:
+    def means(value: Any, file: File) -> Answer:
+        if isinstance(value, float) and 0 < value < 1:
+            return unsupported(f"{setting} counts steps; a share of all steps is not known before the run.")
+        return mapped({setting: value}, what)
+
+    return means
+
+
+def evals_per_epoch(value: Any, file: File) -> Answer:
+    if is_off(value) or (is_off(file.get("val_set_size")) and not file.get("test_datasets")):
+        return needless("No rows are held out.")
+    return mapped({"run.evals_per_epoch": value})
+
+
+def save_strategy(value: Any, file: File) -> Answer:
+    if value == "steps":
+        return needless("run.save_steps counts steps.")
+    if value in ("no", False):
+        return changed({}, "The end of a run is always kept, and a checkpoint every run.save_steps steps.")
+    return unsupported(sentence_for("save_strategy"))
+
+
+def save_default(file: File) -> Any:
+    asked = [key for key in ("save_steps", "saves_per_epoch") if file.get(key) is not None]
+    return NO_DEFAULT if asked else "epoch"
+
+
+def eval_strategy(value: Any, file: File) -> Answer:
+    return (
+        needless(sentence_for("eval_strategy"))
+        if value in ("steps", "no", False)
+        else unsupported(sentence_for("eval_strategy"))
+    )
+
+
+def of_pairs(setting: str) -> Any:
+    """A setting of DPO's alone, though other methods here have one of that name."""
+
+    def means(value: Any, file: File) -> Answer:
+        return mapped({setting: value}) if method_of(file) == "dpo" else needless("It counts with rl dpo.")
+
+    return means
+
+
+def loss_types(value: Any, file: File) -> Answer:
+    if isinstance(value, list) and len(value) == 1:
+        return mapped({"method.loss_type": value[0]})
+    return unsupported("method.loss_type takes one loss; method.rpo_alpha adds the likelihood of the chosen answer.")
+
+
+def beta_default(file: File) -> Any:
+    """TRL's own, which Axolotl trains with; other keys may say it."""
+    said = file.get("dpo_beta") is not None or file.get("orpo_alpha") is not None
+    return 0.1 if not said and method_of(file) in ("dpo", "ipo", "simpo", "orpo", "kto") else NO_DEFAULT
+
+
+def reference(value: Any, file: File) -> Answer:
+    return mapped({"method.reference": "precompute"}) if value is True else needless(OFF)
+
+
+def tf32(value: Any, file: File) -> Answer:
+    return mapped({"optim.tf32": value})
+
+
+def attention(words: str) -> Key:
+    return flag({"model.attention": words})
+
+
+def attn_implementation(value: Any, file: File) -> Answer:
+    return mapped({"model.attention": value})
+
+
+def compiled(value: Any, file: File) -> Answer:
+    return mapped({"kernels.torch_compile": value})
+
+
+def learns_inputs(value: Any, file: File) -> Answer:
+    return needless("Answers alone are learned, here too.") if is_off(value) else mapped({"data.trained_turns": "all"})
+
+
+def scheduler(value: Any, file: File) -> Answer:
+    return mapped({"optim.lr_scheduler_type": value})
+
+
+def lr_kwargs(value: Any, file: File) -> Answer | list[Part]:
+    if not isinstance(value, Mapping) or not value:
+        return needless(OFF)
+    return [(str(key), item, mapped({"optim.lr_scheduler_kwargs": {key: item}})) for key, item in value.items()]
+
+
+def optim_args(value: Any, file: File) -> Answer | list[Part]:
+    if isinstance(value, Mapping):
+        return [(str(key), item, mapped({"optim.optim_args": {key: item}})) for key, item in value.items()]
+    return unsupported("optim.optim_args takes settings as `key: value`.")
+
+
+def batch(value: Any, file: File) -> Answer:
+    micro, devices = file.get("micro_batch_size"), 1
+    if isinstance(value, int) and isinstance(micro, int) and micro > 0 and value % micro == 0:
+        words = "It counts a whole step on one GPU; the accumulation follows from it."
+        return changed({"optim.gradient_accumulation_steps": value // micro // devices}, words)
+    return unsupported(sentence_for("batch_size"))

@@ -1,0 +1,207 @@
+"""The seven steps between title and foot: the rail at the left, the form in the middle, explanation and consequences at right.
+
+Owns where the person is: the step, the row last in focus on each, the level, what was looked up. What the draft becomes is
+the session's, and which rows a step has is said by `pages`. Every drawing is made anew from those.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.message import Message
+
+from engine.config.findings import RANK, Finding
+from engine.config.steps import STEPS, step_of_path
+from engine.errors import visible
+from engine.session.build import standings
+from workbench.messages import FieldChosen
+from workbench.panels.consequences import Consequences
+from workbench.panels.explain import Explain
+from workbench.panels.fields import findings_at
+from workbench.panels.form import Form, FormPane
+from workbench.panels.rail import Rail, Stop
+from workbench.screens.background import Background
+from workbench.screens.explaining import explain_found, explain_kind, explain_row
+from workbench.screens.pages import LEVELS, View, page
+
+
+class Steps(Horizontal):
+    """One step on screen, and the ways to the others."""
+
+    class Moved(Message):
+        """Another step is on screen."""
+
+    def __init__(self, background: Background, step: str) -> None:
+        super().__init__(id="body")
+        self._background = background
+        self._at = next(index for index, each in enumerate(STEPS) if each.id == step)
+        self._visited = {self._at}
+        self._level = LEVELS[0]
+        self._focus: dict[str, str] = {}
+        self._drawn = ""
+        """The step whose rows the form holds."""
+        self._aside: str | None = None
+        """What was found by `/` and is no row here: explained until the cursor moves."""
+        self.rail, self.pane = Rail(), FormPane()
+        self.explain, self.consequences = Explain(), Consequences()
+
+    def compose(self) -> ComposeResult:
+        """The three columns."""
+        yield self.rail
+        yield self.pane
+        with Vertical(id="side"):
+            yield self.explain
+            yield self.consequences
+
+    @property
+    def step(self) -> str:
+        """The id of the step on screen."""
+        return STEPS[self._at].id
+
+    @property
+    def view(self) -> View:
+        """All that a page may show, as it is now."""
+        known, session = self._background, self._background.session
+        return View(
+            session,
+            self._level,
+            session.becomes,
+            logout=known.logout,
+            problem=known.problem,
+            starting=known.starting,
+            left=tuple(known.left),
+        )
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """All findings: as they would be if what is being typed were kept, else of the draft."""
+        session, typed = self._background.session, self.pane.typed
+        return session.draft.findings if typed is None else session.typed(*typed)
+
+    # Drawing
+
+    def draw(self, key: str | None = None) -> None:
+        """Make everything from the draft; the cursor goes to the row of `key`."""
+        self._remember()
+        view = self.view
+        self.pane.form.show(page(self.step, view), key or self._focus.get(self.step))
+        self._drawn = self.step
+        self.draw_typed()
+        self.consequences.show(view.session.consequences)
+        self._draw_side(view)
+
+    def draw_typed(self) -> None:
+        """Rail and note from what is being typed; nothing else here follows from it before it is kept."""
+        found = self.found
+        if self.pane.typed is not None:
+            styles = {"error": "bad", "warning": "warn"}
+            mine = [each for each in found if each.path == self.pane.editing]
+            self.pane.note(tuple((visible(each.text), styles.get(each.severity, "hint")) for each in mine))
+        done = self._visited - {self._at, len(STEPS) - 1}
+        stops = tuple(
+            Stop(each.id, each.title, now.worst or ("done" if index in done else "open"))
+            for index, (each, now) in enumerate(zip(STEPS, standings(found), strict=True))
+        )
+        totals = dict(Counter[str](each.severity for each in found))
+        self.rail.show(stops, self._at, totals, self._background.session.uncounted)
+
+    def _remember(self) -> None:
+        """Which row is in focus; a key that moved the cursor just now may not have been heard of yet."""
+        row = self.pane.form.row
+        if self._drawn == self.step and row is not None and row.key:
+            self._focus[self.step] = row.key
+
+    def _draw_side(self, view: View) -> None:
+        self._remember()
+        if (self.pane.editing or "").endswith(".kind"):
+            self.consequences.display = False  # the kind under the cursor of the open list is explained
+            return
+        # Nothing follows from what is not taken yet, and its words need the room.
+        row = self.pane.form.row
+        recipe = row.key.removeprefix("recipe:") if row is not None and row.key.startswith("recipe:") else None
+        self.consequences.display = recipe in (None, view.draft.recipe)
+        if self._aside is not None:
+            explain_found(self.explain, self._aside)
+        else:
+            explain_row(self.explain, row, self.step, view)
+
+    def nearest(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Those nearest to where the person is: of the row, else of the step, else all."""
+        row = self.pane.form.row
+        mine = findings_at(row.key, findings) if row is not None and row.key else []
+        here = [finding for finding in findings if step_of_path(finding.path) == self.step]
+        return mine or sorted(here or findings, key=lambda finding: RANK[finding.severity])
+
+    # Moving
+
+    def go(self, index: int, key: str | None = None) -> None:
+        """To a step; the row in focus there is the one of last time."""
+        if not 0 <= index < len(STEPS):
+            return
+        self.pane.close()
+        self._aside = None
+        self._visited |= {self._at, index}
+        self._at = index
+        self._drawn = ""
+        self.pane.form.at = 0
+        self.pane.form.top = 0
+        self.draw(key)
+        self.pane.form.focus()
+        if wanted := key or self._focus.get(self.step):
+            self.pane.form.go_to(wanted)
+        self.post_message(self.Moved())
+
+    def turn(self, by: int) -> None:
+        """So many steps on, or back."""
+        self.go(self._at + by)
+
+    def more(self) -> None:
+        """Basic, advanced, expert, basic."""
+        self._level = LEVELS[(LEVELS.index(self._level) + 1) % len(LEVELS)]
+
+    def jump(self, path: str) -> None:
+        """To the row of a setting, raising the level if it is hidden."""
+        step = step_of_path(path)
+        for level in LEVELS[LEVELS.index(self._level) :]:
+            self._level = level
+            self.go(next(index for index, each in enumerate(STEPS) if each.id == step), path)
+            for key in (path, ".".join(path.split(".")[:2])):
+                if self.pane.form.go_to(key):
+                    self.draw(key)
+                    return
+
+    def look_up(self, found: str) -> None:
+        """Explain a term, or a setting that has no row now."""
+        self._aside = found
+        self.draw()
+
+    @on(FieldChosen)
+    def _chosen(self) -> None:
+        self._aside = None
+        self._draw_side(self.view)
+
+    @on(FormPane.Considered)
+    def _considered(self, event: FormPane.Considered) -> None:
+        """The kind under the cursor of the open list is explained before it is taken."""
+        section, _, name = event.key.partition(".")
+        if name == "kind" and self.pane.editing == event.key:
+            self.consequences.display = False  # the words need the room, and nothing follows before one is taken
+            explain_kind(self.explain, section, event.value)
+
+    @on(Rail.Chosen)
+    def _rail_chosen(self, event: Rail.Chosen) -> None:
+        self.go(event.index)
+        self.rail.focus()
+
+    @on(Rail.Entered)
+    def to_form(self) -> None:
+        """The form gets the keys."""
+        self.pane.form.focus()
+
+    @on(Form.Left)
+    def _to_rail(self) -> None:
+        self.rail.focus()
