@@ -32,7 +32,7 @@ GENERATED: Mapping[str, Generated] = dict(
     zip(
         BUILTIN_ROWS,
         (
-            Generated(dates.rows, dates.TRAIN_ROWS, dates.HELD_OUT_DAYS, "generated questions and answers"),  # type: ignore[arg-type]
+            Generated(dates.rows, dates.TRAIN_ROWS, dates.HELD_OUT_DAYS, "generated questions and answers"),
             Generated(
                 shapes.rows,
                 shapes.TRAIN_ROWS,

@@ -90,7 +90,7 @@ def _write(target: Path) -> None:
             **ids,
         },
         scale_factor=1,
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        image_token_id=tokenizer.vocab[IMAGE],
         tie_word_embeddings=True,
         dtype="float32",
         **ids,

@@ -101,8 +101,8 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
     if name == "builtin/tiny":
         return replace(_facts(name, TINY, None, template=True), processor=False)
     if name == "builtin/tiny-vl":
-        sees = {"processor": True, "by_torchvision": False, "keeps_shape": False, "parameters": TINY_VL_PARAMETERS}
-        return replace(_facts(name, TINY_VL, None, template=True), **sees)
+        found = _facts(name, TINY_VL, None, template=True)
+        return replace(found, processor=True, by_torchvision=False, keeps_shape=False, parameters=TINY_VL_PARAMETERS)
     if name.startswith("builtin/"):  # no hub has it; which ones there are is a rule's to say
         return None
     folder = _folder(name, revision)
