@@ -216,6 +216,19 @@ class Controls:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+def asks_to_end(folder: RunFolder) -> bool:
+    """Whether a request to stop lies there, which nobody has taken up yet."""
+    for name in inside.names(folder, folder.control):
+        if name.endswith(".json"):
+            try:
+                found = parse(folder.control / name)
+            except FileNotFoundError:
+                continue
+            if isinstance(found, Request) and found.do in STOPS:
+                return True
+    return False
+
+
 def remove(folder: RunFolder, path: Path) -> None:
     """Take a request file away, whatever it is; a folder in its place is only renamed."""
     try:

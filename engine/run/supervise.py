@@ -17,12 +17,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from engine import figures
 from engine.errors import RunBusy, WorkbenchError
-from engine.run import cause, checkpoint, control, inside, spawn, store
+from engine.run import cause, control, inside, spawn, store
 from engine.run.devices import Choice
 from engine.run.disk import storage_error
 from engine.run.events import EventWriter, last_numbers
@@ -30,6 +30,7 @@ from engine.run.lock import RunLock, is_held, try_flock
 from engine.run.notify import Notifier
 from engine.run.process import Identity, boot_id, host, identity, send
 from engine.run.process_group import Family
+from engine.run.restarts import Restarts
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from engine.run.warm import Waiting, wanted_from
@@ -39,8 +40,6 @@ DEFAULT_GRACE = 60.0
 # Between SIGTERM and SIGKILL where the person wants it now, and after a worker's own final event.
 NOW_SECONDS = 5.0
 LEAVE_SECONDS = 30.0
-# Before a worker that died is started anew, by how often that was in vain.
-PAUSE_SECONDS = (1.0, 5.0, 20.0, 60.0)
 # How long a last record waits for room on a disk that has none, not even the reserved.
 PATIENCE_SECONDS = 600.0
 
@@ -69,6 +68,7 @@ class Supervisor:
         self.oom_before = cause.oom_kills()
         self.ended_at: float | None = None
         self.notifier = Notifier(run)
+        self.restarts = Restarts(run)
 
     def wait(self) -> bool:
         """Stay until it is this run's turn, and note its devices; False where it was taken out of the queue."""
@@ -211,56 +211,16 @@ class Supervisor:
             self._say()
             time.sleep(LOOK_SECONDS)
 
-    # -- a worker that is started anew -----------------------------------------------------------------------------
-
-    def _may_start_again(self) -> str:
-        """That it goes on, and from where, as a sentence; empty where this end would only come again, where a person wants
-        it to end, and after `run.max_restarts` starts without a new checkpoint."""
-        assert self.final is not None
-        if self.final["kind"] != "failed" or self.forwarded or self._is_asked_to_end() or not cause.passes(self.final):
-            return ""
-        most = self._most_restarts()
-        values = self.run.read_json()
-        newest, _ = checkpoint.newest_valid(self.run)
-        step = (checkpoint.step_of(newest) if newest is not None else None) or 0
-        before, vain = values.get("restarted_from"), values.get("restarts_in_vain")
-        vain = vain + 1 if isinstance(vain, int) and isinstance(before, int) and step <= before else 1
-        if vain > most:
-            return ""
-        self._say(restarted_from=step, restarts_in_vain=vain)
-        where = f"checkpoint-{step}" if newest is not None else "the beginning, as there is no checkpoint yet"
-        often = f" ({vain} of {most} times without a new checkpoint)" if vain > 1 else ""
-        return f"It is started again from {where}{often}."
-
-    def _most_restarts(self) -> int:
-        """`run.max_restarts` as the run's config says it now."""
-        from engine.config.files import parse
-
-        try:
-            most = (parse(self.run.read_config()).mapping.get("run") or {}).get("max_restarts")
-        except (WorkbenchError, OSError, AttributeError):
-            return 0
-        return most if isinstance(most, int) else 0
-
-    def _is_asked_to_end(self) -> bool:
-        names = (name for name in inside.names(self.run, self.run.control) if name.endswith(".json"))
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                found = control.parse(self.run.control / name)
-                if isinstance(found, control.Request) and found.do in control.STOPS:
-                    return True
-        return self.asked_to_end is not None
-
     def _start_again(self) -> bool:
         """Start the worker anew after a pause; False where a person or the machine ends it meanwhile, or it cannot."""
-        vain = self.run.read_json().get("restarts_in_vain")
-        pause = PAUSE_SECONDS[min(vain if isinstance(vain, int) else 1, len(PAUSE_SECONDS)) - 1]
-        end = time.monotonic() + pause
-        while time.monotonic() < end and not (self.forwarded or self._is_asked_to_end()):
+        end = time.monotonic() + self.restarts.pause()
+        while time.monotonic() < end and not self._is_to_end():
             self._say()
             time.sleep(LOOK_SECONDS)
-        if self.forwarded or self._is_asked_to_end():
-            self._end_between()
+        if self._is_to_end():
+            self.final = {"kind": "stopped", "by": "", "message": "Stopped before its worker was started again."}
+            self._append(self.final)
+            self._close(None)
             return False
         self.final = self.ended_at = self.asked_to_end = self.term_at = None
         self.killed = False
@@ -273,16 +233,18 @@ class Supervisor:
             return False
         return True
 
-    def _end_between(self) -> None:
-        """Of a run that is ended while no worker is there: it stopped where its newest checkpoint is."""
-        self.final = {"kind": "stopped", "by": "", "message": "Stopped before its worker was started again."}
+    def _is_to_end(self) -> bool:
+        """Whether the machine shuts down or a person has asked for the run's end."""
+        return self.forwarded or self.asked_to_end is not None or control.asks_to_end(self.run)
+
+    def _append(self, event: Mapping[str, Any]) -> None:
+        """Write an event where no worker does any more."""
         lock = _acquire_soon(RunLock(self.run))
         try:
             with EventWriter(self.run, segment=self.segment) as writer:
-                writer.write(**self.final)
+                writer.write(**event)
         finally:
             lock.release()
-        self._close(None)
 
     # -- the worker's end ------------------------------------------------------------------------------------------
 
@@ -311,27 +273,18 @@ class Supervisor:
                 # The cause is known all the same, and run.json says it.
                 print(f"events.jsonl: {problem}", file=sys.stderr, flush=True)
         assert self.final is not None
-        if words := self._may_start_again():
+        words = "" if self._is_to_end() else self.restarts.again(self.final)
+        if words:
+            why = f"{self.final.get('message') or 'The worker ended.'} {words}"
             try:
-                self._write_restart(words)
+                self._append({"kind": "restart", "cause": str(self.final.get("cause") or ""), "message": why})
             except (OSError, WorkbenchError) as problem:
                 print(f"events.jsonl: {problem}", file=sys.stderr, flush=True)
             else:
-                self._say(state="starting", cause="", message=f"{self.final.get('message') or ''} {words}".strip())
+                self._say(state="starting", cause="", message=why)
                 return True
         self._close(code)
         return False
-
-    def _write_restart(self, words: str) -> None:
-        """Take the lock and append that the run goes on, and why it had to."""
-        assert self.final is not None
-        why = f"{self.final.get('message') or 'The worker ended.'} {words}"
-        lock = _acquire_soon(RunLock(self.run))
-        try:
-            with EventWriter(self.run, segment=self.segment) as writer:
-                writer.write("restart", cause=str(self.final.get("cause") or ""), message=why)
-        finally:
-            lock.release()
 
     def _close(self, code: int | None) -> None:
         """Write the last word into run.json, and let others know."""

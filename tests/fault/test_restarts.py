@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.run import checkpoint, control, supervise
+from engine.run import checkpoint, control, restarts
 from engine.run.index import open_view
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_passed_over(start: Start) -> None:
 def test_who_wants_it_to_end_is_heard_between_two_starts(start: Start) -> None:
     run = start(steps=5000, save_steps=20, die=7, die_at=5, die_again=True, run={"max_restarts": 5})
     until(lambda: len(view_of(run).restarts) == 2)
-    assert supervise.PAUSE_SECONDS[1] > 2
+    assert restarts.PAUSE_SECONDS[1] > 2
     control.request(run, "stop", by="somebody")
     until(lambda: run.state in ENDED, seconds=4)
     view = view_of(run)
