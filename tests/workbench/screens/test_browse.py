@@ -66,10 +66,10 @@ def test_files_are_offered_by_what_they_are_asked_for(tmp_path: Path) -> None:
 def test_models_of_the_cache_are_offered_once_with_their_size(cache: Path, tmp_path: Path) -> None:
     known = known_of(Wanted("model"), ["someone/small-model", str(tmp_path / "own")], tmp_path)
     told = {each.text: each.about for each in known}
-    assert list(told) == ["someone/small-model", "own", "builtin/tiny"]
+    assert list(told) == ["someone/small-model", "own", "builtin/tiny", "builtin/tiny-vl"]
     assert told["someone/small-model"] == "used before, on this machine, 4.0 KiB"
     rows = {each.text for each in known_of(Wanted("rows"), [], tmp_path)}
-    assert rows == {"builtin/dates", "someone/rows"}
+    assert rows == {"builtin/dates", "builtin/shapes", "someone/rows"}
     assert [each.text for each in offers(tmp_path, "small some", Wanted("model"), known)] == ["someone/small-model"]
 
 
