@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.config.files import put
-
 if TYPE_CHECKING:
     from engine.run.view import RunView
 
@@ -136,6 +134,8 @@ def _change(settings: Mapping[str, Any], mend: Mapping[str, Any], why: str) -> C
 
 
 def _with(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    from engine.config.files import put
+
     changed = copy.deepcopy(dict(settings))
     for path, value in values.items():
         put(changed, path, value)

@@ -138,9 +138,10 @@ def test_the_client_imports_no_heavy_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])
 
 
-def test_an_inspector_sees_the_hubs_token_and_no_other_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inspector_sees_the_tokens_of_hub_and_stores_and_no_other_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 34)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a" * 40)
+    monkeypatch.setenv("GITHUB_TOKEN", "a" * 40)
     monkeypatch.setenv("JUDGE", "https://me:geheim@host")
     told = (
         "import json, os, sys\n"
@@ -150,4 +151,5 @@ def test_an_inspector_sees_the_hubs_token_and_no_other_secret(monkeypatch: pytes
     with Inspector((sys.executable, "-c", told)) as inspector:
         seen = inspector.ask("environment").result(10)
     assert seen["HF_TOKEN"] == "hf_" + "a" * 34
-    assert not {"AWS_SECRET_ACCESS_KEY", "JUDGE"} & seen.keys()
+    assert seen["AWS_SECRET_ACCESS_KEY"] == "a" * 40
+    assert not {"GITHUB_TOKEN", "JUDGE"} & seen.keys()

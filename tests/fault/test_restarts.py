@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from engine.run import checkpoint, control, restarts
@@ -88,13 +89,15 @@ def test_a_damaged_checkpoint_is_passed_over(start: Start) -> None:
     supervisor, worker = run.supervisor(), run.worker()
     assert supervisor is not None
     assert worker is not None
-    os.kill(supervisor.pid, signal.SIGSTOP)
-    os.kill(worker.pid, signal.SIGKILL)
+    for who in (supervisor, worker):
+        os.kill(who.pid, signal.SIGSTOP)
+        until(lambda who=who: psutil.Process(who.pid).status() == psutil.STATUS_STOPPED)  # type: ignore[misc]
     newest, _ = checkpoint.newest_valid(run)
     assert newest is not None
     (newest / "state.json").write_text("{")
     older, _ = checkpoint.newest_valid(run)
     assert older is not None
+    os.kill(worker.pid, signal.SIGKILL)
     os.kill(supervisor.pid, signal.SIGCONT)
     until(lambda: view_of(run).restarts and run.state == "running")
     assert view_of(run).resumed_from == checkpoint.step_of(older)

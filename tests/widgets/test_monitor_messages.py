@@ -303,7 +303,7 @@ def test_a_run_that_hangs_is_named_and_its_stack_is_shown_on_request(tmp_path: P
         monitor = Monitor(run)
         view = View(monitor)
         view.look()
-        _, eta, phase, _, _, silent = view.parts["now"]
+        _, eta, phase, _, _, silent, _ = view.parts["now"]
         assert (eta, phase, silent) == (None, "silent for 45 s", True)
         told = monitor.answer({"id": "1", "do": "stack", "run": run.id}).data
         assert told["ok"], told

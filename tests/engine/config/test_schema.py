@@ -121,6 +121,7 @@ def test_a_recipe_reads_without_findings_and_holds_only_what_differs(recipe: Any
         "adapter.lora_alpha",
         "optim.learning_rate",
         "data.max_length",
+        "model.train_vision",
     }
     assert set(same) <= allowed, "only what differs, or what the recipe is about"
 
