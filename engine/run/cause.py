@@ -131,17 +131,18 @@ def log_tail(log: Path, size: int = _TAIL_BYTES, start: int = 0) -> str:
         return ""
 
 
-def exit_code_of_rank(log: Path, pid: int) -> int | None:
-    """The exit code that torchrun's report gives for this process."""
-    for found in _RANK.finditer(log_tail(log)):
+def exit_code_of_rank(log: Path, pid: int, log_from: int = 0) -> int | None:
+    """The exit code that torchrun's report gives for this process, in what was written from the byte `log_from` on."""
+    for found in _RANK.finditer(log_tail(log, start=log_from)):
         if int(found[3]) == pid:
             return int(found[1])
     return None
 
 
-def agent_saw_failure(log: Path) -> bool:
-    """Whether torchrun began to close the ranks because one of them failed."""
-    return "closing signal" in log_tail(log, 8192)
+def agent_saw_failure(log: Path, log_from: int = 0) -> bool:
+    """Whether torchrun began to close the ranks because one of them failed; of starts before this one, whose words end at
+    the byte `log_from`, nothing is believed."""
+    return "closing signal" in log_tail(log, 8192, log_from)
 
 
 def oom_kills() -> int:

@@ -333,7 +333,7 @@ class Supervisor:
         if lost is not None:
             rank, process = lost
             return cause.explain(
-                cause.exit_code_of_rank(self.run.log, process.pid),
+                cause.exit_code_of_rank(self.run.log, process.pid, self.log_from),
                 self.run.log,
                 log_from=self.log_from,
                 out_of_memory=cause.kernel_ended(process),
@@ -430,7 +430,7 @@ class Supervisor:
     def _watch_ranks(self) -> None:
         """With several ranks: one that dies takes the others with it, and it is the one that is named."""
         if self.family is not None and self.family.processes > 1:
-            lost = self.family.look(lambda: cause.agent_saw_failure(self.run.log))
+            lost = self.family.look(lambda: cause.agent_saw_failure(self.run.log, self.log_from))
             if lost and self.asked_to_end is None:
                 self.family.kill()
 

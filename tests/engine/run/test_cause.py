@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from engine.run import cause
 from engine.run.cause import explain
 
 EARLIER = """Traceback (most recent call last):
@@ -54,3 +55,17 @@ def test_an_own_traceback_is_told_whole(taken_up_again):
     assert found.lines[0].startswith("Traceback")
     assert len(found.lines) == 3
     assert found.message == "The worker ended with exit code 1: ValueError: too small"
+
+
+def test_what_torchrun_said_of_the_ranks_of_an_earlier_start_is_not_believed(tmp_path):
+    log = tmp_path / "worker.log"
+    said = "W1123 torch/distributed/elastic: Sending process 12 closing signal SIGTERM\n"
+    report = "  exitcode  : 1 (local_rank: 1)\n  (pid: 34)\n"
+    log.write_text(said + report)
+    assert cause.agent_saw_failure(log)
+    before = log.stat().st_size
+    log.write_text(said + report + "Training\n")
+    assert not cause.agent_saw_failure(log, before)
+    assert cause.exit_code_of_rank(log, 34, before) is None
+    log.write_text(said + report + "Training\n" + said)
+    assert cause.agent_saw_failure(log, before)
