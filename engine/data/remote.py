@@ -143,7 +143,7 @@ class _Waiting:
                 if self.done != last:
                     last, moved = self.done, time.monotonic()
                 if time.monotonic() - moved > PATIENCE:
-                    raise _Failed(f"nothing came for {PATIENCE:g} s", "See whether the store answers.", path=shown)
+                    raise DataError(f"nothing came for {PATIENCE:g} s", "See whether the store answers.", path=shown)
         finally:
             self.left = True
         if isinstance(self._problem, FileNotFoundError):

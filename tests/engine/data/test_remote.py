@@ -172,7 +172,7 @@ def test_what_breaks_off_or_is_given_up_leaves_nothing(store: Any, monkeypatch: 
         began = time.monotonic()
         with pytest.raises(DataError, match=r"nothing came for 0\.3 s"):
             local_copy(URL)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 2  # silence is not waited for three times
 
     def cancel(*_: object) -> None:
         raise Cancelled("given up")
