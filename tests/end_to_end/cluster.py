@@ -41,7 +41,9 @@ def cluster(place: Path) -> Iterator[dict[str, str]]:
             ["slurmd", "-D"],
         ):
             log = ends.enter_context(open(place / f"{argv[0]}.out", "wb"))
-            process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **environ}, start_new_session=True)
+            process = subprocess.Popen(
+                argv, stdout=log, stderr=log, env={**os.environ, **environ}, start_new_session=True
+            )
             ends.callback(_end, process)
             if argv[0] == "munged":
                 _until(lambda: (place / "socket").exists(), process, place)
@@ -102,7 +104,8 @@ def _until(hold: object, process: subprocess.Popen[bytes], place: Path) -> None:
     assert callable(hold)
     while not hold():
         logs = "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in place.glob("*.out"))
-        assert time.monotonic() < end and process.poll() is None, logs
+        assert process.poll() is None, logs
+        assert time.monotonic() < end, logs
         time.sleep(0.2)
 
 

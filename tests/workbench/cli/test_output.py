@@ -263,6 +263,7 @@ MISSING = {
     "push": 1,
     "receipt": 1,
     "stack": 1,
+    "submit": 1,
     "compare": 2,
     "chat": 1,
 }
