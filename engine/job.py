@@ -18,7 +18,7 @@ from engine.data.gather_facts import look_at
 from engine.errors import WorkbenchError
 from engine.planning.auto import resolved
 from engine.rules import read
-from engine.run import cause, control, inside, launch, slurm
+from engine.run import cause, checkpoint, control, inside, launch, slurm
 from engine.run.from_config import of_machine
 from engine.run.lock import STALE_SECONDS, is_held
 from engine.run.process import signal_name
@@ -27,6 +27,8 @@ from engine.run.supervise import Supervisor, claim, hold_on
 
 PATIENCE_SECONDS = 1.5 * STALE_SECONDS
 """The node that the job had before may have left its heartbeat behind."""
+MOST_IN_VAIN = 3
+"""How often in a row a time limit may come before there is a new checkpoint."""
 
 
 class JobSupervisor(Supervisor):
@@ -76,6 +78,12 @@ class JobSupervisor(Supervisor):
         # A worker of several processes ends by SIGTERM at once.
         ended = self.final["kind"] == "failed" and cause.passes(self.final)
         self.goes_on = bool(self.told) and (stopped or ended)
+        if self.goes_on and self.told == "SIGUSR1" and self._vain() >= MOST_IN_VAIN:
+            self.goes_on = False
+            message = (
+                f"Its time limit came {MOST_IN_VAIN} times in a row before there was a new checkpoint: ask for more."
+            )
+            self.final = {"kind": "stopped", "message": message}
         if not self.goes_on:
             super()._close(code)
             return
@@ -83,6 +91,16 @@ class JobSupervisor(Supervisor):
             control.remove(self.run, self.run.control / f"{self.asked}.json")
         self.run.free_ballast()
         self._say(state="queued", cause="", exit_code=code, ended=None, message=self._told_in_words())
+
+    def _vain(self) -> int:
+        """How often in a row the run was queued again without a new checkpoint, this time included; kept in run.json."""
+        newest, _ = checkpoint.newest_valid(self.run, hashes=False)
+        step = (checkpoint.step_of(newest) if newest is not None else None) or 0
+        values = self.run.read_json()
+        before, vain = values.get("requeued_from") or 0, values.get("requeued_in_vain") or 0
+        vain = vain + 1 if step <= before else 0
+        self._say(requeued_from=step, requeued_in_vain=vain)
+        return int(vain)
 
     def _told_in_words(self) -> str:
         why = "is near its time limit" if self.told == "SIGUSR1" else "was told to end"

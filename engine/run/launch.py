@@ -133,7 +133,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
         state="queued" if job else "starting",
         cause="",
         message="handed over to SLURM" if job else "",
-        **({"submitted": time.time()} if job else {}),
+        **({"submitted": time.time(), "requeued_in_vain": 0} if job else {}),
         exit_code=None,
         ended=None,
         versions=versions(),

@@ -180,7 +180,8 @@ def jobs(*, fresh: bool = False) -> dict[str, tuple[str, str]] | None:
     """
     global _said
     if fresh or time.monotonic() - _said[0] > LOOK_SECONDS:
-        said = _ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r", seconds=20)
+        mine = f"--user={os.getuid()}"
+        said = _ask("squeue", mine, "--noheader", "--states=all", "--format=%i|%T|%r", seconds=20)
         known = None
         if said is not None and not said.returncode:
             rows = (line.strip().split("|", 2) for line in said.stdout.splitlines())

@@ -299,6 +299,24 @@ def test_what_a_person_stops_and_what_slurm_ends_or_refuses_is_not_queued_again(
     assert "presently disabled" in run.read_json()["message"]
 
 
+def test_a_time_limit_that_is_too_short_ends_the_run(
+    place: Path, played: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMALL_WORKER", json.dumps({"step_seconds": 0.01, "deaf": True, "save_steps": 10_000}))
+    run = submitted(place, "optim.max_steps=9000", "run.grace_seconds=1")
+    played.says("squeue", "42|RUNNING|None\n")
+    for vain, state in ((0, "queued"), (2, "stopped")):
+        run.update_json(requeued_in_vain=vain)
+        before = len(kinds(run)) if run.events.exists() else 0
+        process = job(run)
+        until(lambda: run.events.exists() and len(kinds(run)) > before, "it started")
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 0
+        assert run.state == state
+    assert "3 times in a row" in run.read_json()["message"]
+    assert played.calls("scontrol") == ["requeue 42"]
+
+
 def test_a_node_that_cannot_run_it_says_why(place: Path, played: Scheduler) -> None:
     run = submitted(place, "run.devices=[3]")
     assert job(run).wait(60) == 1
