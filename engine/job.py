@@ -81,7 +81,7 @@ class JobSupervisor(Supervisor):
         if self.goes_on and self.told == "SIGUSR1" and self._vain() >= MOST_IN_VAIN:
             self.goes_on = False
             message = (
-                f"Its time limit came {MOST_IN_VAIN} times in a row before there was a new checkpoint: ask for more."
+                f"Its time limit came {MOST_IN_VAIN} times in a row before there was a new checkpoint: ask for more"
             )
             self.final = {"kind": "stopped", "message": message}
         if not self.goes_on:

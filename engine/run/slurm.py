@@ -164,7 +164,7 @@ def cancel_waiting(run: RunFolder, by: str) -> bool:
     states = jobs(fresh=True)
     if states is None or states.get(job, ("CANCELLED", ""))[0].split()[0] != "CANCELLED":
         return False
-    run.update_json(state="stopped", message=f"Job {job} was cancelled by {by} while it waited.", ended=time.time())
+    run.update_json(state="stopped", message=f"Job {job} was cancelled by {by} while it waited", ended=time.time())
     return True
 
 
@@ -222,7 +222,7 @@ def _says_otherwise(run: RunFolder, states: dict[str, tuple[str, str]] | None) -
         return {} if same else {"state": "queued", "cause": "", "message": message}
     if state in _ENDS:
         end, words = _ENDS[state]
-        return _ended(end, f"Job {job} {words}.")
+        return _ended(end, f"Job {job} {words}{'' if end == 'stopped' else '.'}")
     if state and state not in ("COMPLETED", "FAILED"):
         return {}
     kind = _last_word(run) if values.get("state") != "queued" else ""
@@ -231,7 +231,7 @@ def _says_otherwise(run: RunFolder, states: dict[str, tuple[str, str]] | None) -
     if "segment" not in values:
         return _ended("failed", f"Job {job} ended before the run began.{_log(run)}")
     if values.get("state") == "queued":
-        return _ended("stopped", f"Job {job} ended and is not queued again.")
+        return _ended("stopped", f"Job {job} ended and is not queued again")
     return _ended("lost", f"Job {job} ended without a final word of the run.{_log(run)}")
 
 

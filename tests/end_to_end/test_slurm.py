@@ -71,7 +71,7 @@ def test_a_run_of_two_processes_is_signalled_requeued_and_resumed_while_others_w
     third = submit(desk, "optim.max_steps=5000")
     assert "Resources" in reaches(other, "queued").cause or "Priority" in peek(other).view.cause
     ask("scancel", slurm.number(third))
-    assert reaches(third, "stopped").cause == f"Job {slurm.number(third)} was cancelled in the cluster."
+    assert reaches(third, "stopped").cause == f"Job {slurm.number(third)} was cancelled in the cluster"
 
     reaches(run, "running", step=10)
     ask("scancel", "--signal=USR1", "--batch", slurm.number(run))  # as SLURM does before the time limit

@@ -142,7 +142,7 @@ def test_a_job_that_waits_is_queued_here_and_taken_out_there(place: Path, played
     assert done.returncode == 0, done.stderr
     assert "stopped at step 0" in done.stdout
     assert played.calls("scancel")[-1] == "--state=PENDING 42"
-    assert run.read_json()["message"] == "Job 42 was cancelled by workbench while it waited."
+    assert run.read_json()["message"] == "Job 42 was cancelled by workbench while it waited"
 
     played.says("sbatch", "43\n")
     played.says("squeue", "43|PENDING|Priority\n42|CANCELLED|None\n")
@@ -159,9 +159,9 @@ def test_the_end_of_a_job_that_could_not_say_so_is_written_down(place: Path, pla
         ("42|RUNNING|None", "queued", "queued", ""),
         ("42|COMPLETING|None", "running", "running", ""),
         ("42|PENDING|BeginTime", "running", "queued", "requeued: job 42 waits in the cluster (BeginTime)"),
-        ("42|CANCELLED|None", "queued", "stopped", "Job 42 was cancelled in the cluster."),
-        ("42|CANCELLED|None", "running", "stopped", "Job 42 was cancelled in the cluster."),
-        ("42|TIMEOUT|TimeLimit", "running", "stopped", "Job 42 reached its time limit."),
+        ("42|CANCELLED|None", "queued", "stopped", "Job 42 was cancelled in the cluster"),
+        ("42|CANCELLED|None", "running", "stopped", "Job 42 was cancelled in the cluster"),
+        ("42|TIMEOUT|TimeLimit", "running", "stopped", "Job 42 reached its time limit"),
         ("42|OUT_OF_MEMORY|None", "running", "failed", "more memory"),
         ("42|NODE_FAIL|None", "running", "lost", "lost its node"),
         ("41|RUNNING|None", "running", "lost", "without a final word"),
@@ -289,7 +289,7 @@ def test_what_a_person_stops_and_what_slurm_ends_or_refuses_is_not_queued_again(
     assert played.calls("scontrol") == [], "SLURM ends it, and decides"
     played.says("squeue", "42|CANCELLED|None\n")
     assert launch.attend(run) == "stopped"
-    assert peek(run).view.cause == "Job 42 was cancelled in the cluster."
+    assert peek(run).view.cause == "Job 42 was cancelled in the cluster"
 
     run.update_json(state="queued", ended=None)
     played.says("squeue", "42|RUNNING|None\n")
