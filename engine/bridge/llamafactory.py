@@ -477,7 +477,7 @@ KEYS: dict[str, Key] = {
     "quantization_device_map": unless_off("run.devices says on which GPUs a run works."),
     "fp8": flag({"kernels.quantization_aware": "fp8"}),
     "fp8_backend": nothing("FP8 products are torchao's."),
-    "fp8_enable_fsdp_float8_all_gather": unless_off("It counts with FSDP, which is not here yet."),
+    "fp8_enable_fsdp_float8_all_gather": unless_off("FSDP2 puts weights together in model.dtype here."),
     "image_max_pixels": same("data.max_pixels"),
     "image_min_pixels": same("data.min_pixels"),
     "image_do_pan_and_scan": unless_off(),
