@@ -76,3 +76,52 @@ def test_merged_experts_are_those_that_peft_merges(make_run: Make, tmp_path: Pat
         torch.testing.assert_close(ours[name], value, rtol=1e-6, atol=1e-6, msg=name)
         moved += "experts." in name and not torch.equal(before[name], ours[name])
     assert moved == 2 * (1 if family == "deepseek_v3" else 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_expert_has_its_own_adapter(make_run: Make, tmp_path: Path, family: str) -> None:
+    """Read here by the names of the base's files alone: W + alpha / r * B A gives the weights that PEFT merges."""
+    stabilised = family in ("olmoe", "gpt_oss")
+    run = make_run(family, adapter=on_experts(family, use_rslora=stabilised), **FAMILIES[family])
+    part = exported(run, tmp_path / "out", "adapter", per_expert=True)
+    assert part["parity"]["reader"] == "plain torch, expert by expert"
+    assert part["parity"]["logits_error"] < 1e-5
+    settings = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert not settings["target_parameters"]
+    assert not settings["use_rslora"]
+    adapter = load_file(tmp_path / "out/adapter_model.safetensors")
+    by_peft_ = by_peft(tmp_path / "base", run.checkpoints / "checkpoint-3")
+    weights = load_file(tmp_path / "base/model.safetensors")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "one for each expert" in card
+    if family == "gpt_oss":  # gate, up, gate, up, each expert's [in, out]
+        assert "the base's files hold the experts as one weight" in card
+        weights = {name: value for name, value in apart(weights).items()}
+        by_peft_ = apart(by_peft_)
+    else:
+        assert "such as vLLM" in card
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+        model.load_state_dict(by_peft_)
+        model.save_pretrained(tmp_path / "merged")
+        by_peft_ = load_file(tmp_path / "merged/model.safetensors")
+    stems = {key.removeprefix("base_model.model.").rpartition(".lora_")[0] for key in adapter}
+    assert len([stem for stem in stems if ".experts." in stem]) == 4 * 3 * (1 if family == "deepseek_v3" else 2)
+    for stem in stems:
+        a, b = (adapter[f"base_model.model.{stem}.lora_{each}.weight"] for each in "AB")
+        assert a.shape[0] == b.shape[1] == 4
+        ours = weights[f"{stem}.weight"] + settings["lora_alpha"] / settings["r"] * b @ a
+        torch.testing.assert_close(ours, by_peft_[f"{stem}.weight"], rtol=1e-5, atol=1e-6, msg=stem)
+
+
+def apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """gpt-oss's experts one by one."""
+    found = dict(weights)
+    for name, value in weights.items():
+        owner, _, leaf = name.rpartition(".")
+        for expert in range(4):
+            if leaf == "gate_up_proj":
+                found[f"{owner}.{expert}.gate_proj.weight"] = value[expert].T[0::2]
+                found[f"{owner}.{expert}.up_proj.weight"] = value[expert].T[1::2]
+            elif leaf == "down_proj":
+                found[f"{owner}.{expert}.down_proj.weight"] = value[expert].T
+    return found
