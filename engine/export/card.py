@@ -19,7 +19,13 @@ CURVES = ("loss", "eval_loss", "eval_reward", "reward", "mean_token_accuracy", "
 
 
 def card(
-    run: RunFolder, config: RunConfig, source: Path, form: str, parity: Mapping[str, Any], license: str, readers: str = ""
+    run: RunFolder,
+    config: RunConfig,
+    source: Path,
+    form: str,
+    parity: Mapping[str, Any],
+    license: str,
+    readers: str = "",
 ) -> str:
     """README.md of an artefact; `readers` says who opens one that not every reader of its form opens."""
     step = checkpoint.step_of(source)
@@ -56,9 +62,7 @@ def _trained(config: RunConfig) -> list[tuple[str, str]]:
     ]
     if adapter.kind == "lora":
         kind = "DoRA" if adapter.use_dora else "rsLoRA" if adapter.use_rslora else "LoRA"
-        rows.append(
-            ("adapter", f"{kind}, r {adapter.r}, alpha {adapter.lora_alpha}, on {_targets(adapter)}")
-        )
+        rows.append(("adapter", f"{kind}, r {adapter.r}, alpha {adapter.lora_alpha}, on {_targets(adapter)}"))
         if adapter.modules_to_save:
             rows.append(("trained whole", ", ".join(adapter.modules_to_save)))
     else:

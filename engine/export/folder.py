@@ -215,10 +215,10 @@ def write_adapter(model: Model, into: Path, report: Report, *, per_expert: bool 
     parity.refuse_little_memory(model.numbers)
     into.mkdir()
     _copy(at, into, TOKENIZER)
-    readers = ""
     if per_expert:
         report("Writing an adapter for each expert", 0, 1)
-        readers = ONE_BY_ONE if single.write(model.config, model.base, at, into) else AS_ONE_WEIGHT
+        cut = single.PerExpert.of(model.config, model.base, at)
+        cut.write(into)
     else:
         _copy(at, into, (model_files.ADAPTER_WEIGHTS, model_files.ADAPTER))
     content = model_files.read_json(into / model_files.ADAPTER)
@@ -228,13 +228,15 @@ def write_adapter(model: Model, into: Path, report: Report, *, per_expert: bool 
     _write_generation(model, into)
     report("Opening it again", 0, 1)
     found = _same_tokens(model, into, model.tokenizer)
-    exact = model.reference._replace(rounded=None)
+    exact, readers = model.reference._replace(rounded=None), ""
     if per_expert:
+        found = replace(found, reader=single.READER, weights=cut.compare(into))
         theirs = parity.outputs(single.open_again(model.config, model.base, into), model.inputs)
-        found = replace(found, reader=single.READER)
+        found = parity.judged(found, exact, theirs, parity.SAME_WEIGHTS)
+        readers = ONE_BY_ONE if cut.one_by_one else AS_ONE_WEIGHT
     else:
         theirs = parity.reference(model.config, model.base, into, model.inputs).trained
-    found = parity.judged(found, exact, theirs, parity.BOUNDS[torch.float32])
+        found = parity.judged(found, exact, theirs, parity.BOUNDS[torch.float32])
     _write_card(model, into, "adapter", found, readers)
     return found
 

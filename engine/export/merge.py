@@ -72,6 +72,18 @@ class Plan:
         a, b = (weights.get_tensor(keys[f"lora_{part}.default.weight"]) for part in "AB")
         return ExpertLoRA.from_peft(a, b, layer.num_experts, layer.scaling["default"])
 
+    def delta(self, path: str, weights: Any) -> torch.Tensor:
+        """What PEFT's own layer adds to a wrapped weight, [E, out, in] in float32."""
+        layer: Any = self.wrapped[path]
+        layer.to_empty(device="cpu")
+        try:
+            found = {part: weights.get_tensor(key).float() for part, key in self.low_rank[path].items()}
+            layer.load_state_dict(found, strict=False)
+            added: torch.Tensor = layer.get_delta_weight("default")
+            return added.mT if getattr(layer.get_base_layer(), "is_transposed", False) else added
+        finally:
+            layer.to_empty(device="meta")
+
 
 def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
     """What is to be merged where. Raises ModelError for what has no place in the base."""

@@ -43,8 +43,9 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """How far logits may be from the reference's, as a share of their size, by the number format of the artefact."""
 LONGEST = 256
-ROUNDED_ALIKE = 1e-2
-"""How far logits may be from those of the same weights, rounded alike."""
+SAME_WEIGHTS = 1e-2
+"""How far a mixture's logits may be from those of the same weights, added up in another order: a token whose router hesitates
+between two experts may get the other one."""
 
 
 class Reference(NamedTuple):
@@ -245,7 +246,7 @@ def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound
     against those of the weights rounded alike.
     """
     if ours.rounded is not None:
-        bound = min(bound, ROUNDED_ALIKE)
+        bound = min(bound, SAME_WEIGHTS)
     error = distance(ours.trained if ours.rounded is None else ours.rounded, theirs)
     if not error <= bound:
         raise differs(

@@ -55,41 +55,76 @@ def refuse_without_experts(adapter: Path) -> None:
         )
 
 
-def write(config: RunConfig, base: Path, adapter: Path, into: Path) -> bool:
-    """Writes adapter_model.safetensors and adapter_config.json into `into`; whether the base's files hold experts one by one.
+@dataclass(frozen=True)
+class PerExpert:
+    """An adapter in the checkpoint `adapter`, cut into one for each expert."""
 
-    Raises ModelError for experts that are laid out in an unknown way.
-    """
-    made = plan(config, base, adapter)
-    singles = dict(_singles(made))
-    with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights:
-        cut = {key for single in singles.values() for key in made.low_rank[single.path].values()}
-        whole = [key for key in weights.keys() if key not in cut]  # noqa: SIM118 - no mapping
-        shapes = {}
-        for key in whole:
-            part = weights.get_slice(key)
-            shapes[key] = model_files.Tensor(part.get_dtype(), tuple(part.get_shape()))
+    adapter: Path
+    made: Plan
+    singles: dict[str, Single]
+    """By the names of the projections."""
+
+    @classmethod
+    def of(cls, config: RunConfig, base: Path, adapter: Path) -> PerExpert:
+        """Raises ModelError for experts that are laid out in an unknown way."""
+        made = plan(config, base, adapter)
+        return cls(adapter, made, dict(_singles(made)))
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the base's files hold the experts one by one, so that the names are theirs."""
+        held = (share for path, share in self.made.shares.values() if self.made.wrapped[path].get_param().dim() == 3)
+        return all(share.expert is not None for share in held)
+
+    def write(self, into: Path) -> None:
+        """adapter_model.safetensors and adapter_config.json, a weight at a time."""
         names = {dtype: name for name, dtype in DTYPES.items()}
-        for stem, single in singles.items():
-            for kind, value in zip("AB", _factors(made, single, weights), strict=True):
-                shapes[f"{PREFIX}{stem}.lora_{kind}.weight"] = model_files.Tensor(
-                    names[value.dtype], tuple(value.shape)
-                )
+        with safe_open(self.adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights:
+            cut = {key for each in self.singles.values() for key in self.made.low_rank[each.path].values()}
+            whole = [key for key in weights.keys() if key not in cut]  # noqa: SIM118 - no mapping
+            shapes = {}
+            for key in whole:
+                part = weights.get_slice(key)
+                shapes[key] = model_files.Tensor(part.get_dtype(), tuple(part.get_shape()))
+            for stem, each in self.singles.items():
+                for key, value in zip(_keys(stem), _factors(self.made, each, weights), strict=True):
+                    shapes[key] = model_files.Tensor(names[value.dtype], tuple(value.shape))
 
-        def tensors() -> Iterator[torch.Tensor]:
-            yield from map(weights.get_tensor, whole)
-            for single in singles.values():
-                yield from _factors(made, single, weights)
+            def tensors() -> Iterator[torch.Tensor]:
+                yield from map(weights.get_tensor, whole)
+                for each in self.singles.values():
+                    yield from _factors(self.made, each, weights)
 
-        write_safetensors(into / model_files.ADAPTER_WEIGHTS, shapes, tensors())
-    settings = _settings(model_files.read_json(adapter / model_files.ADAPTER), made, singles)
-    (into / model_files.ADAPTER).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-    return all(share.expert is not None for path, share in made.shares.values() if _experts(made, path) > 1)
+            write_safetensors(into / model_files.ADAPTER_WEIGHTS, shapes, tensors())
+        settings = _settings(model_files.read_json(self.adapter / model_files.ADAPTER), self.made, self.singles)
+        (into / model_files.ADAPTER).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+
+    @torch.no_grad()
+    def compare(self, folder: Path) -> int:
+        """How many weights of experts are in `folder`, each of which adds what PEFT's own layer adds. Raises ParityError."""
+        scale = _scale(folder)
+        with (
+            safe_open(self.adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights,
+            safe_open(folder / model_files.ADAPTER_WEIGHTS, "pt") as written,
+        ):
+            for path in {each.path for each in self.singles.values()}:
+                whole = self.made.delta(path, weights)
+                largest = float(whole.abs().max())
+                for stem, each in ((stem, each) for stem, each in self.singles.items() if each.path == path):
+                    a, b = (written.get_tensor(key).float() for key in _keys(stem))
+                    wanted = whole[each.expert][each.rows]
+                    if not float((scale * (b @ a) - wanted).abs().max()) <= 1e-5 * largest:
+                        raise differs(READER, f"{visible(stem)} adds something else than the trained adapter")
+        return len(self.singles)
 
 
-def _experts(made: Plan, path: str) -> int:
-    """How many experts a weight with an adapter has; 1 for one of two dimensions, such as the router's."""
-    return int(made.wrapped[path].num_experts)
+def _keys(stem: str) -> tuple[str, str]:
+    return f"{PREFIX}{stem}.lora_A.weight", f"{PREFIX}{stem}.lora_B.weight"
+
+
+def _scale(folder: Path) -> float:
+    settings = model_files.read_json(folder / model_files.ADAPTER)
+    return float(settings["lora_alpha"] / settings["r"])
 
 
 def _singles(made: Plan) -> Iterator[tuple[str, Single]]:
@@ -114,7 +149,7 @@ def _singles(made: Plan) -> Iterator[tuple[str, Single]]:
         rows = {leaf: slice(None)}
         if leaf == "gate_up_proj":
             rows = dict(zip(("gate_proj", "up_proj"), _halves(module, layer.out_features), strict=True))
-        for expert in range(_experts(made, path)):
+        for expert in range(int(layer.num_experts)):
             for name, those in rows.items():
                 yield f"{owner}.{expert}.{name}", Single(path, expert, those)
 
@@ -149,8 +184,7 @@ def open_again(config: RunConfig, base: Path, folder: Path) -> Any:
     Raises ParityError for a name that has no place in the model.
     """
     model = trained_base(config, base, adapted=True)
-    settings = model_files.read_json(folder / model_files.ADAPTER)
-    scale = settings["lora_alpha"] / settings["r"]
+    scale = _scale(folder)
     experts = {
         name.rpartition(".")[0]: None
         for name, weight in model.named_parameters()

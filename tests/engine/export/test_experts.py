@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.errors import WorkbenchError
+from engine.errors import UsageError, WorkbenchError
 from engine.export.__main__ import _config
 from engine.export.folder import Model
 from engine.export.making import make
+from engine.export.merge import merge
+from engine.export.parity import ParityError
 from engine.export.places import source
+from engine.export.process import ENVIRONMENT, compared
+from engine.kernels.experts import ExpertLoRA
 from engine.run.store import RunFolder
+from tests.engine.export.test_merge import MEASURE
+from workbench.cli import export, push
 
 Make = Callable[..., RunFolder]
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -48,73 +58,71 @@ def on_experts(family: str, **more: Any) -> dict[str, Any]:
 
 
 def exported(run: RunFolder, into: Path, form: str = "safetensors", **asked: Any) -> dict[str, Any]:
-    return make(Model(source(run), _config(run)), form, into, asked, lambda *_: None)
-
-
-def by_peft(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().state_dict()
+    return make(Model(source(run), _config(run)), form, into, asked, quiet)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_merged_experts_are_those_that_peft_merges(make_run: Make, tmp_path: Path, family: str) -> None:
+def test_experts_leave_the_house(make_run: Make, tmp_path: Path, family: str) -> None:
+    """Merged they are what PEFT merges, in the base's own layout; one by one, W + alpha / r * B A gives the same."""
     stabilised = family in ("olmoe", "gpt_oss")
     run = make_run(family, adapter=on_experts(family, use_rslora=stabilised), sharded="40KB", **FAMILIES[family])
-    part = exported(run, tmp_path / "out")
-    assert part["parity"]["logits_error"] < 1e-5
-    assert part["parity"]["trained_effect"] > 0.01
+    model = Model(source(run), _config(run))
+    merged = make(model, "safetensors", tmp_path / "out", {}, quiet)["parity"]
+    cut = make(model, "adapter", tmp_path / "cut", {"per_expert": True}, quiet)["parity"]
+    layers = 1 if family == "deepseek_v3" else 2
+    assert max(merged["logits_error"], cut["logits_error"]) < 1e-5
+    assert merged["trained_effect"] > 0.01
+    assert cut["reader"] == "plain torch, expert by expert"
+    assert cut["weights"] == 4 * 3 * layers
+
     base, out = tmp_path / "base", tmp_path / "out"
-    assert json.loads((out / "model.safetensors.index.json").read_text())["weight_map"] == (
-        json.loads((base / "model.safetensors.index.json").read_text())["weight_map"]
-    ), "the base's own layout is kept"
+    before, after = everything(base), everything(out)
+    assert [(name, value.shape) for name, value in before.items()] == [
+        (name, value.shape) for name, value in after.items()
+    ]
     ours = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).state_dict()
-    before = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).state_dict()
-    theirs = by_peft(base, run.checkpoints / "checkpoint-3")
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    untouched = {name: value.clone() for name, value in plain.state_dict().items()}
+    theirs = PeftModel.from_pretrained(plain, str(run.checkpoints / "checkpoint-3")).merge_and_unload().state_dict()
     assert ours.keys() == theirs.keys()
-    moved = 0
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-6, atol=1e-6, msg=name)
-        moved += "experts." in name and not torch.equal(before[name], ours[name])
-    assert moved == 2 * (1 if family == "deepseek_v3" else 2)
+    moved = [name for name, value in ours.items() if ".experts." in name and not torch.equal(value, untouched[name])]
+    assert len(moved) == 2 * layers
 
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_expert_has_its_own_adapter(make_run: Make, tmp_path: Path, family: str) -> None:
-    """Read here by the names of the base's files alone: W + alpha / r * B A gives the weights that PEFT merges."""
-    stabilised = family in ("olmoe", "gpt_oss")
-    run = make_run(family, adapter=on_experts(family, use_rslora=stabilised), **FAMILIES[family])
-    part = exported(run, tmp_path / "out", "adapter", per_expert=True)
-    assert part["parity"]["reader"] == "plain torch, expert by expert"
-    assert part["parity"]["logits_error"] < 1e-5
-    settings = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    settings = json.loads((tmp_path / "cut/adapter_config.json").read_text())
     assert not settings["target_parameters"]
     assert not settings["use_rslora"]
-    adapter = load_file(tmp_path / "out/adapter_model.safetensors")
-    by_peft_ = by_peft(tmp_path / "base", run.checkpoints / "checkpoint-3")
-    weights = load_file(tmp_path / "base/model.safetensors")
-    card = (tmp_path / "out/README.md").read_text()
+    card = (tmp_path / "cut/README.md").read_text()
     assert "one for each expert" in card
-    if family == "gpt_oss":  # gate, up, gate, up, each expert's [in, out]
-        assert "the base's files hold the experts as one weight" in card
-        weights = {name: value for name, value in apart(weights).items()}
-        by_peft_ = apart(by_peft_)
-    else:
-        assert "such as vLLM" in card
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-        model.load_state_dict(by_peft_)
-        model.save_pretrained(tmp_path / "merged")
-        by_peft_ = load_file(tmp_path / "merged/model.safetensors")
+    assert ("the base's files hold the experts as one weight" in card) == (family == "gpt_oss")
+    if family == "gpt_oss":
+        before, after = apart(before), apart(after)
+    adapter = load_file(tmp_path / "cut/adapter_model.safetensors")
     stems = {key.removeprefix("base_model.model.").rpartition(".lora_")[0] for key in adapter}
-    assert len([stem for stem in stems if ".experts." in stem]) == 4 * 3 * (1 if family == "deepseek_v3" else 2)
+    assert len(stems) == 4 * 3 * layers + len(
+        [key for key in adapter if "_proj.lora_A" in key and ".experts." not in key]
+    )
     for stem in stems:
         a, b = (adapter[f"base_model.model.{stem}.lora_{each}.weight"] for each in "AB")
         assert a.shape[0] == b.shape[1] == 4
-        ours = weights[f"{stem}.weight"] + settings["lora_alpha"] / settings["r"] * b @ a
-        torch.testing.assert_close(ours, by_peft_[f"{stem}.weight"], rtol=1e-5, atol=1e-6, msg=stem)
+        added = settings["lora_alpha"] / settings["r"] * b @ a
+        torch.testing.assert_close(
+            before[f"{stem}.weight"] + added, after[f"{stem}.weight"], rtol=1e-5, atol=1e-6, msg=stem
+        )
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def everything(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a model folder, file by file."""
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
 def apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """gpt-oss's experts one by one."""
+    """gpt-oss's experts [E, in, out] one by one: gate, up, gate, up."""
     found = dict(weights)
     for name, value in weights.items():
         owner, _, leaf = name.rpartition(".")
@@ -125,3 +133,106 @@ def apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             elif leaf == "down_proj":
                 found[f"{owner}.{expert}.down_proj.weight"] = value[expert].T
     return found
+
+
+def test_a_mixture_in_16_bits_is_held_against_the_weights_rounded_alike(make_run: Make, tmp_path: Path) -> None:
+    """Rounding sends tokens of this one to other experts: its logits alone would not tell it from a wrong model."""
+    shape = {**FAMILIES["gpt_oss"], "dtype": torch.bfloat16}
+    parity = exported(make_run("gpt_oss", adapter=on_experts("gpt_oss"), **shape), tmp_path / "out")["parity"]
+    assert parity["logits_error"] < 1e-5
+    assert parity["rounding_effect"] > 0.06
+    assert "rounded alike, rounding moved them by" in compared(parity)
+
+
+def test_other_stored_forms_and_the_router(make_run: Make, tmp_path: Path) -> None:
+    """Experts that were saved as one weight, turned as older files have them; a router that the files name otherwise."""
+    run = make_run(
+        "mixtral", adapter=on_experts("mixtral", target_parameters=[*EXPERTS, "mlp.gate.weight"]), **FAMILIES["mixtral"]
+    )
+    assert exported(run, tmp_path / "named")["parity"]["logits_error"] < 1e-5
+    assert exported(run, tmp_path / "cut", "adapter", per_expert=True)["parity"]["logits_error"] < 1e-5
+    file = tmp_path / "base/model.safetensors"
+    AutoModelForCausalLM.from_pretrained(tmp_path / "base").save_pretrained(
+        tmp_path / "base", save_original_format=False
+    )
+    assert "model.layers.0.mlp.experts.down_proj" in load_file(file)
+    assert exported(run, tmp_path / "fused")["parity"]["logits_error"] < 1e-5
+    assert "model.layers.0.mlp.experts.down_proj" in load_file(tmp_path / "fused/model.safetensors")
+
+
+def test_wrong_factors_fail_the_comparison_and_leave_nothing(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("qwen3_moe", adapter=on_experts("qwen3_moe"), **FAMILIES["qwen3_moe"])
+
+    def expert_by_expert(cls: Any, a: torch.Tensor, b: torch.Tensor, experts: int, scale: float) -> Any:
+        return cls(a.view(experts, -1, a.shape[-1]), b.view(b.shape[0], experts, -1).permute(1, 0, 2), scale)
+
+    monkeypatch.setattr(ExpertLoRA, "from_peft", classmethod(expert_by_expert))
+    for form, why in (
+        ("safetensors", "logits are .* away"),
+        ("adapter", "adds something else than the trained adapter"),
+    ):
+        with pytest.raises(ParityError, match=why):
+            exported(run, tmp_path / "out", form, per_expert=form == "adapter")
+    assert sorted(os.listdir(tmp_path)) == ["base", "runs"]
+
+
+def test_what_is_not_served_is_a_sentence(make_run: Make, tmp_path: Path) -> None:
+    run = make_run("gpt_oss", adapter=on_experts("gpt_oss"), **FAMILIES["gpt_oss"])
+    file = tmp_path / "base/model.safetensors"
+    weights = load_file(file)
+    packed = {name.replace("gate_up_proj", "gate_up_proj_blocks"): value for name, value in weights.items()}
+    save_file(packed, file)
+    with pytest.raises(
+        WorkbenchError, match=r"layers\.0\.mlp\.experts\.gate_up_proj: .* packed in four bits"
+    ) as refused:
+        exported(run, tmp_path / "out")
+    assert "--to adapter" in refused.value.hint
+    save_file({name: value for name, value in weights.items() if "gate_up_proj" not in name}, file)
+    with pytest.raises(WorkbenchError, match="how the base's files hold this weight cannot be told"):
+        exported(run, tmp_path / "out")
+    save_file(weights, file)
+    adapter = run.checkpoints / "checkpoint-3/adapter_model.safetensors"
+    factors = load_file(adapter)
+    save_file({name: value[:-1] if "experts.lora_A" in name else value for name, value in factors.items()}, adapter)
+    with pytest.raises(
+        WorkbenchError, match=r"experts\.lora_A\.weight is \[15, \d+\], and the base's weight asks for \[16"
+    ):
+        merge(_config(run), tmp_path / "base", adapter.parent, tmp_path, quiet)
+    assert sorted(os.listdir(tmp_path)) == ["base", "runs"]
+
+
+def test_an_adapter_without_experts_is_not_cut(make_run: Make, tmp_path: Path) -> None:
+    run = make_run(adapter={})
+    with pytest.raises(WorkbenchError, match="--per-expert: this adapter is on no experts"):
+        exported(run, tmp_path / "out", "adapter", per_expert=True)
+    assert sorted(os.listdir(tmp_path)) == ["base", "runs"]
+    for command, more in ((export.command, ["--to", "gguf"]), (push.command, ["--to", "me/it"])):
+        told = CliRunner().invoke(command, [run.id, "--runs", str(run.path.parent), "--per-expert", *more])
+        assert isinstance(told.exception, UsageError)
+        assert "--per-expert: is for an adapter" in str(told.exception)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, as a device of Linux")
+def test_merging_experts_takes_the_memory_of_a_shard_and_a_layer(make_run: Make, tmp_path: Path) -> None:
+    shape = {
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 512,
+        "hidden_size": 512,
+        "head_dim": 64,
+    }
+    run = make_run(
+        "qwen3_moe", adapter=on_experts("qwen3_moe"), sharded="40MB", num_hidden_layers=6, dtype=torch.bfloat16, **shape
+    )
+    base = tmp_path / "base"
+    shards = [path.stat().st_size for path in base.glob("*.safetensors")]
+    assert sum(shards) > 3 * max(shards)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", MEASURE, str(run.path), str(base), str(tmp_path / "out")],
+        capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    before, peak = map(int, done.stdout.split())
+    layer = 4 * 16 * 3 * 512 * 512
+    assert peak - before < 1.3 * max(shards) + layer, f"{(peak - before) / 2**20:.0f} MiB"
