@@ -148,7 +148,7 @@ def _singles(made: Plan) -> Iterator[tuple[str, Single]]:
             )
         rows = {leaf: slice(None)}
         if leaf == "gate_up_proj":
-            rows = dict(zip(("gate_proj", "up_proj"), _halves(module, layer.out_features), strict=True))
+            rows = dict(zip(("gate_proj", "up_proj"), _halves(module, int(layer.out_features or 0)), strict=True))
         for expert in range(int(layer.num_experts)):
             for name, those in rows.items():
                 yield f"{owner}.{expert}.{name}", Single(path, expert, those)

@@ -14,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from engine import figures
+from engine.config.files import parse
 from engine.errors import WorkbenchError, redact, visible
 from engine.model_files import ADAPTER
 from engine.run import checkpoint, inside
@@ -62,6 +63,15 @@ def source(run: RunFolder, step: int | None = None, *, hashes: bool = True) -> S
                 f"run {name}: checkpoint-{step} cannot be taken along: it {reason}.", f"Checkpoints here: {known}."
             )
     return Source(run, found, inside.exists(run, found / ADAPTER))
+
+
+def adapts_experts(run: RunFolder) -> bool:
+    """Whether the run's adapter is on experts that are one weight, as far as its config can be read."""
+    try:
+        adapter = parse(run.read_config(), path=run.config).mapping.get("adapter")
+    except WorkbenchError:
+        return False
+    return isinstance(adapter, dict) and bool(adapter.get("target_parameters"))
 
 
 def steps(run: RunFolder) -> list[int]:
