@@ -17,11 +17,11 @@ import torch
 from safetensors import safe_open
 
 from engine import model_files
-from engine.config.kinds import LOADERS
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
-from engine.export.stored import Share, shares, stored_name
+from engine.export.parity import loader_of
+from engine.export.stored import Share, is_turned, shares, stored_name
 from engine.kernels.experts import ExpertLoRA
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Plan:
 
     skeleton: torch.nn.Module
     """The model with its adapter's layers, without memory (on the meta device)."""
+    bare: torch.nn.Module
+    """The model without them, as its weights' own names are."""
     layers: dict[str, LoraLayer]
     """Layers with an adapter by their path."""
     trained: dict[str, str]
@@ -56,15 +58,10 @@ class Plan:
     wrapped: dict[str, ParamWrapper] = field(default_factory=dict)
     """What PEFT's `target_parameters` made by its path: an adapter on a weight, not on a layer."""
     shares: dict[str, tuple[str, Share]] = field(default_factory=dict)
-    """By its name in the files, what a weight there holds of one with such an adapter, by that one's path in `wrapped`."""
+    """By its name in the files, what a weight there holds of one with such an adapter, by that one's path in `wrapped`, or of
+    experts that were trained whole, by their name in `trained`."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Other weights that the files name otherwise than the model: name in the files to name in the model."""
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model in the adapter's layers."""
-        found: torch.nn.Module = self.skeleton.get_base_model()  # type: ignore[operator]
-        return found
 
     def factors(self, path: str, weights: Any) -> ExpertLoRA:
         """The adapter of a wrapped weight, as views of its file `weights`."""
@@ -99,7 +96,7 @@ def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
     with torch.device("meta"):
         if labels is not None:
             shape.num_labels = labels
-        loader = getattr(transformers, LOADERS[head])
+        loader = loader_of(config, base)
         model, bare = (loader.from_config(shape, dtype=torch.float32) for _ in range(2))
     tied = _tied(model)
     quantized = _quantized(config, model)
@@ -137,9 +134,12 @@ def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
     for path, each in wrapped.items():
         name = f"{path.replace('.base_layer', '')}.{each.parameter_name}"
         held |= {there: (path, share) for there, share in shares(bare, name, stored).items()}
+    for name in trained:
+        if name not in stored and dict(bare.named_parameters()).get(name, torch.empty(0)).ndim == 3:
+            held |= {there: (name, share) for there, share in shares(bare, name, stored).items()}
     names = [*trained, *(f"{path}.weight" for path in layers)]
     renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
-    return Plan(skeleton, layers, trained, low_rank, quantized, tied, wrapped, held, renamed)
+    return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed)
 
 
 def _refuse_other_shape(layer: ParamWrapper | None, parameter: str, key: str, file: Any) -> None:
@@ -246,20 +246,20 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
 def _extra(made: Plan, stored: Mapping[str, model_files.Tensor]) -> dict[str, str]:
     """Weights that the base's files do not hold, by name: the weight they begin as, or nothing for a new head."""
     added: dict[str, str] = {}
+    known = {*made.renamed.values(), *(path for path, _ in made.shares.values())}
     if made.tied is not None:
         embedding, head = made.tied
         there, lacking = (embedding, head) if embedding in stored else (head, embedding)
         if lacking not in stored:
             added[lacking] = there
     for name in made.trained:
-        if name not in stored and name not in added and name not in made.renamed.values():
+        if name not in stored and name not in added and name not in known:
             added[name] = ""
     return added
 
 
 def _refuse_left_over(made: Plan, stored: Mapping[str, Any], added: Mapping[str, str]) -> None:
-    known = dict(made.model.state_dict())
-    plain = {name.replace(".base_layer", "").replace(".original_module", "") for name in known}
+    plain = made.bare.state_dict()
     there = {*stored, *added, *made.renamed.values()}
     for path in made.layers:
         if f"{path}.weight" not in there:
@@ -314,6 +314,10 @@ def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weigh
 def _with_experts(made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
     """A weight of the files [E, out, in], or of one expert, with its adapter: one expert at a time is in float32."""
     path, share = made.shares[name]
+    if path in made.trained:
+        whole = weights.get_tensor(made.trained[path])
+        rows = share.of(whole.mT if is_turned(made.bare, path) else whole)
+        return (rows.mT if share.turned else rows).to(value.dtype).contiguous()
     lora = made.factors(path, weights)
     a, b = lora.a if share.expert is None else lora.a[share.expert], share.of(lora.b)
     merged = torch.empty_like(value)

@@ -73,8 +73,8 @@ class PerExpert:
     @property
     def one_by_one(self) -> bool:
         """Whether the base's files hold the experts one by one, so that the names are theirs."""
-        held = (share for path, share in self.made.shares.values() if self.made.wrapped[path].get_param().dim() == 3)
-        return all(share.expert is not None for share in held)
+        cut = {each.path for each in self.singles.values()}
+        return all(share.expert is not None for path, share in self.made.shares.values() if path in cut)
 
     def write(self, into: Path) -> None:
         """adapter_model.safetensors and adapter_config.json, a weight at a time."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from engine import figures
-from engine.config.files import parse
 from engine.errors import WorkbenchError, redact, visible
 from engine.model_files import ADAPTER
 from engine.run import checkpoint, inside
@@ -67,6 +66,8 @@ def source(run: RunFolder, step: int | None = None, *, hashes: bool = True) -> S
 
 def adapts_experts(run: RunFolder) -> bool:
     """Whether the run's adapter is on experts that are one weight, as far as its config can be read."""
+    from engine.config.files import parse  # a screen that lists forms is light without it
+
     try:
         adapter = parse(run.read_config(), path=run.config).mapping.get("adapter")
     except WorkbenchError:

@@ -50,6 +50,28 @@ def make_run(tmp_path: Path, shared_data: Path) -> Make:
     return make
 
 
+def run_that_sees(root: Path, base: Path, adapter: dict[str, Any]) -> RunFolder:
+    """A run of a model with a processor, whose adapter says something."""
+    import json
+
+    from transformers import AutoModelForImageTextToText
+
+    from engine.models.load import load_processing_class
+    from engine.rules import read
+
+    settings = {
+        "model": {"name": str(base), "dtype": "float32"}, "data": {"train": [{"path": "rows.jsonl"}]},
+        "adapter": {"kind": "lora", "r": 4, **adapter},
+    }  # fmt: skip
+    run = store.create(root / "runs", json.dumps(settings), {"name": "taken"})
+    tmp = checkpoint.begin(run, 3)
+    save(tmp, AutoModelForImageTextToText.from_pretrained(base), {"r": 4, **adapter}, "sft")
+    load_processing_class(read(settings).config).save_pretrained(tmp)
+    checkpoint.commit(tmp, {"versions": {"peft": "0"}})
+    run.update_json(state="finished")
+    return run
+
+
 def build(base: Path, family: str, tokenizer: Path, dtype: torch.dtype, sharded: str, shape: dict[str, Any]) -> Any:
     """A model folder of the family with first weights, and its tokenizer."""
     import transformers

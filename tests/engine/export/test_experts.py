@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import UsageError, WorkbenchError
 from engine.export.__main__ import _config
@@ -25,6 +25,9 @@ from engine.export.places import source
 from engine.export.process import compared
 from engine.kernels.experts import ExpertLoRA
 from engine.run.store import RunFolder
+from tests.engine.export.conftest import run_that_sees
+from tests.engine.features.families import made
+from tests.engine.seeing import qwen2_5_vl
 from workbench.cli import export, push
 
 Make = Callable[..., RunFolder]
@@ -142,7 +145,7 @@ def test_a_mixture_in_16_bits_is_held_against_the_weights_rounded_alike(make_run
 
 
 def test_other_stored_forms_and_the_router(make_run: Make, tmp_path: Path) -> None:
-    """Experts that were saved as one weight, turned as older files have them; a router that the files name otherwise."""
+    """A router that the files name otherwise; experts that were saved as one weight; experts that were trained whole."""
     run = make_run(
         "mixtral", adapter=on_experts("mixtral", target_parameters=[*EXPERTS, "mlp.gate.weight"]), **FAMILIES["mixtral"]
     )
@@ -155,6 +158,33 @@ def test_other_stored_forms_and_the_router(make_run: Make, tmp_path: Path) -> No
     assert "model.layers.0.mlp.experts.down_proj" in load_file(file)
     assert exported(run, tmp_path / "fused")["parity"]["logits_error"] < 1e-5
     assert "model.layers.0.mlp.experts.down_proj" in load_file(tmp_path / "fused/model.safetensors")
+    whole = make_run(
+        "gpt_oss", adapter={"target_modules": ["q_proj"], "modules_to_save": ["experts"]}, **FAMILIES["gpt_oss"]
+    )
+    assert exported(whole, tmp_path / "trained")["parity"]["logits_error"] < 1e-5
+    whole = make_run(
+        "mixtral", adapter={"target_modules": ["q_proj"], "modules_to_save": ["experts"]}, **FAMILIES["mixtral"]
+    )
+    assert exported(whole, tmp_path / "whole")["parity"]["logits_error"] < 1e-5
+    assert "model.layers.0.block_sparse_moe.experts.3.w2.weight" in load_file(tmp_path / "whole/model.safetensors")
+
+
+def test_experts_whose_files_have_them_turned(tmp_path: Path, shared_data: Path) -> None:
+    """Older files of Qwen3-VL-MoE hold [E, in, out], which transformers turns where the shape tells."""
+    base = qwen2_5_vl(shared_data / "tokenizers/minimind", tmp_path / "base")
+    shape = {"vocab_size": len(AutoTokenizer.from_pretrained(base)), "bos_token_id": 1, "eos_token_id": 2}
+    model = made("qwen3_vl_moe", moe_intermediate_size=24, initializer_range=0.1, **shape)
+    model.save_pretrained(base)
+    file = base / "model.safetensors"
+    save_file(
+        {name: value.mT.contiguous() if ".experts." in name else value for name, value in load_file(file).items()}, file
+    )
+    run = run_that_sees(tmp_path, base, {"target_modules": ["q_proj"], "target_parameters": EXPERTS})
+    parity = exported(run, tmp_path / "out")["parity"]
+    assert parity["logits_error"] < 1e-5
+    assert parity["trained_effect"] > 0.01
+    after = load_file(tmp_path / "out/model.safetensors")
+    assert after["model.language_model.layers.1.mlp.experts.gate_up_proj"].shape == (4, 32, 48)
 
 
 def test_wrong_factors_fail_the_comparison_and_leave_nothing(

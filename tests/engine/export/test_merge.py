@@ -26,6 +26,8 @@ from engine.export.places import source
 from engine.export.process import ENVIRONMENT
 from engine.run import checkpoint
 from engine.run.store import RunFolder
+from tests.engine.export.conftest import run_that_sees
+from tests.engine.seeing import qwen2_5_vl
 
 Make = Callable[..., RunFolder]
 
@@ -85,6 +87,18 @@ def test_a_quantized_base_is_merged_as_training_saw_it(make_run: Make, tmp_path:
     weights, base = load_file(tmp_path / "out/model.safetensors"), load_file(tmp_path / "base/model.safetensors")
     assert torch.equal(weights["lm_head.weight"], base["lm_head.weight"]), "the head is not quantized"
     assert not torch.equal(weights["model.embed_tokens.weight"][:1], weights["lm_head.weight"][:1])
+
+
+def test_a_model_that_sees_is_merged_by_the_names_of_its_files(tmp_path: Path, shared_data: Path) -> None:
+    base = qwen2_5_vl(shared_data / "tokenizers/minimind", tmp_path / "base")
+    run = run_that_sees(tmp_path, base, {"target_modules": ["q_proj", "down_proj"]})
+    part = merged(run, tmp_path / "out")
+    assert part["parity"]["logits_error"] < 1e-5
+    assert part["parity"]["trained_effect"] > 0.01
+    before, after = load_file(base / "model.safetensors"), load_file(tmp_path / "out/model.safetensors")
+    changed = {name.split(".")[-2] for name, value in after.items() if not torch.equal(before[name], value)}
+    assert changed == {"q_proj", "down_proj"}
+    assert "model.layers.0.self_attn.q_proj.weight" in after, "in memory it is below model.language_model"
 
 
 def test_one_wrong_weight_fails_the_comparison_and_leaves_nothing(
