@@ -85,7 +85,10 @@ class ExportScreen(Dialog[None]):
         for form, words in FORMS.items():
             name = f"{form} {self._quant}" if form == "gguf" else form
             if form == "adapter" and self._per_expert:
-                name = "adapter, one for each expert"
+                name, words = (
+                    "adapter, one for each expert",
+                    "the adapter alone, for servers that ask for each expert's own",
+                )
             room_is_needed = self._export is not None or self._done
             title = Content.assemble(
                 (f"{on_ if form in self._ticked else off} {name}", "bold"), "" if room_is_needed else f"\n  {words}"
