@@ -82,8 +82,9 @@ class Plan:
             layer.to_empty(device="meta")
 
 
-def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
-    """What is to be merged where. Raises ModelError for what has no place in the base."""
+def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) -> Plan:
+    """What is to be merged where. Raises ModelError for what has no place in the base; where the adapter is only read, not for
+    experts that the base's files hold in a form which nothing is merged into."""
     import transformers
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
@@ -133,8 +134,12 @@ def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
     held: dict[str, tuple[str, Share]] = {}
     for path, each in wrapped.items():
         name = f"{path.replace('.base_layer', '')}.{each.parameter_name}"
-        held |= {there: (path, share) for there, share in shares(bare, name, stored).items()}
-    for name in trained:
+        try:
+            held |= {there: (path, share) for there, share in shares(bare, name, stored).items()}
+        except ModelError:
+            if merging:
+                raise
+    for name in trained if merging else ():
         if name not in stored and dict(bare.named_parameters()).get(name, torch.empty(0)).ndim == 3:
             held |= {there: (name, share) for there, share in shares(bare, name, stored).items()}
     names = [*trained, *(f"{path}.weight" for path in layers)]

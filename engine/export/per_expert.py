@@ -44,15 +44,19 @@ def refuse_without_experts(adapter: Path) -> None:
     """Raises WorkbenchError for an adapter without experts, or one whose experts differ in rank or alpha."""
     settings = model_files.read_json(adapter / model_files.ADAPTER)
     if not settings.get("target_parameters"):
-        raise WorkbenchError(
-            "--per-expert: this adapter is on no experts that are one weight (adapter.target_parameters).",
-            "Export it as it is: leave --per-expert out.",
-        )
+        raise _without_experts()
     if settings.get("rank_pattern") or settings.get("alpha_pattern"):
         raise WorkbenchError(
             "--per-expert: the adapter's rank or alpha differs from layer to layer (rank_pattern, alpha_pattern).",
             "Export it as it is: leave --per-expert out.",
         )
+
+
+def _without_experts() -> WorkbenchError:
+    return WorkbenchError(
+        "--per-expert: this adapter is on no experts that are one weight (adapter.target_parameters).",
+        "Export it as it is: leave --per-expert out.",
+    )
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,17 @@ class PerExpert:
 
     @classmethod
     def of(cls, config: RunConfig, base: Path, adapter: Path) -> PerExpert:
-        """Raises ModelError for experts that are laid out in an unknown way."""
-        made = plan(config, base, adapter)
-        return cls(adapter, made, dict(_singles(made)))
+        """Raises ModelError for experts that are laid out in an unknown way, WorkbenchError where there are none."""
+        made = plan(config, base, adapter, merging=False)
+        if not (singles := dict(_singles(made))):
+            raise _without_experts()
+        return cls(adapter, made, singles)
 
     @property
     def one_by_one(self) -> bool:
         """Whether the base's files hold the experts one by one, so that the names are theirs."""
-        cut = {each.path for each in self.singles.values()}
-        return all(share.expert is not None for path, share in self.made.shares.values() if path in cut)
+        held = {path for path, share in self.made.shares.values() if share.expert is not None}
+        return {each.path for each in self.singles.values()} <= held
 
     def write(self, into: Path) -> None:
         """adapter_model.safetensors and adapter_config.json, a weight at a time."""
@@ -134,7 +140,7 @@ def _singles(made: Plan) -> Iterator[tuple[str, Single]]:
         if layer.get_param().dim() == 2:
             continue  # a router's weight: its adapter is that of any layer
         held = [(name, share) for name, (of, share) in made.shares.items() if of == path]
-        if all(share.expert is not None for _, share in held):
+        if held and all(share.expert is not None for _, share in held):
             for name, share in held:
                 assert share.expert is not None
                 yield name.removesuffix(".weight"), Single(path, share.expert, share.rows)

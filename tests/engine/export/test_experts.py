@@ -21,6 +21,7 @@ from engine.export.folder import Model
 from engine.export.making import make
 from engine.export.merge import merge
 from engine.export.parity import ParityError
+from engine.export.per_expert import PerExpert
 from engine.export.places import source
 from engine.export.process import compared
 from engine.kernels.experts import ExpertLoRA
@@ -216,6 +217,9 @@ def test_what_is_not_served_is_a_sentence(make_run: Make, tmp_path: Path) -> Non
     ) as refused:
         exported(run, tmp_path / "out")
     assert "--to adapter" in refused.value.hint
+    cut = PerExpert.of(_config(run), tmp_path / "base", run.checkpoints / "checkpoint-3")
+    assert len(cut.singles) == 4 * 3 * 2, "an adapter is written whatever holds the base's experts"
+    assert not cut.one_by_one
     save_file({name: value for name, value in weights.items() if "gate_up_proj" not in name}, file)
     with pytest.raises(WorkbenchError, match="how the base's files hold this weight cannot be told"):
         exported(run, tmp_path / "out")
@@ -231,9 +235,10 @@ def test_what_is_not_served_is_a_sentence(make_run: Make, tmp_path: Path) -> Non
 
 
 def test_an_adapter_without_experts_is_not_cut(make_run: Make, tmp_path: Path) -> None:
-    run = make_run(adapter={})
-    with pytest.raises(WorkbenchError, match="--per-expert: this adapter is on no experts"):
-        exported(run, tmp_path / "out", "adapter", per_expert=True)
+    only = {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]}
+    for run in (make_run(adapter={}), make_run("mixtral", adapter=only, **FAMILIES["mixtral"])):
+        with pytest.raises(WorkbenchError, match="--per-expert: this adapter is on no experts"):
+            exported(run, tmp_path / "out", "adapter", per_expert=True)
     assert sorted(os.listdir(tmp_path)) == ["base", "runs"]
     for command, more in ((export.command, ["--to", "gguf"]), (push.command, ["--to", "me/it"])):
         told = CliRunner().invoke(command, [run.id, "--runs", str(run.path.parent), "--per-expert", *more])
