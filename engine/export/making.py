@@ -28,13 +28,15 @@ def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Re
         from engine.export.to_gguf import refuse_early
 
         refuse_early(asked["quant"])
-    with placed(place, _bytes(model, form)) as part:
+    with placed(place, _bytes(model, form, form == "adapter" and asked.get("per_expert", False))) as part:
         if form == "modelfile":
             found = _modelfile(model, part, asked)
         elif form == "gguf":
             found = _gguf(model, place, part, asked, report)
+        elif form == "adapter":
+            found = write_adapter(model, part, report, per_expert=asked.get("per_expert", False))
         else:
-            found = {"safetensors": write_model, "adapter": write_adapter}[form](model, part, report)
+            found = write_model(model, part, report)
     return {
         "form": form,
         "path": str(place),
@@ -44,12 +46,13 @@ def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Re
     }
 
 
-def _bytes(model: Model, form: str) -> int:
-    """Room that a part needs while it is made: a GGUF of an adapter also that of the merged folder."""
+def _bytes(model: Model, form: str, per_expert: bool) -> int:
+    """Room that a part needs while it is made: a GGUF of an adapter also that of the merged folder; where each expert has its
+    own adapter, what gate and up share is there twice."""
     if form == "modelfile":
         return 1 << 20
     whole = bytes_of(model, "adapter" if form == "adapter" else "safetensors")
-    return 2 * whole if form == "gguf" else whole
+    return 2 * whole if form == "gguf" or per_expert else whole
 
 
 def _gguf(model: Model, place: Path, part: Path, asked: dict[str, Any], report: Report) -> Parity:

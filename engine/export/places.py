@@ -64,6 +64,17 @@ def source(run: RunFolder, step: int | None = None, *, hashes: bool = True) -> S
     return Source(run, found, inside.exists(run, found / ADAPTER))
 
 
+def adapts_experts(run: RunFolder) -> bool:
+    """Whether the run's adapter is on experts that are one weight, as far as its config can be read."""
+    from engine.config.files import parse  # a screen that lists forms is light without it
+
+    try:
+        adapter = parse(run.read_config(), path=run.config).mapping.get("adapter")
+    except WorkbenchError:
+        return False
+    return isinstance(adapter, dict) and bool(adapter.get("target_parameters"))
+
+
 def steps(run: RunFolder) -> list[int]:
     """The steps of the checkpoints that are there, in order."""
     try:

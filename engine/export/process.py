@@ -45,6 +45,8 @@ def compared(parity: dict[str, Any]) -> str:
         words += f": {parity['prompts']} prompts and {parity['probes']} texts are the same"
     if parity["logits_error"] is not None:
         words += f", logits differ by {percent(parity['logits_error'], 3)} of their size (at most {percent(parity['bound'], 2)})"
+        if parity["rounding_effect"] is not None:
+            words += f" from those of the trained weights rounded alike, rounding moved them by {percent(parity['rounding_effect'], 1)}"
         if parity["trained_effect"] is not None:
             words += f", training moved them by {percent(parity['trained_effect'], 1)}"
     return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."
