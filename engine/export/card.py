@@ -105,7 +105,8 @@ def _copy(form: str, parity: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             (
                 "logits against the trained model",
-                f"{parity['logits_error']:.2g} of their size apart, at most {parity['bound']:g} allowed",
+                f"{parity['logits_error']:.2g} of their size apart"
+                + ("" if parity.get("bound") is None else f", at most {parity['bound']:g} allowed"),
             )
         )
     rows.append(("same prompts and ids", f"{parity.get('prompts', 0)} conversations, {parity.get('probes', 0)} texts"))
