@@ -116,7 +116,8 @@ def _copy(form: str, parity: Mapping[str, Any], readers: str) -> list[tuple[str,
         rows.append(
             (
                 f"logits against the trained model{'' if rounded is None else ', rounded alike'}",
-                f"{parity['logits_error']:.2g} of their size apart, at most {parity['bound']:g} allowed",
+                f"{parity['logits_error']:.2g} of their size apart"
+                + ("" if parity.get("bound") is None else f", at most {parity['bound']:g} allowed"),
             )
         )
         if rounded is not None:

@@ -29,7 +29,9 @@ FORMS = {
 QUANTS = ("F16", "BF16", "Q8_0")
 """Number formats of a GGUF that need no other program."""
 K_QUANTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_XS", "Q4_0")
-"""Those that llama.cpp's `llama-quantize` makes."""
+"""Those that llama.cpp makes, by its program `llama-quantize` or the package `llama-cpp-python`."""
+
+COMMON_K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
 
 
 @dataclass(frozen=True)

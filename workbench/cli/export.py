@@ -21,7 +21,12 @@ from workbench.cli.taking_along import absolute, ended, followed
     "--checkpoint", "step", type=int, metavar="N", help="The checkpoint of step N; else the newest whole one."
 )
 @click.option("-o", "--output", "output", type=click.Path(path_type=Path), help="The folder; else RUN-export here.")
-@click.option("--quant", default="F16", metavar="FORMAT", help="Of a GGUF: F16, BF16 or Q8_0.")
+@click.option(
+    "--quant",
+    default="F16",
+    metavar="FORMAT",
+    help="Of a GGUF: F16, BF16, Q8_0; with llama.cpp also Q4_K_M and others.",
+)
 @click.option("--per-expert", is_flag=True, help="Of an adapter on a mixture: one for each expert, as vLLM reads them.")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
@@ -39,7 +44,7 @@ def command(
 
     \b
     workbench export my-0001 --to safetensors
-    workbench export my-0001 --to gguf --quant Q8_0 --to modelfile
+    workbench export my-0001 --to gguf --quant Q4_K_M --to modelfile
     workbench export my-0001 --to adapter -o small
     workbench export my-0001 --to adapter --per-expert
     """

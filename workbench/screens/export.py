@@ -18,7 +18,8 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from engine.errors import WorkbenchError, redact, visible
-from engine.export.places import FORMS, QUANTS, adapts_experts, places, refuse_existing
+from engine.export.llama_cpp import makes_k_quants
+from engine.export.places import COMMON_K_QUANTS, FORMS, QUANTS, adapts_experts, places, refuse_existing
 from engine.export.process import Export, part_words, request
 from engine.figures import progress
 from engine.run.store import RunFolder
@@ -114,7 +115,8 @@ class ExportScreen(Dialog[None]):
     def action_format(self) -> None:
         """The next number format of a GGUF."""
         if self._export is None:
-            self._quant = QUANTS[(QUANTS.index(self._quant) + 1) % len(QUANTS)]
+            known = (*QUANTS, *(COMMON_K_QUANTS if makes_k_quants() else ()))
+            self._quant = known[(known.index(self._quant) + 1) % len(known)]
             self._draw()
 
     def action_per_expert(self) -> None:
