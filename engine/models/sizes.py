@@ -14,5 +14,7 @@ def weights_in(parameter: Any) -> int:
 
 def format_of(parameter: Any) -> str:
     """The name of the numbers' format: `nf4` and the like where they are packed, else the tensor's own."""
+    if isinstance(form := getattr(parameter, "form", None), tuple):  # of packed experts
+        return str(form[0])
     state = getattr(parameter, "quant_state", None)
     return str(parameter.dtype).removeprefix("torch.") if state is None else str(state.quant_type)
