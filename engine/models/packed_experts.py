@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.core_model_loading import ConversionOps, WeightConverter
-from transformers.quantizers import register_quantizer
+from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 from transformers.utils.quantization_config import QuantizationMethod
@@ -39,21 +39,19 @@ def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, PackedExperts]
     return ((name, weight) for name, weight in model.named_parameters() if isinstance(weight, PackedExperts))
 
 
-class _PacksExperts:
+class _PacksExperts(HfQuantizer):
     """What both quantizers do beside their own work."""
-
-    quantization_config: BitsAndBytesConfig
 
     def __init__(self, asked: BitsAndBytesConfig, **more: Any) -> None:
         asked.quant_method = QuantizationMethod.BITS_AND_BYTES  # what transformers, PEFT and TRL know such a model by
-        super().__init__(asked, **more)  # type: ignore[call-arg]
+        super().__init__(asked, **more)
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **more: Any) -> bool:
-        of_linears = super().param_needs_quantization(model, param_name, **more)  # type: ignore[misc]
+        of_linears = super().param_needs_quantization(model, param_name, **more)
         return bool(of_linears or _is_experts(model, param_name))
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
-        found = super().update_weight_conversions(weight_conversions, model)  # type: ignore[misc]
+        found = super().update_weight_conversions(weight_conversions, model)
         ends = {name.rpartition(".experts.")[2] for name, _ in model.named_parameters() if _is_experts(model, name)}
         known = [each for each in found if isinstance(each, WeightConverter) and _makes(each, ends)]
         ours = [_OneByOne.of(each) for each in known]
@@ -61,15 +59,15 @@ class _PacksExperts:
         as_stored = [_OneByOne(f".experts.{end}", f".experts.{end}", [_AsStored()]) for end in sorted(ends)]
         return [each for each in found if each not in known] + ours + as_stored
 
-    def _process_model_before_weight_loading(self, model: PreTrainedModel, **more: Any) -> None:
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, device_map: Any = None, **more: Any) -> None:
         for name, weight in model.named_parameters():
             if ".experts." in name and weight.dim() == 3:
                 _refuse(model.get_submodule(name.rpartition(".")[0]), _is_experts(model, name))
-        super()._process_model_before_weight_loading(model, **more)  # type: ignore[misc]
+        super()._process_model_before_weight_loading(model, device_map=device_map, **more)
 
     def get_quantize_ops(self) -> ConversionOps:
-        kind = self.quantization_config.bnb_4bit_quant_type if self.quantization_config.load_in_4bit else "int8"
-        return _Pack(super().get_quantize_ops(), kind)  # type: ignore[misc]
+        asked: Any = self.quantization_config
+        return _Pack(super().get_quantize_ops(), asked.bnb_4bit_quant_type if asked.load_in_4bit else "int8")
 
 
 @register_quantizer(_BY.format(4))
@@ -118,7 +116,9 @@ class _Experts:
 class _AsStored(ConversionOps):
     """Nothing to do."""
 
-    def convert(self, input_dict: dict[str, Any], target_patterns: list[str], **more: Any) -> dict[str, Any]:
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **more: Any
+    ) -> dict[str, Any]:
         (found,) = input_dict.values()
         return {target_patterns[0]: found[0] if isinstance(found, list) else found}
 
@@ -134,16 +134,9 @@ class _OneByOne(WeightConverter):
 
     @classmethod
     def of(cls, other: WeightConverter) -> _OneByOne:
-        made = cls(
-            list(other._original_source_patterns), list(other._original_target_patterns), list(other.operations)
-        )
+        made = cls(list(other._original_source_patterns), list(other._original_target_patterns), list(other.operations))
         made.scope_prefix, made.base_model_prefix = other.scope_prefix, other.base_model_prefix
         return made
-
-    def materialize_tensors(self) -> dict[str, Any]:
-        """What lies in the files, unread."""
-        collected = {key: self.collected_tensors.pop(key) for key in list(self.collected_tensors)}
-        return collected
 
     def convert(
         self, layer_name: str, model: Any = None, config: Any = None, hf_quantizer: Any = None, loading_info: Any = None
@@ -151,7 +144,7 @@ class _OneByOne(WeightConverter):
         """The packed weight by its name, or what the plain conversion makes of a weight that is not to be packed."""
         if self.quantization_operation is None:
             return super().convert(layer_name, model, config, hf_quantizer, loading_info)
-        read = {key: [_Reader(job) for job in jobs] for key, jobs in self.materialize_tensors().items()}
+        read = {key: [_Reader(job) for job in jobs] for key, jobs in self.collected_tensors.items()}
         count, *sides = model.get_parameter(layer_name).shape
         # Some conversions look at the weight to see whether the file has it turned.
         alone = SimpleNamespace(get_parameter=lambda name: torch.empty(1, *sides, device="meta"))
@@ -167,7 +160,8 @@ class _OneByOne(WeightConverter):
             made = made[0] if isinstance(made, list) else made
             return made[0] if made.dim() == 3 else made
 
-        return self.quantization_operation.convert({layer_name: _Experts(count, expert)}, model=model)
+        given = {layer_name: _Experts(count, expert)}
+        return self.quantization_operation.convert(given, self.source_patterns, self.target_patterns, model=model)
 
 
 class _Reader:
@@ -203,13 +197,16 @@ class _Pack(ConversionOps):
     def __init__(self, of_linears: ConversionOps, kind: str) -> None:
         self.of_linears, self.kind = of_linears, kind
 
-    def convert(self, input_dict: dict[str, Any], model: Any = None, **more: Any) -> dict[str, Any]:
-        found = {}
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **more: Any
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for name, value in input_dict.items():
             if not isinstance(value, _Experts):
-                found |= self.of_linears.convert({name: value}, model=model, **more)
+                patterns = {"source_patterns": source_patterns, "target_patterns": target_patterns}
+                found |= self.of_linears.convert({name: value}, **patterns, **more)
                 continue
-            packer = Packer(value.count, self.kind, model.get_parameter(name).dtype)
+            packer = Packer(value.count, self.kind, more["model"].get_parameter(name).dtype)
             for number in range(value.count):
                 packer.add(value.read(number))
             found[name] = torch.nn.Parameter(packer.done(), requires_grad=False)

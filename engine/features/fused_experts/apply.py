@@ -107,7 +107,9 @@ def fuse(found: list[Block], setting: FieldSpec = SETTING) -> Callable[[], None]
         gate = gate_of(block.experts)
         reason = _unserved(block)
         if reason is not None or gate is None:
-            raise ModelError(f"{setting.path}: {reason}.", f"Set {setting.path} to false.").mended_by({setting.path: False})
+            raise ModelError(f"{setting.path}: {reason}.", f"Set {setting.path} to false.").mended_by(
+                {setting.path: False}
+            )
         kind = type(block.experts), bool(block.wrappers)
         before = None if kind in tried else _asked(block)
         undos.append(_registered(block.experts, gate))
@@ -204,7 +206,7 @@ def _compare(block: Block, before: tuple[tuple[Tensor, ...], Tensor], setting: F
     if not error <= _TOLERANCE.get(theirs.dtype, 3e-2):
         kind = type(block.experts).__name__
         raise ModelError(
-            f"{setting.path}: {kind} answers otherwise with our pass (relative error {error:.1e}): the installed "
+            f"{setting.path}: {kind} answers otherwise with the kernels (relative error {error:.1e}): the installed "
             "transformers or PEFT computes it in another way.",
             f"Set {setting.path} to false.",
         ).mended_by({setting.path: False})

@@ -24,7 +24,9 @@ def packs(config: RunConfig) -> bool:
 
 def numbers(model: ModelFacts) -> int:
     """How many numbers all experts of the model have."""
-    return (model.experts or 0) * sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.expert_weights)
+    return (model.experts or 0) * sum(
+        wide_in * wide_out * count for _, wide_in, wide_out, count in model.expert_weights
+    )
 
 
 def packed_numbers(config: RunConfig, facts: Facts) -> int:

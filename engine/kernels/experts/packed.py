@@ -68,12 +68,13 @@ class PackedExperts(torch.Tensor):
 
     held: Held
     form: Form
-    __torch_function__ = torch._C._disabled_torch_function_impl  # else results would be taken for packed ones
+    # Else results would be taken for packed ones.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, held: Held, form: Form) -> PackedExperts:
         sides = (form.columns, form.rows) if form.turned else (form.rows, form.columns)
-        made: PackedExperts = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: PackedExperts = torch.Tensor._make_wrapper_subclass(
             cls, (held.numbers.shape[0], *sides), dtype=form.dtype, device=held.numbers.device, requires_grad=False
         )
         made.held, made.form = held, form
@@ -100,16 +101,13 @@ class PackedExperts(torch.Tensor):
             _unpacked(held, form, expert, place)
         return every.transpose(1, 2) if form.turned else every
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"PackedExperts({self.form.kind}, {tuple(self.shape)}, {self.form.dtype}, {self.device})"
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return PackedExperts, (self.held, self.form)
 
     def __getattr__(self, name: str) -> Tensor | None:
         """A part by its name in `Held`, as torch asks for the parts of a tensor that is moved with its module."""
         if name in Held._fields:
-            return getattr(self.held, name)  # type: ignore[no-any-return]
+            return getattr(self.held, name)
         raise AttributeError(name)
 
     def __tensor_flatten__(self) -> tuple[list[str], Form]:
@@ -120,7 +118,9 @@ class PackedExperts(torch.Tensor):
         return PackedExperts(Held(**parts), form)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         itself = args[0] if args and isinstance(args[0], PackedExperts) else None
         if itself is not None and (answer := _ANSWERS.get(func)) is not None:
@@ -159,7 +159,10 @@ def _one(packed: PackedExperts, dim: int, index: int) -> Any:
 
 
 def _each(held: Held, change: Callable[[Tensor], Tensor]) -> Held:
-    return Held(*(None if part is None else change(part) for part in held))
+    numbers, scales, *more = held
+    assert numbers is not None
+    assert scales is not None
+    return Held(change(numbers), change(scales), *(None if part is None else change(part) for part in more))
 
 
 _ANSWERS: dict[Any, Callable[..., Any]] = {
@@ -186,11 +189,13 @@ class Packer:
         """Packs the next expert. Raises ValueError for one of another shape than the first, or too many."""
         parts, form = _packed(expert.detach().to(self.dtype).contiguous(), self.kind)
         if self._held is None:
-            self._held, self._form = _each(parts, self._room), form
+            self._held, self._form = _each(parts._replace(code=None, scale_code=None), self._room), form
         if form != self._form or self._place >= self.experts:
-            raise ValueError(f"expert {self._place} of {self.experts} is {form.rows} x {form.columns}; wanted {self._form}")
+            raise ValueError(
+                f"expert {self._place} of {self.experts} is {form.rows} x {form.columns}; wanted {self._form}"
+            )
         for room, part in zip(self._held[:4], parts[:4], strict=True):
-            if room is not None:
+            if room is not None and part is not None:
                 room[self._place] = part
         self._held = self._held._replace(code=parts.code, scale_code=parts.scale_code)
         self._finite.append(expert.isfinite().all())
@@ -304,7 +309,8 @@ class _OverPacked(torch.autograd.Function):
         d_routing = torch.zeros_like(routing)
         found = [torch.zeros_like(part) if wanted else None for part, wanted in zip(small, need, strict=True)]
         wanted = [need_x, need_routing, False, False, *need]
-        turns = _unpacked_in_turn(*ctx.packed, small, order, ctx.groups, x, ids, routing)
+        gate_up, down = ctx.packed
+        turns = _unpacked_in_turn(gate_up, down, small, order, ctx.groups, x, ids, routing)
         for number, (slots, held, rows) in enumerate(turns):
             keeps = kept[count * number : count * (number + 1)]
             dy = grads[0][slots // ids.shape[1]]
@@ -379,9 +385,7 @@ def _referred(
     assert down is not None
     loras = [
         None if a is None or b is None else ExpertLoRA(a, b, scale)
-        for a, b, scale in zip(
-            factors[::2], factors[1::2], (settings.gate_up_scale, settings.down_scale), strict=True
-        )
+        for a, b, scale in zip(factors[::2], factors[1::2], (settings.gate_up_scale, settings.down_scale), strict=True)
     ]
     found = expert_mlp_reference(
         rows, ids, routing, gate_up, down, gate_up_bias=gate_up_bias, down_bias=down_bias,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +17,16 @@ from engine.errors import ModelError
 from engine.features.built import Built
 from engine.features.load import load_model
 from engine.features.packed_experts.apply import prepare
+from engine.hardware import parse_machine
 from engine.kernels.experts.packed import PackedExperts, Packer
 from engine.models.adapters import add_adapter
 from engine.models.packed_experts import packed_experts
 from engine.planning.auto import resolved
+from engine.planning.memory_model import QUANTIZED, memory
 from engine.rules import read
+from engine.trainers.finite import refuse_non_finite
 from tests.engine.features.families import batches, made
+from tests.engine.rules.rule_cases.model import MIXTURE
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from, source, train  # noqa: F401
 
 pytest.importorskip("bitsandbytes", reason="weights of 4 and 8 bits are bitsandbytes'")
@@ -175,3 +180,57 @@ def test_a_run_goes_on_bit_for_bit_and_its_adapter_is_plain_pefts(folders, train
     with torch.no_grad():
         theirs = PeftModel.from_pretrained(base, saved).eval()(input_ids=ids).logits
         torch.testing.assert_close(model.eval()(input_ids=ids).logits, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_experts_stay_wide_where_that_is_asked_for(folders):
+    for told in ({"quantize_moe_experts": False}, {}):
+        model = load_model(settings(folders["qwen3_moe"], **told))
+        kinds = {type(module).__name__ for module in model.modules()}
+        assert "Linear4bit" in kinds
+        wide = bool(told)
+        assert bool(list(packed_experts(model))) is not wide
+        assert (prepare(settings(folders["qwen3_moe"], **told), Built(model)) is None) is wide
+
+
+def test_what_is_not_served_is_refused_in_words(folders, tmp_path, monkeypatch):
+    experts = type(next(m for m in made("qwen3_moe").modules() if hasattr(m, "_apply_gate")))
+    with monkeypatch.context() as patched:
+        patched.setattr(experts, "_apply_gate", lambda self, both: both.chunk(2, -1)[0].sin())
+        with pytest.raises(ModelError, match="experts of Qwen3MoeExperts stay in 16 bits: its activation") as refused:
+            load_model(settings(folders["qwen3_moe"]))
+        assert refused.value.mends == ({"model.quantize_moe_experts": False},)
+    holed = made("qwen3_moe", vocab_size=512, max_position_embeddings=512)
+    with torch.no_grad():
+        holed.model.layers[1].mlp.experts.down_proj[2, 0, 0] = torch.nan
+    holed.save_pretrained(tmp_path)
+    model = load_model(settings(tmp_path))
+    with pytest.raises(ModelError, match=r"not finite .*layers\.1\.mlp\.experts\.down_proj"):
+        refuse_non_finite(model, "m")
+    first = next(iter(dict(packed_experts(model)).values()))
+    with pytest.raises(RuntimeError, match="cannot be written to"):
+        first.data += 1
+    config = settings(folders["qwen3_moe"])
+    lora = config.adapter.model_copy(update={"target_parameters": ["mlp.experts.gate_proj"]})
+    with pytest.raises(ModelError, match=r"no weight 'mlp\.experts\.gate_proj'") as lost:
+        add_adapter(model, config.model_copy(update={"adapter": lora}))
+    assert "experts.gate_up_proj" in lost.value.hint
+
+
+def test_what_the_estimate_says_of_experts():
+    """Qwen3-30B-A3B: its experts are 54 of 57 GiB, and packed a quarter of that; unpacked ones have their room."""
+    machine = parse_machine("1xH100-80GB")
+    told = {"model": {"name": "Qwen/Qwen3-30B-A3B", "quantization": "nf4"}, "adapter": {"kind": "lora"}}
+    found = {}
+    for experts in (True, False):
+        told["model"]["quantize_moe_experts"] = experts
+        found[experts] = memory(read(told).config, replace(MIXTURE, machine=machine), "full")
+    numbers = 48 * 128 * 3 * 2048 * 768
+    saved = found[False]["weights"] - found[True]["weights"]
+    assert saved == pytest.approx(numbers * (2 - QUANTIZED["nf4"]), rel=1e-6)
+    assert found[True]["activations"] - found[False]["activations"] == 256 * 2**20
+
+
+def test_processes_do_not_send_each_other_packed_experts(folders):
+    model, _ = adapted(settings(folders["qwen3_moe"]))
+    names = {name for name, _ in packed_experts(model)}
+    assert set(model._ddp_params_and_buffers_to_ignore) == names
