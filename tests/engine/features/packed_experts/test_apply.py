@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
 from engine.builtin import tiny
+from engine.chat.models import load_sides
 from engine.errors import ModelError
 from engine.features.built import Built
 from engine.features.load import load_model
@@ -21,6 +22,7 @@ from engine.hardware import parse_machine
 from engine.kernels.experts.packed import PackedExperts, Packer
 from engine.models.adapters import add_adapter
 from engine.models.packed_experts import packed_experts
+from engine.models.sizes import bytes_of
 from engine.planning.auto import resolved
 from engine.planning.memory_model import QUANTIZED, memory
 from engine.rules import read
@@ -180,6 +182,18 @@ def test_a_run_goes_on_bit_for_bit_and_its_adapter_is_plain_pefts(folders, train
     with torch.no_grad():
         theirs = PeftModel.from_pretrained(base, saved).eval()(input_ids=ids).logits
         torch.testing.assert_close(model.eval()(input_ids=ids).logits, theirs, rtol=1e-5, atol=1e-5)
+
+    # A chat loads base and checkpoint, and answers by the same pass.
+    asked = [{"title": "", "run": str(run.path), "checkpoint": step} for step in (6, None)]
+    mine, its_base = load_sides(asked, lambda phase: None)
+    logits = {}
+    for side in (mine, its_base):
+        with side.active() as answering, torch.no_grad():
+            logits[side.title, side.adapter] = answering(input_ids=ids).logits
+            packed = [each for _, each in packed_experts(side.model)]
+    torch.testing.assert_close(logits["", mine.adapter], theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits["", None], unpacked(its_base.model)(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
+    assert sum(bytes_of(weight)[1] for weight in packed) < 0.25 * 4 * sum(weight.numel() for weight in packed)
 
 
 def test_experts_stay_wide_where_that_is_asked_for(folders):
