@@ -50,9 +50,9 @@ class _PacksExperts(HfQuantizer):
         of_linears = super().param_needs_quantization(model, param_name, **more)
         return bool(of_linears or _is_experts(model, param_name))
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
-        found = super().update_weight_conversions(weight_conversions, model)
-        ends = {name.rpartition(".experts.")[2] for name, _ in model.named_parameters() if _is_experts(model, name)}
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: PreTrainedModel) -> list[Any]:
+        found = super().update_weight_conversions(weight_conversions, *model)  # an older one tells no model
+        ends = self._ends
         known = [each for each in found if isinstance(each, WeightConverter) and _makes(each, ends)]
         ours = [_OneByOne.of(each) for each in known]
         # Weights that lie in the file as the model holds them.
@@ -60,9 +60,11 @@ class _PacksExperts(HfQuantizer):
         return [each for each in found if each not in known] + ours + as_stored
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, device_map: Any = None, **more: Any) -> None:
+        self._ends: set[str] = set()
         for name, weight in model.named_parameters():
             if ".experts." in name and weight.dim() == 3:
                 _refuse(model.get_submodule(name.rpartition(".")[0]), _is_experts(model, name))
+                self._ends.add(name.rpartition(".experts.")[2])
         super()._process_model_before_weight_loading(model, device_map=device_map, **more)
 
     def get_quantize_ops(self) -> ConversionOps:
