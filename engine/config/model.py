@@ -86,7 +86,7 @@ class Model(Section):
     quantize_moe_experts: Annotated[bool, Title("Quantize experts"), Advanced] = True
     """Hold the experts of a mixture in the bits of `quantization` too, which most of its weights are. Each expert is packed
     as it is read, so that loading needs room for one in full. A pass of its own unpacks those that tokens were sent to, a
-    few at a time, and again for gradients. Off leaves experts in 16 bits: faster, and several times the memory."""
+    few at a time, and again for gradients. Off leaves experts in the format of `dtype`, in several times the memory."""
 
     attention: Annotated[Attention, Advanced, Source("transformers: attn_implementation")] = "auto"
     """Which implementation computes attention. `auto` takes torch's own fused attention, which needs no package; where packed
