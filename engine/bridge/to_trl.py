@@ -84,7 +84,8 @@ def _quantization(value: Any, giving: Giving) -> Answer:
 def _experts(value: Any, giving: Giving) -> Answer:
     if giving.config.model.quantization == "none":
         return needless("Weights stay as they are by themselves.")
-    return needless("There the experts of a mixture stay in 16 bits; other models have none.")
+    words = "TRL leaves the experts of a mixture in 16 bits; other models have none."
+    return changed({}, words) if value else needless(words)
 
 
 def _template(value: Any, giving: Giving) -> Answer:
