@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.bridge import trainer_keys
 from engine.bridge.keys import (
+    EXPERTS_STAY,
     NO_DEFAULT,
     OFF,
     Answer,
@@ -296,7 +297,7 @@ def _bits(value: Any, file: File) -> Answer:
     kinds = {4: file.get("quantization_type", "nf4"), 8: "int8"}
     if file.get("quantization_method", "bnb") not in ("bnb", "bitsandbytes"):
         return unsupported(_QUANTIZED)
-    return mapped({"model.quantization": kinds[value]}) if value in (4, 8) else unsupported(_QUANTIZED)
+    return mapped({"model.quantization": kinds[value], **EXPERTS_STAY}) if value in (4, 8) else unsupported(_QUANTIZED)
 
 
 _QUANTIZED = "model.quantization takes nf4, fp4, int8 or fp8."

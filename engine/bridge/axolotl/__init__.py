@@ -119,7 +119,11 @@ KEYS: dict[str, Key] = {
     "low_cpu_mem_usage": nothing("Weights are loaded piece by piece."),
     "device": nothing(_DEVICES),
     "device_map": unless_off(_DEVICES),
-    "quantize_moe_experts": unless_off(),
+    "quantize_moe_experts": same(
+        "model.quantize_moe_experts",
+        default=lambda file: False if file.on("load_in_4bit") or file.on("load_in_8bit") else NO_DEFAULT,
+        why="Axolotl leaves the experts of a mixture in 16 bits where nothing is said.",
+    ),
     "llama4_linearized_experts": unless_off("adapter.target_parameters names experts' weights."),
     # The adapter
     "adapter": Key(values.adapter),
