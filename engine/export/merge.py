@@ -22,7 +22,9 @@ from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
 from engine.export.stored import Share, is_turned, shares, stored_name
+from engine.features.packed_experts import packs
 from engine.kernels.experts import ExpertLoRA
+from engine.models.packed_experts import PROJECTIONS
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
@@ -62,6 +64,8 @@ class Plan:
     experts that were trained whole, by their name in `trained`."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Other weights that the files name otherwise than the model: name in the files to name in the model."""
+    packed: dict[str, tuple[str, Share]] = field(default_factory=dict)
+    """By its name in the files, what a weight there holds of experts that training held in few bits, by their name in the model."""
 
     def factors(self, path: str, weights: Any) -> ExpertLoRA:
         """The adapter of a wrapped weight, as views of its file `weights`."""
@@ -144,7 +148,21 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
             held |= {there: (name, share) for there, share in shares(bare, name, stored).items()}
     names = [*trained, *(f"{path}.weight" for path in layers)]
     renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
-    return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed)
+    packed = _packed(config, bare, stored) if merging else {}
+    return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed)
+
+
+def _packed(config: RunConfig, bare: Any, stored: Mapping[str, model_files.Tensor]) -> dict[str, tuple[str, Share]]:
+    """What the files hold of the experts that training held in few bits. Raises ModelError where that cannot be told."""
+    if not packs(config):
+        return {}
+    names = [name for name, weight in bare.named_parameters() if ".experts." in name and weight.ndim == 3]
+    return {
+        there: (name, share)
+        for name in names
+        if name.endswith(PROJECTIONS)
+        for there, share in shares(bare, name, stored).items()
+    }
 
 
 def _refuse_other_shape(layer: ParamWrapper | None, parameter: str, key: str, file: Any) -> None:
@@ -231,6 +249,8 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
                     for name in header:
                         value = base_weights.get_tensor(name)
                         done += value.nbytes
+                        if name in made.packed:
+                            value = _as_packed(config, made, name, value, base)
                         yield _merged(config, made, name, value, weights)
                         report("Merging", done, total)
                 for name, origin in last.items():
@@ -314,6 +334,27 @@ def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weigh
     finally:
         layer.merged_adapters.clear()
         module.to_empty(device="meta")
+
+
+def _as_packed(config: RunConfig, made: Plan, name: str, value: torch.Tensor, base: Path) -> torch.Tensor:
+    """What training held of a weight of experts. Each expert was packed whole, as the model has it, of which another weight of
+    the files may hold the other part."""
+    owner, share = made.packed[name]
+    turned, shape = is_turned(made.bare, owner), made.bare.get_parameter(owner).shape
+    parts = {there: each for there, (of, each) in made.packed.items() if of == owner}
+    others = {there: _read(base, there) for there, each in parts.items() if there != name and each.expert is None}
+    seen = torch.empty_like(value)
+    for expert in range(shape[0]) if share.expert is None else (share.expert,):
+        whole = torch.empty(*(shape[:0:-1] if turned else shape[1:]), dtype=value.dtype)
+        for there, each in parts.items():
+            if each.expert in (None, expert):
+                held = value if there == name else others[there] if there in others else _read(base, there)
+                part = held[expert] if each.expert is None else held
+                whole[each.rows] = part.mT if each.turned else part
+        trained = _as_trained(config, whole.mT.contiguous() if turned else whole).to(getattr(torch, config.model.dtype))
+        rows = (trained.mT if turned else trained)[share.rows]
+        seen[expert if share.expert is None else ...] = rows.mT if share.turned else rows
+    return seen
 
 
 def _with_experts(made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:

@@ -210,6 +210,7 @@ def reference(
 def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     """The model in `base` as training held it beside an adapter, in float32; else as its files hold it."""
     from engine.models.load import quantization_config
+    from engine.models.packed_experts import packed_experts
 
     labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
     settings: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
@@ -220,6 +221,9 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
         settings |= {"quantization_config": quantized, "dtype": getattr(torch, config.model.dtype)}
     model = loader_of(config, base).from_pretrained(base, **settings)
     if quantized is not None:
+        for name, packed in list(packed_experts(model)):
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(packed.all_unpacked(), requires_grad=False))
         model = model.dequantize().float()
     _fit_padding(model)
     return model

@@ -145,6 +145,29 @@ def test_a_mixture_in_16_bits_is_held_against_the_weights_rounded_alike(make_run
     assert "rounded alike, rounding moved them by" in compared(parity)
 
 
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("qwen3_moe", "nf4"), ("mixtral", "int8"), pytest.param("gpt_oss", "nf4", marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("adapter", ["experts", "attention"])
+def test_packed_experts_are_merged_as_training_saw_them(
+    make_run: Make, tmp_path: Path, family: str, kind: str, adapter: str
+) -> None:
+    """Also those that no adapter is on: the adapter beside them learned with what few bits held of them."""
+    shape = {
+        **FAMILIES[family],
+        **({"intermediate_size": 64} if "moe_intermediate_size" not in FAMILIES[family] else {}),
+    }
+    settings = on_experts(family) if adapter == "experts" else {"target_modules": ["o_proj"]}
+    run = make_run(family, adapter=settings, quantization=kind, **shape)
+    part = exported(run, tmp_path / "out")
+    assert part["parity"]["logits_error"] < 1e-3
+    held, base = everything(tmp_path / "out"), everything(tmp_path / "base")
+    experts = [name for name in base if ".experts." in name and base[name].ndim > 1 and "bias" not in name]
+    assert experts
+    assert not any(torch.equal(held[name], base[name]) for name in experts)
+
+
 def test_other_stored_forms_and_the_router(make_run: Make, tmp_path: Path) -> None:
     """A router that the files name otherwise; experts that were saved as one weight; experts that were trained whole."""
     run = make_run(
