@@ -36,7 +36,7 @@ def test_a_person_walks_from_the_goal_to_a_model_that_knows_their_rows(lab: brow
         page.tab.get_by_role("button", name="Take these rows").click()
         page.sees(".ftw-guide", has_text="ferry.jsonl: the first 3")
         onward.click()
-        page.sees(".ftw-guide h4", has_text="The first row:", seconds=browsing.SECONDS)
+        page.sees(".ftw-guide h4", has_text="The first row:", seconds=180)
         page.tab.get_by_text("Words of this page").click()
         page.sees(".ftw-terms dt", has_text="chat template")
         onward.click()
