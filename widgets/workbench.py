@@ -186,7 +186,7 @@ class Workbench(Face):
         )
         monitor = MonitorPart(lambda: self.form.session.runs_dir)
         walked = before.guide.so_far if before is not None and taken else None
-        self.guide = GuidePart(self.form.session, asker.ask, monitor, self.form.to_step, walked)
+        self.guide: GuidePart = GuidePart(self.form.session, asker.ask, monitor, self.form.to_step, walked)
         super().__init__(
             self.form,
             PreviewPart(self.draft, asker),
