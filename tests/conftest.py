@@ -32,7 +32,7 @@ ROOM = "WORKBENCH_TESTS_ROOM"
 COMPLETE = bool(os.environ.get("WORKBENCH_TESTS_COMPLETE"))
 """Set where everything a test needs is to be installed: then a test that skips for want of it fails."""
 MAY_LACK = re.compile(
-    r"(?i)\b(cuda|card|device|compiler|compiles|kernel's log|tmpfs|control groups?|needs root|makes no)\b"
+    r"(?i)\b(cuda|card|device|compiler|compiles|kernel's log|tmpfs|control groups?|needs root|makes no|slurm)\b"
 )
 """What a machine may lack all the same: a device, a compiler, a right, a call of another kernel."""
 

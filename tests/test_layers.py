@@ -20,7 +20,7 @@ LAYERS = (
     ("engine.features.load", "engine.features.sequence"),
     ("engine.features.*.*", "engine.features.applied", "engine.features.built", "engine.features.failures", "engine.features.weight_guard"),
     ("engine.compat*",),
-    ("engine.session*",),
+    ("engine.session*", "engine.job"),
     ("engine.models*", "engine.data*", "engine.rewards*"),
     ("engine.bridge*",),
     ("engine.builtin*",),

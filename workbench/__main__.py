@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "preview": ("preview", "Show the batch that training will see."),
     "estimate": ("estimate", "Memory, steps, disk and time before launch."),
     "train": ("train", "Start a run and watch it."),
+    "submit": ("submit", "Hand a run over to a cluster."),
     "queue": ("queue", "Show the runs that wait, and change their order."),
     "sweep": ("sweep", "Runs for several values of settings, in one table."),
     "runs": ("runs", "List runs."),

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import WorkbenchError, visible
-from engine.run import inside
+from engine.run import inside, slurm
 from engine.run.inside import UnsafeRunFile
 from engine.run.process import signal_name
 from engine.run.store import ENDED, RunFolder
@@ -51,7 +51,10 @@ class Request:
 
 
 def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False) -> str:
-    """Put a request into the run's folder; returns its id. Raises WorkbenchError where nobody could answer it."""
+    """Put a request into the run's folder; returns its id. Raises WorkbenchError where nobody could answer it.
+
+    A request to end takes a job that waits in a cluster out of its queue.
+    """
     if do not in DO:
         raise WorkbenchError(f"control: must be one of {', '.join(DO)}; got {visible(do)}.")
     state = folder.state
@@ -61,11 +64,20 @@ def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False) -> s
             "" if state == "finished" else f"`workbench resume {folder.id}` goes on.",
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-    body = {"v": 1, "id": name, "t": time.time(), "do": do, "by": by or f"process {os.getpid()}", "now": now}
+    body: dict[str, Any] = {
+        "v": 1,
+        "id": name,
+        "t": time.time(),
+        "do": do,
+        "by": by or f"process {os.getpid()}",
+        "now": now,
+    }
     try:
         inside.replace(folder, folder.control / f"{name}.json", json.dumps(body))
     except OSError as problem:
         raise WorkbenchError(f"run {folder.id} cannot be asked: {problem.strerror}.") from problem
+    if state == "queued" and do != "checkpoint" and slurm.is_job(folder) and slurm.cancel_waiting(folder, body["by"]):
+        remove(folder, folder.control / f"{name}.json")
     return name
 
 

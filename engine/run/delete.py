@@ -7,14 +7,17 @@ import secrets
 import shutil
 
 from engine.errors import RunBusy, WorkbenchError
+from engine.run import slurm
 from engine.run.lock import is_held
-from engine.run.store import RunFolder, is_run
+from engine.run.store import ENDED, RunFolder, is_run
 
 
 def delete(run: RunFolder) -> None:
     """Takes the run's name away in one step, then its files. Raises RunBusy while it is alive."""
     if run.path.is_symlink() or not is_run(run.path):
         raise WorkbenchError(f"{run.id}: is not a run folder, so nothing is deleted.")
+    if slurm.is_job(run) and (state := slurm.refresh(run)) not in ENDED:
+        raise RunBusy(f"run {run.id} is {state} as job {slurm.number(run) or '?'} of SLURM.", "Stop it first.")
     if is_held(run):
         raise RunBusy(f"run {run.id} is still at work.", "Stop it first.")
     # Its tree is removed descriptor by descriptor: no link in it is followed.

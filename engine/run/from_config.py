@@ -77,24 +77,26 @@ def launch_config(
     more: Mapping[str, Any] | None = None,
     warm: WarmWorker | None = None,
     origin: str = "",
+    job: tuple[str, ...] | None = None,
 ) -> RunFolder:
     """Start a run of this config, detached. `name` is used where `run.name` is not set; `source` is the config's file.
 
     `queue` and `after` let it wait, as in `launch`; `more` stands in its `run.json` too. A worker that waits at `warm`
     takes it where that one serves. `origin` says for which run this one is started: a sentence at the head of its config.
 
+    With `job`, options for sbatch, it is handed over to SLURM, and what is `auto` is left to the node that it gets.
+
     Raises WorkbenchError if it cannot start.
     """
-    complete = resolved(config, facts)
+    complete = resolved(config, facts) if job is None else config
     info: dict[str, Any] = {
         "method": complete.method.kind,
         "model": complete.model.name,
         "seed": complete.run.seed,
         "grace_seconds": complete.run.grace_seconds,
         "forecast_bytes": forecast_bytes,
-        "auto": choices(config, facts),
         "secrets": secrets_of(complete, facts),
-        "device_bytes": device_bytes(config, facts) if facts.machine and facts.machine.gpus else None,
+        **({} if job is not None else of_machine(config, facts)),
     }
     info |= more or {}
     if source is not None:
@@ -112,7 +114,14 @@ def launch_config(
         after=after,
         warm=warm,
         without=unused(complete) if warm is not None else (),
+        job=job,
     )
+
+
+def of_machine(config: RunConfig, facts: Facts) -> dict[str, Any]:
+    """What run.json keeps of the machine on which the run works: what each `auto` became there, and its room."""
+    room = device_bytes(config, facts) if facts.machine and facts.machine.gpus else None
+    return {"auto": choices(config, facts), "device_bytes": room}
 
 
 def warm_up(warm: WarmWorker, config: RunConfig, facts: Facts, place: Path) -> None:

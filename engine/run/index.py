@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError, redact, visible
-from engine.run import inside, launch, pruning, snapshot
+from engine.run import inside, launch, pruning, slurm, snapshot
 from engine.run.cause import log_tail
 from engine.run.lock import is_held
 from engine.run.series import KEEP_POINTS
@@ -256,9 +256,12 @@ class Watch:
         if stamp != self._stamp:
             self._stamp = stamp
             self.details = self.folder.read_json()
-        alone = unattended and self._attending is None and not flaw and now >= self._next_attending
+        job = self.details.get("cluster") == slurm.NAME and self.details.get("state") not in ENDED
+        alone = (unattended or job) and self._attending is None and not flaw and now >= self._next_attending
         if alone and os.access(self.folder.path, os.W_OK):
             self._attending = launch.attend_soon(self.folder)
+            if job:
+                self._next_attending = now + AGAIN_SECONDS
         self._say_state()
         self._say_pruned()
         return before != (self._view.state, self._view.cause, self._view.committed)
@@ -279,11 +282,20 @@ class Watch:
         segment = details.get("segment")
         # Before the worker's first word of a segment, only run.json knows of it.
         newer = isinstance(segment, int) and segment > view.segment
+        job = bool(details.get("cluster"))
         if said in STATES and (state not in ENDED or newer):
-            if said in ENDED or said == "stopping" or newer or (said == "queued" and view.segment < 0):
+            if said in ENDED or said == "stopping" or newer or (said == "queued" and (job or view.segment < 0)):
                 state, cause = said, str(details.get("message") or "")
         elif state in ("starting", "running", "stopping") and not details:
             state = "lost"
+        elif job and state == "stopped" and said in ENDED:
+            cause = str(details.get("message") or "") or cause
+        elif job and said in STATES and said not in ENDED:
+            # The end of a segment: whether the job goes on its supervisor has yet to say.
+            if said in ("queued", "starting"):
+                state, cause = said, str(details.get("message") or "")
+            elif state != "finished":
+                state, cause = "stopping", ""
         if self.problem:
             # Nobody can write down here what became of it; its own last word stays.
             unseen = state not in ENDED and launch.unattended(self.folder) and not is_held(self.folder)

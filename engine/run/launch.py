@@ -19,7 +19,8 @@ from typing import Any
 
 from engine import figures
 from engine.errors import RunBusy, WorkbenchError, redact, visible
-from engine.run import checkpoint, devices, store
+from engine.run import checkpoint, control, devices, inside, slurm, store
+from engine.run.devices import Choice
 from engine.run.events import last_numbers
 from engine.run.lock import file_system, is_held, try_flock
 from engine.run.process import host
@@ -45,8 +46,11 @@ def launch(
     after: RunFolder | None = None,
     warm: WarmWorker | None = None,
     without: tuple[str, ...] = (),
+    job: tuple[str, ...] | None = None,
 ) -> RunFolder:
     """Make a run from a complete config and start it, detached. Returns once its supervisor is at work.
+
+    With `job`, options for sbatch, it is handed over to SLURM instead; its config may have `auto` left, which its node decides.
 
     A worker that waits at `warm` takes the run where it serves one that has no use for the packages `without`.
 
@@ -58,8 +62,15 @@ def launch(
     details = dict(info or {})
     root = Path(runs_dir).absolute()
     _preflight(root, int(details.get("forecast_bytes") or 0))
-    chosen = choose_free(devices, root)
+    chosen = Choice((), 1) if job is not None else choose_free(devices, root)
     waits: dict[str, Any] = {}
+    if job is not None:
+        waits = {
+            "state": "queued",
+            "cluster": slurm.NAME,
+            "submitted": time.time(),
+            "message": "handed over to SLURM",
+        }
     if queue or after is not None:
         waits = {"state": "queued", "after": str(after.path) if after is not None else None}
     run = store.create(
@@ -77,6 +88,11 @@ def launch(
         },
     )
     try:
+        if job is not None:
+            grace = float(details.get("grace_seconds") or 0)
+            inside.replace(run, run.path / slurm.SCRIPT, slurm.script(run.path, run.id, job, grace))
+            slurm.submit(run)
+            return run
         said = None
         if warm is not None and not waits and chosen.processes == 1:
             said = warm.take(run, wanted(details, chosen, without))
@@ -110,12 +126,14 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     attend(run)
     newest, skipped = checkpoint.newest_valid(run)
     wanted = _devices_wanted(run)
-    chosen = choose_free(wanted, run.path.parent)
+    job = slurm.is_job(run)
+    chosen = Choice((), 1) if job else choose_free(wanted, run.path.parent)
     before = run.read_json()
     run.update_json(
-        state="starting",
+        state="queued" if job else "starting",
         cause="",
-        message="",
+        message="handed over to SLURM" if job else "",
+        **({"submitted": time.time(), "requeued_in_vain": 0} if job else {}),
         exit_code=None,
         ended=None,
         versions=versions(),
@@ -128,9 +146,14 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
         restarts_in_vain=0,
     )
     try:
-        _start_supervisor(run, "start")
+        if job:
+            for name in inside.names(run, run.control):
+                control.remove(run, run.control / name)
+            slurm.submit(run)
+        else:
+            _start_supervisor(run, "start")
     except WorkbenchError:
-        if not at_work(run):
+        if job or not at_work(run):
             # It did not begin: what its last end said stays true.
             run.update_json(**{key: before.get(key) for key in _BEGUN})
         raise
@@ -157,7 +180,7 @@ def _devices_wanted(run: RunFolder) -> object:
 def settle(run: RunFolder) -> None:
     """Wait for the processes of a run that has said its last word: until they are gone its state is not the last one."""
     give_up = time.monotonic() + _LEAVING_SECONDS
-    while at_work(run) and _said_last_word(run) and time.monotonic() < give_up:
+    while run.state != "queued" and at_work(run) and _said_last_word(run) and time.monotonic() < give_up:
         time.sleep(0.05)
 
 
@@ -192,6 +215,8 @@ def attend(run: RunFolder) -> str:
 
     Harmless to call on any run; returns the run's state.
     """
+    if slurm.is_job(run):
+        return slurm.refresh(run)
     if unattended(run):
         try:
             _start_supervisor(run, "attend")
@@ -206,7 +231,7 @@ def look_after(run: RunFolder) -> str:
     if reason := run.flaw():
         return reason
     try:
-        if unattended(run):
+        if unattended(run) or slurm.is_job(run):
             attend(run)
     except (WorkbenchError, OSError) as problem:
         return str(problem)
@@ -214,9 +239,10 @@ def look_after(run: RunFolder) -> str:
 
 
 def unattended(run: RunFolder) -> bool:
-    """Whether the run should have a supervisor and has none. One of another machine is that machine's to tell."""
+    """Whether the run should have a supervisor and has none. One of another machine is that machine's to tell, and of a
+    cluster's job its scheduler's."""
     values = run.read_json()
-    if not values or values.get("state") in ENDED or values.get("host") not in (None, host()):
+    if not values or values.get("cluster") or values.get("state") in ENDED or values.get("host") not in (None, host()):
         return False
     if "supervisor_pid" not in values and time.time() - float(values.get("created") or 0) < 60:
         return False  # being launched at this moment
@@ -226,8 +252,9 @@ def unattended(run: RunFolder) -> bool:
 
 def attend_soon(run: RunFolder) -> subprocess.Popen[bytes]:
     """The same without waiting, for a window that must not stall; the caller polls what it gets."""
+    job = [*python(), "-m", "engine.run.slurm", str(run.path)]
     return subprocess.Popen(
-        supervisor_argv(run, "attend"),
+        job if slurm.is_job(run) else supervisor_argv(run, "attend"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -242,7 +269,9 @@ def supervisor_argv(run: RunFolder, do: str) -> list[str]:
 
 
 def at_work(run: RunFolder) -> bool:
-    """Whether a process works for this run, or watches over it."""
+    """Whether a process works for this run, or watches over it; of a cluster's job, whether it has not ended."""
+    if slurm.is_job(run):
+        return slurm.refresh(run) not in ENDED
     return is_held(run) or (run.state not in ENDED and _alive(run))
 
 

@@ -1,4 +1,5 @@
-"""The right to be a run's one worker: a kernel lock on `run.lock`, or a heartbeat where such locks do not hold.
+"""The right to be a run's one worker: a kernel lock on `run.lock`, or a heartbeat where such locks do not hold, and in a job
+of a cluster, which is looked at from other hosts.
 
 The lock is close-on-exec, so loader processes never keep it alive after their owner. The file also names its owner.
 A free kernel lock beside a living owner means that locks do not hold here (network homes): the owner's record then
@@ -76,7 +77,8 @@ class RunLock:
             record = _read(handle)
             if kernel == "busy" or _owner_lives(record, self.folder, handle):
                 raise RunBusy(_busy_text(self.folder, record), "Stop it first, or watch it.")
-            self.how = "flock" if kernel == "held" and file_system(self.folder.path) not in _NETWORK else "heartbeat"
+            shared = file_system(self.folder.path) in _NETWORK or "SLURM_JOB_ID" in os.environ
+            self.how = "flock" if kernel == "held" and not shared else "heartbeat"
             self._write(handle)
             if self.how == "heartbeat":
                 time.sleep(settle)
@@ -141,10 +143,14 @@ def _file(handle: int) -> list[int]:
 def _owner_lives(record: dict[str, Any], folder: RunFolder, handle: int) -> bool:
     """Whether the record's owner is another living process, however the kernel lock looks. A copied file has none."""
     owner, here = identity_from(record), _file(handle)
-    if owner is None or owner.pid == os.getpid() or record.get("file", here) != here:
+    if owner is None:
         return False
+    there = record.get("file", here)
     if owner.host == host():
-        return owner.alive
+        return there == here and owner.pid != os.getpid() and owner.alive
+    # A network file system has another device number on each host; the inode is the same.
+    if not isinstance(there, list) or there[1:] != here[1:]:
+        return False
     return record.get("how") == "heartbeat" and _age(folder, handle) < STALE_SECONDS
 
 

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from engine.errors import WorkbenchError, visible
-from engine.run import control, devices, inside, launch
+from engine.run import control, devices, inside, launch, slurm
 from engine.run.store import ENDED, RunFolder, runs_in
 
 LOOK_SECONDS = 1.0
@@ -36,7 +36,8 @@ def place_of(run: RunFolder) -> float:
 
 def queue_of(root: str | os.PathLike[str]) -> list[RunFolder]:
     """The queued runs of a folder, the next one first."""
-    return sorted((run for run in runs_in(root) if run.state == "queued"), key=lambda run: (place_of(run), run.id))
+    found = (run for run in runs_in(root) if run.state == "queued" and not slurm.is_job(run))
+    return sorted(found, key=lambda run: (place_of(run), run.id))
 
 
 def move(run: RunFolder, to: int) -> list[RunFolder]:
@@ -46,6 +47,8 @@ def move(run: RunFolder, to: int) -> list[RunFolder]:
     """
     found = queue_of(run.path.parent)
     if run.path not in [each.path for each in found]:
+        if slurm.is_job(run):
+            raise WorkbenchError(f"run {run.id} is a job of SLURM, whose queue is the cluster's to order.")
         raise WorkbenchError(f"run {run.id} is {run.state}; only a queued run has a place in the queue.")
     others = [each for each in found if each.path != run.path]
     to = max(0, min(to, len(others)))
@@ -67,7 +70,7 @@ def move(run: RunFolder, to: int) -> list[RunFolder]:
 
 def over(run: RunFolder) -> bool:
     """Whether a run has come to its end, however; one that is gone has, and one of which no process is left."""
-    state = run.state
+    state = slurm.refresh(run) if slurm.is_job(run) else run.state
     if state in ENDED:
         return True
     if state == "queued":
@@ -120,7 +123,8 @@ class Turn:
             before = known.get(run.id)
             values = before[1] if before is not None and before[0] == stamp else run.read_json()
             self._known[run.id] = stamp, values
-            if values and values.get("state") not in ENDED:
+            # What a cluster has is in no device's way here.
+            if values and values.get("state") not in ENDED and not values.get("cluster"):
                 found.append((run, values))
         return found
 

@@ -481,7 +481,7 @@ def _acquire_soon(lock: RunLock, patience: float = 5.0) -> RunLock:
             time.sleep(0.05)
 
 
-def _claim(run: RunFolder, patience: float) -> int:
+def claim(run: RunFolder, patience: float) -> int:
     """Be the only supervisor of this run: a lock on the folder itself, and the word of run.json where locks fail.
 
     One that wrote its last word may need a moment to leave.
@@ -538,7 +538,7 @@ def _answering(work: Callable[[Callable[[], None]], None], send: Callable[[bytes
 
 def wait(text: str) -> NoReturn:
     """Have a worker wait, in a process that nobody waits for, until the window at the standard input hands over a run."""
-    _hold_on()
+    hold_on()
     wanted = wanted_from(text)
     if os.fork():
         os._exit(0)
@@ -561,11 +561,11 @@ def wait(text: str) -> NoReturn:
 
 
 def main(do: str, path: str) -> NoReturn:
-    _hold_on()
+    hold_on()
     _detach(_work(do, RunFolder(path)))
 
 
-def _hold_on() -> None:
+def hold_on() -> None:
     """What this process makes is its owner's alone, and it does not end with the terminal it was started from."""
     os.umask(0o077)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -576,7 +576,7 @@ def _work(do: str, run: RunFolder, waiting: Waiting | None = None) -> Callable[[
     """All that a supervisor does; it calls what it is given once the run has begun."""
 
     def work(ready: Callable[[], None]) -> None:
-        handle = _claim(run, patience=2.0 if do == "start" else 0.0)
+        handle = claim(run, patience=2.0 if do == "start" else 0.0)
         supervisor = Supervisor(run, waiting)
         if run.state == "queued":
             run.refuse_flaws()

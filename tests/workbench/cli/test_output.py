@@ -140,6 +140,12 @@ CALLS: dict[str, list[list[str]]] = {
         [f"good{HOSTILE}.yaml", f"run.seed=1,{HOSTILE}"],
         [f"sweep{HOSTILE}"],
     ],
+    "submit": [
+        [f"my{HOSTILE}.yaml", "--to", "slurm"],
+        [f"good{HOSTILE}.yaml", "--to", "slurm", "--dry-run", "--runs", HOSTILE],
+        [HOSTILE, "--to", "slurm"],
+        [f"good{HOSTILE}.yaml", "--to", "slurm", f"--sbatch=--comment={HOSTILE}"],
+    ],
     "runs": [["--runs", "."], ["--runs", HOSTILE]],
     "watch": [["RUN"], ["FAILED"], [HOSTILE]],
     "stack": [["RUN"], [HOSTILE]],
@@ -257,6 +263,7 @@ MISSING = {
     "push": 1,
     "receipt": 1,
     "stack": 1,
+    "submit": 1,
     "compare": 2,
     "chat": 1,
 }

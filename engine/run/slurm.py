@@ -1,0 +1,283 @@
+"""A run as a job of SLURM: its script, submitting it, and what the scheduler says of it. Standard library only.
+
+Such a run has `cluster: slurm` in run.json; its job's number stands in job.json, which who submits it writes. Its supervisor
+is the job itself (`engine.job`), mostly on another host: pids and kernel locks say nothing here, so whoever looks at the run
+asks `squeue` and writes down the end of a job that could not do so itself. `python -P -m engine.run.slurm FOLDER` does that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UsageError, WorkbenchError, redact, visible
+from engine.run import inside
+from engine.run.events import last_numbers
+from engine.run.spawn import python, safe_python
+from engine.run.store import ENDED, RunFolder
+
+NAME = "slurm"
+SCRIPT = "job.sbatch"
+LOG = "slurm.log"
+LOOK_SECONDS = 5.0
+"""How long what `squeue` said is taken to hold; schedulers serve many and are not asked more often."""
+SUBMIT_SECONDS = 120.0
+LEAD_SECONDS = 120
+"""The least time between SLURM's signal and the job's time limit: in it the run saves."""
+_NUMBER = "job.json"
+_MOST = 4096
+_LINE = 1 << 16
+_OURS = (
+    "nodes",
+    "ntasks",
+    "signal",
+    "output",
+    "open-mode",
+    "job-name",
+    "requeue",
+    "no-requeue",
+    "array",
+    "wrap",
+    "parsable",
+)
+_SHORT = {"N": "nodes", "n": "ntasks", "o": "output", "J": "job-name", "a": "array"}
+_ENDS = {
+    "CANCELLED": ("stopped", "was cancelled in the cluster"),
+    "TIMEOUT": ("stopped", "reached its time limit"),
+    "DEADLINE": ("stopped", "reached its deadline"),
+    "PREEMPTED": ("stopped", "was preempted, and SLURM did not queue it again"),
+    "OUT_OF_MEMORY": ("failed", "was ended because it used more memory than it had asked for (`--mem`)"),
+    "NODE_FAIL": ("lost", "lost its node, and SLURM did not queue it again"),
+    "BOOT_FAIL": ("lost", "got a node that did not start"),
+}  # fmt: skip
+"""What a job's state means for a run whose supervisor could not say so."""
+_GOING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+"""States of a job that waits for its start."""
+
+
+# -- the script --------------------------------------------------------------------------------------------------------
+
+
+def require_options(options: Sequence[str]) -> None:
+    """Raises UsageError for what is no option of `sbatch`, or one that the script itself sets."""
+    for option in options:
+        if not option.startswith("-") or option.strip("- ") == "" or not option.isprintable():
+            raise UsageError(
+                f"--sbatch: must be one option of sbatch; got {visible(option)!r}.", "Write it as --sbatch=--exclusive."
+            )
+        name = option.lstrip("-").partition("=")[0].split()[0]
+        name = name if option.startswith("--") else _SHORT.get(name[:1], name)
+        if name in _OURS:
+            raise UsageError(f"--sbatch: --{name} is set by the script itself; leave it out.")
+
+
+def script(folder: Path, name: str, options: Sequence[str], grace_seconds: float) -> str:
+    """The text of the sbatch script for the run of this folder. `options` are lines for sbatch, as `--time=1:00:00`."""
+    lead = max(LEAD_SECONDS, round(2 * grace_seconds))
+    log = str(folder / LOG).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    ours = [
+        f"--job-name={name}",
+        "--nodes=1",
+        "--ntasks=1",
+        f'--output="{log}"',
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:USR1@{lead}",
+    ]
+    kept = {key: value for key, value in safe_python(os.environ).items() if value}
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in (*ours, *options)),
+        "",
+        f"# {lead} s before the time limit SLURM sends USR1: the run saves a checkpoint and its job is queued again.",
+        "# It then goes on from the newest whole checkpoint. What follows is the run's supervisor.",
+        *(f"export {key}={shlex.quote(value)}" for key, value in kept.items()),
+        f"exec {shlex.join([*python(), '-m', 'engine.job', '--', str(folder)])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# -- its job -----------------------------------------------------------------------------------------------------------
+
+
+def is_job(run: RunFolder) -> bool:
+    """Whether the run is the cluster's: its supervisor is a job, and nothing on this host is started for it."""
+    return run.read_json().get("cluster") == NAME
+
+
+def number(run: RunFolder) -> str:
+    """The number of the run's job; empty where it has none, as in a copy of its folder."""
+    try:
+        said = json.loads(inside.read(run, _NUMBER, _MOST))
+        # A network file system has another device number on each host; the inode is the same.
+        return str(said["job"]) if said["folder"] == inside.identity(run)[1] else ""
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, WorkbenchError):
+        return ""
+
+
+def note(run: RunFolder, job: str) -> None:
+    """Keep the number of the run's job."""
+    inside.replace(run, run.path / _NUMBER, json.dumps({"job": job, "folder": inside.identity(run)[1]}))
+
+
+def submit(run: RunFolder) -> str:
+    """Hand the run's script to `sbatch`; the job's number. Raises WorkbenchError with the words of sbatch."""
+    note(run, "")
+    said = _ask("sbatch", "--parsable", str(run.path / SCRIPT))
+    if said is None:
+        raise WorkbenchError("sbatch was not found or does not answer.", "Submit from a machine of the cluster.")
+    job = said.stdout.strip().partition(";")[0]
+    if said.returncode or not job.isdigit():
+        raise WorkbenchError(
+            f"sbatch refused the job: {_words(said)}", "Change what was asked for, and submit it again."
+        )
+    note(run, job)
+    return job
+
+
+def requeue(job: str) -> str:
+    """Have SLURM queue this job again, which ends it; the words of `scontrol` where it does not."""
+    said = _ask("scontrol", "requeue", job)
+    return "scontrol does not answer" if said is None else _words(said) if said.returncode else ""
+
+
+def cancel_waiting(run: RunFolder, by: str) -> bool:
+    """Take the run's job out of the cluster's queue; False where it does not wait there any more, or scancel is not here.
+
+    Raises WorkbenchError with the words of scancel where it refuses.
+    """
+    job = number(run)
+    if not job:
+        return False
+    said = _ask("scancel", "--state=PENDING", job)
+    if said is None:
+        return False
+    if said.returncode:
+        raise WorkbenchError(f"run {run.id}: scancel refused: {_words(said)}")
+    states = jobs(fresh=True)
+    if states is None or states.get(job, ("CANCELLED", ""))[0].split()[0] != "CANCELLED":
+        return False
+    run.update_json(state="stopped", message=f"Job {job} was cancelled by {by} while it waited", ended=time.time())
+    return True
+
+
+# -- what the scheduler says -------------------------------------------------------------------------------------------
+
+_said: tuple[float, dict[str, tuple[str, str]] | None] = (-1e9, None)
+
+
+def jobs(*, fresh: bool = False) -> dict[str, tuple[str, str]] | None:
+    """The state of each of the user's jobs and why it waits, by number; None where no scheduler answers.
+
+    SLURM forgets a job a few minutes after its end.
+    """
+    global _said
+    if fresh or time.monotonic() - _said[0] > LOOK_SECONDS:
+        mine = f"--user={os.getuid()}"
+        said = _ask("squeue", mine, "--noheader", "--states=all", "--format=%i|%T|%r", seconds=20)
+        known = None
+        if said is not None and not said.returncode:
+            rows = (line.strip().split("|", 2) for line in said.stdout.splitlines())
+            known = {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
+        _said = time.monotonic(), known
+    return _said[1]
+
+
+def refresh(run: RunFolder) -> str:
+    """Write down what became of the run's job where it could not say so itself; the run's state."""
+    if _says_otherwise(run, jobs()):
+        states = jobs(fresh=True)
+        changes = _says_otherwise(run, states)
+        if changes:
+            run.update_json(**changes)
+    return run.state
+
+
+def _says_otherwise(run: RunFolder, states: dict[str, tuple[str, str]] | None) -> dict[str, Any]:
+    """What run.json should say by these states of jobs, which were asked for before it is read here."""
+    values = run.read_json()
+    if not values or values.get("state") in ENDED:
+        return {}
+    job = number(run)
+    if not job:
+        if time.time() - float(values.get("submitted") or 0) < SUBMIT_SECONDS:
+            return {}
+        return _ended("lost", "It was not handed over to SLURM, or this folder is a copy of another run's.")
+    if states is None:
+        return {}
+    state, reason = states.get(job, ("", ""))
+    state = state.split()[0] if state else ""
+    if state in _GOING:
+        again = "segment" in values
+        why = f" ({visible(reason)})" if reason not in ("", "None") else ""
+        message = f"{'requeued: ' if again else ''}job {job} waits in the cluster{why}"
+        same = values.get("state") == "queued" and values.get("message") == message
+        return {} if same else {"state": "queued", "cause": "", "message": message}
+    if state in _ENDS:
+        end, words = _ENDS[state]
+        return _ended(end, f"Job {job} {words}{'' if end == 'stopped' else '.'}")
+    if state and state not in ("COMPLETED", "FAILED"):
+        return {}
+    kind = _last_word(run) if values.get("state") != "queued" else ""
+    if kind:
+        return _ended(kind, "")
+    if "segment" not in values:
+        return _ended("failed", f"Job {job} ended before the run began.{_log(run)}")
+    if values.get("state") == "queued":
+        return _ended("stopped", f"Job {job} ended and is not queued again")
+    return _ended("lost", f"Job {job} ended without a final word of the run.{_log(run)}")
+
+
+def _ended(state: str, message: str) -> dict[str, Any]:
+    return {"state": state, "cause": state if state == "lost" else "", "message": message, "ended": time.time()}
+
+
+def _last_word(run: RunFolder) -> str:
+    """The kind of the final event, where one ends the events."""
+    try:
+        _, _, whole, final = last_numbers(run.events)
+        if not final:
+            return ""
+        handle = inside.open_file(run, run.events)
+        try:
+            end = os.pread(handle, min(whole, _LINE), max(0, whole - _LINE))
+        finally:
+            os.close(handle)
+        return str(json.loads(end.rstrip(b"\n").rpartition(b"\n")[2])["kind"])
+    except (OSError, ValueError, KeyError, WorkbenchError):
+        return ""
+
+
+def _log(run: RunFolder) -> str:
+    """The last line of what the job itself printed."""
+    try:
+        lines = inside.read(run, LOG, 1 << 16).decode(errors="replace").strip().splitlines()
+    except (OSError, WorkbenchError):
+        return ""
+    return f" {LOG} ends with: {visible(redact(lines[-1]))[:300]}" if lines else ""
+
+
+def _words(said: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in (said.stderr or said.stdout).strip().splitlines() if line.strip()]
+    return visible(redact(lines[-1]))[:500] if lines else f"exit code {said.returncode}"
+
+
+def _ask(*argv: str, seconds: float = 60) -> subprocess.CompletedProcess[str] | None:
+    """What a command of SLURM says; None where it is not here, or does not answer in time."""
+    try:
+        return subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+if __name__ == "__main__":
+    refresh(RunFolder(sys.argv[1]))

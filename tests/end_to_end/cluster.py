@@ -1,0 +1,118 @@
+"""A SLURM of one node on the loopback, with everything of its own: for tests, as root. `with cluster(folder) as environ: ...`"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def lacks() -> str:
+    """Why there can be no cluster here; empty where there can."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
+    return f"SLURM is not installed: {missing[0]} is missing" if missing else "needs root" if os.getuid() else ""
+
+
+@contextmanager
+def cluster(place: Path) -> Iterator[dict[str, str]]:
+    """Start munged, slurmctld and slurmd with their files in `place`; gives the variables that lead commands to them."""
+    place.mkdir(mode=0o755)
+    key = place / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    (place / "state").mkdir()
+    (place / "spool").mkdir()
+    (place / "slurm.conf").write_text(_config(place))
+    environ = {"SLURM_CONF": str(place / "slurm.conf"), "PATH": _PATH}
+    with ExitStack() as ends:
+        munge = [f"--{name}={place / name}" for name in ("socket", "pid-file", "log-file", "seed-file")]
+        for argv in (
+            ["munged", "-F", "--force", f"--key-file={key}", *munge],
+            ["slurmctld", "-D", "-c"],
+            ["slurmd", "-D"],
+        ):
+            log = ends.enter_context(open(place / f"{argv[0]}.out", "wb"))
+            process = subprocess.Popen(
+                argv, stdout=log, stderr=log, env={**os.environ, **environ}, start_new_session=True
+            )
+            ends.callback(_end, process)
+            if argv[0] == "munged":
+                _until(lambda: (place / "socket").exists(), process, place)
+        _until(lambda: _states(environ) == "idle", process, place)
+        try:
+            yield environ
+        finally:
+            subprocess.run(["scancel", "--me"], env={**os.environ, **environ}, timeout=60)
+
+
+def _config(place: Path) -> str:
+    controller, node = _free_port(), _free_port()
+    return f"""
+ClusterName=test
+SlurmctldHost={socket.gethostname()}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={node}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={place}/socket
+CredType=cred/munge
+StateSaveLocation={place}/state
+SlurmdSpoolDir={place}/spool
+SlurmctldPidFile={place}/slurmctld.pid
+SlurmdPidFile={place}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=2
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+KillWait=20
+ReturnToService=2
+PlugStackConfig=/dev/null
+NodeName={socket.gethostname()} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _states(environ: dict[str, str]) -> str:
+    said = subprocess.run(
+        ["sinfo", "-h", "-o", "%t"], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+    )
+    return said.stdout.strip()
+
+
+def _until(hold: object, process: subprocess.Popen[bytes], place: Path) -> None:
+    end = time.monotonic() + 60
+    assert callable(hold)
+    while not hold():
+        logs = "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in place.glob("*.out"))
+        assert process.poll() is None, logs
+        assert time.monotonic() < end, logs
+        time.sleep(0.2)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
