@@ -49,9 +49,7 @@ class FormPart(Part):
 
     @verb
     def step(self, *, step: Name, specs: Known = 0) -> dict[str, Any]:
-        if step not in [known.id for known in STEPS]:
-            raise UsageError(f"there is no step {visible(step)!r}.")
-        self.current = step
+        self.to_step(step)
         return self.state(specs=specs)
 
     @verb
@@ -117,6 +115,12 @@ class FormPart(Part):
     def find(self, *, text: Name) -> dict[str, Any]:
         """Settings and terms whose name or help holds all words."""
         return {"found": found(self.draft.config, text)}
+
+    def to_step(self, step: str) -> None:
+        """Open a step. Raises UsageError for one that there is not."""
+        if step not in [known.id for known in STEPS]:
+            raise UsageError(f"there is no step {visible(step)!r}.")
+        self.current = step
 
     # Inside
 

@@ -119,6 +119,10 @@ class MonitorPart(Part):
                 buffers.append(_packed(points))
             return Answer({"series": told}, buffers)
 
+    def give(self, run: RunFolder) -> None:
+        """A run that was started here can be watched from now on by its name, wherever it lies."""
+        self._given.setdefault(run.id, run)
+
     def seen(self, run: str, tell: Callable[[RunView], Told]) -> Told:
         """What `tell` makes of a run as it stands now, while no other thread folds its events."""
         reader = self._reader(run)
@@ -266,7 +270,7 @@ class MonitorPart(Part):
         new = self._jobs.new(run)
         if new is None:
             return ""
-        self._given.setdefault(new.id, new)
+        self.give(new)
         return new.id
 
     def _end(self, run: str, folder: RunFolder, view: RunView) -> End:

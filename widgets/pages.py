@@ -38,7 +38,7 @@ def blocks(session: BuildSession, step: str) -> list[Block]:
     return list(page(session)) if page else []
 
 
-def _drawn(said: Iterable[pages.Block]) -> Iterator[Block]:
+def drawn(said: Iterable[pages.Block]) -> Iterator[Block]:
     """What the session says; a table travels as rows, a gap not at all."""
     for block in said:
         if block.kind == "table":
@@ -103,9 +103,9 @@ def _plain(paragraphs: Iterable[str]) -> list[str]:
 
 def _review(session: BuildSession) -> Iterator[Block]:
     draft = session.draft
-    yield from _drawn(pages.in_sentences(session))
-    yield from _drawn(pages.uncounted(session))
-    yield from _drawn(pages.waiting(session))
+    yield from drawn(pages.in_sentences(session))
+    yield from drawn(pages.uncounted(session))
+    yield from drawn(pages.waiting(session))
     changed = [each for each in session.becomes.values() if each.requested != each.effective]
     if changed:
         yield title(pages.CHOSEN)
@@ -141,8 +141,8 @@ def _launch(session: BuildSession) -> Iterator[Block]:
     if session.errors:
         yield say(f"{session.errors} to mend before the run can start; the list is below.", "bad")
     else:
-        yield from _drawn(pages.uncounted(session))
-        yield from _drawn(pages.waiting(session))
+        yield from drawn(pages.uncounted(session))
+        yield from drawn(pages.waiting(session))
     yield title("Where")
     yield say(f"On {pages.machine_words(session.draft.facts.machine)}.")
     yield say(f"Its folder is made in {session.runs_dir}.")
@@ -154,8 +154,8 @@ def _launch(session: BuildSession) -> Iterator[Block]:
 
 
 _PAGES: dict[str, Callable[[BuildSession], Iterator[Block]]] = {
-    "model": lambda session: _drawn(pages.about_model(session)),
-    "data": lambda session: _drawn(pages.about_data(session)),
+    "model": lambda session: drawn(pages.about_model(session)),
+    "data": lambda session: drawn(pages.about_data(session)),
     "review": _review,
     "launch": _launch,
 }

@@ -1,4 +1,4 @@
-"""`Workbench()`: the seven steps, the preview, the launch and the monitor in one cell, over one draft.
+"""`Workbench()`: the guided first run, the seven steps, the preview, the launch and the monitor in one cell, over one draft.
 
 Executed again, the cell takes over the draft and what was in view; the older view says so and its threads end. Launching
 starts a process of its own: nothing that happens to the notebook touches a run.
@@ -26,6 +26,7 @@ from widgets.asking import Asker
 from widgets.chat import ChatPart
 from widgets.compare import ComparePart
 from widgets.form import FormPart
+from widgets.guide import GuidePart
 from widgets.ledger import LedgerPart
 from widgets.monitor import MonitorPart
 from widgets.preview import PreviewPart
@@ -184,6 +185,8 @@ class Workbench(Face):
             before.ledger_part if before is not None and taken else LedgerPart(self.draft, self.ledger)
         )
         monitor = MonitorPart(lambda: self.form.session.runs_dir)
+        walked = before.guide.so_far if before is not None and taken else None
+        self.guide: GuidePart = GuidePart(self.form.session, asker.ask, monitor, self.form.to_step, walked)
         super().__init__(
             self.form,
             PreviewPart(self.draft, asker),
@@ -193,6 +196,7 @@ class Workbench(Face):
             ComparePart(monitor),
             ChatPart(monitor.folder),
             self.ledger_part,
+            self.guide,
             height=height,
             ends=(asker.close,),
         )

@@ -134,6 +134,9 @@ class Key:
     """What null means, where it does not mean the default."""
 
 
+EXPERTS_STAY: Mapping[str, Any] = {"model.quantize_moe_experts": False}
+"""Beside a base in few bits, of tools that leave the experts of a mixture in 16."""
+
 # Meanings that many keys share
 
 

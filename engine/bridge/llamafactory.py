@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.bridge import trainer_keys
 from engine.bridge.keys import (
+    EXPERTS_STAY,
     NO_DEFAULT,
     OFF,
     Answer,
@@ -296,7 +297,7 @@ def _bits(value: Any, file: File) -> Answer:
     kinds = {4: file.get("quantization_type", "nf4"), 8: "int8"}
     if file.get("quantization_method", "bnb") not in ("bnb", "bitsandbytes"):
         return unsupported(_QUANTIZED)
-    return mapped({"model.quantization": kinds[value]}) if value in (4, 8) else unsupported(_QUANTIZED)
+    return mapped({"model.quantization": kinds[value], **EXPERTS_STAY}) if value in (4, 8) else unsupported(_QUANTIZED)
 
 
 _QUANTIZED = "model.quantization takes nf4, fp4, int8 or fp8."
@@ -477,7 +478,7 @@ KEYS: dict[str, Key] = {
     "quantization_device_map": unless_off("run.devices says on which GPUs a run works."),
     "fp8": flag({"kernels.quantization_aware": "fp8"}),
     "fp8_backend": nothing("FP8 products are torchao's."),
-    "fp8_enable_fsdp_float8_all_gather": unless_off("It counts with FSDP, which is not here yet."),
+    "fp8_enable_fsdp_float8_all_gather": unless_off("FSDP2 puts weights together in model.dtype here."),
     "image_max_pixels": same("data.max_pixels"),
     "image_min_pixels": same("data.min_pixels"),
     "image_do_pan_and_scan": unless_off(),

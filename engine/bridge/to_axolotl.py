@@ -70,6 +70,12 @@ def _quantization(value: Any, giving: Giving) -> Answer:
     return mapped({"load_in_4bit": True, **more})
 
 
+def _experts(value: Any, giving: Giving) -> Answer:
+    if giving.config.model.quantization == "none":
+        return needless("Weights stay as they are by themselves.")
+    return mapped({"quantize_moe_experts": value})
+
+
 def _adapter(value: Any, giving: Giving) -> Answer:
     if value == "none":
         return needless("All weights are trained without an adapter.")
@@ -313,6 +319,7 @@ TABLE: dict[str, Meaning] = {
     "model.chat_template_kwargs": filled("chat_template_kwargs"),
     "model.dtype": _dtype,
     "model.quantization": _quantization,
+    "model.quantize_moe_experts": _experts,
     "model.attention": attention,
     "method.kind": _kind,
     "method.beta": _beta,

@@ -81,6 +81,13 @@ def _quantization(value: Any, giving: Giving) -> Answer:
     return mapped({"load_in_4bit": True, "bnb_4bit_quant_type": value, "use_bnb_nested_quant": True})
 
 
+def _experts(value: Any, giving: Giving) -> Answer:
+    if giving.config.model.quantization == "none":
+        return needless("Weights stay as they are by themselves.")
+    words = "TRL leaves the experts of a mixture in 16 bits; other models have none."
+    return changed({}, words) if value else needless(words)
+
+
 def _template(value: Any, giving: Giving) -> Answer:
     if value is None:
         return needless("The tokenizer's own is taken by itself.")
@@ -330,6 +337,7 @@ TABLE: dict[str, Meaning] = {
     "model.chat_template_kwargs": _template_values,
     "model.dtype": _dtype,
     "model.quantization": _quantization,
+    "model.quantize_moe_experts": _experts,
     "model.attention": attention,
     "method.kind": _kind,
     "method.beta": key("beta"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.bridge import sharding
 from engine.bridge.keys import (
     INTERNAL,
     NO_DEFAULT,
@@ -280,9 +281,7 @@ KEYS: dict[str, Key] = {
     "ddp_backend": nothing(_DDP),
     "ddp_timeout": nothing(_DDP),
     "local_rank": nothing(INTERNAL),
-    "fsdp": unless_off(),
-    "fsdp_config": unless_off(),
-    "deepspeed": unless_off(),
+    **sharding.KEYS,
     "debug": unless_off("A run's log and `workbench stack RUN` show what it does."),
     "skip_memory_metrics": nothing("Memory is always a curve."),
     "predict_with_generate": unless_off("run.prompts are answered while a run trains."),

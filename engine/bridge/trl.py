@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.bridge import trainer_keys
 from engine.bridge.keys import (
+    EXPERTS_STAY,
     NO_DEFAULT,
     OFF,
     SAME_HERE,
@@ -286,7 +287,11 @@ def _targets(value: Any, file: File) -> Answer:
 
 
 def _four_bits(value: Any, file: File) -> Answer:
-    return needless(OFF) if is_off(value) else mapped({"model.quantization": file.get("bnb_4bit_quant_type", "nf4")})
+    return (
+        needless(OFF)
+        if is_off(value)
+        else mapped({"model.quantization": file.get("bnb_4bit_quant_type", "nf4"), **EXPERTS_STAY})
+    )
 
 
 def _nested(value: Any, file: File) -> Answer:
@@ -427,7 +432,7 @@ KEYS: dict[str, Key] = {
     "lora_task_type": nothing("It follows from the method."),
     "use_rslora": same("adapter.use_rslora"),
     "use_dora": same("adapter.use_dora"),
-    "load_in_8bit": flag({"model.quantization": "int8"}),
+    "load_in_8bit": flag({"model.quantization": "int8", **EXPERTS_STAY}),
     "load_in_4bit": Key(_four_bits),
     "bnb_4bit_quant_type": nothing("model.quantization says it, as load_in_4bit does."),
     "use_bnb_nested_quant": Key(_nested, default=lambda file: False if file.on("load_in_4bit") else NO_DEFAULT),

@@ -62,12 +62,10 @@ class Chat:
 
         sides = load_sides(task.params["sides"], say)
         from engine.chat.answering import told
+        from engine.models.sizes import bytes_of
 
-        held = {
-            weight.data_ptr(): weight.nbytes
-            for side in sides
-            for weight in (*side.model.parameters(), *side.model.buffers())
-        }
+        weights = (weight for side in sides for weight in (*side.model.parameters(), *side.model.buffers()))
+        held = dict(map(bytes_of, weights))
         self._sides = sides
         return {
             "sides": [told(side) for side in sides],

@@ -158,6 +158,8 @@ def _vocabulary(file: Path) -> dict[str, int] | None:
 def _load(sides: list[Side], folders: list[Path | None], say: Phase) -> None:
     import torch
 
+    from engine.features.packed_experts.apply import compute_packed
+
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     groups: dict[str, list[int]] = {}
     for number, (side, folder) in enumerate(zip(sides, folders, strict=True)):
@@ -180,6 +182,7 @@ def _load(sides: list[Side], folders: list[Path | None], say: Phase) -> None:
         if not _placed(sides[numbers[0]].config):
             model.to(device)
         model.eval().requires_grad_(False)
+        compute_packed(model)
         for number in numbers:
             _finish(sides[number], model)
 
@@ -190,7 +193,8 @@ def _weights_of(side: Side, folder: Path | None, number: int) -> str:
     model, adapter = config.model, config.adapter
     alone = folder is not None and (adapter.kind == "none" or adapter.bias != "none" or bool(adapter.target_parameters))
     head = METHODS[config.method.kind].head
-    key = [model.name, model.revision, model.tokenizer, model.dtype, model.quantization, model.attention, head, commits]
+    held = [model.dtype, model.quantization, model.quantize_moe_experts]
+    key = [model.name, model.revision, model.tokenizer, *held, model.attention, head, commits]
     return json.dumps([*key, number if alone else -1], default=str)
 
 

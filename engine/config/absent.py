@@ -78,12 +78,6 @@ ABSENT = (
         "Answers are sampled by the model that is trained.",
     ),
     Absent(
-        "quantized experts",
-        ("quantize_moe_experts", "quantize_experts"),
-        (),
-        "Weights that hold all experts of a layer stay in 16 bits whatever model.quantization says.",
-    ),
-    Absent(
         "further training of an adapter",
         ("adapter_name_or_path", "lora_model_dir", "adapter_path", "peft_adapter"),
         (),

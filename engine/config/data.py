@@ -7,7 +7,7 @@ from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, R
 Format = Literal[
     "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "ranking", "unpaired_preference", "stepwise_supervision",
     "distill", "embedding",
-    "prompts",     "tokens",
+    "prompts",     "tokens", "multimodal_pretrain",
 ]  # fmt: skip
 _TURNS = ("tools", "system", "images")
 PARTS: dict[str, tuple[str, ...]] = {
@@ -24,15 +24,14 @@ PARTS: dict[str, tuple[str, ...]] = {
     "embedding": ("anchor", "positive", "negative", "score"),
     "prompts": ("prompt", "answer", "input", "tools"),
     "tokens": ("input_ids", "labels"),
+    "multimodal_pretrain": ("text", "images", "input_ids", "labels", "attention_mask", "_mm_text"),
 }
 """What a row of each format is made of: the keys of `columns`."""
 IN_MESSAGES = ("role", "content", "tool_calls", "thinking")
 """What a message is made of: the keys of `properties`."""
-WITHOUT_MESSAGES = ("alpaca", "text", "stepwise_supervision", "distill", "embedding", "tokens")
+WITHOUT_MESSAGES = ("alpaca", "text", "stepwise_supervision", "distill", "embedding", "tokens", "multimodal_pretrain")
 """Formats in whose rows no message stands."""
-FORMATS_LATER = (
-    "multimodal_pretrain", "synthetic",
-)  # fmt: skip
+FORMATS_LATER = ("synthetic",)
 
 
 class DataSource(Section):

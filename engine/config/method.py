@@ -43,13 +43,13 @@ class Sft(CrossEntropy):
 
 
 class Pretrain(CrossEntropy):
-    """(Continued) pretraining: the model learns every token of plain text. Needs rows of text, with no answers in
-    them."""
+    """(Continued) pretraining: the model learns every token of plain text, also of text with images, whose own tokens are
+    read and not learned. Needs rows of text, with no answers in them."""
 
     kind: Annotated[Literal["pretrain"], Kind] = "pretrain"
     called: ClassVar[str] = "pretraining"
     words: ClassVar[str] = "pretraining: read plain text"
-    formats: ClassVar[tuple[str, ...]] = ("text", "tokens")
+    formats: ClassVar[tuple[str, ...]] = ("text", "tokens", "multimodal_pretrain")
     rows: ClassVar[Rows] = "language"
     lora_rate: ClassVar[float] = 1e-4
     full_rate: ClassVar[float] = 5e-5

@@ -83,6 +83,11 @@ class Model(Section):
     cards of compute capability 8.9 and above; small layers, routers and heads stay as they are. The others widen the
     weights again for each product."""
 
+    quantize_moe_experts: Annotated[bool, Title("Quantize experts"), Advanced] = True
+    """Hold the experts of a mixture in the bits of `quantization` too, which most of its weights are. Each expert is packed
+    as it is read, so that loading needs room for one in full. A pass of its own unpacks those that tokens were sent to, a
+    few at a time, and again for gradients. Off leaves experts in the format of `dtype`, in several times the memory."""
+
     attention: Annotated[Attention, Advanced, Source("transformers: attn_implementation")] = "auto"
     """Which implementation computes attention. `auto` takes torch's own fused attention, which needs no package; where packed
     rows are kept apart on a card, the flash attention that is installed and serves the card and the width of the heads (on

@@ -41,6 +41,7 @@ _SECTION_STEPS = {
 _ELSEWHERE: dict[FieldSpec, str] = {
     fields.model.dtype: "memory",
     fields.model.quantization: "memory",
+    fields.model.quantize_moe_experts: "memory",
     fields.model.attention: "memory",
     fields.optim.per_device_train_batch_size: "memory",
     fields.optim.per_device_eval_batch_size: "memory",

@@ -76,6 +76,9 @@ def _place_images(example: Example, row: Row, column: str) -> None:
     """
     given = row.get(column)
     images = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    if example.sees:
+        example.images = images  # their tokens, or places in the processor's own words, are looked for among the tokens
+        return
     chats = [
         turns
         for turns in (example.messages, example.prompt, example.chosen, example.rejected)
@@ -161,6 +164,27 @@ def _read_text(row: Row, columns: Mapping[str, str]) -> Example:
 def _read_tokens(row: Row, columns: Mapping[str, str]) -> Example:
     ids, labels = ids_of(row, columns)
     return Example("tokens", input_ids=ids, labels=labels)
+
+
+def _read_seen(row: Row, columns: Mapping[str, str]) -> Example:
+    """Text, or its tokens with those of its images among them; what a mask leaves out is padding."""
+    if row.get(columns.get("input_ids", "input_ids")) is None:
+        written = columns.get("_mm_text", "_mm_text")
+        named = columns.get("text", "text") if row.get(written) is None else written
+        return Example("text", text=text_of(row, {**columns, "text": named}, "text"), sees=True)
+    ids, labels = ids_of(row, columns)
+    column = columns.get("attention_mask", "attention_mask")
+    mask = row.get(column)
+    if mask is not None:
+        if not isinstance(mask, list) or len(mask) != len(ids) or any(each not in (0, 1) for each in mask):
+            raise FormatError(f"column {visible(column)} must hold a 0 or a 1 for each of the {len(ids)} input_ids")
+        ids = [token for token, real in zip(ids, mask, strict=True) if real]
+        labels = labels and [token for token, real in zip(labels, mask, strict=True) if real]
+    return Example("tokens", input_ids=ids, labels=labels, sees=True)
+
+
+def _is_seen(row: Row, columns: Mapping[str, str]) -> bool:
+    return columns.get("_mm_text", "_mm_text") in row
 
 
 def _read_prompt(row: Row, columns: Mapping[str, str]) -> Example:
@@ -268,6 +292,20 @@ FORMATS: dict[str, Format] = {
                 "labels?": ("labels",),
             },
             read_taught,
+        ),
+        Format(
+            "multimodal_pretrain",
+            "text with images, or its tokens",
+            {
+                "text?": ("text", "content", "caption"),
+                "images?": ("images", "image"),
+                "input_ids?": ("input_ids",),
+                "labels?": ("labels",),
+                "attention_mask?": ("attention_mask",),
+                "_mm_text?": ("_mm_text",),
+            },
+            _read_seen,
+            _is_seen,
         ),
         Format("tokens", "tokens", {"input_ids": ("input_ids",), "labels?": ("labels",)}, _read_tokens),
         Format(

@@ -53,6 +53,7 @@ class Example:
     chosen: str | list[Message] = ""
     rejected: str | list[Message] = ""
     input_ids: list[int] = field(default_factory=list)
+    """Of a row that holds tokens, with the tokens of its images in their places."""
     labels: list[int] | None = None
     label: bool | None = None
     score: float | None = None
@@ -60,6 +61,8 @@ class Example:
     steps: list[str] = field(default_factory=list)
     targets: list[tuple[list[int], list[float]]] = field(default_factory=list)
     images: list[Any] = field(default_factory=list)
+    sees: bool = False
+    """Whether tokens of images may stand among `input_ids`, or in the text by the processor's own words."""
 
 
 def columns_of(

@@ -8,7 +8,7 @@ as TRL's DPO does. Tokenizers without character offsets are refused, since their
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.config.method import learns_from_images
@@ -92,6 +92,8 @@ class Tokens:
         """The text of an example with what is trained in it; its images, which are references, are written out. `rendered`
         is what the chat template made of it, where that is known. Raises `MaskError`, and `DataError` for an image."""
         piece = self._piece(example, rendered)
+        if piece.ready is not None and self.images is not None:
+            return self._seen(piece, example)
         if self.images is None:
             if example.images:
                 raise no_processor(example.images)
@@ -129,7 +131,11 @@ class Tokens:
 
     def _with_tokens(self, example: Example, text: str) -> str:
         """A text without a template, with the processor's own token, and the marks around it, at each place of an image."""
-        return text.replace(IMAGE, self.images.written) if example.images and self.images is not None else text
+        if not example.images or self.images is None:
+            return text
+        if example.sees and IMAGE not in text and self.images.token not in text:
+            text = IMAGE * len(example.images) + text
+        return text.replace(IMAGE, self.images.written)
 
     def conversation(self, example: Example) -> Conversation | None:
         """What the chat template is asked for an example; None where it is not asked."""
@@ -218,6 +224,17 @@ class Tokens:
         refuse_strange(example.input_ids, example.labels, len(self.tokenizer), way_out)
         labels = example.input_ids if example.labels is None else example.labels
         return {"input_ids": list(example.input_ids), "labels": list(labels)}
+
+    def _seen(self, piece: Piece, example: Example) -> Piece:
+        """The row of ids with where its images are, whose tokens are never learned."""
+        assert self.images is not None
+        assert piece.ready is not None
+        images = list(example.images)
+        places = self.images.among(piece.ready["input_ids"], images)
+        drawn = [at for start, end in places for at in range(start, end)]
+        for at in drawn:
+            piece.ready["labels"][at] = IGNORED
+        return replace(piece, images=images, ready=piece.ready | {"images": images, "image_tokens": drawn})
 
     # -- a prompt and its answers --------------------------------------------------------------------------------------
     def answers(

@@ -197,6 +197,42 @@ class ImageTokens:
             return start - len(self.before), end + len(self.after)
         return place
 
+    def among(self, ids: Sequence[int], images: Sequence[str]) -> list[Span]:
+        """Where the tokens of each image stand among the ids of a row, marks around them included. Raises `DataError` where
+        they are not those that the processor makes of the images, in their order."""
+        places, at = [], 0
+        for number, image in enumerate(images, 1):
+            wanted = self._ids(
+                self.resized(image).tokens.strip()
+            )  # line breaks around it may be one token with the text
+            start = next(
+                (n for n in range(at, len(ids) - len(wanted) + 1) if list(ids[n : n + len(wanted)]) == wanted), None
+            )
+            if start is None:
+                raise FormatError(
+                    f"input_ids do not hold the {_many(len(wanted), 'token')} that the model's processor makes of image {number} "
+                    f"of {len(images)}, {short(image)}",
+                    "Tokenize the data with the model's own processor and the same limits of pixels.",
+                )
+            at = start + len(wanted)
+            places.append((start, at))
+        inside = {n for start, end in places for n in range(start, end)}
+        own = set(self._ids(self.token))
+        if any(token in own for n, token in enumerate(ids) if n not in inside):
+            raise FormatError(
+                f"input_ids hold more tokens of images than the row's {_many(len(images), 'image')} make",
+                "Each image of the row and its tokens belong together.",
+            )
+        before, after = self._ids(self.before), self._ids(self.after)
+        return [
+            (start - 1, end + 1) if before and list(ids[start - 1 : start]) == before and list(ids[end : end + 1]) == after
+            else (start, end)
+            for start, end in places
+        ]  # fmt: skip
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
     def resized(self, reference: str) -> Resized:
         """What becomes of an image. Raises `DataError` for one that cannot be read or is refused."""
         size = image_size(reference)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import figures
+from engine.config.adapter import Lora
 from engine.config.tree import RunConfig
 from engine.errors import redact, visible
 from engine.run import checkpoint
@@ -17,8 +18,16 @@ from engine.run.store import RunFolder
 CURVES = ("loss", "eval_loss", "eval_reward", "reward", "mean_token_accuracy", "eval_mean_token_accuracy")
 
 
-def card(run: RunFolder, config: RunConfig, source: Path, form: str, parity: Mapping[str, Any], license: str) -> str:
-    """README.md of an artefact."""
+def card(
+    run: RunFolder,
+    config: RunConfig,
+    source: Path,
+    form: str,
+    parity: Mapping[str, Any],
+    license: str,
+    readers: str = "",
+) -> str:
+    """README.md of an artefact; `readers` says who opens one that not every reader of its form opens."""
     step = checkpoint.step_of(source)
     front = ["---", f"base_model: {json.dumps(shown(config.model.name))}"]
     front += [f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"]
@@ -29,7 +38,7 @@ def card(run: RunFolder, config: RunConfig, source: Path, form: str, parity: Map
     measured = _measured(run, step)
     if measured:
         lines += ["", "## Measured", "", "The newest values of the run up to this step.", "", *_table(measured)]
-    lines += ["", "## This copy", "", *_table(_copy(form, parity))]
+    lines += ["", "## This copy", "", *_table(_copy(form, parity, readers))]
     versions = (checkpoint.read_commit(source) or {}).get("versions") or {}
     if versions:
         lines += ["", "## Made with", "", ", ".join(f"{name} {version}" for name, version in versions.items())]
@@ -53,9 +62,7 @@ def _trained(config: RunConfig) -> list[tuple[str, str]]:
     ]
     if adapter.kind == "lora":
         kind = "DoRA" if adapter.use_dora else "rsLoRA" if adapter.use_rslora else "LoRA"
-        rows.append(
-            ("adapter", f"{kind}, r {adapter.r}, alpha {adapter.lora_alpha}, on {_words(adapter.target_modules)}")
-        )
+        rows.append(("adapter", f"{kind}, r {adapter.r}, alpha {adapter.lora_alpha}, on {_targets(adapter)}"))
         if adapter.modules_to_save:
             rows.append(("trained whole", ", ".join(adapter.modules_to_save)))
     else:
@@ -83,8 +90,9 @@ def _number(value: float | str) -> str:
     return value if isinstance(value, str) else figures.number(value)
 
 
-def _words(targets: str | Sequence[str]) -> str:
-    return targets if isinstance(targets, str) else ", ".join(targets)
+def _targets(adapter: Lora) -> str:
+    modules = [adapter.target_modules] if isinstance(adapter.target_modules, str) else adapter.target_modules
+    return ", ".join((*modules, *adapter.target_parameters))
 
 
 def _measured(run: RunFolder, step: int | None) -> list[tuple[str, str]]:
@@ -99,15 +107,21 @@ def _measured(run: RunFolder, step: int | None) -> list[tuple[str, str]]:
     return rows
 
 
-def _copy(form: str, parity: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = [("form", form), ("opened again by", str(parity.get("reader", "")))]
+def _copy(form: str, parity: Mapping[str, Any], readers: str) -> list[tuple[str, str]]:
+    rows = [("form", f"{form}, one for each expert" if readers else form)]
+    rows += [("read by", readers)] if readers else []
+    rows.append(("opened again by", str(parity.get("reader", ""))))
     if parity.get("logits_error") is not None:
+        rounded = parity.get("rounding_effect")
         rows.append(
             (
-                "logits against the trained model",
-                f"{parity['logits_error']:.2g} of their size apart, at most {parity['bound']:g} allowed",
+                f"logits against the trained model{'' if rounded is None else ', rounded alike'}",
+                f"{parity['logits_error']:.2g} of their size apart"
+                + ("" if parity.get("bound") is None else f", at most {parity['bound']:g} allowed"),
             )
         )
+        if rounded is not None:
+            rows.append(("what rounding moved the logits by", f"{rounded:.2g} of their size"))
     rows.append(("same prompts and ids", f"{parity.get('prompts', 0)} conversations, {parity.get('probes', 0)} texts"))
     rows.append(("stop tokens", " ".join(f"`{shown(each)}`" for each in parity.get("stop_tokens", []))))
     return rows

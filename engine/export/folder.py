@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ TOKENIZER = (
     "preprocessor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
 COMMITS_FILE = "commits.json"
+ONE_BY_ONE = (
+    "those that take an adapter for each expert under the names of the base's files, such as vLLM; PEFT takes the adapter "
+    "that `--to adapter` writes without `--per-expert`"
+)
+AS_ONE_WEIGHT = (
+    "those that take an adapter for each expert; the base's files hold the experts as one weight, and vLLM takes adapters "
+    "expert by expert where they are held one by one; PEFT takes the adapter that `--to adapter` writes without "
+    "`--per-expert`"
+)
+"""Who reads an adapter that was written expert by expert."""
 
 
 @dataclass
@@ -123,10 +134,11 @@ class Model:
         return int(AutoConfig.from_pretrained(self.whole).get_text_config().vocab_size)
 
     @cached_property
-    def reference(self) -> tuple[Any, Any]:
-        """Outputs of the trained model on `inputs`, and of its base."""
+    def reference(self) -> parity.Reference:
+        """Outputs of the trained model on `inputs`, of its base, and of a mixture rounded to the format of the files."""
         adapter = self.source.checkpoint if self.source.adapted else None
-        return parity.reference(self.config, self.whole, adapter, self.inputs)
+        rounds = any(each.dtype != "F32" for each in self.stored.values())
+        return parity.reference(self.config, self.whole, adapter, self.inputs, self.format_of if rounds else None)
 
     @cached_property
     def stored(self) -> dict[str, model_files.Tensor]:
@@ -137,6 +149,14 @@ class Model:
     def numbers(self) -> int:
         """How many numbers the model has."""
         return sum(torch.Size(each.shape).numel() for each in self.stored.values())
+
+    def format_of(self, name: str) -> torch.dtype:
+        """The number format of a weight by its name in the model: as the files hold it, or most of their weights."""
+        return DTYPES.get(self.stored[name].dtype if name in self.stored else self._usual, torch.bfloat16)
+
+    @cached_property
+    def _usual(self) -> str:
+        return Counter(each.dtype for each in self.stored.values()).most_common(1)[0][0]
 
     @property
     def bound(self) -> float:
@@ -176,29 +196,48 @@ def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
     _write_generation(model, into)
     report("Opening it again", 0, 1)
     found = _same_tokens(model, into, tokenizer)
-    ours, base = model.reference
-    found = parity.judged(found, ours, parity.open_folder(model.config, into, model.inputs), base, model.bound)
+    theirs = parity.open_folder(model.config, into, model.inputs)
+    found = parity.judged(found, model.reference, theirs, model.bound)
     _write_card(model, into, "safetensors", found)
     return found
 
 
-def write_adapter(model: Model, into: Path, report: Report) -> parity.Parity:
-    """The adapter alone, naming its base; opened again by PEFT. Raises ParityError where it differs."""
+def write_adapter(model: Model, into: Path, report: Report, *, per_expert: bool = False) -> parity.Parity:
+    """The adapter alone, naming its base; opened again by PEFT, or in plain torch where each expert has its own.
+
+    Raises ParityError where it differs, WorkbenchError for an adapter that cannot be written `per_expert`.
+    """
+    from engine.export import per_expert as single
+
+    at = model.source.checkpoint
+    if per_expert:
+        single.refuse_without_experts(at)
     parity.refuse_little_memory(model.numbers)
     into.mkdir()
-    at = model.source.checkpoint
-    _copy(at, into, (model_files.ADAPTER_WEIGHTS, *TOKENIZER))
-    content = model_files.read_json(at / model_files.ADAPTER)
+    _copy(at, into, TOKENIZER)
+    if per_expert:
+        report("Writing an adapter for each expert", 0, 1)
+        cut = single.PerExpert.of(model.config, model.base, at)
+        cut.write(into)
+    else:
+        _copy(at, into, (model_files.ADAPTER_WEIGHTS, model_files.ADAPTER))
+    content = model_files.read_json(into / model_files.ADAPTER)
     if not Path(model.config.model.name).is_absolute() and not model.config.model.name.startswith((".", "builtin/")):
         content |= {"base_model_name_or_path": model.config.model.name, "revision": model.config.model.revision}
     (into / model_files.ADAPTER).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     _write_generation(model, into)
     report("Opening it again", 0, 1)
     found = _same_tokens(model, into, model.tokenizer)
-    ours, base = model.reference
-    theirs, _ = parity.reference(model.config, model.base, into, model.inputs)
-    found = parity.judged(found, ours, theirs, base, parity.BOUNDS[torch.float32])
-    _write_card(model, into, "adapter", found)
+    exact, readers = model.reference._replace(rounded=None), ""
+    if per_expert:
+        found = replace(found, reader=single.READER, weights=cut.compare(into))
+        theirs = parity.outputs(single.open_again(model.config, model.base, into), model.inputs)
+        found = parity.judged(found, exact, theirs, parity.SAME_WEIGHTS)
+        readers = ONE_BY_ONE if cut.one_by_one else AS_ONE_WEIGHT
+    else:
+        theirs = parity.reference(model.config, model.base, into, model.inputs).trained
+        found = parity.judged(found, exact, theirs, parity.BOUNDS[torch.float32])
+    _write_card(model, into, "adapter", found, readers)
     return found
 
 
@@ -250,8 +289,9 @@ def _write_generation(model: Model, into: Path) -> None:
     (into / "generation_config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-def _write_card(model: Model, into: Path, form: str, found: parity.Parity) -> None:
-    text = card(model.source.run, model.config, model.source.checkpoint, form, found.as_json(), model.license)
+def _write_card(model: Model, into: Path, form: str, found: parity.Parity, readers: str = "") -> None:
+    run, at = model.source.run, model.source.checkpoint
+    text = card(run, model.config, at, form, found.as_json(), model.license, readers)
     (into / "README.md").write_text(text, "utf-8")
 
 

@@ -11,7 +11,7 @@ from engine.errors import WorkbenchError, visible
 from engine.export import modelfile
 from engine.export.folder import Model, bytes_of, write_adapter, write_model
 from engine.export.parity import Parity
-from engine.export.places import placed
+from engine.export.places import K_QUANTS, placed
 from engine.run import checkpoint
 
 Report = Callable[[str, int, int], None]
@@ -28,13 +28,15 @@ def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Re
         from engine.export.to_gguf import refuse_early
 
         refuse_early(asked["quant"])
-    with placed(place, _bytes(model, form)) as part:
+    with placed(place, _bytes(model, form, asked)) as part:
         if form == "modelfile":
             found = _modelfile(model, part, asked)
         elif form == "gguf":
             found = _gguf(model, place, part, asked, report)
+        elif form == "adapter":
+            found = write_adapter(model, part, report, per_expert=asked.get("per_expert", False))
         else:
-            found = {"safetensors": write_model, "adapter": write_adapter}[form](model, part, report)
+            found = write_model(model, part, report)
     return {
         "form": form,
         "path": str(place),
@@ -44,12 +46,15 @@ def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Re
     }
 
 
-def _bytes(model: Model, form: str) -> int:
-    """Room that a part needs while it is made: a GGUF of an adapter also that of the merged folder."""
+def _bytes(model: Model, form: str, asked: dict[str, Any]) -> int:
+    """Room that a part needs while it is made: a GGUF of an adapter also that of the merged folder, a K-quant that of the 16
+    bits it is made from; where each expert has its own adapter, what gate and up share is there twice."""
     if form == "modelfile":
         return 1 << 20
     whole = bytes_of(model, "adapter" if form == "adapter" else "safetensors")
-    return 2 * whole if form == "gguf" else whole
+    if form == "gguf":
+        return (3 if asked["quant"] in K_QUANTS else 2) * whole
+    return 2 * whole if form == "adapter" and asked.get("per_expert", False) else whole
 
 
 def _gguf(model: Model, place: Path, part: Path, asked: dict[str, Any], report: Report) -> Parity:

@@ -1,6 +1,6 @@
 """An adapter merged into its base, a weight at a time: PEFT's own layers merge, and no more than one layer is in memory.
 
-The base is read from its files and written in their number format, each file beside the one it comes from. Of a base that
+Adapters on experts that are one weight are added expert by expert, into the form in which the base's files hold these. The base is read from its files and written in their number format, each file beside the one it comes from. Of a base that
 was quantized for training, what training saw is merged: the weights as four or eight bits hold them, in the files' format.
 """
 
@@ -17,13 +17,18 @@ import torch
 from safetensors import safe_open
 
 from engine import model_files
-from engine.config.kinds import LOADERS
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
+from engine.export.parity import loader_of
+from engine.export.stored import Share, is_turned, shares, stored_name
+from engine.features.packed_experts import packs
+from engine.kernels.experts import ExpertLoRA
+from engine.models.packed_experts import PROJECTIONS
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
 
 Report = Callable[[str, int, int], None]
 PREFIX = "base_model.model."
@@ -40,6 +45,8 @@ class Plan:
 
     skeleton: torch.nn.Module
     """The model with its adapter's layers, without memory (on the meta device)."""
+    bare: torch.nn.Module
+    """The model without them, as its weights' own names are."""
     layers: dict[str, LoraLayer]
     """Layers with an adapter by their path."""
     trained: dict[str, str]
@@ -50,47 +57,77 @@ class Plan:
     """Weights that training held in four or eight bits."""
     tied: tuple[str, str] | None = None
     """(embedding, head) where they are one weight in the base's files and two from now on."""
+    wrapped: dict[str, ParamWrapper] = field(default_factory=dict)
+    """What PEFT's `target_parameters` made by its path: an adapter on a weight, not on a layer."""
+    shares: dict[str, tuple[str, Share]] = field(default_factory=dict)
+    """By its name in the files, what a weight there holds of one with such an adapter, by that one's path in `wrapped`, or of
+    experts that were trained whole, by their name in `trained`."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Other weights that the files name otherwise than the model: name in the files to name in the model."""
+    packed: dict[str, tuple[str, Share]] = field(default_factory=dict)
+    """By its name in the files, what a weight there holds of experts that training held in few bits, by their name in the model."""
+
+    def factors(self, path: str, weights: Any) -> ExpertLoRA:
+        """The adapter of a wrapped weight, as views of its file `weights`."""
+        layer, keys = self.wrapped[path], self.low_rank[path]
+        a, b = (weights.get_tensor(keys[f"lora_{part}.default.weight"]) for part in "AB")
+        return ExpertLoRA.from_peft(a, b, layer.num_experts, layer.scaling["default"])
+
+    def delta(self, path: str, weights: Any) -> torch.Tensor:
+        """What PEFT's own layer adds to a wrapped weight, [E, out, in] in float32."""
+        layer: Any = self.wrapped[path]
+        layer.to_empty(device="cpu")
+        try:
+            found = {part: weights.get_tensor(key).float() for part, key in self.low_rank[path].items()}
+            layer.load_state_dict(found, strict=False)
+            added: torch.Tensor = layer.get_delta_weight("default")
+            return added.mT if getattr(layer.get_base_layer(), "is_transposed", False) else added
+        finally:
+            layer.to_empty(device="meta")
 
 
-def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
-    """What is to be merged where. Raises ModelError for what has no place in the base."""
+def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) -> Plan:
+    """What is to be merged where. Raises ModelError for what has no place in the base; where the adapter is only read, not for
+    experts that the base's files hold in a form which nothing is merged into."""
     import transformers
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
 
     head = METHODS[config.method.kind].head
     labels = {"score": 1, "steps": 2}.get(head)
     settings = LoraConfig.from_pretrained(str(adapter))
-    if settings.target_parameters:
-        raise ModelError(
-            "adapter.target_parameters: adapters on experts that are one weight are not merged yet.",
-            "Export the adapter itself (--to adapter).",
-        )
     shape = transformers.AutoConfig.from_pretrained(base)
     with torch.device("meta"):
         if labels is not None:
             shape.num_labels = labels
-        model = getattr(transformers, LOADERS[head]).from_config(shape, dtype=torch.float32)
+        loader = loader_of(config, base)
+        model, bare = (loader.from_config(shape, dtype=torch.float32) for _ in range(2))
     tied = _tied(model)
     quantized = _quantized(config, model)
+    stored = model_files.stored_weights(base)
     skeleton = get_peft_model(model, settings, low_cpu_mem_usage=True)
-    layers = {
+    every = {
         path.removeprefix(PREFIX): module for path, module in skeleton.named_modules() if isinstance(module, LoraLayer)
     }
+    wrapped = {path: layer for path, layer in every.items() if isinstance(layer, ParamWrapper)}
+    layers = {path: layer for path, layer in every.items() if path not in wrapped}
     trained: dict[str, str] = {}
-    low_rank: dict[str, dict[str, str]] = {path: {} for path in layers}
+    low_rank: dict[str, dict[str, str]] = {path: {} for path in every}
     with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as file:
         for key in file.keys():  # noqa: SIM118 - no mapping
             path, _, last = key.removeprefix(PREFIX).partition(".lora_")
             if last:
-                if path not in layers:
+                if path not in every:
                     raise _no_place(key)
                 low_rank[path][_parameter(last)] = key
+                _refuse_other_shape(wrapped.get(path), _parameter(last), key, file)
             else:
                 name = path.replace(".base_layer", "").replace(".modules_to_save.default", "")
                 trained[name] = key
-    for path, layer in layers.items():
-        wanted = {name for name in _module(layer).state_dict() if "lora_" in name and "dropout" not in name}
+    for path, layer in every.items():
+        own = (name for name in _module(layer).state_dict() if not name.startswith("base_layer."))
+        wanted = {name for name in own if "lora_" in name and "dropout" not in name}
         if wanted != set(low_rank[path]):
             raise ModelError(
                 f"{model_files.ADAPTER_WEIGHTS}: lacks weights for the layer {visible(path)}.",
@@ -98,7 +135,45 @@ def plan(config: RunConfig, base: Path, adapter: Path) -> Plan:
             )
     if tied is not None and not _either(tied, layers, trained):
         tied = None
-    return Plan(skeleton, layers, trained, low_rank, quantized, tied)
+    held: dict[str, tuple[str, Share]] = {}
+    for path, each in wrapped.items():
+        name = f"{path.replace('.base_layer', '')}.{each.parameter_name}"
+        try:
+            held |= {there: (path, share) for there, share in shares(bare, name, stored).items()}
+        except ModelError:
+            if merging:
+                raise
+    for name in trained if merging else ():
+        if name not in stored and dict(bare.named_parameters()).get(name, torch.empty(0)).ndim == 3:
+            held |= {there: (name, share) for there, share in shares(bare, name, stored).items()}
+    names = [*trained, *(f"{path}.weight" for path in layers)]
+    renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
+    packed = _packed(config, bare, stored) if merging else {}
+    return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed)
+
+
+def _packed(config: RunConfig, bare: Any, stored: Mapping[str, model_files.Tensor]) -> dict[str, tuple[str, Share]]:
+    """What the files hold of the experts that training held in few bits. Raises ModelError where that cannot be told."""
+    if not packs(config):
+        return {}
+    names = [name for name, weight in bare.named_parameters() if ".experts." in name and weight.ndim == 3]
+    return {
+        there: (name, share)
+        for name in names
+        if name.endswith(PROJECTIONS)
+        for there, share in shares(bare, name, stored).items()
+    }
+
+
+def _refuse_other_shape(layer: ParamWrapper | None, parameter: str, key: str, file: Any) -> None:
+    if layer is None:
+        return
+    found, wanted = list(file.get_slice(key).get_shape()), list(_module(layer).get_parameter(parameter).shape)
+    if found != wanted:
+        raise ModelError(
+            f"{model_files.ADAPTER_WEIGHTS}: {visible(key)} is {found}, and the base's weight asks for {wanted}.",
+            "The base is another than the one the adapter was trained on: put that one back, or export the adapter alone.",
+        )
 
 
 def _parameter(last: str) -> str:
@@ -174,6 +249,8 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
                     for name in header:
                         value = base_weights.get_tensor(name)
                         done += value.nbytes
+                        if name in made.packed:
+                            value = _as_packed(config, made, name, value, base)
                         yield _merged(config, made, name, value, weights)
                         report("Merging", done, total)
                 for name, origin in last.items():
@@ -194,22 +271,23 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
 def _extra(made: Plan, stored: Mapping[str, model_files.Tensor]) -> dict[str, str]:
     """Weights that the base's files do not hold, by name: the weight they begin as, or nothing for a new head."""
     added: dict[str, str] = {}
+    known = {*made.renamed.values(), *(path for path, _ in made.shares.values())}
     if made.tied is not None:
         embedding, head = made.tied
         there, lacking = (embedding, head) if embedding in stored else (head, embedding)
         if lacking not in stored:
             added[lacking] = there
     for name in made.trained:
-        if name not in stored and name not in added:
+        if name not in stored and name not in added and name not in known:
             added[name] = ""
     return added
 
 
 def _refuse_left_over(made: Plan, stored: Mapping[str, Any], added: Mapping[str, str]) -> None:
-    known = dict(made.skeleton.get_base_model().state_dict())  # type: ignore[operator]
-    plain = {name.replace(".base_layer", "").replace(".original_module", "") for name in known}
+    plain = made.bare.state_dict()
+    there = {*stored, *added, *made.renamed.values()}
     for path in made.layers:
-        if f"{path}.weight" not in stored and f"{path}.weight" not in added:
+        if f"{path}.weight" not in there:
             raise _no_place(next(iter(made.low_rank[path].values())))
     for name, origin in added.items():
         if not origin and not any(name == each or each.endswith("." + name) for each in plain):
@@ -234,6 +312,9 @@ def _read(base: Path, name: str) -> torch.Tensor:
 @torch.no_grad()
 def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
     """The weight as the trained model has it, in the format of the base's file."""
+    if name in made.shares:
+        return _with_experts(made, name, value, weights)
+    name = made.renamed.get(name, name)
     if name in made.trained and name.removesuffix(".weight") not in made.layers:
         return weights.get_tensor(made.trained[name]).to(value.dtype)
     path = name.removesuffix(".weight")
@@ -253,6 +334,43 @@ def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weigh
     finally:
         layer.merged_adapters.clear()
         module.to_empty(device="meta")
+
+
+def _as_packed(config: RunConfig, made: Plan, name: str, value: torch.Tensor, base: Path) -> torch.Tensor:
+    """What training held of a weight of experts. Each expert was packed whole, as the model has it, of which another weight of
+    the files may hold the other part."""
+    owner, share = made.packed[name]
+    turned, shape = is_turned(made.bare, owner), made.bare.get_parameter(owner).shape
+    parts = {there: each for there, (of, each) in made.packed.items() if of == owner}
+    others = {there: _read(base, there) for there, each in parts.items() if there != name and each.expert is None}
+    seen = torch.empty_like(value)
+    for expert in range(shape[0]) if share.expert is None else (share.expert,):
+        whole = torch.empty(*(shape[:0:-1] if turned else shape[1:]), dtype=value.dtype)
+        for there, each in parts.items():
+            if each.expert in (None, expert):
+                held = value if there == name else others[there] if there in others else _read(base, there)
+                part = held[expert] if each.expert is None else held
+                whole[each.rows] = part.mT if each.turned else part
+        trained = _as_trained(config, whole.mT.contiguous() if turned else whole).to(getattr(torch, config.model.dtype))
+        rows = (trained.mT if turned else trained)[share.rows]
+        seen[expert if share.expert is None else ...] = rows.mT if share.turned else rows
+    return seen
+
+
+def _with_experts(made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
+    """A weight of the files [E, out, in], or of one expert, with its adapter: one expert at a time is in float32."""
+    path, share = made.shares[name]
+    if path in made.trained:
+        whole = weights.get_tensor(made.trained[path])
+        rows = share.of(whole.mT if is_turned(made.bare, path) else whole)
+        return (rows.mT if share.turned else rows).to(value.dtype).contiguous()
+    lora = made.factors(path, weights)
+    a, b = lora.a if share.expert is None else lora.a[share.expert], share.of(lora.b)
+    merged = torch.empty_like(value)
+    for each in range(len(value)) if value.dim() == 3 else (...,):
+        delta = b[each].float() @ a[each].float() * lora.scale
+        merged[each] = value[each].float() + (delta.mT if share.turned else delta)
+    return merged
 
 
 def _module(layer: Any) -> torch.nn.Module:

@@ -6,10 +6,11 @@ sides compute in float32 on the CPU, so that what differs is what the artefact's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,7 +43,24 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 )
 BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """How far logits may be from the reference's, as a share of their size, by the number format of the artefact."""
+JUDGED = {"F16": (4e-3, None), "BF16": (2e-2, None), "Q8_0": (None, 1e-2)}
+"""How far llama.cpp's logits may be, by the format of a GGUF: as a share of their size, and in nats. llama.cpp rounds activations
+to the format too: small models of six families differ by 0.0007 to 0.0021 in F16, in Q8_0 by up to 0.0036 nats. What
+K-quants lose is told."""
 LONGEST = 256
+SAME_WEIGHTS = 1e-2
+"""How far a mixture's logits may be from those of the same weights, added up in another order: a token whose router hesitates
+between two experts may get the other one."""
+
+
+class Reference(NamedTuple):
+    """What the run's own model gives for some texts."""
+
+    trained: Any
+    base: Any = None
+    """Its base; None where there is no adapter, or its head is new."""
+    rounded: Any = None
+    """The adapter merged by PEFT and rounded to the format of the files, where that may send tokens to other experts."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +81,13 @@ class Parity:
 
     weights: int | None = None
     """Weights that were read back and compared with their source one by one."""
+    rounding_effect: float | None = None
+    """Of a mixture of experts in 16 bits, how far rounding to the format moves the logits: `logits_error` is measured from
+    there."""
+    formats: dict[str, int] | None = None
+    """Of a GGUF, how many weights have each number format."""
+    divergence: float | None = None
+    """Mean Kullback-Leibler divergence of the next token by llama.cpp from the model's, in nats a position."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -156,27 +181,52 @@ def loader_of(config: RunConfig, folder: Path) -> Any:
     return getattr(transformers, choose_loader(METHODS[config.method.kind].head, known))
 
 
-def reference(config: RunConfig, base: Path, adapter: Path | None, ids: Sequence[list[int]]) -> tuple[Any, Any]:
-    """(outputs of the trained model, those of its base): the base as training held it, the adapter beside it."""
+def reference(
+    config: RunConfig,
+    base: Path,
+    adapter: Path | None,
+    ids: Sequence[list[int]],
+    format_of: Callable[[str], torch.dtype] | None = None,
+) -> Reference:
+    """Outputs of the trained model, the adapter beside its base, and of the base. With `format_of` a weight's name, a mixture
+    of experts is merged and rounded too."""
+    model = trained_base(config, base, adapted=adapter is not None)
+    if adapter is None:
+        return Reference(outputs(model, ids))
+    plain = None if METHODS[config.method.kind].head in ("score", "steps") else outputs(model, ids)
+    from peft import PeftModel
+
+    mixture = any(weight.ndim == 3 for weight in model.parameters())
+    adapted = PeftModel.from_pretrained(model, str(adapter))
+    trained = outputs(adapted, ids)
+    if format_of is None or not mixture:
+        return Reference(trained, plain)
+    merged = adapted.merge_and_unload()
+    for name, weight in merged.named_parameters():
+        weight.data = weight.data.to(format_of(name)).float()
+    return Reference(trained, plain, outputs(merged, ids))
+
+
+def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
+    """The model in `base` as training held it beside an adapter, in float32; else as its files hold it."""
     from engine.models.load import quantization_config
+    from engine.models.packed_experts import packed_experts
 
     labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
     settings: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
-    if adapter is not None and labels is not None:
+    if adapted and labels is not None:
         settings["num_labels"] = labels
-    quantized = quantization_config(config) if adapter is not None else None
+    quantized = quantization_config(config) if adapted else None
     if quantized is not None:
         settings |= {"quantization_config": quantized, "dtype": getattr(torch, config.model.dtype)}
     model = loader_of(config, base).from_pretrained(base, **settings)
     if quantized is not None:
+        for name, packed in list(packed_experts(model)):
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(packed.all_unpacked(), requires_grad=False))
         model = model.dequantize().float()
     _fit_padding(model)
-    if adapter is None:
-        return outputs(model, ids), None
-    plain = None if labels is not None else outputs(model, ids)
-    from peft import PeftModel
-
-    return outputs(PeftModel.from_pretrained(model, str(adapter)), ids), plain
+    return model
 
 
 def _fit_padding(model: Any) -> None:
@@ -202,17 +252,56 @@ def open_folder(config: RunConfig, folder: Path, ids: Sequence[list[int]]) -> li
     return outputs(model, ids)
 
 
-def judged(
-    found: Parity, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], base: Any, bound: float
-) -> Parity:
-    """The comparison with its logits. Raises ParityError where they are further apart than `bound`."""
-    error = distance(ours, theirs)
+def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:
+    """The comparison with its logits. Raises ParityError where they are further apart than `bound`.
+
+    Rounding a mixture's weights sends some tokens to other experts, which says nothing of the artefact: its logits are held
+    against those of the weights rounded alike.
+    """
+    if ours.rounded is not None:
+        bound = min(bound, SAME_WEIGHTS)
+    error = distance(ours.trained if ours.rounded is None else ours.rounded, theirs)
     if not error <= bound:
         raise differs(
             found.reader, f"its logits are {error:.2g} of their size away, where at most {bound:g} is rounding"
         )
-    effect = None if base is None else distance(ours, base)
-    return Parity(**{**asdict(found), "logits_error": error, "bound": bound, "trained_effect": effect})
+    effect = None if ours.base is None else distance(ours.trained, ours.base)
+    rounding = None if ours.rounded is None else distance(ours.trained, ours.rounded)
+    return replace(found, logits_error=error, bound=bound, trained_effect=effect, rounding_effect=rounding)
+
+
+def judged_by_llama_cpp(
+    found: Parity, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], quant: str, prompts: int, probes: int
+) -> Parity:
+    """The comparison with llama.cpp's logits. Raises ParityError where they are further apart than the format explains."""
+    error, apart = distance(ours, theirs), divergence(ours, theirs)
+    bound, most = JUDGED.get(quant, (None, None))
+    if not math.isfinite(error):
+        raise differs("llama.cpp", "its logits are not finite")
+    if bound is not None and error > bound:
+        raise differs(
+            "llama.cpp", f"its logits are {error:.2g} of their size away, where at most {bound:g} is rounding"
+        )
+    if most is not None and apart > most:
+        raise differs("llama.cpp", f"its next tokens diverge by {apart:.2g} nats, where at most {most:g} is rounding")
+    return replace(
+        found,
+        reader="gguf and llama.cpp",
+        prompts=prompts,
+        probes=probes,
+        logits_error=error,
+        bound=bound,
+        divergence=apart,
+    )
+
+
+def divergence(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
+    """Mean Kullback-Leibler divergence of the next token over all positions, in nats."""
+    sums = [
+        torch.nn.functional.kl_div(b.log_softmax(-1), a.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return float(torch.cat([each.flatten() for each in sums]).mean())
 
 
 def refuse_little_memory(numbers: int) -> None:

@@ -29,7 +29,9 @@ FORMS = {
 QUANTS = ("F16", "BF16", "Q8_0")
 """Number formats of a GGUF that need no other program."""
 K_QUANTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_XS", "Q4_0")
-"""Those that llama.cpp's `llama-quantize` makes."""
+"""Those that llama.cpp makes, by its program `llama-quantize` or the package `llama-cpp-python`."""
+
+COMMON_K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,17 @@ def source(run: RunFolder, step: int | None = None, *, hashes: bool = True) -> S
                 f"run {name}: checkpoint-{step} cannot be taken along: it {reason}.", f"Checkpoints here: {known}."
             )
     return Source(run, found, inside.exists(run, found / ADAPTER))
+
+
+def adapts_experts(run: RunFolder) -> bool:
+    """Whether the run's adapter is on experts that are one weight, as far as its config can be read."""
+    from engine.config.files import parse  # a screen that lists forms is light without it
+
+    try:
+        adapter = parse(run.read_config(), path=run.config).mapping.get("adapter")
+    except WorkbenchError:
+        return False
+    return isinstance(adapter, dict) and bool(adapter.get("target_parameters"))
 
 
 def steps(run: RunFolder) -> list[int]:

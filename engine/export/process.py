@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError, visible
-from engine.figures import percent, size
+from engine.figures import number, percent, size
 from engine.run.task import Task
 
 COMMAND = (sys.executable, "-P", "-m", "engine.export")
@@ -39,14 +39,21 @@ def request(
 def compared(parity: dict[str, Any]) -> str:
     """What a comparison found, in a sentence."""
     words = f"opened again by {parity['reader']}"
+    formats = parity.get("formats") or {}
     if parity["weights"] is not None:
-        words += f": {parity['weights']} weights are their source's, as are tokens and template"
+        rounded = ", ".join(f"{count} {name}" for name, count in formats.items())
+        words += f": {parity['weights']} weights ({rounded}) are their source's to rounding, tokens and template are the same"
     elif parity["prompts"] or parity["probes"]:
         words += f": {parity['prompts']} prompts and {parity['probes']} texts are the same"
     if parity["logits_error"] is not None:
-        words += f", logits differ by {percent(parity['logits_error'], 3)} of their size (at most {percent(parity['bound'], 2)})"
-        if parity["trained_effect"] is not None:
-            words += f", training moved them by {percent(parity['trained_effect'], 1)}"
+        words += f", logits differ by {percent(parity['logits_error'], 3)} of their size"
+        words += "" if parity["bound"] is None else f" (at most {percent(parity['bound'], 2)})"
+        if parity["rounding_effect"] is not None:
+            words += f" from those of the trained weights rounded alike, rounding moved them by {percent(parity['rounding_effect'], 1)}"
+    if parity.get("divergence") is not None:
+        words += f", next tokens by {number(parity['divergence'], 3)} nats (mean KL)"
+    if parity["trained_effect"] is not None:
+        words += f", training moved them by {percent(parity['trained_effect'], 1)}"
     return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."
 
 

@@ -1,5 +1,7 @@
 """A model folder as one GGUF file, and that file read back: every weight against its source, tokens, template, stop tokens.
 
+Where llama.cpp's Python package is installed, llama.cpp opens the file too and is the judge: its ids and its logits.
+
 Weights are mapped by the `gguf` package's own names. What llama.cpp computes otherwise than transformers for a family (the
 order of rotated pairs, norms counted from one, scales that it takes from the size) is changed here or refused by name.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from safetensors import safe_open
 
 from engine import model_files
 from engine.errors import ModelError, WorkbenchError, visible
-from engine.export import parity
+from engine.export import llama_cpp, parity
 from engine.export.places import K_QUANTS, QUANTS
 from engine.export.tokens_of_gguf import Vocabulary, joined, vocabulary
 
@@ -30,17 +34,20 @@ FAMILIES = {
 """llama.cpp's architecture of each `model_type`."""
 ACTIVATIONS = {"GEMMA2": "gelu_pytorch_tanh", "GEMMA3": "gelu_pytorch_tanh"}
 LARGEST_F16 = 65504.0
+ROUNDING = {
+    "Q2_K": 0.6, "Q3_K": 0.32, "Q4_0": 0.2, "Q4_1": 0.2, "Q4_K": 0.16, "IQ4_XS": 0.16, "IQ4_NL": 0.16, "Q5_0": 0.1, "Q5_1": 0.1,
+    "Q5_K": 0.08, "Q6_K": 0.04,
+}  # fmt: skip
+"""How far a weight may be from its source, as a share of its size (root mean square): twice what normal numbers lose."""
 
 
 def refuse_early(quant: str) -> None:
     """Raises WorkbenchError for a format that is not made here, and where the `gguf` package is missing."""
     if quant in K_QUANTS:
-        raise WorkbenchError(
-            f"gguf: {quant} is made by llama.cpp's own program, out of a GGUF of F16.",
-            f"Export with --quant F16, then run `llama-quantize FILE-F16.gguf FILE-{quant}.gguf {quant}`.",
-        )
-    if quant not in QUANTS:
-        raise WorkbenchError(f"gguf: {visible(quant)} is no number format of a GGUF.", f"Take {', '.join(QUANTS)}.")
+        llama_cpp.refuse_without_quantizer(quant)
+    elif quant not in QUANTS:
+        known = ", ".join((*QUANTS, *K_QUANTS))
+        raise WorkbenchError(f"gguf: {visible(quant)} is no number format of a GGUF.", f"Take one of {known}.")
     if importlib.util.find_spec("gguf") is None:
         raise WorkbenchError("gguf: the package that writes GGUF files is not installed.", "Run `pip install gguf`.")
 
@@ -102,13 +109,51 @@ def _rope(config: Any) -> dict[str, Any]:
 
 def write(model: Any, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
     """Writes the GGUF of a model folder and compares it. Raises ModelError, and ParityError where it differs."""
-    import gguf
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder).get_text_config()
     name = architecture(config)
     words = vocabulary(folder, model.tokenizer, config.vocab_size)
     _same_ids(words, model.tokenizer)
+    if quant in K_QUANTS:
+        with tempfile.TemporaryDirectory(prefix=f"{file.name}-", dir=file.parent) as room:
+            plain = Path(room) / "plain.gguf"
+            stored = {each.dtype for each in model_files.stored_weights(folder).values()}
+            names = _write(model, folder, plain, "BF16" if stored == {"BF16"} else "F16", config, name, words, report)
+            report(f"llama.cpp writes {quant}", 0, 1)
+            llama_cpp.quantize(plain, file, quant)
+    else:
+        names = _write(model, folder, file, quant, config, name, words, report)
+    report("Opening it again", 0, 1)
+    found = _read_back(model, folder, file, names, config, name, words)
+    return _judged(found, model, folder, file, quant, report) if llama_cpp.installed() else found
+
+
+def _judged(found: parity.Parity, model: Any, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
+    """The comparison with llama.cpp's own ids and logits. Raises ParityError where they are not the model's."""
+    report("llama.cpp opens it", 0, 1)
+    prompts = [text for text in parity.rendered(model.tokenizer) if text]
+    texts = [*parity.texts(model.tokenizer), *prompts]
+    try:
+        ids, theirs = llama_cpp.answers(file, texts, model.inputs)
+    except WorkbenchError as problem:
+        raise parity.differs("llama.cpp", f"it cannot be used ({problem.message})") from problem
+    for text, made in zip(texts, ids, strict=True):
+        wanted = model.tokenizer(text)["input_ids"]
+        if made != wanted:
+            raise parity.differs(
+                "llama.cpp", f"{visible(text)[:60]!r} becomes other ids ({made[:8]} instead of {wanted[:8]})"
+            )
+    ours = [each[0] for each in parity.open_folder(model.config, folder, model.inputs)]
+    return parity.judged_by_llama_cpp(found, ours, theirs, quant, len(prompts), len(texts) - len(prompts))
+
+
+def _write(
+    model: Any, folder: Path, file: Path, quant: str, config: Any, name: str, words: Vocabulary, report: Report
+) -> dict[str, str]:
+    """Writes the file in a format of `QUANTS`; its name of each weight."""
+    import gguf
+
     arch = getattr(gguf.MODEL_ARCH, name)
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_name(model.source.run.id)
@@ -137,8 +182,7 @@ def write(model: Any, folder: Path, file: Path, quant: str, report: Report) -> p
         writer.write_tensor_data(np.ascontiguousarray(gguf.quants.quantize(changed, kinds[names[ours]])).view(np.uint8))
         report("Writing the GGUF", done + 1, len(names))
     writer.close()
-    report("Opening it again", 0, 1)
-    return _read_back(gguf, model, folder, file, names, config, name, words)
+    return names
 
 
 def _same_ids(words: Vocabulary, tokenizer: Any) -> None:
@@ -285,9 +329,11 @@ def _llama3_factors(config: Any) -> Any:
 
 
 def _read_back(
-    gguf: Any, model: Any, folder: Path, file: Path, names: dict[str, str], config: Any, arch: str, words: Vocabulary
+    model: Any, folder: Path, file: Path, names: dict[str, str], config: Any, arch: str, words: Vocabulary
 ) -> parity.Parity:
     """Every weight against its source, then what the file says of tokens, template and stop tokens."""
+    import gguf
+
     reader = gguf.GGUFReader(file)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if lost := set(names.values()) - tensors.keys():
@@ -295,9 +341,8 @@ def _read_back(
     for ours, value in _weights(folder, names):
         tensor = tensors[names[ours]]
         read = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(value.shape)
-        error = np.abs(_as_transformers(config, arch, ours, read) - value)
-        worst = float((error - _allowed(tensor.tensor_type.name, value)).max(initial=0))
-        if not worst <= 0:
+        kind = tensor.tensor_type.name
+        if not _is_rounding(kind, value, np.abs(_as_transformers(config, arch, ours, read) - value)):
             raise parity.differs("gguf", f"the weight {visible(ours)} is further from its source than rounding")
 
     def said(key: str) -> Any:
@@ -317,11 +362,19 @@ def _read_back(
         raise parity.differs("gguf", f"its stop tokens are {found} instead of {model.stops}")
     stops = [str(each) for each in tokenizer.convert_ids_to_tokens(sorted(model.stops))]
     probes = len(parity.PROBES) if words.model == "llama" else 0
-    return parity.Parity("gguf", 0, probes, stops, weights=len(names))
+    formats = Counter(tensors[theirs].tensor_type.name for theirs in names.values())
+    return parity.Parity("gguf", 0, probes, stops, weights=len(names), formats=dict(formats))
+
+
+def _is_rounding(kind: str, value: Any, error: Any) -> bool:
+    """Whether a weight is no further from its source than its number format rounds."""
+    if kind in ROUNDING:
+        return bool(np.square(error).mean() <= ROUNDING[kind] ** 2 * np.square(value).mean() + 1e-12)
+    return bool((error - _allowed(kind, value)).max(initial=0) <= 0)
 
 
 def _allowed(kind: str, value: Any) -> Any:
-    """How far a weight may be from its source: half a step of its format."""
+    """How far a number may be from its source: half a step of its format."""
     size = np.abs(value)
     if kind == "Q8_0":
         blocks = size.reshape(-1, 32).max(axis=1, keepdims=True)

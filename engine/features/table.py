@@ -33,6 +33,7 @@ from engine.features import (
     gradient_checkpointing,
     layer_offloading,
     module_cache,
+    packed_experts,
     padding,
     quantization_aware,
     router_load,
@@ -53,6 +54,7 @@ class Feature(Protocol):
 
 _LISTED: tuple[ModuleType, ...] = (
     module_cache,
+    packed_experts,
     padding,
     fp32_norms,
     gradient_checkpointing,

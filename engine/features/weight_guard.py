@@ -13,10 +13,13 @@ def look(model: torch.nn.Module) -> list[tuple[int, int, bool]]:
     """
     from peft.tuners.lora.layer import ParamWrapper
 
+    from engine.kernels.experts.packed import PackedExperts
+
     named = {id(module.get_param()) for module in model.modules() if isinstance(module, ParamWrapper)}
     return [
-        (weight.data_ptr(), _content(weight) if id(weight) in named else weight._version, weight.grad is None)
+        (held.data_ptr(), _content(held) if id(weight) in named else held._version, weight.grad is None)
         for weight in model.parameters()
+        for held in (weight.held.numbers if isinstance(weight, PackedExperts) else weight,)
     ]
 
 

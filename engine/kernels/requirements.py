@@ -13,6 +13,8 @@ CAPABILITY = (8, 0)
 LARGEST_EXPERT_RANK = 256
 """The largest rank of adapters on the experts of a mixture that the kernels hold."""
 MiB = 1024**2
+EXPERT_BUFFER = 256 * MiB
+"""Bytes that unpacked experts may take at a time on a card; one expert is unpacked however large it is."""
 # What may be held of scores at once, and the fewest rows or words of a tile. On an H200 320 MiB ran within 3 % of 640
 # (results.csv, ce_frozen); a CPU wants a tile near its caches.
 CUDA_WORKSPACE, CPU_WORKSPACE, FEWEST_ROWS, FEWEST_WORDS = 320 * MiB, 16 * MiB, 128, 256

@@ -169,14 +169,20 @@ def quantization_config(config: RunConfig) -> Any:
     # A new head is trained whole, so it stays as it is.
     whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score", "lm_head"]
     if kind == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
-    return BitsAndBytesConfig(
-        llm_int8_skip_modules=whole,
-        load_in_4bit=True,
-        bnb_4bit_quant_type=kind,
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, config.model.dtype),
-    )
+        asked = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
+    else:
+        asked = BitsAndBytesConfig(
+            llm_int8_skip_modules=whole,
+            load_in_4bit=True,
+            bnb_4bit_quant_type=kind,
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, config.model.dtype),
+        )
+    if not config.model.quantize_moe_experts:
+        return asked
+    from engine.models.packed_experts import with_experts
+
+    return with_experts(asked)
 
 
 def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:

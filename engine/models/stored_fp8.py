@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ModelError, visible
+from engine.kernels.experts.packed import PackedExperts
 from engine.model_files import weight_files
 
 _SUFFIXES = (".weight_scale_inv", ".weight_scale")
@@ -159,9 +160,10 @@ class Fp8Linear(torch.nn.Linear):
 
 
 def leave_to_each_process(model: torch.nn.Module) -> None:
-    """Has data-parallel training not send FP8 weights to the other processes at its start: it cannot, and each has read
-    the same file. Marks the instance that will be wrapped, where it has such weights."""
+    """Has data-parallel training not send FP8 weights and packed experts to the other processes at its start: it cannot,
+    and each has read the same file. Marks the instance that will be wrapped, where it has such weights."""
     names = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Fp8Linear)]
+    names += [name for name, weight in model.named_parameters() if isinstance(weight, PackedExperts)]
     if names:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 

@@ -25,7 +25,7 @@ from engine.facts.counts import (
     tokens_and_length,
     wide_of,
 )
-from engine.features import cut_cross_entropy
+from engine.features import cut_cross_entropy, packed_experts
 from engine.features.feature import Layers
 from engine.features.table import FEATURES
 
@@ -79,6 +79,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
     layers = _layers(config, facts, model, checkpointing)
     weights = layers.linears + max(0, counts.base - _linear_numbers(model)) * layers.size
+    weights -= packed_experts.packed_numbers(config, facts) * (layers.size - _linear_size(config, model))
     weights -= (layers_bytes(config, facts) or 0.0) * layers.on_the_host
     trained_bytes = counts.trained * trained_size(config)
     tokens, length = tokens_and_length(config, facts)
@@ -88,7 +89,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     )
     scores = cut_cross_entropy.head_bytes(cut_cross_entropy.path_of(config), scored)
     # The head is done before the first layer is differentiated: the larger of the two makes the peak.
-    activations = kept + max(0.0, layer - scores)
+    activations = kept + max(0.0, layer - scores) + packed_experts.buffer_bytes(config, facts, layers.size)
     # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
     devices = device_count(config, facts) if config.distributed.strategy == "fsdp2" else 1
     together = _put_together(config, layers, weights) if devices > 1 else 0.0
@@ -204,6 +205,8 @@ def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
     size = _linear_size(config, model)
     if model.experts:  # fused experts are no linear layers
         held = max(0, counts.base - 2 * model.vocab_size * model.hidden_size) * size
+        if not packed_experts.packs(config):
+            held += packed_experts.numbers(model) * (BYTES[config.model.dtype] - size)
     else:
         held = _layers(config, facts, model).linears
     return max(0.0, held - counts.trained_base * size) or None

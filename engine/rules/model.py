@@ -13,6 +13,7 @@ from engine.config.rule import Refused, leave_out, one_of, other_than, refused, 
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
 from engine.facts import counts as counted
+from engine.features import packed_experts
 from engine.planning import memory_model
 from engine.planning.auto import resolved
 
@@ -203,20 +204,31 @@ def revision_needs_a_hub_model(config: RunConfig, facts: Facts) -> Iterator[Find
         yield must(path, rule_text, revision, "Remove it.", fix=Fix("remove it", unset=(path,)))
 
 
-@rule(reads=(fields.model.name, fields.model.dtype, fields.model.quantization, fields.adapter.kind))
+@rule(
+    reads=(
+        fields.model.name,
+        fields.model.dtype,
+        fields.model.quantization,
+        fields.model.quantize_moe_experts,
+        fields.adapter.kind,
+    )
+)
 def experts_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    """All experts of a layer are one weight of three dimensions, which is no linear layer."""
+    """All experts of a layer are one weight of three dimensions, which is no linear layer and may stay as it is."""
     model, path = counted.known_model(config, facts), fields.model.quantization.path
     counts = counted.parameters(config, facts)
     if config.model.quantization == "none" or model is None or counts is None or not model.experts:
         return
-    numbers = model.experts * sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.expert_weights)
+    if packed_experts.packs(config):
+        return
+    numbers = packed_experts.numbers(model)
     kept = numbers * memory_model.BYTES[config.model.dtype]
     peak = memory_model.memory(resolved(config, facts), facts, "full")
     if numbers and peak:
         bits = 8 * int(memory_model.BYTES[config.model.dtype])
         held = f"{figures.size(kept)} of the weights' {figures.size(peak['weights'])}"
-        todo = "Quantizing them is not here yet."
+        fp8 = config.model.quantization == "fp8"
+        todo = "nf4, fp4 and int8 pack them too." if fp8 else f"{packed_experts.SETTING.path} packs them too."
         yield say(path, f"the experts stay in {bits} bits: {held}. {todo}")
 
 

@@ -14,6 +14,8 @@ from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
 
 _PLACES = (fields.data.train, fields.data.eval)
+SEEN = "multimodal_pretrain"
+"""Text with images, or its tokens: a processor must read the images as it read those of the tokens."""
 
 
 def _entries(config: RunConfig, facts: Facts) -> Iterator[tuple[str, DataSource, str | None]]:
@@ -46,7 +48,9 @@ def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:
     for spec in _PLACES:
         for index, entry in enumerate(spec.value(config)):
             seen = (facts.sources or {}).get(entry.path)
-            if seen is not None and seen.images:
+            if entry.format == SEEN:
+                yield f"{spec.path}.{index}.format", f"rows with images (format: {SEEN})"
+            elif seen is not None and seen.images:
                 yield f"{spec.path}.{index}.path", f"rows with images ({seen.images})"
 
 
@@ -56,6 +60,24 @@ def rows_with_images_need_a_method_that_reads_them(config: RunConfig, facts: Fac
         for path, seen in _with_images(config, facts):
             todo = f"{config.method.kind} does not learn from images: take sft, dpo or kto, or rows of text."
             yield must(path, "rows without images", seen, todo)
+
+
+@rule(reads=_PLACES)
+def text_with_images_is_one_source(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for spec in _PLACES:
+        places = [index for index, entry in enumerate(spec.value(config)) if entry.format == SEEN]
+        for index in places[1:]:
+            todo = "Put the rows into one file or folder."
+            yield must(f"{spec.path}.{index}.format", f"at most one source of {SEEN}", SEEN, todo)
+
+
+@rule(reads=(*_PLACES, fields.model.tokenizer))
+def text_with_images_is_read_by_the_processors_own_tokenizer(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.model.tokenizer
+    if config.model.tokenizer and any(form == SEEN for _, _, form in _entries(config, facts)):
+        fix = Fix("take the model's own", unset=(spec.path,))
+        todo = "The processor counts an image's tokens by its own tokenizer."
+        yield must(spec.path, f"left out beside format: {SEEN}", config.model.tokenizer, todo, fix=fix)
 
 
 @rule(reads=(*_PLACES, fields.method.kind, fields.method.reference))

@@ -12,6 +12,7 @@ from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
+from engine.facts.counts import known_model
 from engine.facts.unfrozen import trained_by_name
 
 _FLOAT32_ADAPTER, _STABILISED = fields.adapter.autocast_adapter_dtype, fields.adapter.use_rslora
@@ -127,6 +128,7 @@ def the_head_has_no_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding
         fields.adapter.use_dora,
         fields.adapter.lora_dropout,
         fields.model.quantization,
+        fields.model.name,
     )
 )
 def target_parameters_are_plain_lora(config: RunConfig, facts: Facts) -> Iterator[Finding]:
@@ -142,7 +144,9 @@ def target_parameters_are_plain_lora(config: RunConfig, facts: Facts) -> Iterato
             todo = f"Such an adapter is added to the weight itself and cannot have it: leave out {spec.name}."
             fix = Fix(f"leave out {spec.name}", unset=(spec.path,))
             yield must(path, f"empty with {spec.name}", adapter.target_parameters, todo, fix=fix)
-    if config.model.quantization != "none":
+    model = known_model(config, facts)
+    mixture = model is None or not model.model_type or bool(model.experts)
+    if config.model.quantization == "fp8" or (config.model.quantization != "none" and not mixture):
         todo = "Quantized weights cannot be added to: set model.quantization to none, or take target_modules."
         fix = Fix("leave them out", unset=(path,))
         yield must(path, f"empty with {config.model.quantization} weights", adapter.target_parameters, todo, fix=fix)

@@ -137,7 +137,8 @@ class FactsCollector:
         model = mapping.get(fields.model.name.section)
         if self._is_new("tokenizer", model):
             self._question("tokenizer", "reading the tokenizer", "model", name=config.model.name, config=mapping)
-        about = [model, mapping.get(fields.data.train.section), config.method.kind]
+        # All that the prepared rows hang on: what the count leaves in their cache is what a launch finds there.
+        about = [model, mapping.get(fields.data.train.section), config.method.kind, config.run.seed]
         if countable(draft.findings) and config.data.train and self._is_new("counts", about):
             self._question("counts", "counting tokens", "data", config=mapping)
 

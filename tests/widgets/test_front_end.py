@@ -29,6 +29,30 @@ def test_a_face_is_one_module_that_parses(face: type, tmp_path: Path) -> None:
     assert "import " not in re.sub(r"/\*.*?\*/|//.*", "", str(face._esm), flags=re.S)  # type: ignore[attr-defined]
 
 
+def test_a_view_that_asks_at_once_still_asks_one_question_after_the_other(tmp_path: Path) -> None:
+    """A kick while an answer is waited for takes the place of the next turn, it does not come beside it."""
+    (tmp_path / "dom.mjs").write_bytes((HERE / "static" / "dom.js").read_bytes())
+    script = tmp_path / "kicks.mjs"
+    script.write_text("""
+import { timer } from "./dom.mjs";
+const [due, open] = [[], []];
+globalThis.document = { addEventListener() {}, hidden: false };
+globalThis.IntersectionObserver = class { observe() {} };
+globalThis.setTimeout = (act) => (due.push(act), act);
+globalThis.clearTimeout = (act) => due.includes(act) && due.splice(due.indexOf(act), 1);
+const clock = timer({}, () => new Promise((answer) => open.push(answer)));
+due.shift()();
+clock.kick();
+due.shift()();
+open.forEach((answer) => answer(100));
+await new Promise((done) => setImmediate(done));
+if (open.length !== 2 || due.length !== 1) throw new Error(`${open.length} asked, ${due.length} to come`);
+""")
+    node = shutil.which("node") or compute_driver_executable()[0]
+    done = subprocess.run([node, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_module_imports_what_it_uses_and_nothing_else() -> None:
     """Bundled, all modules share one scope, so a forgotten import would show only in the face that lacks the module."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in SCRIPTS}

@@ -9,9 +9,7 @@ import pytest
 
 from widgets import Workbench
 
-FOREIGN = (
-    "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 2\nlearning_rate: 1e-4\ndeepspeed: zero3.json\n"
-)
+FOREIGN = "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 2\nlearning_rate: 1e-4\nrelora: true\n"
 
 
 def ask(face: Any, do: str) -> dict[str, Any]:
@@ -34,7 +32,7 @@ def test_the_ledger_is_shown_and_taking_it_over_makes_a_new_config(foreign: Path
     assert "1 not supported" in told["title"]
     rows = {row["text"]: row for group in told["groups"] for row in group["rows"]}
     assert rows["sequence_len: 1024 -> data.max_length: 1024"]["outcome"] == "mapped"
-    assert "DeepSpeed" in rows["deepspeed: zero3.json"]["reason"]
+    assert "ReLoRA" in rows["relora: true"]["reason"]
     assert face.draft.value("model.name") is None
     assert ask(face, "take_over")["taken"]
     assert face.draft.value("model.name") == "Qwen/Qwen3-8B"

@@ -50,11 +50,15 @@ face = Workbench(runs={str(tmp_path)!r})
 for step in ("goal", "model", "data", "method", "memory", "review", "launch"):
     assert face.answer({{"id": "1", "do": "step", "step": step}}).data["ok"]
 assert face.answer({{"id": "1", "do": "runs"}}).data["ok"]
+assert face.answer({{"id": "1", "do": "guide_go", "at": 2}}).data["ok"]
 give_up = time.monotonic() + 30
 while face.draft.facts.model is None and time.monotonic() < give_up:
     face.answer({{"id": "1", "do": "state"}})
     time.sleep(0.05)
 assert face.draft.facts.model is not None
+while "24,000 rows" not in str(face.answer({{"id": "1", "do": "guide"}}).data["blocks"]) and time.monotonic() < give_up:
+    time.sleep(0.05)
+assert "24,000 rows" in str(face.answer({{"id": "1", "do": "guide"}}).data["blocks"])
 repr(face)
 face.close()
 heavy = {{"torch", "transformers", "datasets", "trl", "pandas", "numpy", "pyarrow"}} & set(sys.modules)
@@ -89,6 +93,7 @@ def test_closing_ends_threads_and_the_inspector(tmp_path: Path) -> None:
     face = Workbench(runs=tmp_path)
     ask(face, "state")
     ask(face, "rows", kind="index")
+    ask(face, "guide")
     inspector = asking._shared.pid if asking._shared is not None else None
     assert inspector is not None
     face.close()

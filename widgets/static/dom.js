@@ -119,6 +119,7 @@ export function timer(root, work) {
   let seen = true;
   let stopped = false;
   let handle = 0;
+  let round = 0;
   const watcher = new IntersectionObserver((entries) => {
     const now = entries[entries.length - 1].isIntersecting;
     if (now && !seen) kick();
@@ -126,13 +127,15 @@ export function timer(root, work) {
   });
   watcher.observe(root);
   const turn = async () => {
+    const mine = round;
     const pause = await work();
-    if (stopped || pause === null) return;
+    if (stopped || pause === null || mine !== round) return;
     handle = setTimeout(turn, seen && !document.hidden ? pause : Math.max(pause, 3000));
   };
   const kick = () => {
     if (stopped) return;
     clearTimeout(handle);
+    round += 1; // a turn that waits for its answer is not followed by another one
     handle = setTimeout(turn, 0);
   };
   const onShow = () => !document.hidden && kick();

@@ -1,11 +1,12 @@
 /**
- * The whole workbench in one cell: seven steps, preview, launch and the runs, over one draft and one channel. Preview and
- * runs are tabs beside the steps; the run that was just started opens by itself.
+ * The whole workbench in one cell: seven steps, the guided first run, preview, launch and the runs, over one draft and one
+ * channel. What is no step is a tab beside the steps; the run that was just started opens by itself.
  */
 import { compareView } from "./compare.js";
 import { draftLink, watchDraft } from "./draft.js";
 import { formParts } from "./form.js";
 import { ago, button, fill, h, number, openWhenReady, say, timer } from "./dom.js";
+import { guideOffer, guideView } from "./guide.js";
 import { ledgerView } from "./ledger.js";
 import { monitorView } from "./monitor.js";
 import { STATE } from "./runhead.js";
@@ -20,15 +21,26 @@ export function workbenchFace(stage) {
     show("");
     link.send("state");
   });
+  const guide = guideView(stage, () => page === "guide", {
+    taken() {
+      show("");
+      link.send("state");
+    },
+    watch(run) {
+      show("runs");
+      runs.open(run);
+    },
+  });
   const more = {
     tabs: () => [
       ...(ledger.there() ? [{ id: "ledger", title: "Ledger", here: page === "ledger", words: "what became of each key of the file" }] : []),
+      { id: "guide", title: "Guide", here: page === "guide", words: "the guided first run" },
       { id: "preview", title: "Preview", here: page === "preview", words: "the tokens that will be trained" },
       { id: "runs", title: "Runs", here: page === "runs", words: "what is going and what has ended" },
     ],
     current: () => page,
     open(id) {
-      show(["preview", "runs", "ledger"].includes(id) ? id : "");
+      show(["guide", "preview", "runs", "ledger"].includes(id) ? id : "");
       return Boolean(page);
     },
     leave: () => show(""),
@@ -39,16 +51,19 @@ export function workbenchFace(stage) {
     runs.open(run);
   });
   parts.extra.append(launch.element);
+  const offer = guideOffer(stage, () => show("guide"));
+  parts.main.prepend(offer.element);
   const columns = h("div", { class: "ftw-columns" }, parts.main, parts.side.element);
   const middle = h("div", { class: "ftw-middle" }, columns);
   const show = (next) => {
     const changed = next !== page;
     page = next;
     parts.findings.element.classList.toggle("ftw-away", Boolean(page));
-    const shown = { "": columns, preview: preview.element, runs: runs.element, ledger: ledger.element }[page];
+    const shown = { "": columns, guide: guide.element, preview: preview.element, runs: runs.element, ledger: ledger.element }[page];
     if (middle.firstChild !== shown) fill(middle, shown);
     if (link.state) parts.draw(link.state);
     if (changed && page === "preview") preview.start();
+    if (changed && page === "guide") guide.start();
     if (page === "runs") runs.look();
     if (changed && page === "ledger") ledger.look();
   };
@@ -56,6 +71,7 @@ export function workbenchFace(stage) {
   link.onState((state) => {
     parts.draw(state);
     launch.draw(state);
+    offer.draw(state);
   });
   openWhenReady(stage, async () => {
     const state = await link.send("state");

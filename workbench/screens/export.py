@@ -18,7 +18,8 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from engine.errors import WorkbenchError, redact, visible
-from engine.export.places import FORMS, QUANTS, places, refuse_existing
+from engine.export.llama_cpp import makes_k_quants
+from engine.export.places import COMMON_K_QUANTS, FORMS, QUANTS, adapts_experts, places, refuse_existing
 from engine.export.process import Export, part_words, request
 from engine.figures import progress
 from engine.run.store import RunFolder
@@ -44,6 +45,7 @@ class ExportScreen(Dialog[None]):
         Binding("x", "begin", show=False),
         Binding("o", "folder", show=False),
         Binding("f", "format", show=False),
+        Binding("e", "per_expert", show=False),
     ]
 
     def __init__(self, run: RunFolder) -> None:
@@ -52,6 +54,8 @@ class ExportScreen(Dialog[None]):
         self._folder = Path.cwd() / f"{run.id}-export"
         self._ticked = {"safetensors"}
         self._quant = QUANTS[0]
+        self._on_experts = adapts_experts(run)
+        self._per_expert = False
         self._export: Export | None = None
         self._state = ""
         self._done: list[str] = []
@@ -81,6 +85,11 @@ class ExportScreen(Dialog[None]):
         on_, off = ("[x]", "[ ]") if ascii_only() else ("●", "○")
         for form, words in FORMS.items():
             name = f"{form} {self._quant}" if form == "gguf" else form
+            if form == "adapter" and self._per_expert:
+                name, words = (
+                    "adapter, one for each expert",
+                    "the adapter alone, for servers that ask for each expert's own",
+                )
             room_is_needed = self._export is not None or self._done
             title = Content.assemble(
                 (f"{on_ if form in self._ticked else off} {name}", "bold"), "" if room_is_needed else f"\n  {words}"
@@ -89,8 +98,9 @@ class ExportScreen(Dialog[None]):
         view.highlighted = at
         where = f"Into {visible(redact(str(self._folder)))}"
         self.query_one("#told", Static).update("\n".join([where, *self._done, self._state]).rstrip())
-        keys = "esc cancels" if self._export is not None else "space tick   x export   f format   o folder   esc back"
-        self.query_one("#keys", Static).update(keys)
+        each = "   e per expert" if self._on_experts else ""
+        keys = f"space tick   x export   f format{each}   o folder   esc back"
+        self.query_one("#keys", Static).update("esc cancels" if self._export is not None else keys)
 
     # Keys
 
@@ -105,7 +115,14 @@ class ExportScreen(Dialog[None]):
     def action_format(self) -> None:
         """The next number format of a GGUF."""
         if self._export is None:
-            self._quant = QUANTS[(QUANTS.index(self._quant) + 1) % len(QUANTS)]
+            known = (*QUANTS, *(COMMON_K_QUANTS if makes_k_quants() else ()))
+            self._quant = known[(known.index(self._quant) + 1) % len(known)]
+            self._draw()
+
+    def action_per_expert(self) -> None:
+        """The adapter of experts as one for each of them, or as PEFT keeps it."""
+        if self._export is None and self._on_experts:
+            self._per_expert = not self._per_expert
             self._draw()
 
     def action_folder(self) -> None:
@@ -134,7 +151,8 @@ class ExportScreen(Dialog[None]):
             self._state = f"✗ {problem.message}"
             self._draw()
             return
-        export = self._export = Export(request("export", self._run.path, places=where, quant=self._quant))
+        asked = request("export", self._run.path, places=where, quant=self._quant, per_expert=self._per_expert)
+        export = self._export = Export(asked)
         self._state = "starting …"
 
         def tell(message: dict[str, Any]) -> None:

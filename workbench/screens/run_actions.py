@@ -17,11 +17,12 @@ from engine.figures import brief, progress
 from engine.resume import resume
 from engine.run import control, proposals, stack
 from engine.run.data_record import DataChanged
-from engine.run.ending import End
+from engine.run.ending import End, end_of
 from engine.run.evaluations import Evaluation, in_words, keep, step_of
 from engine.run.stopping import NAMES
 from engine.run.store import RunFolder, runs_in
 from engine.session.mending import apply
+from workbench.calling import run_name
 from workbench.panels.paint import clean
 from workbench.screens.dialog import Item, Pick, Show
 from workbench.screens.stop import StopMenu
@@ -111,8 +112,32 @@ class RunActions:
     def _resume(self, run: RunFolder, view: RunView) -> None:
         if not view.over:
             self._tell(f"This run is {view.state}; it goes on as it is.", SECONDS)
+        elif view.state in ("failed", "lost"):
+            self._beside("resume", lambda: end_of(view, run, run_name(run)), lambda end: self._way_on(run, view, end))
         else:
             self.go_on(run)
+
+    def _way_on(self, run: RunFolder, view: RunView, end: End) -> None:
+        """Go on where that may help; where it would end the same way a person is asked, with what would mend it first."""
+        if end.change is None and not end.blocked:
+            self.go_on(run)
+            return
+        as_it_is = Item("on", Content("Go on as it is"), Content("  Nothing is put right: it will end the same way."))
+        if end.change is not None:
+            title = Content(f"Change {clean(end.change.words)}")
+            first = Item("mend", title, Content(f"  {clean(end.way_on)}; {end.change.why}."))
+        else:
+            first = Item("form", Content("Change its config in the form"), Content(f"  {clean(end.way_on)}."))
+
+        def answered(choice: str | None) -> None:
+            if choice == "mend":
+                self._mend(run, view, end)
+            elif choice == "form":
+                self.build_from(run)
+            elif choice == "on":
+                self.go_on(run)
+
+        self._screen.app.push_screen(Pick(f"{clean(run.id)} failed", [first, as_it_is]), answered)
 
     def go_on(self, run: RunFolder, settings: Mapping[str, Any] | None = None, *, accept_data: bool = False) -> None:
         """Resume, with other values for some settings; asks first where the rows are not those of before."""
@@ -139,7 +164,7 @@ class RunActions:
         elif end.blocked:
             self.build_from(run)
         else:
-            self.do("resume", run, view)
+            self.go_on(run)
 
     def _mend(self, run: RunFolder, view: RunView, end: End) -> None:
         """Make the proposed change and launch; a new run opens."""

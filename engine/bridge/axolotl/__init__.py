@@ -5,6 +5,7 @@ What a value means is said in `values`, `data_sets` and `trl_section`.
 
 from __future__ import annotations
 
+from engine.bridge import sharding
 from engine.bridge.axolotl import data_sets, trl_section, values
 from engine.bridge.keys import (
     INTERNAL,
@@ -89,7 +90,7 @@ KEYS: dict[str, Key] = {
     "bf16": Key(values.bf16),
     "fp16": flag({"model.dtype": "float16"}),
     "fp8": flag({"kernels.quantization_aware": "fp8"}),
-    "fp8_enable_fsdp_float8_all_gather": unless_off("It counts with FSDP, which is not here yet."),
+    "fp8_enable_fsdp_float8_all_gather": unless_off("FSDP2 puts weights together in model.dtype here."),
     "bfloat16": flag({"model.dtype": "bfloat16"}),
     "float16": flag({"model.dtype": "float16"}),
     "float32": flag({"model.dtype": "float32"}),
@@ -118,7 +119,11 @@ KEYS: dict[str, Key] = {
     "low_cpu_mem_usage": nothing("Weights are loaded piece by piece."),
     "device": nothing(_DEVICES),
     "device_map": unless_off(_DEVICES),
-    "quantize_moe_experts": unless_off(),
+    "quantize_moe_experts": same(
+        "model.quantize_moe_experts",
+        default=lambda file: False if file.on("load_in_4bit") or file.on("load_in_8bit") else NO_DEFAULT,
+        why="Axolotl leaves the experts of a mixture in 16 bits where nothing is said.",
+    ),
     "llama4_linearized_experts": unless_off("adapter.target_parameters names experts' weights."),
     # The adapter
     "adapter": Key(values.adapter),
@@ -148,7 +153,7 @@ KEYS: dict[str, Key] = {
     "peft_autocast_adapter_dtype": same(
         "adapter.autocast_adapter_dtype", default=True, why="PEFT holds an adapter in float32 by itself, and Axolotl leaves that on."
     ),
-    "qlora_sharded_model_loading": unless_off("It counts with FSDP, which is not here yet."),
+    "qlora_sharded_model_loading": unless_off("FSDP2 puts weights together in model.dtype here."),
     "loraplus_lr_ratio": unless_off(),
     "loraplus_lr_embedding": nothing("It counts with LoRA+."),
     "merge_lora": unless_off("A run leaves an adapter; merging it is another command's."),
@@ -324,12 +329,8 @@ KEYS: dict[str, Key] = {
     "torch_compile_mode": where_known("kernels.torch_compile_mode", unless("default", "kernels.torch_compile_options takes single options of the compiler.")),
     "gc_steps": nothing("Memory is collected by itself."),
     # Several devices
-    "deepspeed": unless_off(),
-    "deepcompile": unless_off("It counts with DeepSpeed, which is not here yet."),
-    "fsdp": unless_off(),
-    "fsdp_config": unless_off(),
-    "fsdp_version": unless_off(),
-    "fsdp_final_state_dict_type": unless_off(),
+    **sharding.AXOLOTL,
+    "deepcompile": unless_off("kernels.torch_compile compiles layers by torch alone."),
     "dp_shard_size": unless_off(),
     "dp_replicate_size": unless_off(),
     "sequence_parallel_degree": unless_off(),

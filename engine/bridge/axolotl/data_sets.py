@@ -79,6 +79,7 @@ def _entry(setting: str, number: int, entry: Mapping[str, Any], file: File) -> l
     return parts
 
 
+SEEN = "multimodal_pretrain"
 _PARTS = "The files of a data set have no setting here: each file is a source with a path of its own below data.train."
 _NO_SUCH = "It is no key of a source that is known of Axolotl, so nothing was taken from it."
 
@@ -106,7 +107,7 @@ def _type(at: str, value: Any, method: str) -> Answer | list[Part]:
             "bradley_terry.chat_template"
         ).removeprefix("chat_template.default")
         return mapped(written) if own else changed(written, "Which columns hold what is seen in the rows here.")
-    simple = {"chat_template": "messages", "completion": "text", "pretrain": "text"}
+    simple = {"chat_template": "messages", "completion": "text", "pretrain": "text", SEEN: SEEN}
     if word in simple:
         return mapped({f"{at}.format": simple[word]})
     if word == "sharegpt":

@@ -36,7 +36,11 @@ def method_of(file: File) -> str:
         return "prm"
     entries = file.get("datasets", file.get("pretraining_dataset"))
     first = entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], Mapping) else {}
-    return "pretrain" if file.get("pretraining_dataset") or first.get("type") in ("completion", "pretrain") else "sft"
+    return (
+        "pretrain"
+        if file.get("pretraining_dataset") or first.get("type") in ("completion", "pretrain", "multimodal_pretrain")
+        else "sft"
+    )
 
 
 def template(value: Any, file: File) -> Answer:

@@ -74,6 +74,8 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
     model = known_model(config, facts)
     if model is not None and model.model_type and not model.experts:
         return False, "the model is no mixture of experts"
+    if config.model.quantize_moe_experts and config.model.quantization in ("nf4", "fp4", "int8"):
+        return False, "packed experts have a pass of their own, which takes the kernels where they serve"
     if config.kernels.kernel_auto_compose:
         return "auto", TIMED
     if facts.machine is None:

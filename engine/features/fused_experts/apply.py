@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.compat.instances import all_of, put, whole
-from engine.config.tree import RunConfig
+from engine.config.tree import FieldSpec, RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied
 from engine.features.built import Built
@@ -98,22 +98,25 @@ def blocks(built: Built) -> list[Block]:
     return [Block(module, around.get(id(module), ())) for module in modules if _registrable(module)]
 
 
-def fuse(found: list[Block]) -> Callable[[], None]:
-    """Gives these blocks the fused pass; returns the undo. Raises ModelError for what is not served or answers otherwise."""
+def fuse(found: list[Block], setting: FieldSpec = SETTING) -> Callable[[], None]:
+    """Gives these blocks the fused pass, which `setting` turns off; returns the undo. Raises ModelError for what is not
+    served or answers otherwise."""
     tried: set[tuple[type, bool]] = set()
     undos = []
     for block in found:
         gate = gate_of(block.experts)
         reason = _unserved(block)
         if reason is not None or gate is None:
-            raise ModelError(f"kernels.fused_experts: {reason}.", _TURN_OFF).mended_by(_OFF)
+            raise ModelError(f"{setting.path}: {reason}.", f"Set {setting.path} to false.").mended_by(
+                {setting.path: False}
+            )
         kind = type(block.experts), bool(block.wrappers)
         before = None if kind in tried else _asked(block)
         undos.append(_registered(block.experts, gate))
         if block.wrappers:
             undos.append(put(block.outermost, "forward", _adapted(block, gate)))
         if before is not None:
-            _compare(block, before)
+            _compare(block, before, setting)
             tried.add(kind)
     return all_of(undos)
 
@@ -195,7 +198,7 @@ def _asked(block: Block) -> tuple[tuple[Tensor, ...], Tensor]:
         return given, block.outermost(*given)
 
 
-def _compare(block: Block, before: tuple[tuple[Tensor, ...], Tensor]) -> None:
+def _compare(block: Block, before: tuple[tuple[Tensor, ...], Tensor], setting: FieldSpec) -> None:
     given, theirs = before
     with torch.no_grad():
         ours = block.outermost(*given)
@@ -203,7 +206,7 @@ def _compare(block: Block, before: tuple[tuple[Tensor, ...], Tensor]) -> None:
     if not error <= _TOLERANCE.get(theirs.dtype, 3e-2):
         kind = type(block.experts).__name__
         raise ModelError(
-            f"kernels.fused_experts: {kind} answers otherwise with the kernels (relative error {error:.1e}): the installed "
+            f"{setting.path}: {kind} answers otherwise with the kernels (relative error {error:.1e}): the installed "
             "transformers or PEFT computes it in another way.",
-            _TURN_OFF,
-        ).mended_by(_OFF)
+            f"Set {setting.path} to false.",
+        ).mended_by({setting.path: False})

@@ -26,6 +26,7 @@ from engine.kernels.experts.launch import (
     prepared,
     serves,
 )
+from engine.kernels.experts.packed import PackedExperts, expert_mlp_packed
 from engine.kernels.experts.reference import (
     ACTIVATIONS,
     SWIGLU,
@@ -58,7 +59,8 @@ def expert_mlp(
     Args:
         x: [T, H]; expert_ids: [T, k] int64 or int32, where an id outside of [0, E) takes part in nothing;
             routing_weights: [T, k] in any float format.
-        gate_up: [E, 2 I, H]; down: [E, H, I]; either may be a transposed view of how it is stored.
+        gate_up: [E, 2 I, H]; down: [E, H, I]; either may be a transposed view of how it is stored. Both may be
+            `PackedExperts`, of which routed experts alone are unpacked; nothing unpacked is kept.
         gate_up_bias: [E, 2 I]; down_bias: [E, H].
         gate_up_lora, down_lora: adapters of the two projections, in any float format.
         gate: how gate and up become what goes down.
@@ -70,6 +72,12 @@ def expert_mlp(
     """
     _refuse(x, expert_ids, routing_weights, gate_up, down, gate_up_bias, down_bias, gate_up_lora, down_lora, gate)
     rows = x.to(gate_up.dtype)
+    weights: list[Tensor | None] = [gate_up, down, gate_up_bias, down_bias]
+    for lora in (gate_up_lora, down_lora):
+        weights += [None, None] if lora is None else [lora.a, lora.b]
+    settings = Settings(gate, *(1.0 if lora is None else float(lora.scale) for lora in (gate_up_lora, down_lora)))
+    if isinstance(gate_up, PackedExperts):
+        return expert_mlp_packed(rows, expert_ids, routing_weights, weights, settings).to(x.dtype)
     compiling = torch.compiler.is_compiling()
     if (compiling and not _in_graph(rows, expert_ids)) or (not compiling and not serves(rows, expert_ids)):
         plain = expert_mlp_dense if compiling else expert_mlp_reference
@@ -77,10 +85,6 @@ def expert_mlp(
             rows, expert_ids, routing_weights, gate_up, down, gate_up_bias=gate_up_bias, down_bias=down_bias,
             gate_up_lora=gate_up_lora, down_lora=down_lora, gate=gate,
         ).to(x.dtype)  # fmt: skip
-    weights: list[Tensor | None] = [gate_up, down, gate_up_bias, down_bias]
-    for lora in (gate_up_lora, down_lora):
-        weights += [None, None] if lora is None else [lora.a, lora.b]
-    settings = Settings(gate, *(1.0 if lora is None else float(lora.scale) for lora in (gate_up_lora, down_lora)))
     if compiling:
         from engine.kernels.experts.registered import expert_mlp_in_graph
 
@@ -126,6 +130,8 @@ def _refuse(
             raise ValueError(f"expert_mlp: {name} must have a rank of at most {LARGEST_EXPERT_RANK}; got {rank}")
         named |= {f"{name}.a": lora.a, f"{name}.b": lora.b}
     refuse_formats("expert_mlp", x=x, routing_weights=routing_weights, gate_up=gate_up, down=down, **named)
+    if isinstance(down, PackedExperts) != isinstance(gate_up, PackedExperts):
+        raise ValueError("expert_mlp: gate_up and down must both be packed, or neither")
     if down.dtype != gate_up.dtype:
         raise ValueError(f"expert_mlp: down must be {gate_up.dtype} as gate_up is; got {down.dtype}")
     if ids.dtype not in (torch.int64, torch.int32) or ids.device != x.device:

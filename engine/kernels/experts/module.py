@@ -20,8 +20,10 @@ def gate_of(module: Any) -> Gate | None:
     """How the module makes of gate and up what goes down, found by trying; None where it is none of ours."""
     interleaved = not getattr(module, "is_concatenated", True)
     limit, alpha = (float(getattr(module, name, default)) for name, default in (("limit", 7.0), ("alpha", 1.702)))
-    tried = torch.linspace(-12, 12, 64).outer(torch.linspace(-1, 1, 8)).roll(3, 0)
-    with torch.no_grad():
+    # A model may be asked while it is loaded, where other formats and devices are the default.
+    plain: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
+    tried = torch.linspace(-12, 12, 64, **plain).outer(torch.linspace(-1, 1, 8, **plain)).roll(3, 0)
+    with torch.device("cpu"), torch.no_grad():
         theirs = module._apply_gate(tried)
     for activation in ACTIVATIONS:
         gate = Gate(activation, interleaved, limit, alpha)

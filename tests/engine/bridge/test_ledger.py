@@ -405,3 +405,54 @@ def test_nothing_of_it_imports_torch() -> None:
     script = "import sys, engine.bridge.tools; print(sorted({'torch', 'transformers', 'trl', 'datasets', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_shares_a_model_out_is_answered_by_what_does_it_here(tmp_path: Path) -> None:
+    """Every key of FSDP's and DeepSpeed's settings has a row; what no setting here does is said to be missing."""
+    (tmp_path / "ds.json").write_text(
+        json.dumps(
+            {
+                "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True},
+                "bf16": {"enabled": True},
+                "gradient_clipping": 0.5,
+                "train_micro_batch_size_per_gpu": "auto",
+                "optimizer": {"type": "AdamW"},
+                "odd": 1,
+            }
+        )
+    )
+    (tmp_path / "pipe.json").mkdir()
+
+    def outcomes(text: str) -> dict[str, tuple[str, str]]:
+        (tmp_path / "theirs.yml").write_text(f"base_model: Qwen/Qwen3-8B\n{text}")
+        ledger = take_over(load(tmp_path / "theirs.yml"), TOOLS["axolotl"])
+        return {row.key: (row.outcome, row.reason) for row in ledger.rows if row.key.startswith(("fsdp", "deepspeed"))}
+
+    found = outcomes("deepspeed: ds.json")
+    assert {key.removeprefix("deepspeed."): outcome for key, (outcome, _) in found.items()} == {
+        "deepspeed": "needless",
+        "zero_optimization.stage": "changed",
+        "zero_optimization.offload_optimizer.device": "unsupported",
+        "zero_optimization.overlap_comm": "needless",
+        "bf16.enabled": "mapped",
+        "gradient_clipping": "mapped",
+        "train_micro_batch_size_per_gpu": "needless",
+        "optimizer.type": "unsupported",
+        "odd": "unsupported",
+    }
+    assert "reshard_after_forward: false" in found["deepspeed.zero_optimization.stage"][1]
+    assert outcomes("deepspeed: configs/zero3_bf16.json")["deepspeed"][0] == "changed"
+    assert outcomes("deepspeed: configs/zero3_offload.json")["deepspeed"][0] == "unsupported"
+    assert "no JSON file" in outcomes("deepspeed: pipe.json")["deepspeed"][1]
+    found = outcomes(
+        "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true, fsdp_state_dict_type: FULL_STATE_DICT, "
+        "fsdp_transformer_layer_cls_to_wrap: Qwen3DecoderLayer, fsdp_odd: 1, activation_checkpointing: true}"
+    )
+    assert [outcome for outcome, _ in found.values()] == [
+        "changed", "unsupported", "changed", "needless", "unsupported", "mapped"
+    ]  # fmt: skip
+    assert (
+        "a share lacks its scales"
+        in outcomes("load_in_4bit: true\nadapter: qlora\nfsdp: full_shard auto_wrap")["fsdp"][1]
+    )
+    assert outcomes("fsdp: [hybrid_shard]")["fsdp"][0] == "unsupported"

@@ -81,7 +81,7 @@ def configs(draw: st.DrawFn, tool: str) -> dict[str, Any]:
     kind = method["kind"]
     template = draw(st.sampled_from(["chatml", "llama3"])) if kind == "kto" and tool == "axolotl" else None
     packing = draw(st.booleans()) if kind in ("sft", "pretrain") else False
-    lora = adapter["kind"] == "lora"
+    bits = draw(st.sampled_from(["none", "nf4", "fp4", "int8"])) if adapter["kind"] == "lora" else "none"
     data: dict[str, Any] = {
         "train": [{"path": "owner/rows", "format": ROWS[kind], "split": "train"}],
         "max_length": draw(st.sampled_from([256, 4096])),
@@ -98,7 +98,8 @@ def configs(draw: st.DrawFn, tool: str) -> dict[str, Any]:
         "version": 1,
         "model": {
             "name": "owner/model",
-            "quantization": draw(st.sampled_from(["none", "nf4", "fp4", "int8"])) if lora else "none",
+            "quantization": bits,
+            "quantize_moe_experts": draw(st.booleans()) if bits != "none" else True,
             "dtype": draw(st.sampled_from(["bfloat16", "float32", "float16"])),
             **({"chat_template": template} if template else {}),
         },

@@ -95,7 +95,7 @@ def test_a_stream_goes_on_from_any_row(opened, gpt2, tmp_path, name):
         rows.append(row["row"])
         states.append(json.loads(json.dumps(stream.state())))
     stream.close()
-    for place in (0, 1, 13, 59, 60, 61, 119, 120):
+    for place in (0, 13, 60, 119):
         again = opened(path)
         again.epochs = 2
         again.go_to(states[place])

@@ -132,7 +132,9 @@ def test_a_real_template_asks_with_closed_reasoning_unless_it_is_opened(
     assert found == {False: ["prompt"], True: []}
 
 
-@pytest.mark.parametrize("name", ["minimind", "phi-3", "qwen2.5", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["minimind", "qwen3", *(pytest.param(each, marks=pytest.mark.slow) for each in ("phi-3", "qwen2.5"))]
+)
 @settings(max_examples=25, deadline=None)
 @given(messages=conversations(), trained=st.sampled_from(["assistant", "last", "all"]))
 def test_no_false_alarm_on_any_conversation(templates: Any, name: str, messages: Any, trained: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from engine.config.data import DataSource
 from engine.data.collate import collator_for
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
@@ -165,6 +166,54 @@ def test_a_text_to_read_on_learns_all_but_the_images(
         told = learned(processors[name], row)
         # A space that one token holds together with the beginning of an image is the image's.
         assert told.split() == ["Here", "it", "stands.<|im_end|>"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_with_those_of_images_are_taken_as_they_are(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any], name: str
+) -> None:
+    """Rows of text and rows of their tokens give one row; tokens that the processor would not make are named."""
+    picture(tmp_path)
+    picture(tmp_path, "wide.png", (90, 30))
+    processor, images = processors[name], ["cat.png", "wide.png"]
+    one, other = (
+        {"text": "Here <image> and <image> it stands.", "images": images},
+        {"text": "It stands.", "images": images[:1]},
+    )
+
+    def config(rows: list[dict[str, Any]], file: str) -> Any:
+        source = DataSource(path=str(write(rows, file)), format="multimodal_pretrain")
+        return make_config(method="pretrain", source=[source])
+
+    raw = prepare(config([one, other], "raw.jsonl"), processor).dataset
+    ids = [row["input_ids"] for row in raw]
+    own = {
+        "_mm_text": one["text"],
+        "images": images,
+        "input_ids": [*ids[0], 0, 0],
+        "attention_mask": [1] * len(ids[0]) + [0, 0],
+    }
+    own["labels"] = [*raw[0]["labels"], IGNORED, IGNORED]
+    made = prepare(config([own, {"images": images[:1], "input_ids": ids[1]}], "made.jsonl"), processor).dataset
+    for before, after in zip(raw, made, strict=True):
+        assert {key: before[key] for key in ("input_ids", "images")} == {
+            key: after[key] for key in ("input_ids", "images")
+        }
+    assert made[0]["labels"] == raw[0]["labels"]
+    seen = set(processor.tokenizer(processor.image_token, add_special_tokens=False)["input_ids"])
+    assert not seen & set(made[1]["labels"])
+    batch = collator_for(config([one], "one.jsonl"), processor)([made[0]])
+    assert "pixel_values" in batch
+    strange = next(token for token in range(50, 200) if token not in seen)
+    short = [token for token in ids[0] if token not in seen] + [strange]
+    for bad, words in (
+        ({"images": images, "input_ids": short}, "do not hold the"),
+        ({"images": images[:1], "input_ids": ids[0]}, "hold more tokens of images than the row's 1 image make"),
+        ({"images": images, "input_ids": ids[0], "attention_mask": [2]}, "must hold a 0 or a 1"),
+    ):
+        with pytest.raises(DataError, match=words) as refused:
+            prepare(config([own, bad], "bad.jsonl"), processor)
+        assert "bad.jsonl:2: " in str(refused.value)
 
 
 def test_positions_of_images_count_rows_and_columns(

@@ -50,13 +50,37 @@ def make_run(tmp_path: Path, shared_data: Path) -> Make:
     return make
 
 
+def run_that_sees(root: Path, base: Path, adapter: dict[str, Any]) -> RunFolder:
+    """A run of a model with a processor, whose adapter says something."""
+    import json
+
+    from transformers import AutoModelForImageTextToText
+
+    from engine.models.load import load_processing_class
+    from engine.rules import read
+
+    settings = {
+        "model": {"name": str(base), "dtype": "float32"}, "data": {"train": [{"path": "rows.jsonl"}]},
+        "adapter": {"kind": "lora", "r": 4, **adapter},
+    }  # fmt: skip
+    run = store.create(root / "runs", json.dumps(settings), {"name": "taken"})
+    tmp = checkpoint.begin(run, 3)
+    save(tmp, AutoModelForImageTextToText.from_pretrained(base), {"r": 4, **adapter}, "sft")
+    load_processing_class(read(settings).config).save_pretrained(tmp)
+    checkpoint.commit(tmp, {"versions": {"peft": "0"}})
+    run.update_json(state="finished")
+    return run
+
+
 def build(base: Path, family: str, tokenizer: Path, dtype: torch.dtype, sharded: str, shape: dict[str, Any]) -> Any:
     """A model folder of the family with first weights, and its tokenizer."""
     import transformers
 
     words = AutoTokenizer.from_pretrained(tokenizer)
     kind = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
-            "gemma3_text": "Gemma3Text", "phi3": "Phi3", "gpt2": "GPT2", "olmo2": "Olmo2"}[family]  # fmt: skip
+            "gemma3_text": "Gemma3Text", "phi3": "Phi3", "gpt2": "GPT2", "olmo2": "Olmo2", "qwen3_moe": "Qwen3Moe",
+            "olmoe": "Olmoe", "mixtral": "Mixtral", "gpt_oss": "GptOss", "deepseek_v3": "DeepseekV3",
+            "qwen3_5_moe": "Qwen3_5MoeText"}[family]  # fmt: skip
     ids = {"eos_token_id": words.eos_token_id, "bos_token_id": words.bos_token_id, "pad_token_id": words.pad_token_id}
     sizes = {} if family == "gpt2" else SIZES
     config = getattr(transformers, f"{kind}Config")(vocab_size=len(words), **{**sizes, **ids, **shape})

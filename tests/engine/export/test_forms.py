@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from engine.errors import WorkbenchError
-from engine.export import modelfile, parity
+from engine.export import llama_cpp, modelfile, parity
 from engine.export.__main__ import _config
 from engine.export.folder import Model
 from engine.export.making import make
@@ -123,10 +124,40 @@ def test_what_llama_cpp_reads_otherwise_is_refused(make_run: Make, tmp_path: Pat
     run = make_run("olmo2", adapter={})
     with pytest.raises(WorkbenchError, match=r"a model of type olmo2 is not written as GGUF"):
         exported(run, ["gguf"], tmp_path / "out")
-    with pytest.raises(WorkbenchError, match=r"Q4_K_M is made by") as refused:
-        exported(run, ["gguf"], tmp_path / "out", "Q4_K_M")
-    assert "`llama-quantize FILE-F16.gguf FILE-Q4_K_M.gguf Q4_K_M`" in refused.value.told
     assert not list((tmp_path / "out").glob("*"))
+
+
+def test_k_quants_are_made_by_llama_cpp_and_without_it_refused(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in llama.cpp's place: what it writes is held against the trained weights, whatever it says."""
+    run = make_run("llama", adapter={}, hidden_size=256, num_attention_heads=4)
+    monkeypatch.setattr(llama_cpp, "installed", lambda: False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(WorkbenchError, match=r"Q4_K_M is made by llama\.cpp") as refused:
+        exported(run, ["gguf"], tmp_path / "out", "Q4_K_M")
+    assert "pip install llama-cpp-python" in refused.value.told
+    program = tmp_path / "bin/llama-quantize"
+    program.parent.mkdir()
+    told = "import sys, shutil\nsource, target, quant = sys.argv[1:]\nassert quant == 'Q4_K_M'\n"
+
+    def does(script: str) -> None:
+        program.write_text(f"#!{sys.executable}\n{told}{script}")
+        program.chmod(0o755)
+
+    does("print('no such thing', file=sys.stderr)\nsys.exit(3)")
+    with pytest.raises(WorkbenchError, match=r"llama\.cpp failed at Q4_K_M \(exit code 3\): no such thing"):
+        exported(run, ["gguf"], tmp_path / "out", "Q4_K_M")
+    does(
+        "content = bytearray(open(source, 'rb').read())\ncontent[-400:] = bytes(400)\nopen(target, 'wb').write(content)"
+    )
+    with pytest.raises(parity.ParityError, match="further from its source than rounding"):
+        exported(run, ["gguf"], tmp_path / "out", "Q4_K_M")
+    assert not list((tmp_path / "out").glob("*"))
+    does("shutil.copy(source, target)")
+    found = exported(run, ["gguf"], tmp_path / "out", "Q4_K_M")[0]["parity"]
+    assert found["formats"] == {"F16": 16, "F32": 5}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{run.id}-Q4_K_M.gguf"]
 
 
 def test_unknown_rules_of_a_tokenizer_are_refused(make_run: Make, tmp_path: Path) -> None:

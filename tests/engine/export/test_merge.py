@@ -26,6 +26,8 @@ from engine.export.places import source
 from engine.export.process import ENVIRONMENT
 from engine.run import checkpoint
 from engine.run.store import RunFolder
+from tests.engine.export.conftest import run_that_sees
+from tests.engine.seeing import qwen2_5_vl
 
 Make = Callable[..., RunFolder]
 
@@ -85,6 +87,18 @@ def test_a_quantized_base_is_merged_as_training_saw_it(make_run: Make, tmp_path:
     weights, base = load_file(tmp_path / "out/model.safetensors"), load_file(tmp_path / "base/model.safetensors")
     assert torch.equal(weights["lm_head.weight"], base["lm_head.weight"]), "the head is not quantized"
     assert not torch.equal(weights["model.embed_tokens.weight"][:1], weights["lm_head.weight"][:1])
+
+
+def test_a_model_that_sees_is_merged_by_the_names_of_its_files(tmp_path: Path, shared_data: Path) -> None:
+    base = qwen2_5_vl(shared_data / "tokenizers/minimind", tmp_path / "base")
+    run = run_that_sees(tmp_path, base, {"target_modules": ["q_proj", "down_proj"]})
+    part = merged(run, tmp_path / "out")
+    assert part["parity"]["logits_error"] < 1e-5
+    assert part["parity"]["trained_effect"] > 0.01
+    before, after = load_file(base / "model.safetensors"), load_file(tmp_path / "out/model.safetensors")
+    changed = {name.split(".")[-2] for name, value in after.items() if not torch.equal(before[name], value)}
+    assert changed == {"q_proj", "down_proj"}
+    assert "model.layers.0.self_attn.q_proj.weight" in after, "in memory it is below model.language_model"
 
 
 def test_one_wrong_weight_fails_the_comparison_and_leaves_nothing(
@@ -224,9 +238,11 @@ for which in ("first", "whole"):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, as a device of Linux")
 def test_merging_takes_the_memory_of_a_shard_and_a_layer(make_run: Make, tmp_path: Path) -> None:
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     run = make_run(
-        adapter={}, sharded="60MB", hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, dtype=torch.bfloat16,
-        max_position_embeddings=64, num_attention_heads=8,
+        "qwen3_moe", adapter={"target_modules": ["q_proj", "o_proj"], "target_parameters": names}, sharded="60MB",
+        hidden_size=1024, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=512, num_hidden_layers=6,
+        dtype=torch.bfloat16, max_position_embeddings=64, num_attention_heads=8, head_dim=128,
     )  # fmt: skip
     base = tmp_path / "base"
     shards = [path.stat().st_size for path in base.glob("*.safetensors")]
@@ -236,5 +252,5 @@ def test_merging_takes_the_memory_of_a_shard_and_a_layer(make_run: Make, tmp_pat
         capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
     before, peak = map(int, done.stdout.split())
-    layer = 4 * (4 * 1024 * 1024 + 3 * 1024 * 4096)  # one layer's weights in float32
+    layer = 4 * (2.5 * 1024 * 1024 + 8 * 3 * 1024 * 512)  # one layer's weights in float32, all its experts
     assert peak - before < 1.3 * max(shards) + layer, f"{(peak - before) / 2**20:.0f} MiB"

@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
+from transformers.core_model_loading import spawn_materialize
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer import utils as trl_utils
@@ -117,6 +118,14 @@ def test_four_bit_weights_are_made_wide_by_the_call_that_we_make():
     layer = importlib.import_module("bitsandbytes").nn.Linear4bit(64, 64, bias=False, quant_type="nf4")
     assert {"compute_dtype", "compute_type_is_set"} <= set(vars(layer))
     assert type(layer).__module__.startswith("bitsandbytes.")
+
+
+def test_a_weight_that_is_not_read_yet_tells_what_it_would_be_read_from():
+    """Packing reads experts that a file holds in one weight a slice at a time."""
+    job = spawn_materialize(None, torch.arange(6.0), "cpu", torch.bfloat16)
+    told = inspect.getclosurevars(job).nonlocals
+    assert torch.equal(told["tensor"][2:3], torch.tensor([2.0]))
+    assert (told["device"], told["dtype"]) == ("cpu", torch.bfloat16)
 
 
 def test_the_compiler_has_the_settings_that_features_put_into_it():

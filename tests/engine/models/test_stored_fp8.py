@@ -86,7 +86,7 @@ def config(folder, dtype="float32", adapter="lora", method="sft", **changes):
     }  # fmt: skip
     model = {"name": str(folder), "tokenizer": None, "dtype": dtype, "attention": "sdpa", "quantization": "none"}
     return SimpleNamespace(
-        model=SimpleNamespace(revision=None, train_vision="all", **model),
+        model=SimpleNamespace(revision=None, train_vision="all", quantize_moe_experts=True, **model),
         adapter=SimpleNamespace(**lora),
         method=SimpleNamespace(kind=method),
     )

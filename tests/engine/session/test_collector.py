@@ -20,8 +20,10 @@ class Silent:
 
     def __init__(self) -> None:
         self.cancelled = 0
+        self.asked: list[tuple[str, dict[str, Any]]] = []
 
     def ask(self, do: str, **params: Any) -> Any:
+        self.asked.append((do, params.get("config", {})))
         return SimpleNamespace(done=False, cancel=self._cancel, add_done_callback=lambda done: None)
 
     def _cancel(self) -> None:
@@ -48,5 +50,29 @@ def test_what_was_counted_of_other_rows_is_forgotten_with_them(tmp_path: Path, m
         assert draft.facts.data is None
         assert facts.asking == ""
         assert silent.cancelled == 3
+    finally:
+        facts.close()
+
+
+def test_rows_are_prepared_again_for_another_seed_so_that_a_launch_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "QUIET_SECONDS", -1.0)
+    monkeypatch.chdir(tmp_path)
+    draft, silent = Draft.new("demo"), Silent()
+    facts: Any = collector.FactsCollector(draft, silent.ask)
+    try:
+        facts.refresh()
+        for look in facts._looking.values():
+            look.result(20)
+        facts.refresh()
+        draft.set(fields.run.seed.path, 7)
+        facts.refresh()
+        for look in facts._looking.values():
+            look.result(20)
+        facts.refresh()
+        counts = [config for do, config in silent.asked if do == "data"]
+        assert [config.get("run", {}).get("seed") for config in counts] == [None, 7]
+        assert silent.cancelled == 1, "the question about rows that nobody will train on is given up"
     finally:
         facts.close()

@@ -379,15 +379,15 @@ def test_an_edit_is_judged_within_3_ms() -> None:
     draft = Draft.new("dpo")
     facts = Facts(machine=parse_machine("RTX4090"), model=model_facts("Qwen/Qwen3-0.6B"), packages={})
     draft.learn(facts)
-    medians = []
-    for _ in range(3):  # what else the machine does can only slow it down
-        times = []
-        for number in range(100):
-            started = time.process_time()
-            draft.set("method.beta", 0.01 * (number + 1))
-            config = draft.config
-            effective(config, facts)
-            estimate(config, facts)
-            times.append(time.process_time() - started)
-        medians.append(sorted(times)[50])
-    assert min(medians) < 0.003
+    times, known = [], []
+    for number in range(300):
+        started = time.process_time()
+        draft.set("method.beta", 0.01 * (number % 100 + 1))
+        config = draft.config
+        effective(config, facts)
+        estimate(config, facts)
+        ended = time.process_time()
+        sum(each * each for each in range(20_000))  # 0.9 ms where nothing else runs; a busy machine halves a core
+        times.append(ended - started)
+        known.append(time.process_time() - ended)
+    assert sorted(times)[150] < 0.003 * max(1.0, sorted(known)[150] / 0.0009)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from engine.run.control import Controls
 from engine.run.store import RunFolder
 from tests.caches import own_cache
 
@@ -71,6 +73,25 @@ def lines(run: RunFolder, kind: str, segment: int | None = None) -> list[dict[st
     """The run's events of one kind, of one segment where given."""
     found = [json.loads(line) for line in run.events.read_text("utf-8").splitlines()]
     return [event for event in found if event["kind"] == kind and segment in (None, event["segment"])]
+
+
+class heard_by:
+    """Called in a training, waits until the worker has heard what it was asked; `folder` is that of its run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ears: list[Controls] = []
+        listen = Controls.listen
+        monkeypatch.setattr(Controls, "listen", lambda ear, writer: (self.ears.append(ear), listen(ear, writer))[1])
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.ears[-1].folder
+
+    def __call__(self) -> None:
+        end = time.monotonic() + 60
+        while not self.ears[-1]._heard:
+            assert time.monotonic() < end, "the worker hears nothing"
+            time.sleep(0.01)
 
 
 def resumed_from(run: RunFolder, step: int, where: Path) -> RunFolder:

@@ -217,10 +217,15 @@ def test_sft_losses_on_images_are_trls_own(train, source, tmp_path, shared_data,
     ("method", "family"),
     [
         ("dpo", "qwen2_5_vl"),
-        ("kto", "idefics3"),
         *(
             pytest.param(kind, name, marks=pytest.mark.slow)
-            for kind, name in (("dpo", "idefics3"), ("dpo", "gemma3"), ("kto", "qwen2_5_vl"), ("kto", "gemma3"))
+            for kind, name in (
+                ("kto", "idefics3"),
+                ("dpo", "idefics3"),
+                ("dpo", "gemma3"),
+                ("kto", "qwen2_5_vl"),
+                ("kto", "gemma3"),
+            )
         ),
     ],
 )

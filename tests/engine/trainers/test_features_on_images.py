@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.engine.seeing import BUILDERS
@@ -47,3 +49,52 @@ def test_features_serve_images_with_the_same_losses(train, source, tmp_path, sha
         if (found := losses(**LORA, **settings)) != pytest.approx(adapted, rel=1e-5):
             wrong[name] = found
     assert not wrong, (plain, adapted)
+
+
+def test_text_with_images_and_its_tokens_teach_the_same_and_the_pixels_count(train, source, tmp_path, shared_data):
+    from PIL import Image
+
+    from engine.data.prepare import prepare
+    from engine.models.load import load_processing_class
+    from engine.rules import read
+
+    folder = BUILDERS["gemma3"](shared_data / "tokenizers/minimind", tmp_path / "gemma3")
+    colours = [(200, 30, 30), (20, 160, 60), (30, 60, 220), (240, 200, 20)]
+    for number, colour in enumerate(colours):
+        Image.new("RGB", (40, 30), colour).save(tmp_path / f"{number}.png")
+    rows = [{"text": f"A card <image> of number {n}.", "images": [f"{n}.png"]} for n in range(4)]
+
+    def settings(path):
+        return {
+            "model.name": str(folder), "method.kind": "pretrain", "data.train": [{"path": path, "format": "multimodal_pretrain"}],
+            "data.max_length": 128, "optim.max_steps": 3, "optim.gradient_accumulation_steps": 1,
+            "optim.per_device_train_batch_size": 2, "run.logging_steps": 1, "data.shuffle": False, "optim.learning_rate": 1e-3,
+        }  # fmt: skip
+
+    def losses(path):
+        return [event["loss"] for event in lines(train(settings(path)), "metrics") if "loss" in event]
+
+    raw = source(rows)
+    config = read({"version": 1, **_nested(settings(raw))}).config
+    made = prepare(config, load_processing_class(config)).dataset
+    tokens = tmp_path / "tokens.jsonl"
+    tokens.write_text(
+        "".join(
+            json.dumps({"_mm_text": row["text"], "images": row["images"], "input_ids": ids, "labels": labels}) + "\n"
+            for row, ids, labels in zip(rows, made["input_ids"], made["labels"], strict=True)
+        )
+    )
+    first = losses(raw)
+    assert first[-1] < first[0]
+    assert losses(str(tokens)) == first
+    for number in range(4):
+        Image.new("RGB", (40, 30), (255, 255, 255)).save(tmp_path / f"{number}.png")
+    assert losses(raw)[0] != first[0]
+
+
+def _nested(settings):
+    found = {}
+    for path, value in settings.items():
+        section, name = path.split(".", 1)
+        found.setdefault(section, {})[name] = value
+    return found

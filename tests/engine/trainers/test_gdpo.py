@@ -32,6 +32,7 @@ def small(completions):
 """
 
 
+@pytest.mark.slow
 def test_resuming_in_the_middle_of_a_buffer_equals_never_stopping(train, source, tmp_path):
     settings = {**GDPO, **LORA, "method.steps_per_generation": 4}
     same_after_a_resume(train, {**settings, "data.train": [{"path": source(CONVERSATIONS)}]}, tmp_path)
@@ -97,6 +98,7 @@ def test_rewards_that_make_up_for_each_other_still_teach():
     assert without_spread(torch.tensor([[1.0, torch.nan], [1.0, torch.nan]]), 2) == 1.0
 
 
+@pytest.mark.slow
 def test_a_small_reward_lives_under_gdpo_and_collapses_under_the_sum_of_grpo(train, source, tmp_path):
     (tmp_path / "against.py").write_text(AGAINST)
     found = {}

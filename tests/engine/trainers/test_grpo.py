@@ -87,13 +87,17 @@ def test_rewards_that_apply_to_no_answer_end_the_run_before_its_first_step(train
     "settings",
     [
         pytest.param(
-            {"method.steps_per_generation": 4, "method.beta": 0.1}, id="full weights, in a buffer, with a copy"
+            {"method.steps_per_generation": 4, "method.beta": 0.1},
+            id="full weights, in a buffer, with a copy",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {**LORA, "method.steps_per_generation": 4, "method.num_iterations": 2, "method.beta": 0.1},
             id="LoRA, in the second pass over a buffer",
         ),
-        pytest.param({"method.num_generations": 8, "data.train.rows": 6}, id="over the ends of epochs"),
+        pytest.param(
+            {"method.num_generations": 8, "data.train.rows": 6}, id="over the ends of epochs", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_resuming_equals_never_stopping(train, source, tmp_path, settings):

@@ -225,10 +225,18 @@ CASES: list[tuple[str, dict[str, Any], list[Any], Callable[..., torch.Tensor]]] 
 ]
 
 
+FULL, ADAPTED = ({}, False, 1e-6), (LORA, True, 1e-10)
+
+
 @pytest.mark.parametrize(
-    ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
+    ("settings", "rows", "plain", "adapter", "exact_head", "near"),
+    [
+        # Each loss with one of the two every time, with the other in `make test-all`.
+        pytest.param(*case[1:], *way, id=f"{case[0]}-{name}", marks=pytest.mark.slow if number % 2 != place else ())
+        for number, case in enumerate(CASES)
+        for place, (name, way) in enumerate({"full": FULL, "lora": ADAPTED}.items())
+    ],
 )
-@pytest.mark.parametrize(("settings", "rows", "plain"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_gradients_equal_plain_torch(tmp_path, monkeypatch, settings, rows, plain, adapter, exact_head, near):
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**settings, **adapter}, rows, tmp_path, exact_head=exact_head)

@@ -50,6 +50,8 @@ FEATURES = {
     "compose": {"kernels.kernel_auto_compose": True, "kernels.torch_compile": False},
 }
 TOGETHER = (("use_cut_ce", "selective", "tiles"), ("use_cut_ce", "full", "disk", "tiles"), ("use_cut_ce", "medium"))
+EVERY_TIME = ("sft", "dpo", "kto", "embedding", "grpo")
+"""One of each kind of trainer; the others in `make test-all`."""
 REFUSED = {
     "memory.activation_offloading": "cpu",
     "memory.layer_offloading": True,
@@ -125,7 +127,13 @@ def together(*names):
     return {path: value for name in names for path, value in FEATURES[name].items()}
 
 
-@pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
+@pytest.mark.parametrize(
+    ("number", "method"),
+    [
+        pytest.param(number, method, id=method, marks=() if method in EVERY_TIME else pytest.mark.slow)
+        for number, method in enumerate(METHODS)
+    ],
+)
 def test_features_together_change_no_number_in_any_method_and_int8_changes_few(train, source, number, method):
     adapter, names = list(ADAPTERS)[number % len(ADAPTERS)], TOGETHER[number % len(TOGETHER)]
     base = settings(source, method, adapter)

@@ -167,8 +167,21 @@ def test_a_run_stays_with_the_commit_that_it_began_with(train, source, hub):
     assert "would run code" in lines(fresh, "failed")[0]["message"]
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"])
-@pytest.mark.parametrize("form", ["plain", "zip"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("optimizer.pt", "plain"),
+        ("scheduler.pt", "zip"),
+        ("rng_state.pth", "plain"),
+        ("scaler.pt", "zip"),
+        *(
+            pytest.param(name, form, marks=pytest.mark.slow)
+            for name, form in (
+                ("optimizer.pt", "zip"), ("scheduler.pt", "plain"), ("rng_state.pth", "zip"), ("scaler.pt", "plain")
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_a_pickle_among_the_state_of_a_checkpoint_is_refused_by_its_name(
     train, source, tmp_path, monkeypatch, name, form
 ):

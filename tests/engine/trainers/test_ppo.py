@@ -34,7 +34,9 @@ def test_the_reward_rises_and_the_value_head_learns(train, source):
     assert head["weight"].abs().max() > 0
 
 
-@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full weights, with a copy", "lora"])
+@pytest.mark.parametrize(
+    "adapter", [pytest.param({}, id="full weights, with a copy", marks=pytest.mark.slow), pytest.param(LORA, id="lora")]
+)
 def test_resuming_in_the_middle_of_a_buffer_equals_never_stopping(train, source, tmp_path, adapter):
     settings = {**PPO, **adapter, "method.steps_per_generation": 4, "method.num_iterations": 2}
     same_after_a_resume(train, {**settings, "data.train": [{"path": source(CONVERSATIONS)}]}, tmp_path)

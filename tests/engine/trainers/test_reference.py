@@ -29,7 +29,12 @@ def detail(run):
 
 @pytest.mark.parametrize(
     ("kind", "rows", "saved"),
-    [("dpo", PAIRS, []), ("ipo", PAIRS, ["lm_head"]), ("kto", RATED, []), ("kto", RATED, ["norm"])],
+    [
+        ("dpo", PAIRS, []),
+        ("kto", RATED, ["norm"]),
+        pytest.param("ipo", PAIRS, ["lm_head"], marks=pytest.mark.slow),
+        pytest.param("kto", RATED, [], marks=pytest.mark.slow),
+    ],
 )
 def test_a_fresh_adapter_is_not_kept_twice_and_no_number_changes(train, source, monkeypatch, kind, rows, saved):
     settings = {**LORA, "method.kind": kind, "data.train": [{"path": source(rows)}], "adapter.modules_to_save": saved}

@@ -20,24 +20,24 @@ from tests.engine.trainers.test_ppo import PPO
 
 PLAIN = [{"text": "one two " * (3 + number)} for number in range(12)]
 CASES: list[Any] = [
-    ("sft", CONVERSATIONS, {}),
+    pytest.param("sft", CONVERSATIONS, {}, marks=pytest.mark.slow),
     ("sft", CONVERSATIONS, {"adapter.kind": "lora", "memory.gradient_checkpointing": True}),
     ("sft", CONVERSATIONS, {"data.packing": True}),
     ("sft", CONVERSATIONS, {"memory.activation_offloading": "disk"}),
-    ("pretrain", PLAIN, {"data.packing": True}),
+    pytest.param("pretrain", PLAIN, {"data.packing": True}, marks=pytest.mark.slow),
     ("dpo", PAIRS, {"method.kind": "dpo"}),
     ("dpo", PAIRS, {"method.kind": "dpo", "method.reference": "precompute"}),
     ("kto", RATED, {"method.kind": "kto"}),
     pytest.param("ipo", PAIRS, {}, marks=pytest.mark.slow),
     pytest.param("simpo", PAIRS, {}, marks=pytest.mark.slow),
     pytest.param("orpo", PAIRS, {}, marks=pytest.mark.slow),
-    ("reward", PAIRS, {}),
-    ("prm", STEPS, {}),
+    pytest.param("reward", PAIRS, {}, marks=pytest.mark.slow),
+    pytest.param("prm", STEPS, {}, marks=pytest.mark.slow),
     ("embedding", TEXTS, {}),
-    ("distill", TAUGHT, {}),
+    pytest.param("distill", TAUGHT, {}, marks=pytest.mark.slow),
     ("grpo", CONVERSATIONS, GRPO),
     ("ppo", CONVERSATIONS, PPO),
-    ("ppo", CONVERSATIONS, {**PPO, "method.steps_per_generation": 10}),
+    pytest.param("ppo", CONVERSATIONS, {**PPO, "method.steps_per_generation": 10}, marks=pytest.mark.slow),
 ]
 
 

@@ -40,9 +40,9 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
             id="reward model, its new head beside the adapter",
             marks=pytest.mark.slow,
         ),
-        pytest.param({"method.kind": "distill"}, TAUGHT, id="distillation"),
+        pytest.param({"method.kind": "distill"}, TAUGHT, id="distillation", marks=pytest.mark.slow),
         pytest.param({"method.kind": "embedding", **DROPOUT}, TEXTS, id="embedding", marks=pytest.mark.slow),
-        pytest.param({"method.kind": "prm", **LORA}, STEPS, id="process reward model"),
+        pytest.param({"method.kind": "prm", **LORA}, STEPS, id="process reward model", marks=pytest.mark.slow),
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo", marks=pytest.mark.slow),
         pytest.param(
             {"kernels.quantization_aware": True},

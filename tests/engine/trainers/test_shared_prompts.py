@@ -31,8 +31,15 @@ def tokens_of(model):
     return seen
 
 
-@pytest.mark.parametrize("method", [GRPO, PPO], ids=["grpo", "ppo"])
-@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("method", "adapter"),
+    [
+        pytest.param(GRPO, LORA, id="grpo-lora"),
+        pytest.param(PPO, {}, id="ppo-full"),
+        pytest.param(GRPO, {}, id="grpo-full", marks=pytest.mark.slow),
+        pytest.param(PPO, LORA, id="ppo-lora", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_those_of_the_plain_pass_from_fewer_tokens(tmp_path, monkeypatch, method, adapter):
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     built = Built({**method, **adapter, **ONE_BATCH, "method.num_generations": 4}, ROWS, tmp_path, exact_head=True)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
 from engine.features import load
 from engine.features.auto_compose import apply as auto_compose
 from engine.run import control
-from engine.run.control import Controls
-from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
-
-HEARD = 0.3
-"""Seconds within which the worker hears a request."""
+from tests.engine.trainers.conftest import CONVERSATIONS, heard_by, lines, resumed_from
 
 
 def settings(source, **more):
@@ -29,17 +24,15 @@ def ends(run, segment=None):
     ("asked", "code", "by"), [("stop", 0, "me"), ("save_stop", 0, "me"), (signal.SIGTERM, 143, "SIGTERM")]
 )
 def test_while_kernels_are_timed(train, source, monkeypatch, asked, code, by):
-    passes, found, real = [], [], auto_compose._pass
-    listening = Controls.listen
-    monkeypatch.setattr(Controls, "listen", lambda self, writer: (found.append(self), listening(self, writer)))
+    passes, real, hear = [], auto_compose._pass, heard_by(monkeypatch)
 
     def then_asked(*args, **kwargs):
         seconds = real(*args, **kwargs)
         passes.append(1)
         if len(passes) == 1:
             if isinstance(asked, str):
-                control.request(found[0].folder, asked, "me")
-                time.sleep(HEARD)
+                control.request(hear.folder, asked, "me")
+                hear()
             else:
                 signal.raise_signal(asked)
         return seconds
@@ -59,7 +52,8 @@ def test_on_the_way_to_a_checkpoints_next_step(train, source, monkeypatch, tmp_p
     copy = resumed_from(whole, 2, tmp_path / "copy")
     with monkeypatch.context() as slowly:
         real = load.load_model
-        slowly.setattr(load, "load_model", lambda config: (time.sleep(HEARD), real(config))[1])
+        hear = heard_by(slowly)
+        slowly.setattr(load, "load_model", lambda config: (hear(), real(config))[1])
         control.request(copy, "stop", "me")
         train(folder=copy)
     assert ends(copy, 1) == [(2, "me")]

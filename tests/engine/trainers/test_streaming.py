@@ -99,10 +99,10 @@ def test_two_epochs_of_a_stream_see_every_row_exactly_twice(train, source):
         pytest.param({"method.kind": "ipo"}, PAIRS, id="ipo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "simpo"}, PAIRS, id="simpo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo", marks=pytest.mark.slow),
-        pytest.param({"method.kind": "kto", **LORA}, RATED, id="kto"),
+        pytest.param({"method.kind": "kto", **LORA}, RATED, id="kto", marks=pytest.mark.slow),
         pytest.param({"method.kind": "reward", **LORA}, PAIRS, id="reward", marks=pytest.mark.slow),
         pytest.param({"method.kind": "prm"}, STEPS, id="prm", marks=pytest.mark.slow),
-        pytest.param({"method.kind": "embedding"}, TEXTS, id="embedding"),
+        pytest.param({"method.kind": "embedding"}, TEXTS, id="embedding", marks=pytest.mark.slow),
         pytest.param({"method.kind": "distill"}, TAUGHT, id="distill", marks=pytest.mark.slow),
         pytest.param(
             {**GRPO, "method.num_iterations": 2, "optim.per_device_train_batch_size": 4},

@@ -31,7 +31,7 @@ learning_rate: 2e-4
 optimizer: adamw_bnb_8bit
 lr_scheduler: cosine
 warmup_ratio: 0.1
-deepspeed: zero3.json
+relora: true
 wandb_project:
 """
 ROW = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
@@ -55,12 +55,12 @@ def test_a_config_is_taken_over_into_a_new_file_and_the_ledger_is_told(foreign: 
     done = run(take_over.command, foreign, "--from", "axolotl", "-o", new)
     assert done.return_value == 0, done.exception
     assert done.stdout == ""
-    assert "x deepspeed: zero3.json\n    Not here yet: DeepSpeed." in done.stderr
+    assert "x relora: true\n    Not here yet: BAdam, APOLLO, LISA, ReLoRA" in done.stderr
     assert "= sequence_len: 1024 -> data.max_length: 1024" in done.stderr
     assert "excess_length_strategy: drop -> data.excess_length: drop" in done.stderr
     assert "1 not supported" in done.stderr
     assert "workbench check" in done.stderr
-    assert "# Not supported, and not in this config:\n#   deepspeed: zero3.json." in new.read_text()
+    assert "# Not supported, and not in this config:\n#   relora: true." in new.read_text()
     assert load(new).mapping["optim"]["optim"] == "adamw_8bit"
     assert run(check.command, new).return_value == 0
     assert foreign.read_text() == FOREIGN

@@ -63,6 +63,31 @@ async def test_a_model_is_taken_along_and_nothing_is_replaced(run: RunFolder, sh
         assert isinstance(app.screen, MonitorScreen)
 
 
+async def test_an_adapter_on_experts_is_asked_for_one_by_one(
+    run: RunFolder, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(Export, "run", lambda export, on_message: asked.append(export.request))
+    for experts in (False, True):
+        if experts:
+            text = run.config.read_text()
+            assert "target_modules" in text
+            run.config.write_text(
+                text.replace("target_modules", "target_parameters: [experts.down_proj]\n  target_modules")
+            )
+        app = WorkbenchApp(run=run, runs_dir=run.path.parent)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause()
+            await pilot.press("X")
+            await pilot.pause()
+            assert ("e per expert" in shown(app)) == experts
+            await pilot.press("space", "down", "space", "e")
+            await until(pilot, lambda on=experts: ("● adapter, one for each expert" in shown(app)) == on)
+            await pilot.press("x")
+            await until(pilot, lambda count=experts + 1: len(asked) == count)
+    assert [each["per_expert"] for each in asked] == [False, True]
+
+
 async def test_leaving_cancels_what_is_not_done(run: RunFolder, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled = threading.Event()
 

@@ -12,9 +12,7 @@ from workbench.cli.app import _ledger
 from workbench.screens.build import BuildScreen
 from workbench.screens.ledger import LedgerScreen
 
-FOREIGN = (
-    "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 2\nlearning_rate: 1e-4\ndeepspeed: zero3.json\n"
-)
+FOREIGN = "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 2\nlearning_rate: 1e-4\nrelora: true\n"
 
 
 def shown(app: WorkbenchApp) -> str:
@@ -37,8 +35,8 @@ async def test_the_ledger_is_shown_and_t_takes_it_over(foreign: Path, size: tupl
         assert isinstance(app.screen, LedgerScreen)
         words = shown(app)
         assert "1 not supported" in words
-        assert "deepspeed: zero3.json" in words
-        assert "Not here yet: DeepSpeed." in words
+        assert "relora: true" in words
+        assert "Not here yet: BAdam, APOLLO, LISA, ReLoRA" in words
         assert "t take-over" in words
         await pilot.press("t")
         await pilot.pause()

@@ -259,6 +259,31 @@ async def test_a_failed_run_opens_on_its_card_and_enter_makes_the_change_and_res
         assert "↻" in shown(app)
 
 
+async def test_the_key_that_resumes_offers_the_change_before_what_has_just_failed(
+    make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("failed", config=BATCH)
+    before, kept, resumed = run.config.read_bytes(), run.checkpoints / "checkpoint-60", []
+    monkeypatch.setattr(launch, "resume", lambda folder: (resumed.append(folder.config.read_bytes()), (kept, []))[1])
+    monkeypatch.setattr("engine.run.checkpoint.newest_valid", lambda folder, hashes=True: (kept, []))
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        for choice in (("escape",), ("down", "enter")):
+            await pilot.press("R")
+            await until(pilot, lambda: "Nothing is put right: it will end the same way." in shown(app))
+            assert "Change optim.per_device_train_batch_size 8 -> 4" in shown(app)
+            assert resumed == []
+            await pilot.press(*choice)
+        await until(pilot, lambda: bool(resumed))
+        assert resumed == [before]
+        await pilot.press("R")
+        await until(pilot, lambda: "Nothing is put right" in shown(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: len(resumed) == 2)
+    assert b"per_device_train_batch_size: 4" in resumed[1]
+
+
 async def test_a_run_that_failed_before_its_first_checkpoint_begins_again_without_talk_of_broken_ones(
     make_run: Any, shown: Shown
 ) -> None:

@@ -178,7 +178,11 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("method", "adapter", "rows", "checkpointing"),
-    [("sft", "none", CONVERSATIONS, False), ("sft", "lora", CONVERSATIONS, True), ("dpo", "lora", PAIRS, False)],
+    [
+        ("sft", "lora", CONVERSATIONS, True),
+        pytest.param("sft", "none", CONVERSATIONS, False, marks=pytest.mark.slow),
+        pytest.param("dpo", "lora", PAIRS, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_gives_the_same_losses_and_tells_the_bytes(
     train,

@@ -318,6 +318,7 @@ for kind, config in ((Qwen3Attention, Qwen3Config), (Qwen2_5_VLAttention, Qwen2_
 """
 
 
+@pytest.mark.slow
 def test_the_kernels_themselves_serve_a_layer_in_tritons_interpreter():
     pytest.importorskip("triton")
     done = subprocess.run(

@@ -91,11 +91,12 @@ CASES: dict[str, list[Case]] = {
     ],
     "experts-are-not-quantized": [
         (
-            {**LORA, "model.name": "Qwen/Qwen3-30B-A3B", "model.quantization": "nf4"},
+            {**LORA, "model.name": "Qwen/Qwen3-30B-A3B", "model.quantization": "nf4", **experts},
             MIXTURE,
             "model.quantization",
             "warning",
         )
+        for experts in ({"model.quantize_moe_experts": False}, {"model.quantization": "fp8"})
     ],
     "weights-stored-in-fp8-take-no-second-format": [
         ({**LORA, "model.quantization": "nf4"}, model(stored="fp8"), "model.quantization", "error")

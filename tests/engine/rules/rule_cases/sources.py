@@ -15,6 +15,7 @@ def entry(**said: Any) -> dict[str, Any]:
     return {"data.train": [{"path": "rows.jsonl", **said}]}
 
 
+SEEN = {"path": "rows.jsonl", "format": "multimodal_pretrain"}
 CASES: dict[str, list[Case]] = {
     "columns-name-parts-of-a-row": [
         (entry(columns={"qestion": "q"}), Facts(), "data.train.0.columns.qestion", "error"),
@@ -47,7 +48,14 @@ CASES: dict[str, list[Case]] = {
             "error",
         ),
     ],
+    "text-with-images-is-one-source": [
+        ({"method.kind": "pretrain", "data.train": [SEEN, SEEN]}, Facts(), "data.train.1.format", "error"),
+    ],
+    "text-with-images-is-read-by-the-processors-own-tokenizer": [
+        ({"method.kind": "pretrain", "model.tokenizer": "org/some", "data.train": [SEEN]}, Facts(), "model.tokenizer", "error"),
+    ],
     "rows-with-images-are-not-packed": [
+        ({"method.kind": "pretrain", "data.packing": True, "data.train": [SEEN]}, Facts(), "data.train.0.format", "error"),
         ({"data.packing": True, **entry()}, source(images="line 4"), "data.train.0.path", "error"),
     ],
     "properties-name-parts-of-a-message": [

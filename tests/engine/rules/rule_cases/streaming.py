@@ -12,6 +12,16 @@ LISTED = Facts(sources={"shards": SourceFacts("shards", exists=True, in_order="s
 
 CASES: dict[str, list[Case]] = {
     "streams-of-unknown-length-need-max-steps": [
+        (
+            {
+                "method.kind": "pretrain",
+                "data.streaming": True,
+                "data.train": [{"path": "a.jsonl", "format": "multimodal_pretrain"}],
+            },
+            Facts(),
+            "optim.max_steps",
+            "error",
+        ),
         (PACKED, Facts(), "optim.max_steps", "error"),
         (SHARDS, LISTED, "optim.max_steps", "error"),
         ({**STREAM, "data.packing": True}, Facts(), "optim.max_steps", "error"),

@@ -50,11 +50,16 @@ CASES: dict[str, list[Case]] = {
     "target-parameters-are-plain-lora": [
         (
             {**LORA, "adapter.target_parameters": ["mlp.experts.down_proj"], name: value},
-            Facts(),
+            facts,
             "adapter.target_parameters",
             "error",
         )
-        for name, value in (("adapter.use_dora", True), ("adapter.lora_dropout", 0.1), ("model.quantization", "nf4"))
+        for name, value, facts in (
+            ("adapter.use_dora", True, Facts()),
+            ("adapter.lora_dropout", 0.1, Facts()),
+            ("model.quantization", "fp8", Facts()),
+            ("model.quantization", "nf4", Facts(model=TINY_FACTS)),
+        )
     ],
     "float32-adapters-stand-beside-bfloat16": [
         (

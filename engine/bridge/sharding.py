@@ -1,0 +1,219 @@
+"""FSDP's and DeepSpeed's settings in other tools' files: what shares a model out over GPUs there, and what does it here.
+
+Here `distributed.strategy: auto` chooses, once `run.devices` says how many GPUs there are: DDP where the model fits into each
+of them, torch's FSDP2 where it does not. A step is the same to rounding, so a file asks for nothing that must be written; what
+it asks for beyond that (weights in main memory, replicas of shares) is said to be missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from engine.bridge.keys import BY_HAND, OFF, Answer, File, Key, Part, changed, mapped, needless, nothing, unsupported
+from engine.config.renames import is_off
+from engine.errors import visible
+
+LARGEST_FILE = 1 << 20
+"""Bytes of a DeepSpeed file that is read."""
+_WHOLE = changed({}, "With run.devices above 1 and distributed.strategy: ddp each GPU holds the whole model.")
+_OFFLOAD = unsupported(
+    "Shares of weights and optimizer states stay on the GPUs; memory.layer_offloading keeps frozen weights in main memory."
+)
+_REPLICAS = unsupported("Replicas of groups of shares are not here yet: a model is shared out over all devices.")
+_MESSAGES = nothing("How weights are put together and let go of is torch's FSDP2's own affair.")
+_LAYERS = nothing("Each decoder layer is put together by itself.")
+_ONE_FOLDER = changed(
+    {}, "A checkpoint holds each device's share as safetensors; `workbench merge RUN` makes one model folder of them."
+)
+
+
+def _shared(file: File, *, kept: bool = False) -> Answer:
+    """What answers a model that is shared out; with `kept` its weights stay whole between the passes."""
+    if any(file.on(key) for key in ("load_in_4bit", "load_in_8bit")) or file.get("quantization_bit"):
+        return changed(
+            {}, "With run.devices above 1 each GPU holds the quantized model whole: a share lacks its scales."
+        )
+    words = (
+        "torch's FSDP2 does it here: with run.devices above 1 distributed.strategy, auto by itself, shares the model out where "
+        "it does not fit into each GPU; the steps are the same to rounding."
+    )
+    return changed(
+        {}, f"{words} distributed.reshard_after_forward: false keeps its weights between the passes." if kept else words
+    )
+
+
+def _strategy(value: Any, file: File) -> Answer:
+    """FSDP1's words for what is shared, alone or in a list, with the words beside them."""
+    named = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "true": "full_shard"}
+    words = value if isinstance(value, list) else str(value).replace(",", " ").split()
+    asked = {named.get(str(word).lower(), str(word).lower()) for word in words} - {"auto_wrap"}
+    known: dict[str, Answer] = {
+        "offload": _OFFLOAD,
+        "hybrid_shard": _REPLICAS,
+        "hybrid_shard_zero2": _REPLICAS,
+        "shard_grad_op": _shared(file, kept=True),
+        "full_shard": _shared(file),
+        "no_shard": _WHOLE,
+    }
+    if odd := asked - known.keys():
+        return unsupported(f"{visible(min(odd))[:40]} is no strategy that is known here: {BY_HAND}")
+    return next((answer for word, answer in known.items() if word in asked), needless(OFF))
+
+
+def _offload(value: Any, file: File) -> Answer:
+    return needless(OFF) if is_off(value) else _OFFLOAD
+
+
+def _state_dict(value: Any, file: File) -> Answer:
+    return _ONE_FOLDER if "FULL" in str(value).upper() else needless("So is a checkpoint here.")
+
+
+def _reshard(value: Any, file: File) -> Answer:
+    if isinstance(value, str) and not is_off(value) and value.lower() not in ("true", "yes"):
+        return _strategy(value, file)
+    return _shared(file, kept=True) if is_off(value) else needless("So it is here.")
+
+
+_FSDP: dict[str, Key] = {
+    "version": nothing("It is torch's FSDP2 here."),
+    "sharding_strategy": Key(_strategy),
+    "reshard_after_forward": Key(_reshard),
+    "offload_params": Key(_offload),
+    "cpu_offload": Key(_offload),
+    "state_dict_type": Key(_state_dict),
+    "activation_checkpointing": Key(
+        lambda value, file: needless(OFF) if is_off(value) else mapped({"memory.gradient_checkpointing": True})
+    ),
+    "mixed_precision_policy": nothing("model.dtype says it."),
+    **dict.fromkeys(
+        ("auto_wrap_policy", "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap", "min_num_params"), _LAYERS
+    ),
+    **dict.fromkeys(
+        ("limit_all_gathers", "sync_module_states", "use_orig_params", "forward_prefetch", "backward_prefetch",
+         "backward_prefetch_policy", "cpu_ram_efficient_loading"),
+        _MESSAGES,
+    ),
+}  # fmt: skip
+
+
+def _fsdp_settings(value: Any, file: File) -> Answer | list[Part]:
+    if not isinstance(value, Mapping):
+        return needless(OFF) if is_off(value) else unsupported(f"Its settings stand in a file of their own: {BY_HAND}")
+    return _inner(value, _FSDP, file, "", "fsdp_")
+
+
+def _inner(found: Mapping[str, Any], table: Mapping[str, Key], file: File, within: str, prefix: str = "") -> list[Part]:
+    """A row for each key of a mapping, by its table."""
+    parts: list[Part] = []
+    for name, value in found.items():
+        known = table.get(str(name).removeprefix(prefix))
+        at = f"{within}{name}"
+        if known is None:
+            parts.append((at, value, unsupported(f"It is not known here: {BY_HAND}")))
+        elif value is None:
+            parts.append((at, value, needless(OFF)))
+        else:
+            answer = known.means(value, file)
+            parts += [(f"{at}.{more}", item, each) for more, item, each in answer] if isinstance(answer, list) else [
+                (at, value, answer)
+            ]  # fmt: skip
+    return parts
+
+
+def _unless_auto(means: Key) -> Key:
+    """DeepSpeed's `auto` is what the rest of the file says."""
+    return Key(
+        lambda value, file: needless("The config's own stands.") if value == "auto" else means.means(value, file)
+    )
+
+
+def _set(path: str) -> Key:
+    return _unless_auto(Key(lambda value, file: mapped({path: value})))
+
+
+def _section(table: Mapping[str, Key], otherwise: Key | None = None) -> Key:
+    def means(value: Any, file: File) -> Answer | list[Part]:
+        if not isinstance(value, Mapping):
+            return unsupported(f"Settings stand there, no single value: {BY_HAND}")
+        known = table if otherwise is None else {**dict.fromkeys(map(str, value), otherwise), **table}
+        return _inner(value, known, file, "")
+
+    return Key(means)
+
+
+def _precision(dtype: str) -> Key:
+    on = Key(lambda value, file: needless(OFF) if is_off(value) else mapped({"model.dtype": dtype}))
+    return _section({"enabled": _unless_auto(on)}, nothing("Losses are scaled by torch's own scaler."))
+
+
+def _stage(value: Any, file: File) -> Answer:
+    if value not in (0, 1, 2, 3):
+        return unsupported(f"It is no stage that is known here: {BY_HAND}")
+    return _WHOLE if value == 0 else _shared(file, kept=value < 3)
+
+
+_DEVICE = _section(
+    {"device": Key(lambda value, file: needless(OFF) if str(value).lower() == "none" else _OFFLOAD)},
+    nothing("It counts with weights in main memory."),
+)
+_TOLD = nothing("A run's curves, log and receipt show what it does.")
+_OWN = "DeepSpeed's own section is not read: optim.optim and optim.lr_scheduler_type say it here."
+_DEEPSPEED: dict[str, Key] = {
+    "zero_optimization": _section(
+        {"stage": Key(_stage), "offload_optimizer": _DEVICE, "offload_param": _DEVICE}, _MESSAGES
+    ),
+    "bf16": _precision("bfloat16"),
+    "fp16": _precision("float16"),
+    "train_micro_batch_size_per_gpu": _set("optim.per_device_train_batch_size"),
+    "gradient_accumulation_steps": _set("optim.gradient_accumulation_steps"),
+    "gradient_clipping": _set("optim.max_grad_norm"),
+    "train_batch_size": nothing("It follows from the batch of a device, the accumulation and run.devices."),
+    "optimizer": _unless_auto(Key(lambda value, file: unsupported(_OWN))),
+    "scheduler": _unless_auto(Key(lambda value, file: unsupported(_OWN))),
+    "activation_checkpointing": nothing("memory.gradient_checkpointing says it."),
+    **dict.fromkeys(
+        ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type"), _MESSAGES
+    ),
+    **dict.fromkeys(("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown"), _TOLD),
+}
+
+
+def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
+    """The settings, which stand in the file or in one that it names."""
+    if isinstance(value, Mapping):
+        return _inner(value, _DEEPSPEED, file, "")
+    if is_off(value):
+        return needless(OFF)
+    name = str(value)
+    place = file.found(name)
+    if place is None:
+        stage = re.search(r"z(?:ero)?[_-]?([0-3])", name.rpartition("/")[2].lower())
+        if stage is None or "offload" in name.lower():
+            return unsupported(f"The file is not here, so nothing was taken from it: {BY_HAND}")
+        answer = _stage(int(stage[1]), file)
+        return changed({}, f"The file is not here; by its name it is of stage {stage[1]}. {answer.reason}")
+    try:
+        if not place.is_file() or place.stat().st_size > LARGEST_FILE:
+            raise ValueError
+        found = json.loads(place.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, Mapping):
+        return unsupported(f"It is no JSON file of DeepSpeed's settings: {BY_HAND}")
+    return [("", name, needless("Its settings are the rows below.")), *_inner(found, _DEEPSPEED, file, "")]
+
+
+KEYS: dict[str, Key] = {
+    "fsdp": Key(lambda value, file: needless(OFF) if is_off(value) else _strategy(value, file)),
+    "fsdp_config": Key(_fsdp_settings),
+    "deepspeed": Key(_deepspeed),
+}
+"""What transformers' arguments, and so TRL's, LLaMA-Factory's and Axolotl's files have."""
+AXOLOTL: dict[str, Key] = {
+    **KEYS,
+    "fsdp_version": nothing("It is torch's FSDP2 here."),
+    "fsdp_final_state_dict_type": Key(_state_dict),
+}

@@ -1,0 +1,119 @@
+"""Where a weight of a model lies in its base's files: as it is, under another name, or cut into weights of single experts.
+
+transformers puts experts together while it loads and takes them apart while it saves. What its saving makes of a weight is
+asked here with numbers that say where they come from, so that no family is known by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from engine import model_files
+from engine.errors import ModelError, visible
+
+WIDE = 3
+"""Columns of a probe: more are not needed to see which side of a weight is which."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one weight of the files holds of a weight of the model."""
+
+    expert: int | None
+    """The expert whose it is, a matrix; None where it holds what the weight of the model holds, all experts."""
+    rows: slice
+    """Which outputs."""
+    turned: bool
+    """Whether it is [in, out], each expert's too."""
+
+    def of(self, factors: torch.Tensor) -> torch.Tensor:
+        """Its rows of what each expert has [E, out, ...]."""
+        return factors[:, self.rows] if self.expert is None else factors[self.expert, self.rows]
+
+
+def is_turned(model: torch.nn.Module, name: str) -> bool:
+    """Whether a weight of the model is [E, in, out], as gpt-oss has it; the others are [E, out, in]."""
+    owner, _, leaf = name.rpartition(".")
+    module: Any = model.get_submodule(owner)
+    return getattr(module, leaf).dim() == 3 and bool(getattr(module, "is_transposed", False))
+
+
+def shares(model: Any, name: str, stored: Mapping[str, model_files.Tensor]) -> dict[str, Share]:
+    """The weights of the files that hold the model's weight `name` of two or three dimensions, by their names there.
+
+    `model` may be without memory. Raises ModelError where the files hold it packed, or in a way that cannot be told.
+    """
+    shape, turned = tuple(model.get_parameter(name).shape), is_turned(model, name)
+    if name in stored:
+        if stored[name].shape == shape:
+            return {name: Share(None if len(shape) == 3 else 0, slice(None), turned)}
+        if len(shape) == 3 and stored[name].shape == (shape[0], shape[2], shape[1]):
+            return {name: Share(None, slice(None), not turned)}
+    if f"{name}_blocks" in stored:
+        raise ModelError(
+            f"{visible(name)}: the base's files hold these experts packed in four bits, into which no adapter is merged.",
+            "Export the adapter itself (--to adapter), or train on a copy of the base in bfloat16.",
+        )
+    experts, sides = shape[:-2], shape[-2:]
+    out, width = sides[::-1] if turned else sides
+    probe = torch.arange(prod(experts) * out * WIDE, dtype=torch.int32).view(*experts, out, WIDE)
+    found = {}
+    for each, value in _saved(model, name, probe.mT.contiguous() if turned else probe).items():
+        share = found[each] = _share(name, value, probe.view(-1, out, WIDE))
+        rows = len(range(out)[share.rows])
+        wanted = (*(experts if share.expert is None else ()), *((width, rows) if share.turned else (rows, width)))
+        if each not in stored or stored[each].shape != wanted:
+            raise _unknown(name)
+    return found
+
+
+def stored_name(model: Any, name: str, stored: Mapping[str, model_files.Tensor]) -> str:
+    """The files' name of a weight that has one there whole; the same name where that cannot be told."""
+    if name in stored or name not in dict(model.named_parameters()):
+        return name
+    value = torch.empty(model.get_parameter(name).shape, device="meta")
+    found = _saved(model, name, value)
+    other, shape = next((each, value.shape) for each, value in found.items())
+    return other if len(found) == 1 and other in stored and stored[other].shape == tuple(shape) else name
+
+
+def _saved(model: Any, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What transformers' saving makes of one weight."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    try:
+        return dict(revert_weight_conversion(model, {name: value}))
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError, RuntimeError) as problem:
+        raise _unknown(name) from problem
+
+
+def _share(name: str, value: torch.Tensor, whole: torch.Tensor) -> Share:
+    """What a saved probe says; `whole` is the probe [E, out, WIDE]."""
+    if value.dim() not in (2, 3) or not value.numel():
+        raise _unknown(name)
+    flat = value.flatten(0, -2)
+    turned = value.shape[-1] != WIDE or int(flat[0, 1] - flat[0, 0]) != 1
+    straight = value.mT if turned else value
+    if straight.shape[-1] != WIDE:
+        raise _unknown(name)
+    out = whole.shape[1]
+    first = straight[..., 0].flatten() // WIDE
+    expert = int(first[0]) // out if value.dim() == 2 else None
+    rows = (first[: straight.shape[-2]] % out).tolist()
+    step = rows[1] - rows[0] if len(rows) > 1 else 1
+    share = Share(expert, slice(rows[0], rows[-1] + 1, step), turned)
+    if step < 1 or not torch.equal(share.of(whole), straight):
+        raise _unknown(name)
+    return share
+
+
+def _unknown(name: str) -> ModelError:
+    return ModelError(
+        f"{visible(name)}: how the base's files hold this weight cannot be told, so nothing is merged into it.",
+        "Export the adapter itself (--to adapter).",
+    )

@@ -1,0 +1,71 @@
+"""llama.cpp itself opens what was exported: the same ids, the logits of the trained model, K-quants by its own hand."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.export import parity
+from engine.export.__main__ import _config
+from engine.export.folder import Model
+from engine.export.making import make
+from engine.export.places import places, source
+from engine.run.store import RunFolder
+from tests.engine.export.test_forms import FAMILIES
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not here: a compiler makes it"
+    ),
+]
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+
+
+def exported(run: RunFolder, folder: Path, quant: str) -> dict[str, Any]:
+    place = places(run, ["gguf"], folder, quant)["gguf"]
+    asked = {"quant": quant, "places": {"gguf": str(place)}}
+    return make(Model(source(run), _config(run)), "gguf", place, asked, lambda *_: None)["parity"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_answers_in_llama_cpp_as_it_was_trained(
+    make_run: Callable[..., RunFolder], tmp_path: Path, shared_data: Path, family: str
+) -> None:
+    spm = family in ("gemma2", "gemma3_text", "phi3")
+    tokenizer = shared_data / ("weights/tinystories-llama-260k" if spm else "tokenizers/minimind")
+    run = make_run(family, adapter={}, tokenizer=tokenizer, **{**FAMILIES[family], **WIDE})
+    for quant in ("F16", "BF16", "Q8_0"):
+        found = exported(run, tmp_path / quant, quant)
+        assert found["reader"] == "gguf and llama.cpp"
+        assert found["probes"] > 5
+        assert found["logits_error"] < 0.1
+        assert found["divergence"] < 1e-2
+
+
+def test_k_quants_are_told_with_what_they_lose(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    run = make_run("llama", adapter={}, **WIDE)
+    lost = {}
+    for quant, kind in (("Q6_K", "Q6_K"), ("Q4_K_M", "Q4_K"), ("Q2_K", "Q2_K")):
+        found = exported(run, tmp_path / quant, quant)
+        assert found["formats"][kind] > 5
+        lost[quant] = found["divergence"]
+    assert 0 < lost["Q6_K"] < lost["Q4_K_M"] < lost["Q2_K"]
+
+
+def test_a_file_that_answers_otherwise_is_no_export(
+    make_run: Callable[..., RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header alone is changed, which no comparison of weights and tokens sees."""
+    from engine.export import to_gguf
+
+    run = make_run("llama", adapter={})
+    honest = to_gguf._rope
+    monkeypatch.setattr(to_gguf, "_rope", lambda config: {**honest(config), "rope_theta": 77.0})
+    with pytest.raises(parity.ParityError, match=r"opened by llama\.cpp, its logits are"):
+        exported(run, tmp_path / "out", "F16")
+    assert not list((tmp_path / "out").glob("*"))
