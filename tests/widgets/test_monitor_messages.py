@@ -374,6 +374,8 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
 
     monkeypatch.setattr(Export, "run", take_along)
     monkeypatch.chdir(run.folder.path.parent)
-    until(lambda: monitor.answer({"id": "3", "do": "export", "run": name}).data["ok"])  # what was begun before has ended
+    until(
+        lambda: monitor.answer({"id": "3", "do": "export", "run": name}).data["ok"]
+    )  # what was begun before has ended
     until(lambda: (view.look(), "the disk is full" in view.parts["now"][3])[1])
     assert places == [{"safetensors": str(Path.cwd() / f"{name}-export" / "safetensors")}]
