@@ -35,10 +35,11 @@ FAMILIES = {
 ACTIVATIONS = {"GEMMA2": "gelu_pytorch_tanh", "GEMMA3": "gelu_pytorch_tanh"}
 LARGEST_F16 = 65504.0
 ROUNDING = {
-    "Q2_K": 0.6, "Q3_K": 0.32, "Q4_0": 0.2, "Q4_1": 0.2, "Q4_K": 0.16, "IQ4_XS": 0.16, "IQ4_NL": 0.16, "Q5_0": 0.1, "Q5_1": 0.1,
+    "Q2_K": 0.6, "Q3_K": 0.32, "Q4_0": 0.2, "Q4_K": 0.16, "IQ4_XS": 0.16, "IQ4_NL": 0.16, "Q5_0": 0.1, "Q5_1": 0.1,
     "Q5_K": 0.08, "Q6_K": 0.04,
 }  # fmt: skip
-"""How far a weight may be from its source, as a share of its size (root mean square): twice what normal numbers lose."""
+"""How far a weight may be from its source, as a share of its size (root mean square): two to three times what llama.cpp loses of
+normal numbers, 0.30 in Q2_K, 0.15 in Q3_K, 0.07 in Q4_K, 0.036 in Q5_K, 0.018 in Q6_K."""
 
 
 def refuse_early(quant: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -125,6 +126,12 @@ def number(run: RunFolder) -> str:
 def note(run: RunFolder, job: str) -> None:
     """Keep the number of the run's job."""
     inside.replace(run, run.path / _NUMBER, json.dumps({"job": job, "folder": inside.identity(run)[1]}))
+
+
+def require_scheduler() -> None:
+    """Raises WorkbenchError where no `sbatch` is here to take a job."""
+    if shutil.which("sbatch") is None:
+        raise WorkbenchError("sbatch was not found.", "Submit from a machine of the cluster, or look with --dry-run.")
 
 
 def submit(run: RunFolder) -> str:

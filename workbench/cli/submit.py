@@ -92,6 +92,7 @@ def command(
         else:
             echo(text.rstrip("\n"), lines=True)
         return 0
+    slurm.require_scheduler()
     echo(paragraph(config, facts, estimate(config, facts), place), err=True)
     run = launch_config(
         config,

@@ -122,7 +122,7 @@ class RunActions:
         if end.change is None and not end.blocked:
             self.go_on(run)
             return
-        as_it_is = Item("on", Content("Go on as it is"), Content("  Nothing is put right: it will end the same way."))
+        as_it_is = Item("on", Content("Go on as it is"), Content("  Nothing is put right, so it may end the same way."))
         if end.change is not None:
             title = Content(f"Change {clean(end.change.words)}")
             first = Item("mend", title, Content(f"  {clean(end.way_on)}; {end.change.why}."))
@@ -137,7 +137,7 @@ class RunActions:
             elif choice == "on":
                 self.go_on(run)
 
-        self._screen.app.push_screen(Pick(f"{clean(run.id)} failed", [first, as_it_is]), answered)
+        self._screen.app.push_screen(Pick(f"{clean(run.id)} is {view.state}", [first, as_it_is]), answered)
 
     def go_on(self, run: RunFolder, settings: Mapping[str, Any] | None = None, *, accept_data: bool = False) -> None:
         """Resume, with other values for some settings; asks first where the rows are not those of before."""

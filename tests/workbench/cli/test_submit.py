@@ -119,6 +119,16 @@ def test_what_cannot_be_is_refused_and_leaves_no_run(place: Path, played: Schedu
     assert list(runs_in(place / "runs")) == []
 
 
+def test_without_a_scheduler_nothing_is_made(place: Path, played: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    (played.folder / "sbatch").unlink()
+    monkeypatch.setenv("PATH", str(played.folder))
+    done = submit(place)
+    assert done.returncode == 1
+    assert "Error: sbatch was not found." in done.stderr.splitlines()
+    assert not (place / "runs").exists()
+    assert submit(place, "--dry-run").returncode == 0
+
+
 def test_a_job_that_waits_is_queued_here_and_taken_out_there(place: Path, played: Scheduler) -> None:
     run = submitted(place)
     assert launch.look_after(run) == ""

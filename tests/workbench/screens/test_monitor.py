@@ -271,7 +271,7 @@ async def test_the_key_that_resumes_offers_the_change_before_what_has_just_faile
         await pilot.pause(0.2)
         for choice in (("escape",), ("down", "enter")):
             await pilot.press("R")
-            await until(pilot, lambda: "Nothing is put right: it will end the same way." in shown(app))
+            await until(pilot, lambda: "Nothing is put right, so it may end the same way." in shown(app))
             assert "Change optim.per_device_train_batch_size 8 -> 4" in shown(app)
             assert resumed == []
             await pilot.press(*choice)
