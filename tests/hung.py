@@ -24,8 +24,8 @@ from engine.run.store import RunFolder
 run = RunFolder(sys.argv[1])
 lock = RunLock(run).acquire()
 stack.listen(run)
-print("ready", flush=True)
 def deep_inside():
+    print("ready", flush=True)
     sum(range(10 ** 13))  # one call of C that never comes back
 deep_inside()
 """
