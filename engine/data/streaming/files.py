@@ -251,7 +251,7 @@ def _cut(path: str, entry: Any, split: str, seed: int, copy: Copy | None = None)
         return cut
     if Path(path).is_file():
         return cut_file(path, entry.rows)
-    return cut_rows(source_rows(path, entry.split, split, seed), entry.rows)
+    return cut_rows(source_rows(path, entry.split, split, seed, source=entry.model_dump()), entry.rows)
 
 
 def _guessed_size(path: str) -> int:
@@ -270,7 +270,7 @@ def _content(source: Source, file: StreamFile) -> str:
         if dataset is not None:
             return str(dataset._fingerprint)
         if source.path in BUILTIN_ROWS:
-            return repr((source.path, file.entry.split))
+            return repr((source.path, file.entry.split, getattr(source.rows, "content", "")))
         return repr((source.path, file.count))
     size, date, _ = source.stamp
     digest = hashlib.blake2b(f"{size} {date}".encode())
