@@ -141,3 +141,5 @@ def test_streamed_shards_are_those_of_the_size_and_the_seed_that_are_asked_for(m
     assert {len(row) for row in first(tokens=60)} == {60}
     assert {len(row) for row in first(tokens=30)} == {30}
     assert sorted(first(tokens=30)) != sorted(first(seed=1, tokens=30))
+    dates = {"path": "builtin/dates", "format": "messages"}
+    assert sorted(first(**dates)) != sorted(first(seed=1, **dates))
