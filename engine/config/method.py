@@ -101,4 +101,4 @@ LEARNING_RATES: dict[tuple[str, str], float] = {
 
 def learns_from_images(method: str) -> bool:
     """Whether this method learns from rows with images."""
-    return METHODS[method].rows == "language" or method in ("dpo", "ipo", "kto")
+    return METHODS[method].rows == "language" or method in ("dpo", "ipo", "kto", "grpo", "gdpo")

@@ -402,6 +402,7 @@ FORMATS: dict[str, Format] = {
                 "input?": ("input",),
                 "answer?": ("answer", "solution", "reference", "ground_truth"),
                 "tools?": ("tools",),
+                "images?": ("images", "image"),
             },
             _read_prompt,
         ),
