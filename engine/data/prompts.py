@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from engine.config.method import learns_from_images
 from engine.data.parts import IMAGE, Example, FormatError, Message
 
 if TYPE_CHECKING:
@@ -25,15 +24,8 @@ def prompt_row(tokens: Tokens, example: Example, row: Mapping[str, Any]) -> dict
     references of the images in the prompt. Raises `FormatError`."""
     asked, answer = asked_of(example)
     images = example.images[: _places_in(asked)] if example.images else []
-    if images and not learns_from_images(tokens.plan.method):
-        raise FormatError(
-            f"the row has images, and {tokens.plan.method} does not learn from them",
-            "Take grpo or gdpo, or rows of text.",
-        )
     ids, seen = tokens.prompt(asked, example.tools, images)
-    # `images` itself is a column of the prepared row, from which the rewards get it too.
-    hidden = REWARD_WORDS | {"image", "images"} if images else REWARD_WORDS
-    columns = {name: value for name, value in row.items() if name not in hidden}
+    columns = {name: value for name, value in row.items() if name not in REWARD_WORDS}
     columns |= {"answer": answer} if answer is not None else {}
     return {
         "prompt_ids": ids,

@@ -8,7 +8,7 @@ from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
 from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
-from engine.config.method import METHODS, learns_from_images
+from engine.config.method import learns_from_images, seeing_methods
 from engine.config.reward_specs import SEES_NOT, BadReward, reward_spec
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
@@ -59,7 +59,7 @@ def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:
 def rows_with_images_need_a_method_that_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if not learns_from_images(config.method.kind):
         for path, seen in _with_images(config, facts):
-            others = "grpo or gdpo" if METHODS[config.method.kind].rows == "prompts" else "sft, dpo or kto"
+            others = seeing_methods(config.method.kind)
             todo = f"{config.method.kind} does not learn from images: take {others}, or rows of text."
             yield must(path, "rows without images", seen, todo)
 
