@@ -142,6 +142,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         batch = super()._prepare_inputs(rows)
         if self.shares_prompts:
             batch = side_by_side(batch)
+        self._shown = batch.get("shown", [])
         if self.mode == "train":
             self.batch_rows.extend(batch["row"].tolist())
             prompts, trained = batch["prompt_mask"].sum(), batch["completion_mask"].sum()
@@ -190,11 +191,6 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
         """What was sampled with its advantages, before anybody sees it; TRL's own unless a method has others."""
         return output
-
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        self._shown = inputs.get("shown", [])
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
-        return loss
 
     def _tokenize_prompts(self, prompts: Any) -> tuple[list[list[int]], None, dict[str, Any]]:
         """The ids that were prepared, and the tensors of their images; TRL would render the template again."""
