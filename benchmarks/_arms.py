@@ -30,7 +30,9 @@ from engine.data.gather_facts import look_at
 from engine.features.built import Built, Notes
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
+from engine.kernels.experts.packed import Packer
 from engine.models.adapters import add_adapter, lora_config
+from engine.models.packed_experts import PROJECTIONS
 from engine.planning.auto import resolved
 from engine.rules import read
 from engine.run.async_writer import LateWriter
@@ -120,6 +122,14 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_experts": True,
         "memory.gradient_checkpointing": False,
     },
+    "nf4, fused, lora, experts": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_lora": True,
+        "kernels.fused_experts": True,
+        "model.quantization": "nf4",
+        "optim.optim": "adamw_8bit",
+    },
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},
 }
@@ -180,6 +190,38 @@ def in_fp8(arm: str) -> bool:
     return ARMS[arm].get("model.quantization") == "fp8"
 
 
+def in_nf4(arm: str) -> bool:
+    """Whether the arm's base is held in four bits, its experts too."""
+    return ARMS[arm].get("model.quantization") == "nf4"
+
+
+def hold_in_four_bits(model: torch.nn.Module) -> None:
+    """Packs the layers' weights as loading would: linear layers by bitsandbytes, experts one at a time."""
+    import bitsandbytes
+
+    for layer in model.model.layers:
+        for name, module in list(layer.named_modules()):
+            if isinstance(module, torch.nn.Linear):
+                few = bitsandbytes.nn.Linear4bit(
+                    module.in_features, module.out_features, bias=False, compute_dtype=module.weight.dtype,
+                    compress_statistics=True, quant_type="nf4", device="meta",
+                )  # fmt: skip
+                few.weight = bitsandbytes.nn.Params4bit(
+                    module.weight.detach().cpu(), requires_grad=False, quant_type="nf4", compress_statistics=True
+                ).to(module.weight.device)
+                layer.set_submodule(name, few)
+                continue
+            for end in PROJECTIONS:
+                weight = module._parameters.get(end)
+                if weight is not None and weight.dim() == 3:
+                    packer = Packer(len(weight), "nf4", weight.dtype)
+                    for expert in weight.detach():
+                        packer.add(expert)
+                    module._parameters[end] = torch.nn.Parameter(packer.done(), requires_grad=False)
+    model.is_loaded_in_4bit = True
+    torch.cuda.empty_cache()
+
+
 class Builder:
     """Makes the arms of one method around one frozen base."""
 
@@ -227,6 +269,9 @@ class Builder:
         model = self.base()
         if in_fp8(name):
             compute_in_fp8(model, least=0 if self.options.shape == "tiny" else None)
+        if in_nf4(name):
+            self.weights = None  # another arm draws them anew
+            hold_in_four_bits(model)
         model = add_adapter(model, config)
         features = Features(config)
         features.prepare(Built(model, notes=Notes(place)))

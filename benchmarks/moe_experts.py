@@ -22,6 +22,7 @@ from _figures import Results, result_options
 from dense_kernels import contest
 
 from engine.kernels.experts import ExpertLoRA, expert_mlp, expert_mlp_reference
+from engine.kernels.experts.packed import Packer
 
 BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
 SCALE = 2.0
@@ -64,6 +65,8 @@ WORKS = {
     "many": Work(256, 2048, 512, 8, 4096),
     "gptoss": Work(32, 2880, 2880, 4, 4096),
 }
+PACKED = "even", "long", "gptoss"
+"""Works that are measured over experts held in four bits too."""
 
 
 class Block:
@@ -99,11 +102,28 @@ class Block:
         leaves = self.leaves()
         return lambda: self.gradients(lambda *t: self._mlp(expert_mlp, *t), leaves)
 
+    def packed(self, kind: str) -> Step:
+        """Ours over experts that are held in few bits and unpacked as they are routed."""
+        held = list[torch.Tensor]()
+        for weight in (self.gate_up, self.down):
+            packer = Packer(len(weight), kind, weight.dtype)
+            for expert in weight:
+                packer.add(expert)
+            held.append(packer.done())
+        leaves = self.leaves()
+        return lambda: self.gradients(lambda *t: self._mlp(expert_mlp, *t, base=held), leaves)
+
     def truth(self) -> tuple[torch.Tensor, ...]:
         return self.gradients(lambda *t: self._mlp(expert_mlp_reference, *t), self.leaves(torch.float32))
 
-    def _mlp(self, op: Callable[..., torch.Tensor], x: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
-        weights = (each.to(x.dtype) for each in (self.gate_up, self.down))
+    def _mlp(
+        self,
+        op: Callable[..., torch.Tensor],
+        x: torch.Tensor,
+        *factors: torch.Tensor,
+        base: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        weights = base or [each.to(x.dtype) for each in (self.gate_up, self.down)]
         loras = {"gate_up_lora": ExpertLoRA(*factors[:2], SCALE), "down_lora": ExpertLoRA(*factors[2:], SCALE)}
         return op(x, self.ids, self.routing, *weights, **loras)
 
@@ -222,6 +242,10 @@ def main() -> None:
         if name in ("even", "skewed", "long"):
             entrants["transformers grouped_mm + peft"] = block.peft()
         contest("moe_lora", work.shape, work.floor, entrants, results)
+        if name in PACKED:
+            contest(
+                "moe_lora_nf4", work.shape, work.floor, {"ours": block.packed("nf4"), "bf16": block.ours()}, results
+            )
         del block, entrants
         torch.cuda.empty_cache()
 

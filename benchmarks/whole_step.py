@@ -66,7 +66,7 @@ CASES = {
     "step_8b_lora_short": Case("8b", 1, False, (Goal(9_500),)),
     "step_06b_full": Case("0.6b", 4, True, (Goal(80_000, 16),)),
     "step_moe_8_layers": Case("30b-a3b of 8 layers", 4, False, ()),
-    "step_30b_a3b_lora": Case("30b-a3b", 4, False, (Goal(12_000, 70),)),
+    "step_30b_a3b_lora": Case("30b-a3b", 4, False, (Goal(12_000, 70), Goal(10_000, 24))),
 }
 
 

@@ -438,6 +438,8 @@ CHECKS = WIDE | {
         empty,
     )
 }
+FAR = "experts_far", "far_apart", "beyond_2_to_the_31"
+"""Cases over elements of one tensor that lie further apart than 32 bits tell, which on a card take gigabytes each."""
 
 
 if __name__ == "__main__":

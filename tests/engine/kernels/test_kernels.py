@@ -22,39 +22,50 @@ from engine.kernels.logp_entropy import logp_entropy
 from engine.kernels.logp_entropy.launch import wide
 from engine.kernels.norm_rope import _sums, norm_rope
 from engine.kernels.rope import rope
-from tests.engine.kernels.kernel_cases import CHECKS, WIDE
+from tests.engine.kernels.kernel_cases import CHECKS, FAR, WIDE
 
 CASES = Path(__file__).parent / "kernel_cases.py"
 
 
-def run_cases(*parts: list[str], **environment: str) -> None:
-    """The cases of each part in a process of its own, several side by side: most of the time is compilation. All at once
-    would fill a card that other tests are on."""
+def run_cases(*parts: list[str], at_once: int = 10, **environment: str) -> int:
+    """The cases of each part in a process of its own, `at_once` side by side: most of the time is compilation. All at once
+    would fill a card that other tests are on. How many were right."""
 
     def run(names: list[str]) -> subprocess.CompletedProcess[str]:
         told = {**os.environ, **environment}
         return subprocess.run([sys.executable, str(CASES), *names], env=told, text=True, capture_output=True)
 
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 10)) as pool:
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), at_once)) as pool:
         runs = list(pool.map(run, parts))
     said = [(each.stdout, each.stderr) for each in runs]
     bad = [line for out, _ in said for line in out.splitlines() if not line.startswith("ok")]
     assert not any(run.returncode for run in runs), "\n".join(bad) + "".join(err[-2000:] for _, err in said)
-    assert sum(out.count("ok ") for out, _ in said) > 50
+    return sum(out.count("ok ") for out, _ in said)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("", marks=pytest.mark.slow)])
 def test_kernels_match_float64_in_the_interpreter(dtype):
     """The cases of one number format, or those of every one."""
-    run_cases([f"{name}:{dtype}" if dtype and name in WIDE else name for name in CHECKS], TRITON_INTERPRET="1")
+    assert (
+        run_cases([f"{name}:{dtype}" if dtype and name in WIDE else name for name in CHECKS], TRITON_INTERPRET="1") > 50
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_kernels_match_float64_on_the_gpu():
     wide = [f"{name}:{dtype}" for name in WIDE for dtype in ("float32", "bfloat16", "float16")]
-    run_cases(*([name] for name in (*wide, *(name for name in CHECKS if name not in WIDE))), TRITON_INTERPRET="0")
+    once = [name for name in CHECKS if name not in WIDE and name not in FAR]
+    said = run_cases(*([name] for name in (*wide, *once)), TRITON_INTERPRET="0")
+    assert said > 50
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_kernels_reach_elements_2_to_the_31_apart_on_the_gpu():
+    """Each such case takes up to 30 GiB of the card."""
+    assert run_cases(*([name] for name in FAR), at_once=1, TRITON_INTERPRET="0") >= len(FAR)
 
 
 def test_log_probabilities_and_entropy_are_those_of_torch_on_cpu():

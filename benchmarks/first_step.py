@@ -1,0 +1,189 @@
+"""From the launch to the first step and to full speed: real runs of one shape, with the compiler's caches cold and warm.
+
+    python benchmarks/first_step.py [--shape 8b] [--rows ragged] [--steps 24] [--arms default cold warm plain]
+                                    [--results FILE --commit HASH]
+    python benchmarks/first_step.py --shape tiny --steps 6
+
+LoRA, 4 rows a step, cut cross-entropy and checkpointing as `auto` takes them. `ragged` rows have 200 to 2,048 tokens and
+are padded, `packed` ones fill packs of 2,048. Each arm is a process as `workbench train` starts it: `default` leaves every
+choice to `auto`, `plain` compiles nothing, `cold` compiles with empty caches, `warm` once more with the caches of `cold`.
+Told are the seconds from launch to "Training" and to the first step's end, its own seconds, a step's afterwards, and from
+how many steps the compiler's wait is earned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from _arms import SHAPES, UNTIED
+from _figures import Results, result_options
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from engine.builtin import tiny
+from engine.config.files import dump
+from engine.rules import read
+from engine.run.index import open_view
+from engine.run.launch import launch
+from engine.run.store import RunFolder
+
+CARD = torch.cuda.is_available()
+ARMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "plain": {"torch_compile": False},
+    "cold": {"torch_compile": True},
+    "warm": {"torch_compile": True},
+}
+SETTLED = 0.5
+"""The last share of a run's steps, whose median is a step at full speed."""
+
+
+def make_model(folder: Path, name: str) -> None:
+    """A Qwen3 shape with random weights, drawn on the device, and the tokenizer of the built-in model."""
+    large = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
+    small = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512}
+    shape = Qwen3Config(
+        **{**(small if name == "tiny" else large), **SHAPES[name]},
+        tie_word_embeddings=name not in UNTIED,
+        pad_token_id=0,
+    )
+    with torch.device("cuda" if CARD else "cpu"):
+        model = Qwen3ForCausalLM._from_config(shape, dtype=torch.bfloat16 if CARD else torch.float32)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny.folder()).save_pretrained(folder)
+
+
+def make_rows(file: Path, tokens: int, count: int) -> None:
+    """Questions and answers of random digits and letters, which the built-in tokenizer reads about one token each."""
+    draw = random.Random(0)
+    with file.open("w") as out:
+        for _ in range(count):
+            text = "".join(
+                draw.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=draw.randint(tokens // 10, tokens - 60))
+            )
+            out.write(json.dumps({"prompt": "Say it.", "completion": text}) + "\n")
+
+
+def config(place: Path, given: argparse.Namespace, arm: str) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "model": {"name": str(place / "model"), "dtype": "bfloat16" if CARD else "float32"},
+        "adapter": {"kind": "lora", "r": 16},
+        "data": {
+            "train": [{"path": str(place / "rows.jsonl")}],
+            "max_length": given.tokens,
+            "packing": given.rows == "packed",
+        },
+        "optim": {"max_steps": given.steps, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1},
+        "kernels": ARMS[arm],
+        "run": {"save_steps": 1_000_000},
+    }
+
+
+def take(place: Path, given: argparse.Namespace, arm: str) -> dict[str, Any]:
+    """One run to its end; its seconds by name."""
+    found = read(config(place, given, arm)).config
+    begun = time.time()
+    run = launch(dump(found), runs_dir=place / "runs", name=arm, devices="auto", info={})
+    watch = open_view(run)
+    until = time.monotonic() + given.limit
+    while not watch.view.over and time.monotonic() < until:
+        time.sleep(0.2)
+        watch.poll()
+    watch.poll()
+    if watch.view.state != "finished":
+        print(run.log.read_text()[-3000:])
+        raise SystemExit(f"{arm}: the run is {watch.view.state}")
+    return {"arm": arm, **seconds(run, begun)}
+
+
+def seconds(run: RunFolder, begun: float) -> dict[str, Any]:
+    """What the run's own events tell, beside the clock that launched it."""
+    events = [json.loads(line) for line in run.events.read_text().splitlines()]
+    phases = [(event["name"], event["t"]) for event in events if event["kind"] == "phase"]
+    steps = [event for event in events if event["kind"] == "metrics" and "step_seconds" in event]
+    ends = [at for _, at in phases[1:]] + [steps[0]["t"]]
+    last = steps[int(len(steps) * (1 - SETTLED)) :]
+    training = next(at for name, at in phases if name == "Training")
+    rate = sum(event["tokens"] - before["tokens"] for before, event in itertools.pairwise(last))
+    compiled = [
+        entry.get("detail", "")
+        for event in events
+        if event["kind"] == "receipt"
+        for entry in event["entries"]
+        if entry.get("feature") == "torch_compile"
+    ]
+    return {
+        "phases": {name: round(end - at, 1) for (name, at), end in zip(phases, ends, strict=True)},
+        "launch_to_training": training - begun,
+        "launch_to_first_step": steps[0]["t"] - begun,
+        "first_step": steps[0]["step_seconds"],
+        "first_steps": [round(event["step_seconds"], 2) for event in steps[:6]],
+        "step": statistics.median(event["step_seconds"] for event in last),
+        "tokens_per_second": round(rate / max(last[-1]["t"] - last[0]["t"], 1e-9)),
+        "peak_mib": max(event.get("memory_peak", 0) for event in steps) / 2**20,
+        "compiled": compiled[-1] if compiled else "",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="0.6b", choices=[*(name for name in SHAPES if "a3b" not in name)])
+    parser.add_argument("--rows", default="ragged", choices=["ragged", "packed"])
+    parser.add_argument("--arms", nargs="*", default=["default", "plain", "cold", "warm"], choices=list(ARMS))
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--limit", type=float, default=300, help="seconds to wait for a run")
+    result_options(parser)
+    given = parser.parse_args()
+    if given.shape == "tiny":
+        given.tokens = min(given.tokens, 256)
+    results = Results(given, torch.cuda.get_device_name() if CARD else "cpu", "torch", "triton")
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        for name, folder in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+            os.environ[name] = str(place / folder)  # empty at first; what a worker's environment keeps
+        make_model(place / "model", given.shape)
+        if CARD:
+            torch.cuda.empty_cache()
+        make_rows(place / "rows.jsonl", given.tokens, given.steps * 8 + 64)
+        took: dict[str, dict[str, Any]] = {}
+        shape = f"{given.shape} lora {given.rows} 4x{given.tokens}"
+        for arm in given.arms:
+            took[arm] = one = take(place, given, arm)
+            print(json.dumps(one, default=lambda x: round(x, 3)), flush=True)
+            words = {
+                "default": "ours by default",
+                "plain": "ours, plain",
+                "cold": "ours, compiled cold",
+                "warm": "ours, compiled warm",
+            }[arm]
+            for work in ("launch_to_training", "first_step", "launch_to_first_step"):
+                results.add(work, shape, words, ms=[1e3 * one[work]])
+            results.add(
+                "by_default" if arm == "default" else "full_speed",
+                shape,
+                words,
+                ms=[1e3 * one["step"]],
+                peak_mib=one["peak_mib"],
+            )
+        for arm in ("cold", "warm"):
+            if arm in took and "plain" in took and took[arm]["step"] < took["plain"]["step"]:
+                wait = took[arm]["first_step"] - took["plain"]["first_step"]
+                gain = took["plain"]["step"] - took[arm]["step"]
+                print(
+                    f"{shape}, {arm}: {wait:.1f} s of waiting are earned after {wait / gain:.0f} steps of {gain:.3f} s less"
+                )
+
+
+if __name__ == "__main__":
+    main()
