@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "stepwise_supervision": ("prompt", "completions", "labels", "tools"),
     "distill": ("input_ids", "target_token_ids", "target_logprobs", "labels"),
     "embedding": ("anchor", "positive", "negative", "score"),
-    "prompts": ("prompt", "answer", "input", "tools"),
+    "prompts": ("prompt", "answer", "input", "tools", "images"),
     "tokens": ("input_ids", "labels"),
     "multimodal_pretrain": ("text", "images", "input_ids", "labels", "attention_mask", "_mm_text"),
     "synthetic": (),

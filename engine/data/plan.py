@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.config.files import scheme_of
 from engine.config.kinds import BUILTIN_ROWS, LANGUAGE_FORMATS, NEEDS, SYNTHETIC, example_row
-from engine.config.method import METHODS, learns_from_images
+from engine.config.method import METHODS, learns_from_images, seeing_methods
 from engine.config.tree import RunConfig
 from engine.data.detect import Detection, detect
 from engine.data.formats import read_example
@@ -102,7 +102,7 @@ class Plan:
     """Fingerprint and warnings of the data, once a preview has told them: they are the same for each of its rows."""
 
     def example(self, number: int, index: int) -> tuple[Example, Row]:
-        """What a row says, its images as references, and the row itself. Raises `WorkbenchError` without its place."""
+        """What a row says, its images as references, and the row without their column. Raises `WorkbenchError` without its place."""
         source = self.sources[number]
         row = source.rows[index]
         example = read_example(row, source.detection.format or "", source.detection.columns)
@@ -110,13 +110,15 @@ class Plan:
             if not learns_from_images(self.method):
                 raise FormatError(
                     f"the row has images, which method {self.method} does not learn from yet",
-                    "Choose method sft, dpo or kto, or rows of text.",
+                    f"Choose method {seeing_methods(self.method)}, or rows of text.",
                 )
             if self.packing:
                 raise FormatError(
                     "the row has images, and rows with images are not packed", "Set data.packing to false."
                 )
             example.images = references(example.images, folder_of(source.path, self.image_base_dir))
+            column = source.detection.columns.get("images", "images")
+            row = {name: value for name, value in row.items() if name != column}
         return example, row
 
     def refuse_changed(self) -> None:

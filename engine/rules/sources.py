@@ -9,7 +9,8 @@ from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
 from engine.config.kinds import SYNTHETIC, TOKENS
-from engine.config.method import learns_from_images
+from engine.config.method import learns_from_images, seeing_methods
+from engine.config.reward_specs import SEES_NOT, BadReward, reward_spec
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -62,8 +63,25 @@ def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:
 def rows_with_images_need_a_method_that_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if not learns_from_images(config.method.kind):
         for path, seen in _with_images(config, facts):
-            todo = f"{config.method.kind} does not learn from images: take sft, dpo or kto, or rows of text."
+            others = seeing_methods(config.method.kind)
+            todo = f"{config.method.kind} does not learn from images: take {others}, or rows of text."
             yield must(path, "rows without images", seen, todo)
+
+
+@rule(reads=(*_PLACES, fields.method.kind, fields.method.reward_funcs))
+def rows_with_images_are_not_scored_by_models(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.method.reward_funcs
+    named = spec.value(config) if spec.applies(config) else []
+    for place, text in enumerate(named):
+        if _is_model(text) and (seen := next(_with_images(config, facts), None)) is not None:
+            yield must(f"{spec.path}.{place}", f"a function or a built-in reward beside {seen[1]}", text, SEES_NOT)
+
+
+def _is_model(reward: str) -> bool:
+    try:
+        return reward_spec(reward).kind == "model"
+    except BadReward:
+        return False  # which a rule of its own says
 
 
 @rule(reads=_PLACES)

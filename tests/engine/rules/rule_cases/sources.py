@@ -47,6 +47,15 @@ CASES: dict[str, list[Case]] = {
     ],
     "rows-with-images-need-a-method-that-reads-them": [
         ({"method.kind": "orpo", **entry()}, source(images="line 4"), "data.train.0.path", "error"),
+        ({"method.kind": "ppo", **entry()}, source(images="line 4"), "data.train.0.path", "error"),
+    ],
+    "rows-with-images-are-not-scored-by-models": [
+        (
+            {"method.kind": "grpo", "method.reward_funcs": ["length:4", "0.5 * model:org/judge"], **entry()},
+            source(images="line 4"),
+            "method.reward_funcs.1",
+            "error",
+        ),
     ],
     "rows-with-images-need-their-reference-at-hand": [
         (
