@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from engine.errors import RunNotFound, WorkbenchError, visible
-from engine.figures import progress
+from engine.figures import doing
 from engine.run import control, proposals, silence, stack, stopping, store
 from engine.run.ending import End, card, end_of
 from engine.run.evaluations import FILE
@@ -251,7 +251,7 @@ class MonitorPart(Part):
         """`[step, seconds left, phase, what was asked, whether the rows must be accepted, whether the run is silent, the run that
         was started in its place]`: what changes with every look."""
         state = view.progress
-        phase = f"{state.get('what') or view.phase} {progress(state)}" if state else view.phase
+        phase = doing(state, view.phase) if state else view.phase
         eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
         if view.silent_seconds is not None:
             phase, eta = silence.words(view.silent_seconds), None

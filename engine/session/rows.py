@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config.files import absolute
 from engine.config.tree import fields
 from engine.errors import Cancelled, WorkbenchError
-from engine.figures import count, percent, progress
+from engine.figures import count, doing, percent
 from engine.session.collector import Ask
 from engine.session.draft import Draft
 
@@ -57,7 +57,7 @@ class RowQuestion:
         words = self.progress.removesuffix(" …")
 
         def on_progress(state: dict[str, Any]) -> None:
-            self.progress = f"{state.get('what', words)}: {progress(state)}"
+            self.progress = doing(state, words)
             self._wake()
 
         base, asked = self.draft.base, {"rows": self.wanted, "count": count, "split": split}
