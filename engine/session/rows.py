@@ -121,6 +121,26 @@ def trained_words(row: Mapping[str, Any]) -> str:
     return f"{length_words(row)}, {count(trained)} trained{share}"
 
 
+def of_prompts(draft: Draft) -> bool:
+    """The rows are prompts: nothing in them is trained."""
+    return type(draft.config.method).rows == "prompts"
+
+
+def head_words(draft: Draft, found: Mapping[str, Any], row: Mapping[str, Any] | None, at: int) -> list[str]:
+    """What stands above row `at` of an answer `found`: its place, the method, its tokens, the cut, the template."""
+    total = found.get("total")
+    kind = "Pack" if row and row.get("documents") else "Row"
+    parts = [f"{kind} {count(at)}" + (f" of {count(total)}" if total else ""), draft.config.method.kind.upper()]
+    if row:
+        prompt = f"{count(len(tokens_of(row)))} tokens of prompt, the model answers itself"
+        parts.append(prompt if of_prompts(draft) else trained_words(row))
+        if row.get("truncated"):
+            parts.append(f"cut at {count(draft.config.data.max_length)}")
+        if template := found.get("template"):
+            parts.append("its own template" if "tokenizer" in template else f"template {template}")
+    return parts
+
+
 def image_words(image: Mapping[str, Any]) -> str:
     """`cat.png: 640 x 480 pixels, seen as 616 x 476, 374 tokens from token 5 on`."""
     size = f"{count(image['width'])} x {count(image['height'])} pixels"
