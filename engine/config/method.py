@@ -49,7 +49,7 @@ class Pretrain(CrossEntropy):
     kind: Annotated[Literal["pretrain"], Kind] = "pretrain"
     called: ClassVar[str] = "pretraining"
     words: ClassVar[str] = "pretraining: read plain text"
-    formats: ClassVar[tuple[str, ...]] = ("text", "tokens", "multimodal_pretrain")
+    formats: ClassVar[tuple[str, ...]] = ("text", "tokens", "synthetic", "multimodal_pretrain")
     rows: ClassVar[Rows] = "language"
     lora_rate: ClassVar[float] = 1e-4
     full_rate: ClassVar[float] = 5e-5

@@ -15,6 +15,7 @@ from engine.data.embedding_rows import NEGATIVE, ONLY_SCORED, SCORE, is_meaning,
 from engine.data.labelled_rows import is_rated, read_rated, read_steps
 from engine.data.parts import (
     IMAGE,
+    Drawn,
     Example,
     FormatError,
     Message,
@@ -164,6 +165,10 @@ def _read_text(row: Row, columns: Mapping[str, str]) -> Example:
 def _read_tokens(row: Row, columns: Mapping[str, str]) -> Example:
     ids, labels = ids_of(row, columns)
     return Example("tokens", input_ids=ids, labels=labels)
+
+
+def _read_drawn(row: Row, columns: Mapping[str, str]) -> Example:
+    return Example("synthetic", drawn=Drawn(row["tokens"], row["seed"]), label=row["label"])
 
 
 def _read_seen(row: Row, columns: Mapping[str, str]) -> Example:
@@ -406,5 +411,12 @@ FORMATS: dict[str, Format] = {
             _read_prompt,
         ),
         Format("text", "plain text", {"text": ("text", "content", "document"), "images?": ("images",)}, _read_text),
+        Format(
+            "synthetic",
+            "tokens drawn by chance",
+            {},
+            _read_drawn,
+            lambda row, columns: False,
+        ),
     )
 }

@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.config.files import scheme_of
-from engine.config.kinds import BUILTIN_ROWS, LANGUAGE_FORMATS, NEEDS, example_row
+from engine.config.kinds import BUILTIN_ROWS, LANGUAGE_FORMATS, NEEDS, SYNTHETIC, example_row
 from engine.config.method import METHODS, learns_from_images
 from engine.config.tree import RunConfig
 from engine.data.cache_entries import Progress
@@ -240,9 +240,9 @@ def open_source(
 ) -> Source:
     """Open one entry and tell its format. Raises `DataError` for one that cannot be used."""
     stamp = stamp_of(entry.path)
-    rows = source_rows(entry.path, entry.split, split, seed, on_progress)
+    rows = source_rows(entry.path, entry.split, split, seed, on_progress, entry.model_dump())
     columns = columns_of(entry.columns, entry.properties, entry.roles)
-    detection = detect(rows, columns, entry.format)
+    detection = detect(rows, columns, "synthetic" if entry.path == SYNTHETIC else entry.format)
     refuse_problems(entry.path, detection, on_bad_row)
     return Source(entry.path, rows, detection, entry.weight, entry.rows, entry.split, stamp)
 
@@ -269,13 +269,16 @@ def source_rows(
     split: str = "train",
     seed: int = 0,
     on_progress: Progress | None = None,
+    source: Mapping[str, Any] | None = None,
 ) -> Rows:
-    """Rows of a file, here or elsewhere, a saved data set, a built-in one, or a data set on the hub."""
+    """Rows of a file, here or elsewhere, a saved data set, a built-in one, which `source` may give its size, or a data set on
+    the hub."""
     if path in BUILTIN_ROWS:
         from engine.builtin import GENERATED
 
         wanted = given_split or ("train" if split == "train" else "eval")
-        return ListRows(path, GENERATED[path].rows(wanted, seed, None))
+        made = GENERATED[path].of(source or {}, wanted, seed)
+        return ListRows(path, made, content=repr(made) if GENERATED[path].sized else "")
     if path.startswith("builtin/"):
         raise DataError(f"no such built-in data set; there are {' and '.join(BUILTIN_ROWS)}", path=visible(path))
     if scheme_of(path):
@@ -298,12 +301,14 @@ def source_rows(
 
 
 class ListRows(Rows):
-    """Rows that are already here: generated ones."""
+    """Rows that are already here, or made as they are asked for: generated ones."""
 
     kind = "generated"
 
-    def __init__(self, path: str, rows: list[Any]) -> None:
+    def __init__(self, path: str, rows: Sequence[Any], content: str = "") -> None:
         self.path, self._rows = path, rows
+        self.content = content
+        """All that decides which rows these are, where that can be told without reading them."""
 
     @property
     def length(self) -> int | None:
@@ -320,7 +325,7 @@ class ListRows(Rows):
         return self._rows[index]
 
     def first(self, count: int) -> list[Row]:
-        return self._rows[:count]
+        return list(self._rows[:count])
 
     def error(self, index: int, message: str, hint: str = "") -> DataError:
         return DataError(f"row {index}: {message}", hint, path=self.path)

@@ -81,6 +81,7 @@ class Tokens:
             else None
         )
         self._flaws: list[str] = []
+        self._vocabulary: list[int] | None = None
         self._ends = tuple(token for token in map(str, self.tokenizer.added_tokens_encoder) if token.strip())
 
     @property
@@ -107,6 +108,9 @@ class Tokens:
     def _piece(self, example: Example, rendered: Rendered | MaskError | None) -> Piece:
         if example.kind == "tokens":
             return Piece("", [], False, ready=self._given(example))
+        if example.drawn is not None:
+            ids = example.drawn.ids(self._words())
+            return Piece("", [], False, ready={"input_ids": ids, "labels": list(ids)})
         if example.kind == "text":
             text = self._closed(self._with_tokens(example, example.text))
             # An end mark alone teaches to write nothing.
@@ -139,7 +143,7 @@ class Tokens:
 
     def conversation(self, example: Example) -> Conversation | None:
         """What the chat template is asked for an example; None where it is not asked."""
-        if self.chat is None or example.kind in ("tokens", "text"):
+        if self.chat is None or example.kind in ("tokens", "text", "synthetic"):
             return None
         return self._conversation(example)
 
@@ -244,6 +248,11 @@ class Tokens:
         the columns of its images, which stand in the prompt. Raises `MaskError`, and `DataError` for an image."""
         prompt, tools = example.prompt, example.tools
         self._flaws = []
+        if example.drawn is not None:
+            asked = example.drawn.tokens // 2
+            said = example.drawn.tokens - asked
+            parts = [example.drawn.ids(self._words(), 1 + part, said) for part in range(len(answers))]
+            return example.drawn.ids(self._words(), 0, asked), parts, {}
         if isinstance(prompt, str) and self.chat is not None:
             told = with_image_parts(prompt) if example.images else prompt
             prompt = [{"role": "user", "content": told}]
@@ -356,6 +365,13 @@ class Tokens:
                 "Name one with model.chat_template: chatml, llama3, plain, or a Jinja file.",
             )
         return self.chat
+
+    def _words(self) -> list[int]:
+        """The vocabulary without its special tokens, which mean something to a model."""
+        if self._vocabulary is None:
+            special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+            self._vocabulary = [token for token in range(len(self.tokenizer)) if token not in special]
+        return self._vocabulary
 
     def _closed(self, text: str) -> str:
         eos = self.tokenizer.eos_token or ""

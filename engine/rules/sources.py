@@ -8,6 +8,7 @@ from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
 from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
+from engine.config.kinds import SYNTHETIC, TOKENS
 from engine.config.method import learns_from_images
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
@@ -39,7 +40,10 @@ def columns_name_parts_of_a_row(config: RunConfig, facts: Facts) -> Iterator[Fin
                 rows = f"a row of the format {form}" if form in PARTS else "a row"
                 close = nearest(part, known, cutoff=0.7)
                 todo = f"Did you mean {close}?" if close else f"Parts are {', '.join(known)}."
-                todo += f" It is written as `part: column`, as in `{known[0]}: name_of_the_column`."
+                if known:
+                    todo += f" It is written as `part: column`, as in `{known[0]}: name_of_the_column`."
+                else:
+                    todo = "They have no columns."
                 yield must(f"{path}.columns.{part}", f"a part of {rows}", part, todo)
 
 
@@ -151,6 +155,47 @@ def pixel_limits_leave_room(config: RunConfig, facts: Facts) -> Iterator[Finding
         path = fields.data.min_pixels.path
         fix = Fix("leave it to the processor", unset=(path,))
         yield must(path, f"at most {most:,}, which is data.max_pixels", least, "No image lies between them.", fix=fix)
+
+
+@rule(reads=(*_PLACES, fields.data.max_length, fields.data.excess_length))
+def synthetic_rows_are_drawn_in_the_size_that_is_said(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """`tokens` and `min_tokens` belong to synthetic rows, which come from nowhere else, and fit into `max_length`."""
+    for spec in _PLACES:
+        for index, entry in enumerate(spec.value(config)):
+            path, drawn = f"{spec.path}.{index}", entry.path == SYNTHETIC
+            if drawn and entry.format not in (None, "synthetic"):
+                fix = Fix("leave it out", unset=(f"{path}.format",))
+                yield must(
+                    f"{path}.format", f"synthetic for {SYNTHETIC}", entry.format, "Its rows are tokens alone.", fix=fix
+                )
+            if not drawn and entry.format == "synthetic":
+                fix = Fix("detect the format", unset=(f"{path}.format",))
+                todo = f"Synthetic rows are drawn: take the path {SYNTHETIC}."
+                yield must(f"{path}.path", f"{SYNTHETIC} with format: synthetic", entry.path, todo, fix=fix)
+                continue
+            for name in ("tokens", "min_tokens"):
+                if not drawn and (value := getattr(entry, name)) is not None:
+                    fix = Fix("leave it out", unset=(f"{path}.{name}",))
+                    todo = "Other rows have the tokens that they have; data.max_length bounds them."
+                    yield must(f"{path}.{name}", f"left out for rows other than {SYNTHETIC}", value, todo, fix=fix)
+            if not drawn:
+                continue
+            most, least = entry.tokens or TOKENS, entry.min_tokens
+            if least is not None and least > most:
+                fix = Fix("all rows of one length", unset=(f"{path}.min_tokens",))
+                yield must(
+                    f"{path}.min_tokens",
+                    f"at most {most:,}, which is tokens",
+                    least,
+                    "No length lies between.",
+                    fix=fix,
+                )
+            if most > config.data.max_length and config.data.excess_length == "error":
+                fix = Fix("rows as long as they may be", {f"{path}.tokens": config.data.max_length})
+                todo = "Longer rows are refused, as data.excess_length says."
+                said = most if entry.tokens else f"{most:,}, which an empty one means"
+                limit = f"at most {config.data.max_length:,}, which is data.max_length"
+                yield must(f"{path}.tokens", limit, said, todo, fix=fix)
 
 
 @rule(reads=_PLACES)
