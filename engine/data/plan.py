@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from engine.config.files import scheme_of
 from engine.config.kinds import BUILTIN_ROWS, LANGUAGE_FORMATS, NEEDS, SYNTHETIC, example_row
 from engine.config.method import METHODS, learns_from_images, seeing_methods
 from engine.config.tree import RunConfig
+from engine.data.cache_entries import Progress
 from engine.data.detect import Detection, detect
 from engine.data.formats import read_example
 from engine.data.image_references import folder_of, references
@@ -27,8 +28,6 @@ from engine.data.parts import Example, FormatError, columns_of
 from engine.data.rows import open_rows, refuse_special
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is done, how much of it, and of how much; may raise `Cancelled`."""
 _AGAIN = "Start again once nothing writes to it."
 TEMPLATES = Path(__file__).parent / "templates"
 
