@@ -77,7 +77,7 @@ class Kernels(Section):
     torch_compile: Annotated[bool | Auto, Title("Compile"), Expert, Source("torch.compile")] = "auto"
     """Let torch compile each decoder layer. The first batch waits for it, seconds on a GPU and a minute or more on a CPU; all
     others are computed faster. Checkpoints are made inside, and LoRA's products of one input are taken together. `auto`
-    compiles where there are options for it, and on a GPU where the run has 100 steps or more of packed rows, or 1,000 batches
+    compiles where there are options for it, and on a GPU where the run has 60 steps or more of packed rows, or 500 batches
     of padded ones, which are compiled for any length at once; unless another setting breaks the layers' graphs. Should
     compiling fail, the run goes on without. The receipt says why. On a CPU `auto` leaves it off."""
 

@@ -62,9 +62,9 @@ def test_a_short_run_does_not_wait_for_the_compiler() -> None:
 @pytest.mark.parametrize(
     ("settings", "on", "word"),
     [
-        ({"optim.max_steps": EARNS_PADDED}, True, "1,000 steps"),
-        ({"optim.max_steps": EARNS_PADDED - 1}, False, "999 batches of many lengths"),
-        ({"optim.max_steps": EARNS_PADDED // 4, "optim.gradient_accumulation_steps": 4}, True, "250 steps"),
+        ({"optim.max_steps": EARNS_PADDED}, True, "500 steps"),
+        ({"optim.max_steps": EARNS_PADDED - 1}, False, "499 batches of many lengths"),
+        ({"optim.max_steps": EARNS_PADDED // 4, "optim.gradient_accumulation_steps": 4}, True, "125 steps"),
         ({"optim.max_steps": EARNS - 1, "optim.gradient_accumulation_steps": 64}, False, "too few"),
         ({"optim.max_steps": None}, False, "not known yet"),
         ({"optim.max_steps": EARNS_PADDED, "method.kind": "dpo"}, True, "H100"),
