@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "data.train": [{"path": "builtin/dates"}],
     "optim.max_steps": STEPS,
     "optim.per_device_train_batch_size": 2,
+    "optim.gradient_accumulation_steps": 1,
     "run.save_steps": 4,
     "run.logging_steps": 1,
 }
@@ -73,6 +74,10 @@ def ended(run: RunFolder) -> dict[str, Any]:
 def events(run: RunFolder, *kinds: str) -> list[dict[str, Any]]:
     lines = run.events.read_text().splitlines() if run.events.exists() else []
     return [event for event in map(json.loads, lines) if event["kind"] in kinds]
+
+
+def saved(run: RunFolder) -> bool:
+    return any(event["state"] == "committed" for event in events(run, "checkpoint"))
 
 
 def losses(run: RunFolder) -> dict[int, float]:
@@ -128,7 +133,7 @@ def test_two_nodes_train_as_one_process(whole: RunFolder, root: Path) -> None:
 def test_an_agent_that_dies_ends_all_and_the_run_goes_on(whole: RunFolder, root: Path) -> None:
     run = start(root)
     member.join(run, 1)
-    wait(lambda: events(run, "checkpoint"))
+    wait(lambda: saved(run))
     said = nodes.said_by(run, 1)
     agent = identity_from(said["worker"])
     assert agent is not None
@@ -147,7 +152,7 @@ def test_an_agent_that_dies_ends_all_and_the_run_goes_on(whole: RunFolder, root:
 def test_a_rank_that_dies_on_the_second_node_is_named(root: Path) -> None:
     run = start(root, run__max_restarts=1)
     member.join(run, 1)
-    wait(lambda: events(run, "checkpoint"))
+    wait(lambda: saved(run))
     other = next(pid for pid in ranks(run) if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     os.kill(other, signal.SIGKILL)
     assert ended(run)["state"] == "finished"
@@ -158,7 +163,7 @@ def test_a_rank_that_dies_on_the_second_node_is_named(root: Path) -> None:
 def test_a_node_that_vanishes_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(root, optim__max_steps=5000)
     member.join(run, 1)
-    wait(lambda: events(run, "checkpoint"))
+    wait(lambda: saved(run))
     said = nodes.said_by(run, 1)
     mine = [identity_from(said), identity_from(said["worker"])]
     of_it = [pid for pid in ranks(run) if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
