@@ -20,6 +20,7 @@ from engine.run.from_config import launch_config
 from engine.run.nodes import Rendezvous
 from engine.run.process import host, identity_from, send
 from engine.run.store import ENDED, RunFolder
+from tests import warm
 
 pytestmark = pytest.mark.slow
 STEPS = 40
@@ -203,3 +204,15 @@ def test_nodes_that_do_not_come_or_fit(root: Path) -> None:
         assert told["state"] == "failed"
         assert words in told["message"], told["message"]
         assert not events(run, "phase")
+
+
+def test_a_node_with_another_config_is_refused_by_name(root: Path, tmp_path: Path) -> None:
+    run = start(root)
+    address = run.read_json()["rendezvous"]["endpoint"]
+    (tmp_path / "other.yaml").write_text(json.dumps(nested({**SETTINGS, "optim.learning_rate": 0.5})))
+    place = ("--nodes", "2", "--node-rank", "1", "--rdzv-endpoint", address, "--rdzv-timeout", "60")
+    done = warm.command("train", "other.yaml", *place, "--runs", str(root), "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    words = "its optim.learning_rate is 0.5, that of node 0 is "
+    assert words in json.loads(done.stdout)["error"]["message"]
+    assert f"node 1 ({host()}): {words}" in ended(run)["message"]
