@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
+from engine.kernels.experts.packed import PackedExperts
+
 WARM = 3
 """Steps of an arm before its times count."""
 CARD = torch.cuda.is_available()
@@ -113,7 +115,9 @@ class Arm:
         model = self.trainer.model
         weights = {
             each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
-            for each in (*model.parameters(), *model.buffers())
+            for weight in (*model.parameters(), *model.buffers())
+            for each in (weight.held if isinstance(weight, PackedExperts) else (weight,))
+            if each is not None
         }
         states = self.trainer.optimizer.state.values() if self.trainer.optimizer is not None else ()
         held = sum(value.nbytes for state in states for value in state.values() if isinstance(value, torch.Tensor))

@@ -65,8 +65,6 @@ WORKS = {
     "many": Work(256, 2048, 512, 8, 4096),
     "gptoss": Work(32, 2880, 2880, 4, 4096),
 }
-PACKED = "even", "long", "gptoss"
-"""Works that are measured over experts held in four bits too."""
 
 
 class Block:
@@ -222,6 +220,7 @@ def agreeing(block: Block, entrants: dict[str, Step]) -> dict[str, Step]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("works", nargs="*", default=list(WORKS))
+    parser.add_argument("--packed", action="store_true", help="experts held in four bits beside 16 bits, and no peers")
     parser.add_argument("--unchecked", action="store_true", help="the accuracy cases have passed just now")
     result_options(parser)
     options = parser.parse_args()
@@ -231,6 +230,10 @@ def main() -> None:
     for name in options.works:
         work = WORKS[name]
         block = Block(work)
+        if options.packed:
+            pair = {"ours": block.packed("nf4"), "ours over 16 bits": block.ours()}
+            contest("moe_lora_nf4", work.shape, work.floor, pair, results)
+            continue
         entrants = {
             "ours": block.ours(),
             "grouped_mm + split LoRA": block.split(False),
@@ -242,10 +245,6 @@ def main() -> None:
         if name in ("even", "skewed", "long"):
             entrants["transformers grouped_mm + peft"] = block.peft()
         contest("moe_lora", work.shape, work.floor, entrants, results)
-        if name in PACKED:
-            contest(
-                "moe_lora_nf4", work.shape, work.floor, {"ours": block.packed("nf4"), "bf16": block.ours()}, results
-            )
         del block, entrants
         torch.cuda.empty_cache()
 

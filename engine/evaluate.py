@@ -7,15 +7,20 @@ trainer before it takes them up: the model with which training began.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import WorkbenchError, visible
 from engine.run import checkpoint, inside
-from engine.run.evaluations import NOT_MEASURED
+from engine.run.evaluations import INSTALL, NOT_MEASURED
 from engine.run.store import RunFolder
 from engine.run.task import Message, Report, Send, serve
+
+TASK_ROWS = 8
+"""Requests of a task that are computed together."""
 
 if TYPE_CHECKING:
     from engine.config.tree import RunConfig
@@ -29,6 +34,8 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
     number null where it is not finite. Raises WorkbenchError."""
     begun = time.monotonic()
     run = RunFolder(asked["run"])
+    if asked.get("tasks"):
+        return {**_by_tasks(run, asked, report), "seconds": round(time.monotonic() - begun, 3)}
     found = run.checkpoints / f"checkpoint-{asked['step']}"
     report("Reading the checkpoint", 0, 1)
     if reason := checkpoint.problem_with(found, hashes=True):
@@ -92,6 +99,69 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
         "base": before,
         "seconds": round(time.monotonic() - begun, 3),
     }
+
+
+def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
+    """What `answer` tells, by the scores of lm-evaluation-harness: `task/metric`, the base beside the checkpoint."""
+    report("Loading the libraries", 0, 1)
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks._yaml_loader import load_yaml
+    except ImportError as problem:
+        raise WorkbenchError(f"--tasks: lm-evaluation-harness cannot be imported here: {problem}.", INSTALL) from None
+    from engine.chat.models import load_sides
+    from engine.config.method import METHODS
+
+    step, name = asked["step"], f"checkpoint-{asked['step']}"
+    wanted = [{"title": "base", "run": str(run.path), "checkpoint": None}] if asked["base"] else []
+    wanted.append({"title": name, "run": str(run.path), "checkpoint": step})
+    sides = load_sides(wanted, lambda what: report(what, 0, 1))
+    method = sides[-1].config.method.kind
+    if METHODS[method].head != "vocabulary":
+        raise WorkbenchError(f"--tasks: must be for a model that writes text; {method} trains one that does not.")
+    scores: dict[str, dict[str, float | None]] = {}
+    rows: dict[str, int] = {}
+    for side in sides:
+        scores[side.title] = {}
+        with side.active() as model:
+            harness = HFLM(pretrained=model, tokenizer=side.tokenizer, batch_size=TASK_ROWS, max_length=side.positions)
+            for place in map(Path, asked["tasks"]):
+                report(f"Measuring {side.title} by {visible(place.name)}", 0, 1)
+                # Files that a task names lie beside it; what is wrong with it is told in the harness's words.
+                with contextlib.chdir(place.parent):
+                    try:
+                        task = {"task": place.stem, **load_yaml(place.name)}
+                        found = simple_evaluate(
+                            harness, tasks=[task], bootstrap_iters=0, log_samples=False, random_seed=0
+                        )
+                    except Exception as problem:
+                        why = next(iter(str(problem).splitlines()), "") or type(problem).__name__
+                        raise WorkbenchError(f"--tasks: {visible(str(place))} cannot be measured: {why}") from problem
+                for each, numbers in found["results"].items():
+                    rows[each] = found["n-samples"][each]["effective"]
+                    scores[side.title] |= _scores(each, numbers)
+    return {
+        "checkpoint": name,
+        "step": step,
+        "method": method,
+        "rows": sum(rows.values()),
+        "data": ", ".join(asked["tasks"]),
+        "fingerprint": None,
+        "metrics": scores[name],
+        "base": scores.get("base"),
+    }
+
+
+def _scores(task: str, numbers: Message) -> dict[str, float | None]:
+    """The harness's scores of one task by `task/metric`, a filter's name behind it; None where one is not finite."""
+    found: dict[str, float | None] = {}
+    for key, value in numbers.items():
+        metric, _, by = key.partition(",")
+        if isinstance(value, int | float) and "_stderr" not in metric and by:
+            named = f"{task}/{metric}" + ("" if by == "none" else f" ({by})")
+            found[named] = float(value) if math.isfinite(value) else None
+    return found
 
 
 def _config(run: RunFolder, data: str | None) -> RunConfig:

@@ -103,8 +103,9 @@ def size_of(used: float, total: float, between: str = " of ", places: int = 1) -
     return f"{used / scale:.1f}{between}{total / scale:.{places}f} {unit}"
 
 
-IN_BYTES = ("reading", "fetching")
-"""What is counted in bytes while rows are prepared; all else is in rows."""
+def unit_of(what: str) -> str:
+    """What is counted while rows are prepared: bytes where they are read or fetched, here or by another process."""
+    return "bytes" if what.rstrip(")").endswith(("reading", "fetching")) else "rows"
 
 
 def progress(state: Mapping[str, Any]) -> str:
@@ -112,3 +113,9 @@ def progress(state: Mapping[str, Any]) -> str:
     show = size if state.get("unit") in ("bytes", "B") else count
     done, total = state.get("done"), state.get("total")
     return show(done or 0) + (f" of {show(total)}" if total else "")
+
+
+def doing(state: Mapping[str, Any], what: str = "") -> str:
+    """What is done, else `what`, and how far it is where something is counted: tokenizing: 1,200 of 24,000."""
+    named = str(state.get("what") or what)
+    return f"{named}: {progress(state)}" if state.get("done") or state.get("total") else named

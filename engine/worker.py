@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.errors import Cancelled, Diverged, Redacting, WorkbenchError, redact, visible
-from engine.figures import IN_BYTES
+from engine.figures import unit_of
 from engine.run import checkpoint, inside, proposals, stack
 from engine.run.async_writer import LateWriter
 from engine.run.control import STOPS, Controls
@@ -550,7 +550,7 @@ class _Speaker:
         now = time.monotonic()
         if now >= self._next or 0 < total <= done:
             self._next = now + PROGRESS_SECONDS
-            self.write("progress", what=what, done=done, total=total, unit="bytes" if what in IN_BYTES else "rows")
+            self.write("progress", what=what, done=done, total=total, unit=unit_of(what))
 
 
 if __name__ == "__main__":

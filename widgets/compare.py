@@ -1,4 +1,4 @@
-"""`Compare(run, run)`: two to four runs laid beside each other, also runs that go on: curves, settings, answers.
+"""`Compare(run, run)`: two to eight runs laid beside each other, also runs that go on: curves, settings, answers.
 
 The curves come as a monitor's do, run by run; what differs is told here, and travels only when it changed.
 """
@@ -128,7 +128,7 @@ def _answer(answer: Mapping[str, Any] | None) -> list[Any] | None:
 
 
 class Compare(Face):
-    """Two to four runs side by side: by their names, their folders, or as RunFolders. They may still be going."""
+    """Two to eight runs side by side: by their names, their folders, or as RunFolders. They may still be going."""
 
     _esm = bundle("compare", entry="compareFace")
     _css = style()

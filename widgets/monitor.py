@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from engine.errors import RunNotFound, WorkbenchError, visible
-from engine.figures import progress
+from engine.figures import doing
 from engine.run import control, proposals, silence, stack, stopping, store
 from engine.run.ending import End, card, end_of
 from engine.run.evaluations import FILE
@@ -48,6 +48,8 @@ PAUSE_SECONDS, GROUPS_SECONDS = 0.25, 2.0
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 Run = Annotated[str, Field(max_length=400)]
+Forms = Annotated[Sequence[Annotated[str, Field(max_length=40)]], Field(max_length=8)]
+Quant = Annotated[str, Field(max_length=40)]
 Told = TypeVar("Told")
 
 
@@ -191,10 +193,10 @@ class MonitorPart(Part):
         return {}
 
     @verb
-    def export(self, *, run: Run) -> dict[str, Any]:
-        """Take the whole model along, into a folder beside the notebook."""
+    def export(self, *, run: Run, forms: Forms = ("safetensors",), quant: Quant = "F16") -> dict[str, Any]:
+        """Take the model along in these forms, into a folder beside the notebook; `quant` is a GGUF's number format."""
         folder = self.folder(run)
-        self._jobs.take_along(run, folder, "safetensors", Path.cwd() / f"{folder.id}-export")
+        self._jobs.take_along(run, folder, forms, quant, Path.cwd() / f"{folder.id}-export")
         return {}
 
     @verb
@@ -251,7 +253,7 @@ class MonitorPart(Part):
         """`[step, seconds left, phase, what was asked, whether the rows must be accepted, whether the run is silent, the run that
         was started in its place]`: what changes with every look."""
         state = view.progress
-        phase = f"{state.get('what') or view.phase} {progress(state)}" if state else view.phase
+        phase = doing(state, view.phase) if state else view.phase
         eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
         if view.silent_seconds is not None:
             phase, eta = silence.words(view.silent_seconds), None

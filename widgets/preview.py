@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -95,7 +95,8 @@ class PreviewPart(Part):
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-rows")
         seed = self.draft.config.run.seed
-        self._raw = self._pool.submit(raw_rows, place_of(source.path, base), source.split or split, seed, row, count)
+        told = source.model_dump() | {"path": place_of(source.path, base), "split": source.split or split}
+        self._raw = self._pool.submit(raw_rows, told, seed, row, count)
 
     def _give_up(self) -> None:
         self._question.cancel()
@@ -159,12 +160,13 @@ def _about(found: dict[str, Any]) -> str:
     return visible(f"{total}, {found['method']}, {template}")
 
 
-def raw_rows(path: str, split: str, seed: int, start: int, count: int) -> list[dict[str, Any]]:
+def raw_rows(source: Mapping[str, Any], seed: int, start: int, count: int) -> list[dict[str, Any]]:
     """Rows as they stand in a text file or the built-in data; nothing for what only the inspector can read."""
+    path, split = source["path"], source["split"]
     if path in BUILTIN_ROWS:
         from engine.builtin import GENERATED
 
-        made = GENERATED[path].rows("train" if split == "train" else "eval", seed, start + count)[start:]
+        made = GENERATED[path].of(source, "train" if split == "train" else "eval", seed, start + count)[start:]
         return [_raw(start + at, json.dumps(row, ensure_ascii=False)) for at, row in enumerate(made)]
     place = Path(path)
     if not place.is_file() or {".parquet", ".arrow"} & set(place.suffixes):

@@ -6,14 +6,14 @@ It runs beside the kernel's own thread; what became of it is one line that the m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError
-from engine.export.places import FORMS, places, refuse_existing
+from engine.export.places import FORMS, K_QUANTS, QUANTS, places, refuse_existing
 from engine.export.process import Export, part_words, request
 from engine.figures import progress
 from engine.resume import resume
@@ -88,14 +88,19 @@ class RunJobs:
 
         self._start(name, job, work)
 
-    def take_along(self, name: str, run: RunFolder, form: str, folder: Path) -> None:
-        """One form of the model into a folder. Raises WorkbenchError where something is there."""
-        if form not in FORMS:
-            raise WorkbenchError(f"form: must be one of {', '.join(FORMS)}; got {shown(form, 40)}.")
-        where = places(run, [form], folder)
+    def take_along(self, name: str, run: RunFolder, forms: Sequence[str], quant: str, folder: Path) -> None:
+        """The model in these forms into a folder. Raises WorkbenchError where something is there."""
+        if not forms:
+            raise WorkbenchError("Nothing is ticked.", f"Tick one of {', '.join(FORMS)}.")
+        for form in forms:
+            if form not in FORMS:
+                raise WorkbenchError(f"form: must be one of {', '.join(FORMS)}; got {shown(form, 40)}.")
+        if "gguf" in forms and quant not in (known := (*QUANTS, *K_QUANTS)):
+            raise WorkbenchError(f"quant: must be one of {', '.join(known)}; got {shown(quant, 40)}.")
+        where = places(run, forms, folder, quant)
         for place in where.values():
             refuse_existing(place)
-        task = Export(request("export", run.path, places=where, quant="F16"))
+        task = Export(request("export", run.path, places=where, quant=quant))
         job = _Job("taking the model along", task=task)
 
         def work() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import redact, visible
+from engine.export.llama_cpp import makes_k_quants, offered_quants
+from engine.export.places import FORMS
 from engine.run import proposals, silence
 from engine.run.best import best_words
 from engine.run.curves import concern, watch_for
@@ -57,7 +59,13 @@ def end(found: End) -> dict[str, Any]:
     return {
         "facts": [[what, shown(words, 600)] for what, words in found.facts],
         "ways": [
-            {"do": way.do, "title": way.title.capitalize(), "means": shown(way.means, 300), "command": way.command}
+            {
+                "do": way.do,
+                "title": way.title.capitalize(),
+                "means": shown(way.means, 300),
+                "command": way.command,
+                **(_forms() if way.do == "export" else {}),
+            }
             for way in found.ways
         ],
         "way_on": shown(found.way_on, 300),
@@ -70,6 +78,12 @@ def end(found: End) -> dict[str, Any]:
         "why": shown(found.change.why, 300) if found.change else "",
         "anew": found.anew,
     }
+
+
+def _forms() -> dict[str, Any]:
+    """What a model can be taken along as, each with what it is for; number formats of a GGUF, and what others need."""
+    needs = "" if makes_k_quants() else "Q4_K_M and other K-quants need llama.cpp: pip install llama-cpp-python"
+    return {"forms": list(FORMS.items()), "quants": offered_quants(), "needs": needs}
 
 
 def _end(view: RunView) -> str:

@@ -7,7 +7,7 @@ from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, R
 Format = Literal[
     "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "ranking", "unpaired_preference", "stepwise_supervision",
     "distill", "embedding",
-    "prompts",     "tokens", "multimodal_pretrain",
+    "prompts", "tokens", "multimodal_pretrain", "synthetic",
 ]  # fmt: skip
 _TURNS = ("tools", "system", "images")
 PARTS: dict[str, tuple[str, ...]] = {
@@ -22,16 +22,18 @@ PARTS: dict[str, tuple[str, ...]] = {
     "stepwise_supervision": ("prompt", "completions", "labels", "tools"),
     "distill": ("input_ids", "target_token_ids", "target_logprobs", "labels"),
     "embedding": ("anchor", "positive", "negative", "score"),
-    "prompts": ("prompt", "answer", "input", "tools"),
+    "prompts": ("prompt", "answer", "input", "tools", "images"),
     "tokens": ("input_ids", "labels"),
     "multimodal_pretrain": ("text", "images", "input_ids", "labels", "attention_mask", "_mm_text"),
+    "synthetic": (),
 }
 """What a row of each format is made of: the keys of `columns`."""
 IN_MESSAGES = ("role", "content", "tool_calls", "thinking")
 """What a message is made of: the keys of `properties`."""
-WITHOUT_MESSAGES = ("alpaca", "text", "stepwise_supervision", "distill", "embedding", "tokens", "multimodal_pretrain")
+WITHOUT_MESSAGES = (
+    "alpaca", "text", "stepwise_supervision", "distill", "embedding", "tokens", "multimodal_pretrain", "synthetic",
+)  # fmt: skip
 """Formats in whose rows no message stands."""
-FORMATS_LATER = ("synthetic",)
 
 
 class DataSource(Section):
@@ -39,7 +41,8 @@ class DataSource(Section):
 
     path: Annotated[str, Control("path"), Required()] = ""
     """Where the rows are: a JSON, JSONL, CSV, Parquet or text file (also compressed), a folder, a hub data set, an address
-    such as `s3://bucket/rows.jsonl`, `builtin/dates`, or `builtin/shapes` with images."""
+    such as `s3://bucket/rows.jsonl`, `builtin/dates`, `builtin/shapes` with images, or `builtin/synthetic` for tokens drawn
+    by chance."""
 
     format: Annotated[Format | None, Title("Format")] = None
     """What a row holds. Empty means that it is detected from the first rows, and the preview says what was seen."""
@@ -60,7 +63,14 @@ class DataSource(Section):
     """Which split of a data set, such as `train`. Files have none."""
 
     rows: Annotated[int | None, Ge(1), Le(1_000_000_000_000), Advanced, Unit("rows")] = None
-    """Use only the first so many rows. Empty means all."""
+    """Use only the first so many rows. Empty means all. Of synthetic rows, how many there are: 1,000 where it is empty."""
+
+    tokens: Annotated[int | None, Ge(2), Le(1_048_576), Advanced, Title("Tokens a row"), Unit("tokens")] = None
+    """How many tokens each synthetic row has, for benchmarks and tests. Empty means 512. Other rows have those they have."""
+
+    min_tokens: Annotated[int | None, Ge(2), Le(1_048_576), Expert, Title("Shortest row"), Unit("tokens")] = None
+    """How many tokens a synthetic row has at least, where lengths are drawn between this and `tokens`. Empty means that all
+    rows have the same length."""
 
 
 class Data(Section):

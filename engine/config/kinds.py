@@ -10,8 +10,12 @@ from typing import Annotated, ClassVar, Literal
 from engine.config.section import Section, Title
 
 BUILTIN_MODELS = ("builtin/tiny", "builtin/tiny-vl")
-BUILTIN_ROWS = ("builtin/dates", "builtin/shapes")
-"""Models and rows that come with the product: each pair is a demo, the first of text and the second of images."""
+SYNTHETIC = "builtin/synthetic"
+TOKENS = 512
+"""The length of a synthetic row where its source names none."""
+BUILTIN_ROWS = ("builtin/dates", "builtin/shapes", SYNTHETIC)
+"""Models and rows that come with the product: each pair is a demo, the first of text and the second of images. The last rows
+are tokens drawn by chance, as many as one likes (`format: synthetic`)."""
 
 Rows = Literal["language", "pairs", "rated", "steps", "texts", "distill", "prompts"]
 """What a prepared row holds: ids and labels; a prompt with two answers; a prompt with an answer and a verdict; an answer
@@ -62,7 +66,7 @@ def loader_of(head: Head, served: frozenset[str] | None) -> str:
     return SEEING if head == "vocabulary" and served and loader not in served and SEEING in served else loader
 
 
-LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens")
+LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens", "synthetic")
 Kind = Title("Method")
 
 

@@ -49,7 +49,7 @@ class Pretrain(CrossEntropy):
     kind: Annotated[Literal["pretrain"], Kind] = "pretrain"
     called: ClassVar[str] = "pretraining"
     words: ClassVar[str] = "pretraining: read plain text"
-    formats: ClassVar[tuple[str, ...]] = ("text", "tokens", "multimodal_pretrain")
+    formats: ClassVar[tuple[str, ...]] = ("text", "tokens", "synthetic", "multimodal_pretrain")
     rows: ClassVar[Rows] = "language"
     lora_rate: ClassVar[float] = 1e-4
     full_rate: ClassVar[float] = 5e-5
@@ -101,4 +101,9 @@ LEARNING_RATES: dict[tuple[str, str], float] = {
 
 def learns_from_images(method: str) -> bool:
     """Whether this method learns from rows with images."""
-    return METHODS[method].rows == "language" or method in ("dpo", "ipo", "kto")
+    return METHODS[method].rows == "language" or method in ("dpo", "ipo", "kto", "grpo", "gdpo")
+
+
+def seeing_methods(method: str) -> str:
+    """What to take in the place of a method that does not, in words: methods that learn from such rows."""
+    return "grpo or gdpo" if METHODS[method].rows == "prompts" else "sft, dpo or kto"

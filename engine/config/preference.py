@@ -25,7 +25,7 @@ class Dpo(MethodSection):
     kind: Annotated[Literal["dpo"], Kind] = "dpo"
     called: ClassVar[str] = "DPO"
     words: ClassVar[str] = "DPO: prefer one answer over another"
-    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
     lora_rate: ClassVar[float] = 1e-5
@@ -64,7 +64,7 @@ class Kto(MethodSection):
     kind: Annotated[Literal["kto"], Kind] = "kto"
     called: ClassVar[str] = "KTO"
     words: ClassVar[str] = "KTO: more of the good answers, less of the bad ones"
-    formats: ClassVar[tuple[str, ...]] = ("unpaired_preference", "preference", "ranking")
+    formats: ClassVar[tuple[str, ...]] = ("unpaired_preference", "preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "rated"
     # each prompt with its answer, and with the answer of another row for the estimate of the divergence
     sequences: ClassVar[int] = 2
@@ -108,7 +108,7 @@ class Ipo(MethodSection):
     kind: Annotated[Literal["ipo"], Kind] = "ipo"
     called: ClassVar[str] = "IPO"
     words: ClassVar[str] = "IPO: prefer one answer over another, by a fixed margin"
-    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
     lora_rate: ClassVar[float] = 1e-5
@@ -130,7 +130,7 @@ class Simpo(MethodSection):
     kind: Annotated[Literal["simpo"], Kind] = "simpo"
     called: ClassVar[str] = "SimPO"
     words: ClassVar[str] = "SimPO: prefer one answer over another, without a reference"
-    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
     lora_rate: ClassVar[float] = 1e-5
@@ -159,7 +159,7 @@ class Orpo(MethodSection):
     kind: Annotated[Literal["orpo"], Kind] = "orpo"
     called: ClassVar[str] = "ORPO"
     words: ClassVar[str] = "ORPO: learn answers and preferences in one go"
-    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
     lora_rate: ClassVar[float] = 5e-5

@@ -19,9 +19,10 @@ from engine.config.absent import METHODS as METHODS_ABSENT
 from engine.config.absent import absent, other_file
 from engine.config.adapter import NoAdapter
 from engine.config.coercion import Unmeant, expectation, fit, meaning
-from engine.config.data import FORMATS_LATER, DataSource
+from engine.config.data import DataSource
 from engine.config.facts import Facts
 from engine.config.findings import RANK, Finding, Fix, must, shown
+from engine.config.kinds import SYNTHETIC
 from engine.config.method import Sft
 from engine.config.migrate import migrate
 from engine.config.renames import CHANGES, ENTRY_TYPES, NAMES, SAME_HERE, is_needless, is_off, sentence_for, translate
@@ -338,6 +339,8 @@ class _Reader:
                 self._bad_in_entry(specs[key], f"{path}.{key}", value)
             else:
                 values[key] = fitting
+        if values.get("format") == "synthetic" and "path" not in values and f"{path}.path" not in self.invalid:
+            values["path"] = SYNTHETIC
         source = DataSource.model_construct(**values)
         if not source.path.strip() and f"{path}.path" not in self.invalid:
             todo = "Give a file, a folder, a data set or builtin/dates."
@@ -345,14 +348,9 @@ class _Reader:
         return source
 
     def _bad_in_entry(self, spec: FieldSpec, path: str, got: Any) -> None:
-        close, fix = nearest(str(got), [str(choice) for choice in spec.choices]), None
+        close = nearest(str(got), [str(choice) for choice in spec.choices])
         todo = f"Did you mean {close}?" if close else "Change it or leave it out."
-        if spec.name == "format" and str(got) in FORMATS_LATER:
-            todo, fix = (
-                f"{got} comes in a later version; leave format out to have it detected.",
-                Fix("detect it", unset=(path,)),
-            )
-        self._refuse(path, expectation(spec), got, todo, "bad-value", fix)
+        self._refuse(path, expectation(spec), got, todo, "bad-value")
 
     def _unknown_in_entry(
         self, path: str, key: Any, value: Any, specs: Mapping[str, FieldSpec], entry: Mapping[str, Any]

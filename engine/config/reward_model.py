@@ -14,7 +14,7 @@ class Reward(MethodSection):
     kind: Annotated[Literal["reward"], Kind] = "reward"
     called: ClassVar[str] = "a reward model"
     words: ClassVar[str] = "reward model: give answers a score"
-    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking")
+    formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     head: ClassVar[Head] = "score"
     sequences: ClassVar[int] = 2

@@ -24,6 +24,7 @@ BUILTIN: dict[str, str] = {
     "json_schema": "1 where the answer is JSON that fits the schema in the file, else 0: `json_schema:schema.json`",
 }
 """The built-in rewards and what each gives."""
+SEES_NOT = "A reward model reads text alone: score the answers by a function, which is given the images of the row."
 THINK = "<think>{}</think>{}"
 
 _WEIGHT = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\*\s*(.*)", re.DOTALL)

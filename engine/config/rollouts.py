@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Lt, Required, Source, Title, Unit, Words
 
-PROMPT_FORMATS = ("prompts", *(name for name in LANGUAGE_FORMATS if name != "tokens"))
+PROMPT_FORMATS = ("prompts", *(name for name in LANGUAGE_FORMATS if name not in ("tokens", "synthetic")))
 
 
 class Rollouts(MethodSection):

@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from engine.data.cache_entries import cache_folder
+from engine.data.cache_entries import Progress, cache_folder, locked
 from engine.data.image_references import changed_images, folder_of
 from engine.data.plan import Plan, Source
 from engine.data.vision import images_of, read_by
@@ -58,8 +58,9 @@ class Store:
             return None
         return folder
 
-    def lock(self, key: str) -> FileLock:
-        return FileLock(self.folder / f".{key}.lock")
+    def lock(self, key: str, on_progress: Progress) -> contextlib.AbstractContextManager[Progress]:
+        """Alone with this key; `on_progress` hears of another process that is, and what is reported inside."""
+        return locked(self.path(key), on_progress)
 
     @contextlib.contextmanager
     def building(self, key: str) -> Iterator[Path]:
@@ -188,6 +189,8 @@ def _content(source: Source, progress: Callable[[str, int, int], None]) -> str:
     if dataset is not None:
         return str(dataset._fingerprint)
     if not path.is_file():
+        if told := getattr(source.rows, "content", ""):
+            return str(told)
         generated = hashlib.sha256()
         for row in source.rows:
             generated.update(json.dumps(row, sort_keys=True, default=str).encode())

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,10 @@ from filelock import FileLock, Timeout
 
 from engine.errors import WorkbenchError, redact, visible
 
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how much of it, and of how much; may raise `Cancelled`."""
+WAIT_SECONDS = 0.5
+ELSEWHERE = "waits: another process prepares these rows"
 KEY = re.compile(r"[0-9a-f]{32}")
 NOTE = "meta.json"
 """In each entry: what it is made of. Its date is when the entry was last used."""
@@ -33,6 +37,52 @@ def cache_folder(given: str | None) -> Path:
     """The folder of prepared data: the one named by a config, else in the user's cache."""
     base = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
     return Path(given) if given else Path(base) / "prepared"
+
+
+@contextlib.contextmanager
+def locked(entry: Path, on_progress: Progress) -> Iterator[Progress]:
+    """Holds the lock of an entry's name, and yields what its maker reports to: who waits for the lock meanwhile reads it.
+
+    While another process holds the lock, `on_progress` hears every half second how far that one is; what it raises ends
+    the wait.
+    """
+    lock = FileLock(entry.with_name(f".{entry.name}.lock"))
+    state = entry.with_name(f".{entry.name}.progress")
+    while True:
+        try:
+            lock.acquire(timeout=WAIT_SECONDS)
+            break
+        except Timeout:
+            on_progress(*_elsewhere(state))
+    told = -WAIT_SECONDS
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= WAIT_SECONDS or 0 < total <= done:
+            told = time.monotonic()
+            beside = state.with_name(f"{state.name}.new")
+            # On a full disk those who wait learn less; what is made here says itself that it cannot be written.
+            with contextlib.suppress(OSError):
+                beside.write_text(json.dumps([what, done, total]), "utf-8")
+                os.replace(beside, state)
+        on_progress(what, done, total)
+
+    try:
+        state.unlink(missing_ok=True)  # of a maker that was killed
+        yield report
+    finally:
+        with contextlib.suppress(OSError):
+            state.unlink(missing_ok=True)
+        lock.release()
+
+
+def _elsewhere(state: Path) -> tuple[str, int, int]:
+    """What the process that holds an entry's lock is at, as its own progress: what, done, total."""
+    try:
+        what, done, total = json.loads(state.read_text("utf-8"))
+        return f"{ELSEWHERE} ({visible(str(what))})", int(done), int(total)
+    except (OSError, ValueError, TypeError):
+        return ELSEWHERE, 0, 0  # it has said nothing yet
 
 
 class Held:

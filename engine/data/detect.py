@@ -126,7 +126,9 @@ def images_of(example: Example) -> tuple[Any, ...]:
 
 
 def _empty(example: Example) -> bool:
-    return not (example.messages or example.text or example.prompt or example.chosen or example.input_ids)
+    return not (
+        example.messages or example.text or example.prompt or example.chosen or example.input_ids or example.drawn
+    )
 
 
 def _first_format(row: Mapping[str, Any], given: Mapping[str, str]) -> Format | None:

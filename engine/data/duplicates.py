@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 
 from engine.data.cache import Store, digest_of, source_parts
+from engine.data.cache_entries import Progress
 from engine.data.plan import Plan
 from engine.errors import WorkbenchError
 
 FORMAT = 1  # grows when other rows of an unchanged config would be left out
-Progress = Callable[[str, int, int], None]
 
 
 def leave_out_duplicates(plan: Plan, progress: Progress | None = None) -> None:
@@ -26,9 +25,9 @@ def leave_out_duplicates(plan: Plan, progress: Progress | None = None) -> None:
     told = progress or (lambda what, done, total: None)
     store = Store(plan.prepared_path)
     key = digest_of({"duplicates": FORMAT, "method": plan.method, "sources": source_parts(plan, told)})
-    with store.lock(key):
+    with store.lock(key, told) as report:
         if (folder := store.find(key)) is None:
-            found = _found(plan, told)
+            found = _found(plan, report)
             with store.building(key) as folder:
                 (folder / "meta.json").write_text(json.dumps({"duplicates": found}), "utf-8")
                 plan.refuse_changed()

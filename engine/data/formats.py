@@ -15,6 +15,7 @@ from engine.data.embedding_rows import NEGATIVE, ONLY_SCORED, SCORE, is_meaning,
 from engine.data.labelled_rows import is_rated, read_rated, read_steps
 from engine.data.parts import (
     IMAGE,
+    Drawn,
     Example,
     FormatError,
     Message,
@@ -72,7 +73,8 @@ def _place_images(example: Example, row: Row, column: str) -> None:
     """Turn each `<image>` of a row with a column of images into a part and collect the images in the order of their places.
 
     A part that names its own image takes none of the column. Where no turn has a place, images stand before the first
-    turn of the user, as TRL has it, or before the text. Raises `FormatError` where places and images differ in number.
+    turn of the user, as TRL has it, or before the text or the prompt. Raises `FormatError` where places and images differ
+    in number.
     """
     given = row.get(column)
     images = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
@@ -102,6 +104,10 @@ def _place_images(example: Example, row: Row, column: str) -> None:
     if images and example.kind == "text" and IMAGE not in example.text:
         example.text = IMAGE * len(images) + example.text
         texts = [example.text]
+    plain = example.prompt if isinstance(example.prompt, str) and not turns else ""
+    if images and plain and not any(IMAGE in text for text in texts):
+        example.prompt = IMAGE * len(images) + plain
+        texts.append(example.prompt)
     own = [part.pop("image", None) for part in places]
     wanted = sum(image is None for image in own) + sum(text.count(IMAGE) for text in texts)
     if wanted != len(images):
@@ -164,6 +170,10 @@ def _read_text(row: Row, columns: Mapping[str, str]) -> Example:
 def _read_tokens(row: Row, columns: Mapping[str, str]) -> Example:
     ids, labels = ids_of(row, columns)
     return Example("tokens", input_ids=ids, labels=labels)
+
+
+def _read_drawn(row: Row, columns: Mapping[str, str]) -> Example:
+    return Example("synthetic", drawn=Drawn(row["tokens"], row["seed"]), label=row["label"])
 
 
 def _read_seen(row: Row, columns: Mapping[str, str]) -> Example:
@@ -402,9 +412,17 @@ FORMATS: dict[str, Format] = {
                 "input?": ("input",),
                 "answer?": ("answer", "solution", "reference", "ground_truth"),
                 "tools?": ("tools",),
+                "images?": ("images", "image"),
             },
             _read_prompt,
         ),
         Format("text", "plain text", {"text": ("text", "content", "document"), "images?": ("images",)}, _read_text),
+        Format(
+            "synthetic",
+            "tokens drawn by chance",
+            {},
+            _read_drawn,
+            lambda row, columns: False,
+        ),
     )
 }

@@ -277,10 +277,10 @@ def _builtin(entry: Any) -> SourceFacts:
     return SourceFacts(
         entry.path,
         exists=True,
-        rows=made.total(entry.split or "train"),
+        rows=made.total(entry.split or "train", entry.rows),
         columns=made.columns,
-        format="messages",
-        turns=True,
+        format=made.format,
+        turns="messages" in made.columns,
         images="row 0" if "images" in made.columns else "",
     )
 

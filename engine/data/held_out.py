@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 from engine.data.cache import Store, digest_of, source_parts
+from engine.data.cache_entries import Progress
 from engine.data.duplicates import leave_out_duplicates
 from engine.data.formats import read_example
 from engine.data.parts import Example
@@ -22,7 +22,6 @@ from engine.errors import DataError, WorkbenchError
 from engine.facts.counts import held_out_of
 
 FORMAT = 1  # grows when other rows of an unchanged config would be held out
-Progress = Callable[[str, int, int], None]
 
 
 def hold_out(plan: Plan, progress: Progress | None = None) -> None:
@@ -36,9 +35,9 @@ def hold_out(plan: Plan, progress: Progress | None = None) -> None:
     parts = {"held out": FORMAT, "size": plan.val_set_size, "seed": plan.seed, "sources": source_parts(plan, told)}
     parts |= {"deduplicate": plan.deduplicate} if plan.deduplicate else {}
     key = digest_of(parts)
-    with store.lock(key):
+    with store.lock(key, told) as report:
         if (folder := store.find(key)) is None:
-            held = _drawn(plan, told)
+            held = _drawn(plan, report)
             with store.building(key) as folder:
                 (folder / "meta.json").write_text(json.dumps({"held": sorted(held)}), "utf-8")
                 plan.refuse_changed()

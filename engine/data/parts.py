@@ -6,9 +6,10 @@ What cannot be read is a `FormatError` that says which column holds what instead
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine.errors import DataError, visible
 
@@ -41,6 +42,17 @@ class FormatError(DataError):
     """A row does not hold what its format needs; the caller adds the place."""
 
 
+class Drawn(NamedTuple):
+    """Of a synthetic row: how many tokens it has, and the seed that they are drawn by."""
+
+    tokens: int
+    seed: int
+
+    def ids(self, vocabulary: Sequence[int], part: int = 0, count: int | None = None) -> list[int]:
+        """Ids of `vocabulary`; `count` of them where the row has several parts, which are drawn apart."""
+        return random.Random(f"{self.seed} {part}").choices(vocabulary, k=self.tokens if count is None else count)
+
+
 @dataclass
 class Example:
     """What one row says, before any template. Prompts and answers are strings or lists of messages."""
@@ -61,6 +73,8 @@ class Example:
     steps: list[str] = field(default_factory=list)
     targets: list[tuple[list[int], list[float]]] = field(default_factory=list)
     images: list[Any] = field(default_factory=list)
+    drawn: Drawn | None = None
+    """Of a synthetic row, whose tokens are drawn where the vocabulary is known."""
     sees: bool = False
     """Whether tokens of images may stand among `input_ids`, or in the text by the processor's own words."""
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import random
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.config.files import scheme_of
-from engine.config.kinds import BUILTIN_ROWS, LANGUAGE_FORMATS, NEEDS, example_row
-from engine.config.method import METHODS, learns_from_images
+from engine.config.kinds import BUILTIN_ROWS, LANGUAGE_FORMATS, NEEDS, SYNTHETIC, example_row
+from engine.config.method import METHODS, learns_from_images, seeing_methods
 from engine.config.tree import RunConfig
+from engine.data.cache_entries import Progress
 from engine.data.detect import Detection, detect
 from engine.data.formats import read_example
 from engine.data.image_references import folder_of, references
@@ -27,8 +28,6 @@ from engine.data.parts import Example, FormatError, columns_of
 from engine.data.rows import open_rows, refuse_special
 from engine.errors import DataError, WorkbenchError, nearest, visible
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is done, how much of it, and of how much; may raise `Cancelled`."""
 _AGAIN = "Start again once nothing writes to it."
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -102,7 +101,7 @@ class Plan:
     """Fingerprint and warnings of the data, once a preview has told them: they are the same for each of its rows."""
 
     def example(self, number: int, index: int) -> tuple[Example, Row]:
-        """What a row says, its images as references, and the row itself. Raises `WorkbenchError` without its place."""
+        """What a row says, its images as references, and the row without their column. Raises `WorkbenchError` without its place."""
         source = self.sources[number]
         row = source.rows[index]
         example = read_example(row, source.detection.format or "", source.detection.columns)
@@ -110,13 +109,15 @@ class Plan:
             if not learns_from_images(self.method):
                 raise FormatError(
                     f"the row has images, which method {self.method} does not learn from yet",
-                    "Choose method sft, dpo or kto, or rows of text.",
+                    f"Choose method {seeing_methods(self.method)}, or rows of text.",
                 )
             if self.packing:
                 raise FormatError(
                     "the row has images, and rows with images are not packed", "Set data.packing to false."
                 )
             example.images = references(example.images, folder_of(source.path, self.image_base_dir))
+            column = source.detection.columns.get("images", "images")
+            row = {name: value for name, value in row.items() if name != column}
         return example, row
 
     def refuse_changed(self) -> None:
@@ -241,9 +242,9 @@ def open_source(
 ) -> Source:
     """Open one entry and tell its format. Raises `DataError` for one that cannot be used."""
     stamp = stamp_of(entry.path)
-    rows = source_rows(entry.path, entry.split, split, seed, on_progress)
+    rows = source_rows(entry.path, entry.split, split, seed, on_progress, entry.model_dump())
     columns = columns_of(entry.columns, entry.properties, entry.roles)
-    detection = detect(rows, columns, entry.format)
+    detection = detect(rows, columns, "synthetic" if entry.path == SYNTHETIC else entry.format)
     refuse_problems(entry.path, detection, on_bad_row)
     return Source(entry.path, rows, detection, entry.weight, entry.rows, entry.split, stamp)
 
@@ -270,13 +271,16 @@ def source_rows(
     split: str = "train",
     seed: int = 0,
     on_progress: Progress | None = None,
+    source: Mapping[str, Any] | None = None,
 ) -> Rows:
-    """Rows of a file, here or elsewhere, a saved data set, a built-in one, or a data set on the hub."""
+    """Rows of a file, here or elsewhere, a saved data set, a built-in one, which `source` may give its size, or a data set on
+    the hub."""
     if path in BUILTIN_ROWS:
         from engine.builtin import GENERATED
 
         wanted = given_split or ("train" if split == "train" else "eval")
-        return ListRows(path, GENERATED[path].rows(wanted, seed, None))
+        made = GENERATED[path].of(source or {}, wanted, seed)
+        return ListRows(path, made, content=repr(made) if GENERATED[path].sized else "")
     if path.startswith("builtin/"):
         raise DataError(f"no such built-in data set; there are {' and '.join(BUILTIN_ROWS)}", path=visible(path))
     if scheme_of(path):
@@ -299,12 +303,14 @@ def source_rows(
 
 
 class ListRows(Rows):
-    """Rows that are already here: generated ones."""
+    """Rows that are already here, or made as they are asked for: generated ones."""
 
     kind = "generated"
 
-    def __init__(self, path: str, rows: list[Any]) -> None:
+    def __init__(self, path: str, rows: Sequence[Any], content: str = "") -> None:
         self.path, self._rows = path, rows
+        self.content = content
+        """All that decides which rows these are, where that can be told without reading them."""
 
     @property
     def length(self) -> int | None:
@@ -321,7 +327,7 @@ class ListRows(Rows):
         return self._rows[index]
 
     def first(self, count: int) -> list[Row]:
-        return self._rows[:count]
+        return list(self._rows[:count])
 
     def error(self, index: int, message: str, hint: str = "") -> DataError:
         return DataError(f"row {index}: {message}", hint, path=self.path)

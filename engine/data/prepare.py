@@ -159,11 +159,11 @@ def prepare(
     hold_out(plan, progress)
     store = Store(plan.prepared_path)
     key = key_of(plan, processing_class, progress)
-    with store.lock(key):
+    with store.lock(key, progress) as report:
         if (folder := store.find(key)) is not None:
             return _open(folder, plan, cached=True)
         with store.building(key) as folder:
-            _build(plan, processing_class, folder, progress)
+            _build(plan, processing_class, folder, report)
             plan.refuse_changed()
         return _open(store.path(key), plan, cached=False)
 

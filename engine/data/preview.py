@@ -407,7 +407,7 @@ def _total(plan: Plan) -> int | None:
 
 def _in_turns(source: Source) -> bool:
     """Whether the rows go through the chat template: plain texts, ids and the texts of an embedding do not."""
-    return source.detection.format not in ("text", "tokens", "embedding")
+    return source.detection.format not in ("text", "tokens", "synthetic", "embedding")
 
 
 def _described(source: Source) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from engine.data.parts import Example, FormatError, Message
+from engine.data.parts import IMAGE, Example, FormatError, Message
 
 if TYPE_CHECKING:
     from engine.data.tokens import Tokens
@@ -20,22 +20,49 @@ REWARD_WORDS = frozenset({"prompt", "prompts", "completion", "completions", "com
 
 
 def prompt_row(tokens: Tokens, example: Example, row: Mapping[str, Any]) -> dict[str, Any]:
-    """`prompt_ids`, and as JSON text the prompt itself and the columns for the rewards. Raises `FormatError`."""
+    """`prompt_ids`, and as JSON text the prompt itself and the columns for the rewards; for a model that sees also the
+    references of the images in the prompt. Raises `FormatError`."""
     asked, answer = asked_of(example)
+    images = example.images[: _places_in(asked)] if example.images else []
+    ids, seen = tokens.prompt(asked, example.tools, images)
     columns = {name: value for name, value in row.items() if name not in REWARD_WORDS}
     columns |= {"answer": answer} if answer is not None else {}
     return {
-        "prompt_ids": tokens.prompt(asked, example.tools),
-        "prompt": json.dumps(tokens.turns_of(asked), ensure_ascii=False),
+        "prompt_ids": ids,
+        "prompt": json.dumps(tokens.turns_of(asked, images), ensure_ascii=False),
         "columns": json.dumps(columns, ensure_ascii=False, default=str),
+        **seen,
     }
+
+
+def reward_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rewards are told of a prepared row: its columns by name, and in `images` the path of each image's file or
+    its bytes as a data URI, where it has some."""
+    columns: dict[str, Any] = json.loads(row["columns"])
+    return {**columns, "images": list(row["images"])} if row.get("images") else columns
+
+
+def written(message: Mapping[str, Any]) -> str:
+    """What a message says, with `<image>` at the place of each image."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(IMAGE if part["type"] == "image" else part["text"] for part in content)
+
+
+def _places_in(asked: str | list[Message]) -> int:
+    """Places of images in a prompt; those of its answer come behind them."""
+    if isinstance(asked, str):
+        return asked.count(IMAGE)
+    parts = [part for turn in asked if isinstance(turn["content"], list) for part in turn["content"]]
+    return sum(part["type"] == "image" for part in parts)
 
 
 def asked_of(example: Example) -> tuple[str | list[Message], str | None]:
     """What a row asks and the answer it holds: of a conversation, all before its last assistant turns, and the last."""
     if example.kind in ("pair", "prompt"):
         given = example.chosen
-        answer = given if isinstance(given, str) else str(given[-1]["content"]) if given else ""
+        answer = given if isinstance(given, str) else written(given[-1]) if given else ""
         return example.prompt, None if example.kind == "prompt" and not answer else answer
     asked = list(example.messages)
     answer_turn: Message | None = None
@@ -44,4 +71,4 @@ def asked_of(example: Example) -> tuple[str | list[Message], str | None]:
         asked.pop()
     if not asked:
         raise FormatError("the conversation holds no turn to answer")
-    return asked, None if answer_turn is None else str(answer_turn["content"])
+    return asked, None if answer_turn is None else written(answer_turn)

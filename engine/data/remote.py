@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from filelock import FileLock
-
 from engine.config.files import REMOTE, scheme_of
-from engine.data.cache_entries import NOTE, Held, cache_folder
+from engine.data.cache_entries import NOTE, Held, cache_folder, locked
 from engine.errors import DataError, visible, without_secrets
 
 CHUNK = 1 << 20
@@ -69,10 +67,10 @@ def local_copy(url: str, on_progress: Progress | None = None) -> Copy:
     store = cache_folder(None)
     try:
         store.mkdir(parents=True, exist_ok=True)
-        with FileLock(store / f".{key}.lock"):
-            folder = store / key
+        folder = store / key
+        with locked(folder, progress) as report:
             if not (folder / NOTE).is_file():
-                _retried(lambda: _fetch(files, place, shown, about, folder, progress), progress)
+                _retried(lambda: _fetch(files, place, shown, about, folder, report), report)
             held = Held(folder)
         name = json.loads((folder / NOTE).read_text("utf-8"))["copy"]["file"]
     except OSError as problem:

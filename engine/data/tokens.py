@@ -81,6 +81,7 @@ class Tokens:
             else None
         )
         self._flaws: list[str] = []
+        self._vocabulary: list[int] | None = None
         self._ends = tuple(token for token in map(str, self.tokenizer.added_tokens_encoder) if token.strip())
 
     @property
@@ -107,6 +108,9 @@ class Tokens:
     def _piece(self, example: Example, rendered: Rendered | MaskError | None) -> Piece:
         if example.kind == "tokens":
             return Piece("", [], False, ready=self._given(example))
+        if example.drawn is not None:
+            ids = example.drawn.ids(self._words())
+            return Piece("", [], False, ready={"input_ids": ids, "labels": list(ids)})
         if example.kind == "text":
             text = self._closed(self._with_tokens(example, example.text))
             # An end mark alone teaches to write nothing.
@@ -139,7 +143,7 @@ class Tokens:
 
     def conversation(self, example: Example) -> Conversation | None:
         """What the chat template is asked for an example; None where it is not asked."""
-        if self.chat is None or example.kind in ("tokens", "text"):
+        if self.chat is None or example.kind in ("tokens", "text", "synthetic"):
             return None
         return self._conversation(example)
 
@@ -244,6 +248,11 @@ class Tokens:
         the columns of its images, which stand in the prompt. Raises `MaskError`, and `DataError` for an image."""
         prompt, tools = example.prompt, example.tools
         self._flaws = []
+        if example.drawn is not None:
+            asked = example.drawn.tokens // 2
+            said = example.drawn.tokens - asked
+            parts = [example.drawn.ids(self._words(), 1 + part, said) for part in range(len(answers))]
+            return example.drawn.ids(self._words(), 0, asked), parts, {}
         if isinstance(prompt, str) and self.chat is not None:
             told = with_image_parts(prompt) if example.images else prompt
             prompt = [{"role": "user", "content": told}]
@@ -280,16 +289,17 @@ class Tokens:
                 "begins cannot be told",
                 "Choose another template with model.chat_template.",
             )
-        images: dict[str, Any] = {}
-        if self.images is not None and learns_from_images(self.plan.method):
-            drawn = [token_mask(encoded["offset_mapping"][0], [place]) for place in places]
-            spans = [(mask.index(True), len(mask) - mask[::-1].index(True)) for mask in drawn]
-            images = {
-                "images": list(example.images),
-                "image_spans": spans,
-                "image_tokens": [at for span in spans for at in range(*span)],
-            }
+        images = self._image_columns(example.images, encoded["offset_mapping"][0], places)
         return ids[0][:shared], [each[shared:] for each in ids[1:]], images
+
+    def _image_columns(self, images: Sequence[str], offsets: Sequence[Span], places: Sequence[Span]) -> dict[str, Any]:
+        """The columns of a prompt's images for a model that sees, by the characters of each; else none."""
+        if self.images is None or not learns_from_images(self.plan.method):
+            return {}
+        drawn = [token_mask(offsets, [place]) for place in places]
+        spans = [(mask.index(True), len(mask) - mask[::-1].index(True)) for mask in drawn]
+        tokens = [at for span in spans for at in range(*span)]
+        return {"images": list(images), "image_spans": spans, "image_tokens": tokens}
 
     def _with_images(self, example: Example, texts: list[str], start: int) -> tuple[list[str], int, list[Span]]:
         """Texts that begin with one prompt, with its images written out; where the answers then begin, and the characters of
@@ -309,24 +319,40 @@ class Tokens:
         return next((turn.start for turn in turns if turn.index == first), 0)
 
     # -- a prompt alone ------------------------------------------------------------------------------------------------
-    def turns_of(self, prompt: str | list[Message]) -> str | list[Message]:
-        """The prompt as it is asked: with a chat template a text is the user's turn."""
-        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and self.chat is not None else prompt
+    def turns_of(self, prompt: str | list[Message], images: Sequence[str] = ()) -> str | list[Message]:
+        """The prompt as it is asked: with a chat template a text is the user's turn, each `<image>` of a row with images a
+        part of it."""
+        if not isinstance(prompt, str) or self.chat is None:
+            return prompt
+        return [{"role": "user", "content": with_image_parts(prompt) if images else prompt}]
 
-    def prompt(self, prompt: str | list[Message], tools: Any) -> list[int]:
-        """Ids that an answer follows, the generation prompt of the template included."""
+    def prompt(
+        self, prompt: str | list[Message], tools: Any, images: Sequence[str] = ()
+    ) -> tuple[list[int], dict[str, Any]]:
+        """Ids that an answer follows, the generation prompt of the template included, and for a model that sees the columns
+        of its images. Raises `MaskError`, and `DataError` for an image."""
         self._flaws = []
-        asked = self.turns_of(prompt)
-        if not isinstance(asked, str):
+        asked = self.turns_of(prompt, images)
+        if isinstance(asked, str):
+            text = asked.replace(IMAGE, self.images.written) if images and self.images is not None else asked
+        else:
             text = self._chat().render(asked, tools, prompt=True)
             self._flaws += self._left_out(asked, tools, text)
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        ids = list(self.tokenizer(asked)["input_ids"])
-        return ids[:-1] if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id else ids
+        places: list[Span] = []
+        if self.images is not None and (images or self.images.token in text):
+            full = self.images.expand(text, [], (), images)
+            text, places = full.text, full.places
+        elif images:
+            raise no_processor(images)
+        encoded = self.tokenizer(text, add_special_tokens=isinstance(asked, str), return_offsets_mapping=True)
+        ids = list(encoded["input_ids"])
+        if isinstance(asked, str) and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
+            ids.pop()
+        return ids, self._image_columns(images, encoded["offset_mapping"][: len(ids)], places)
 
     def steps(self, example: Example) -> tuple[list[int], list[int]]:
         """Ids of a prompt with the steps of an answer, a line each, and the place of each step's last token."""
-        ids = self.prompt(example.prompt, example.tools)
+        ids, _ = self.prompt(example.prompt, example.tools)
         ends: list[int] = []
         for number, step in enumerate(example.steps, 1):
             own = list(self.tokenizer(f"{step}\n", add_special_tokens=False)["input_ids"])
@@ -356,6 +382,13 @@ class Tokens:
                 "Name one with model.chat_template: chatml, llama3, plain, or a Jinja file.",
             )
         return self.chat
+
+    def _words(self) -> list[int]:
+        """The vocabulary without its special tokens, which mean something to a model."""
+        if self._vocabulary is None:
+            special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+            self._vocabulary = [token for token in range(len(self.tokenizer)) if token not in special]
+        return self._vocabulary
 
     def _closed(self, text: str) -> str:
         eos = self.tokenizer.eos_token or ""

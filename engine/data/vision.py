@@ -276,7 +276,9 @@ class ImageBatch:
 
         batch: dict[str, Any] = {}
         if any(rows):
-            opened = [[open_image(reference) for reference in row] for row in rows if row]
+            # Pairs and groups of answers have one prompt: its images are read once.
+            found = {reference: open_image(reference) for reference in {each for row in rows for each in row}}
+            opened = [[found[reference] for reference in row] for row in rows if row]
             made = self.processor(
                 text=[self.token * len(row) for row in opened],
                 images=opened,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import WorkbenchError, visible
+from engine.export.places import COMMON_K_QUANTS, QUANTS
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,11 @@ OWN = (sys.executable, "-P", "-m", "engine.export.llama_cpp")
 def makes_k_quants() -> bool:
     """Whether this machine has what makes K-quants."""
     return shutil.which(PROGRAM) is not None or installed()
+
+
+def offered_quants() -> tuple[str, ...]:
+    """The number formats of a GGUF that a list offers on this machine."""
+    return (*QUANTS, *(COMMON_K_QUANTS if makes_k_quants() else ()))
 
 
 def refuse_without_quantizer(quant: str) -> None:

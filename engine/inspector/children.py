@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import WorkbenchError
-from engine.figures import IN_BYTES
+from engine.figures import unit_of
 from engine.inspector.answers import Answers
 
 Params = dict[str, Any]
@@ -85,8 +85,7 @@ def _child(job: Job, number: int, writing: int) -> None:
         now = time.monotonic()
         if now - last[0] >= PROGRESS_EVERY or 0 < total <= done:
             last[0] = now
-            unit = "bytes" if what in IN_BYTES else "rows"
-            answers.send(number, progress={"what": what, "done": done, "total": total, "unit": unit})
+            answers.send(number, progress={"what": what, "done": done, "total": total, "unit": unit_of(what)})
 
     try:
         result = job.run(report)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from engine import model_files
-from engine.config.reward_specs import RewardSpec
+from engine.config.reward_specs import SEES_NOT, RewardSpec
 from engine.data.chat import Chat
 from engine.data.plan import own_template
-from engine.errors import ModelError, redact, visible
+from engine.errors import ModelError, WorkbenchError, redact, visible
 from engine.hub import commit_of, reaching_hub, snapshot
 
 BATCH = 16
@@ -30,7 +30,7 @@ class RewardModel:
         """Raises ModelError when it cannot be loaded or has no scoring head."""
         from transformers import AutoTokenizer
 
-        name = visible(redact(spec.argument))
+        name = self.name = visible(redact(spec.argument))
         try:
             with reaching_hub(spec.argument):
                 revision = commit_of(spec.argument)
@@ -81,6 +81,10 @@ class RewardModel:
     def _text(self, prompt: Any, completion: Any) -> str:
         if isinstance(prompt, str):
             return prompt + (completion if isinstance(completion, str) else completion[-1]["content"])
+        if any(not isinstance(turn["content"], str) for turn in prompt):
+            raise WorkbenchError(
+                f"method.reward_funcs: the reward model {self.name} reads text, and the prompt has images.", SEES_NOT
+            )
         messages = [*prompt, *completion] if not isinstance(completion, str) else [*prompt, _turn(completion)]
         if self.chat is not None:
             return self.chat.render(messages)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine.config.reward_specs import RewardSpec, reward_specs
+from engine.data.prompts import reward_columns
 from engine.errors import WorkbenchError
 from engine.rewards.functions import PLACE, RewardFunctions, named
 from engine.rewards.models import RewardModel
@@ -86,7 +87,7 @@ class Rewards:
         self._compare_with_something(dataset)
         rows = [dataset[index] for index in range(min(DRY_ROWS, len(dataset)))] * 2
         prompts = [json.loads(row["prompt"]) for row in rows]
-        columns = columns_of([json.loads(row["columns"]) for row in rows])
+        columns = columns_of([reward_columns(row) for row in rows])
         answers = [str(answer or "") for answer in columns.get("answer", [""] * len(rows))]
         answers[len(rows) // 2 :] = [""] * (len(rows) // 2)
         completions = [

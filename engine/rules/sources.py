@@ -8,7 +8,9 @@ from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
 from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
-from engine.config.method import learns_from_images
+from engine.config.kinds import SYNTHETIC, TOKENS
+from engine.config.method import learns_from_images, seeing_methods
+from engine.config.reward_specs import SEES_NOT, BadReward, reward_spec
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -39,7 +41,10 @@ def columns_name_parts_of_a_row(config: RunConfig, facts: Facts) -> Iterator[Fin
                 rows = f"a row of the format {form}" if form in PARTS else "a row"
                 close = nearest(part, known, cutoff=0.7)
                 todo = f"Did you mean {close}?" if close else f"Parts are {', '.join(known)}."
-                todo += f" It is written as `part: column`, as in `{known[0]}: name_of_the_column`."
+                if known:
+                    todo += f" It is written as `part: column`, as in `{known[0]}: name_of_the_column`."
+                else:
+                    todo = "They have no columns."
                 yield must(f"{path}.columns.{part}", f"a part of {rows}", part, todo)
 
 
@@ -58,8 +63,25 @@ def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:
 def rows_with_images_need_a_method_that_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if not learns_from_images(config.method.kind):
         for path, seen in _with_images(config, facts):
-            todo = f"{config.method.kind} does not learn from images: take sft, dpo or kto, or rows of text."
+            others = seeing_methods(config.method.kind)
+            todo = f"{config.method.kind} does not learn from images: take {others}, or rows of text."
             yield must(path, "rows without images", seen, todo)
+
+
+@rule(reads=(*_PLACES, fields.method.kind, fields.method.reward_funcs))
+def rows_with_images_are_not_scored_by_models(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.method.reward_funcs
+    named = spec.value(config) if spec.applies(config) else []
+    for place, text in enumerate(named):
+        if _is_model(text) and (seen := next(_with_images(config, facts), None)) is not None:
+            yield must(f"{spec.path}.{place}", f"a function or a built-in reward beside {seen[1]}", text, SEES_NOT)
+
+
+def _is_model(reward: str) -> bool:
+    try:
+        return reward_spec(reward).kind == "model"
+    except BadReward:
+        return False  # which a rule of its own says
 
 
 @rule(reads=_PLACES)
@@ -151,6 +173,47 @@ def pixel_limits_leave_room(config: RunConfig, facts: Facts) -> Iterator[Finding
         path = fields.data.min_pixels.path
         fix = Fix("leave it to the processor", unset=(path,))
         yield must(path, f"at most {most:,}, which is data.max_pixels", least, "No image lies between them.", fix=fix)
+
+
+@rule(reads=(*_PLACES, fields.data.max_length, fields.data.excess_length))
+def synthetic_rows_are_drawn_in_the_size_that_is_said(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """`tokens` and `min_tokens` belong to synthetic rows, which come from nowhere else, and fit into `max_length`."""
+    for spec in _PLACES:
+        for index, entry in enumerate(spec.value(config)):
+            path, drawn = f"{spec.path}.{index}", entry.path == SYNTHETIC
+            if drawn and entry.format not in (None, "synthetic"):
+                fix = Fix("leave it out", unset=(f"{path}.format",))
+                yield must(
+                    f"{path}.format", f"synthetic for {SYNTHETIC}", entry.format, "Its rows are tokens alone.", fix=fix
+                )
+            if not drawn and entry.format == "synthetic":
+                fix = Fix("detect the format", unset=(f"{path}.format",))
+                todo = f"Synthetic rows are drawn: take the path {SYNTHETIC}."
+                yield must(f"{path}.path", f"{SYNTHETIC} with format: synthetic", entry.path, todo, fix=fix)
+                continue
+            for name in ("tokens", "min_tokens"):
+                if not drawn and (value := getattr(entry, name)) is not None:
+                    fix = Fix("leave it out", unset=(f"{path}.{name}",))
+                    todo = "Other rows have the tokens that they have; data.max_length bounds them."
+                    yield must(f"{path}.{name}", f"left out for rows other than {SYNTHETIC}", value, todo, fix=fix)
+            if not drawn:
+                continue
+            most, least = entry.tokens or TOKENS, entry.min_tokens
+            if least is not None and least > most:
+                fix = Fix("all rows of one length", unset=(f"{path}.min_tokens",))
+                yield must(
+                    f"{path}.min_tokens",
+                    f"at most {most:,}, which is tokens",
+                    least,
+                    "No length lies between.",
+                    fix=fix,
+                )
+            if most > config.data.max_length and config.data.excess_length == "error":
+                fix = Fix("rows as long as they may be", {f"{path}.tokens": config.data.max_length})
+                todo = "Longer rows are refused, as data.excess_length says."
+                said = most if entry.tokens else f"{most:,}, which an empty one means"
+                limit = f"at most {config.data.max_length:,}, which is data.max_length"
+                yield must(f"{path}.tokens", limit, said, todo, fix=fix)
 
 
 @rule(reads=_PLACES)

@@ -16,13 +16,13 @@ from engine.run.series import Series
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 
-MOST = 4
+MOST = 8
 """Runs that one chart can tell apart."""
 OWN = ("run.name", "run.notify")  # other in every run, so it says nothing; a secret
 
 
 def fit_to_compare(names: Sequence[str]) -> None:
-    """Raises UsageError where these are not two to four names; asked before any of them is looked for."""
+    """Raises UsageError where these are not two to `MOST` names; asked before any of them is looked for."""
     if not 2 <= len(names) <= MOST or not all(names):
         got = " ".join(visible(name) or "''" for name in names) or "none"
         raise UsageError(f"RUN: must be two to {MOST} different runs; got {got}.", "`workbench runs` lists them.")

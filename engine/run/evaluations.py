@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -27,6 +28,23 @@ NOT_MEASURED = ("_runtime", "_per_second", "_preparation_time", "eval_num_tokens
 """Ends of names that trainers log beside what they measure."""
 
 
+INSTALL = "`pip install -U lm-eval` brings it."
+
+
+def tasks_of(named: Sequence[str]) -> list[Path]:
+    """The files of tasks of lm-evaluation-harness. Raises UsageError for one that is none, WorkbenchError without the harness."""
+    files = [Path(each).expanduser().absolute() for each in named]
+    for file in files:
+        if file.suffix not in (".yaml", ".yml") or not file.is_file():
+            raise UsageError(
+                f"--tasks: must be a task's YAML file; got {visible(redact(str(file)))}.",
+                "Its rows lie on this machine, named in it as dataset_path and dataset_kwargs.data_files.",
+            )
+    if files and importlib.util.find_spec("lm_eval") is None:
+        raise WorkbenchError("--tasks: needs lm-evaluation-harness, which is not installed.", INSTALL)
+    return files
+
+
 class Evaluation(Task):
     """One evaluation in a process of its own."""
 
@@ -40,12 +58,14 @@ class Evaluation(Task):
         *,
         base: bool = False,
         data: Path | None = None,
+        tasks: Sequence[Path] = (),
         device: str = "auto",
         command: Sequence[str] = COMMAND,
     ) -> None:
         """`base` measures the model as training began with it, too; `data` is a file in the place of the run's own
-        held-out rows; `device` is `auto` or `cpu`."""
+        held-out rows; `tasks` are files of lm-evaluation-harness, by which it is measured instead; `device` is `auto` or `cpu`."""
         asked = {"run": str(run.path), "step": step, "base": base, "data": str(data) if data else None}
+        asked["tasks"] = [str(each) for each in tasks]
         super().__init__(asked, command, _placed(run, device), (*ALL_TOKENS, *for_rewards(os.environ)))
 
 

@@ -19,7 +19,7 @@ from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import absolute, place_of
 from engine.config.tree import RunConfig, fields
 from engine.errors import Cancelled, WorkbenchError
-from engine.figures import progress
+from engine.figures import doing
 from engine.session.draft import Draft
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class FactsCollector:
             self._tickets[what].cancel()
 
         def on_progress(state: dict[str, Any]) -> None:
-            self.asking = f"{state.get('what', words)}: {progress(state)}"
+            self.asking = doing(state, words)
             self._wake()
 
         self.asking = f"{words} …"

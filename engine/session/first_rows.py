@@ -119,8 +119,8 @@ def _look_at_generated(path: str, source: Mapping[str, Any], seed: int) -> Look:
 
     split, known = str(source.get("split") or "train"), GENERATED[path]
     try:
-        made = known.rows(split, seed, SHOWN_ROWS)
+        made = known.of(source, split, seed, SHOWN_ROWS)
     except (ValueError, WorkbenchError) as problem:
         return Look(path, problems=(str(problem),))
     texts = tuple(condensed(row) for row in made)
-    return Look(path, "messages", known.about, (), known.columns, (), texts, known.total(split))
+    return Look(path, known.format, known.about, (), known.columns, (), texts, known.total(split, source.get("rows")))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config.files import absolute
 from engine.config.tree import fields
 from engine.errors import Cancelled, WorkbenchError
-from engine.figures import count, percent, progress
+from engine.figures import count, doing, percent
 from engine.session.collector import Ask
 from engine.session.draft import Draft
 
@@ -57,7 +57,7 @@ class RowQuestion:
         words = self.progress.removesuffix(" …")
 
         def on_progress(state: dict[str, Any]) -> None:
-            self.progress = f"{state.get('what', words)}: {progress(state)}"
+            self.progress = doing(state, words)
             self._wake()
 
         base, asked = self.draft.base, {"rows": self.wanted, "count": count, "split": split}
@@ -119,6 +119,26 @@ def trained_words(row: Mapping[str, Any]) -> str:
     trained = sum(bool(token["trained"]) for token in tokens)
     share = f" ({percent(trained / len(tokens))})" if tokens else ""
     return f"{length_words(row)}, {count(trained)} trained{share}"
+
+
+def of_prompts(draft: Draft) -> bool:
+    """The rows are prompts: nothing in them is trained."""
+    return type(draft.config.method).rows == "prompts"
+
+
+def head_words(draft: Draft, found: Mapping[str, Any], row: Mapping[str, Any] | None, at: int) -> list[str]:
+    """What stands above row `at` of an answer `found`: its place, the method, its tokens, the cut, the template."""
+    total = found.get("total")
+    kind = "Pack" if row and row.get("documents") else "Row"
+    parts = [f"{kind} {count(at)}" + (f" of {count(total)}" if total else ""), draft.config.method.kind.upper()]
+    if row:
+        prompt = f"{count(len(tokens_of(row)))} tokens of prompt, the model answers itself"
+        parts.append(prompt if of_prompts(draft) else trained_words(row))
+        if row.get("truncated"):
+            parts.append(f"cut at {count(draft.config.data.max_length)}")
+        if template := found.get("template"):
+            parts.append("its own template" if "tokenizer" in template else f"template {template}")
+    return parts
 
 
 def image_words(image: Mapping[str, Any]) -> str:

@@ -4,6 +4,9 @@ TRL samples, scores and splits; hooked in are the rows (tokens already, never re
 reward functions), the sampler's order (a function of seed and epoch, so that a resumed run goes on with the same prompts)
 and the buffer of sampled answers, which goes into each checkpoint: TRL begins it anew, and a resume in the middle of one
 would train on other answers. Refuses nothing itself: the rewards are tried on the first rows before there is a trainer.
+
+Images stay references until a model is asked: TRL would render their prompts again and split their tensors by family, and
+its buffer would hold them in each checkpoint. Each pass is given what the collators give for its rows instead.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,9 +25,12 @@ from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
+from engine.config.method import learns_from_images
 from engine.config.rollouts import Rollouts
 from engine.config.tree import RunConfig, method_of
+from engine.data.prompts import reward_columns, written
 from engine.data.tokens import chat_of
+from engine.data.vision import ImageBatch, images_of
 from engine.errors import WorkbenchError
 from engine.features.built import Built, Notes, base_model
 from engine.generate import end_of_turn, stop_ids, without_router_loss
@@ -63,6 +70,13 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops
         self.generation_config.eos_token_id = stops
         self.register_state("rollouts", Buffer(self))
+        processor = images_of(self.processing_class) if learns_from_images(config.method.kind) else None
+        self.images = None if processor is None else ImageBatch(processor)
+        if self.images is not None:
+            # TRL leaves out the token of an image: sampled, it would be a place without an image. Others are such places too.
+            videos = getattr(self.model.config, "video_token_id", None)
+            never = sorted(self.images.ids | ({videos} if videos is not None else set()))
+            self.generation_kwargs["suppress_tokens"] = self.generation_config.suppress_tokens = never
 
     def hold_to(self, reference: PreTrainedModel | None, beta: float) -> None:
         """The reference, a frozen copy or None for the model without its adapter, and what it weighs.
@@ -128,6 +142,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         batch = super()._prepare_inputs(rows)
         if self.shares_prompts:
             batch = side_by_side(batch)
+        self._shown = batch.get("shown", [])
         if self.mode == "train":
             self.batch_rows.extend(batch["row"].tolist())
             prompts, trained = batch["prompt_mask"].sum(), batch["completion_mask"].sum()
@@ -156,15 +171,17 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         rows = [
             {
                 "prompt": json.loads(row["prompt"]),
-                "columns": json.loads(row["columns"]),
+                "columns": reward_columns(row),
                 "row": row["row"],
                 "prompt_ids": list(row["prompt_ids"]),
             }
             for row in inputs
         ]
-        self._asked = rows
+        self._asked, self._shown = rows, [list(row.get("images") or ()) for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(rows)
         output = self._judged(output)
+        if self.images is not None:
+            output["shown"] = self._shown
         output["row"] = torch.tensor([row["row"] for row in rows])
         output["length"] = torch.tensor([len(ids) for ids in self._answers[0]])
         if self.writer is not None and self.mode == "train":
@@ -176,8 +193,12 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         return output
 
     def _tokenize_prompts(self, prompts: Any) -> tuple[list[list[int]], None, dict[str, Any]]:
-        """The ids that were prepared; TRL would render the template again."""
-        return [row["prompt_ids"] for row in self._asked], None, {}
+        """The ids that were prepared, and the tensors of their images; TRL would render the template again."""
+        ids = [row["prompt_ids"] for row in self._asked]
+        if self.images is None:
+            return ids, None, {}
+        width, pad = max(map(len, ids)), self._tokenizer.pad_token_id
+        return ids, None, self.images(self._shown, torch.tensor([[pad] * (width - len(each)) + each for each in ids]))
 
     def _generate(self, prompts: Any) -> Any:
         made = super()._generate(prompts)
@@ -218,7 +239,13 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         if self.shares_prompts and prompt > 1 and not special:
             each = answers_each(input_ids[:, :prompt], attention_mask[:, :prompt])
         if each == 1 or chunk % each:
-            given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
+            given = (
+                seeing(model, self.images, self._shown) if self.images else model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                batch_size,
+            )
             return super()._get_per_token_logps_and_entropies(*given, **more)
         plain = self.accelerator.unwrap_model(model)
         base = base_model(plain).base_model
@@ -398,11 +425,20 @@ def _refuse_too_few(args: GRPOConfig, prompts: int) -> None:
         )
 
 
+def seeing(model: torch.nn.Module, images: ImageBatch, shown: Sequence[Sequence[str]]) -> Any:
+    """The model, each pass of which is given the images of its rows; `shown` are those of all rows to come, in order."""
+    left = iter(shown)
+
+    def see(input_ids: torch.Tensor, **given: Any) -> Any:
+        own = images(list(islice(left, len(input_ids))), input_ids)
+        return model(input_ids=input_ids, **send_to_device(own, input_ids.device), **given)
+
+    return see
+
+
 def said(message: Any) -> str:
     """A text as it is, or what the messages say, one below the other."""
-    if isinstance(message, str):
-        return message
-    return "\n\n".join(str(each["content"]) for each in message)
+    return message if isinstance(message, str) else "\n\n".join(map(written, message))
 
 
 def _one_each(advantages: torch.Tensor, mask: torch.Tensor) -> list[float]:

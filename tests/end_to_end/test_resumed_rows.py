@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,13 +16,17 @@ from typing import Any
 import pytest
 
 from engine.client import Inspector
+from engine.data.cache_entries import KEY, cache_folder, locked
 from engine.run import launch, store
 from engine.run.process import send
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
+from engine.run.view import RunView, fold_many
 from tests import warm
 from tests.caches import own_cache
 from widgets import Monitor
+from workbench.cli.following import status_line
+from workbench.panels.watching import doing
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -219,3 +224,30 @@ def test_a_damaged_record_is_no_reason_to_go_on_unasked(stopped: RunFolder) -> N
     assert "data.json" in done.stderr
     assert "Traceback" not in done.stderr
     assert workbench(place, "resume", "my-0001", "--accept-data", "--detach").returncode == 0
+
+
+def test_a_run_whose_rows_another_process_prepares_says_so_and_how_far_it_is_and_can_be_stopped(
+    stopped: RunFolder,
+) -> None:
+    (entry,) = [each for each in cache_folder(None).iterdir() if KEY.fullmatch(each.name)]
+    segments = len(events(stopped, "started"))
+
+    def waits() -> list[dict[str, Any]]:
+        return [event for event in events(stopped, "progress") if "another process" in event["what"]]
+
+    with locked(entry, lambda what, done, total: None) as report:
+        launch.resume(stopped)
+        until(waits)
+        assert (waits()[0]["what"], waits()[0]["total"]) == ("waits: another process prepares these rows", 0)
+        report("tokenizing", 1200, 24_000)
+        until(lambda: waits()[-1]["done"])
+        said = "waits: another process prepares these rows (tokenizing): 1,200 of 24,000"
+        view = fold_many(RunView(), Tail(stopped.events).read())
+        assert status_line(view) == f"{said} rows"
+        assert doing(view) == said
+        with contextlib.closing(Monitor(stopped)) as monitor:
+            told = monitor.answer({"id": "1", "do": "watch", "run": stopped.id}).data
+        assert told["parts"]["now"][2] == said
+        assert workbench(stopped.path.parents[1], "stop", "my-0001").returncode == 0
+        until(lambda: stopped.state in ENDED and not stopped.worker().alive)
+    assert len(events(stopped, "started")) == segments

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from engine.errors import RunNotFound, WorkbenchError
+from engine.export.places import COMMON_K_QUANTS, FORMS, QUANTS
 from engine.export.process import Export
 from engine.run import control, store
 from engine.run.ending import facts, ways
@@ -331,7 +332,7 @@ def test_counts_and_readings_of_a_device_are_no_curves(watched: Any) -> None:
 
 
 def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_they_say(
-    watched: Any, monkeypatch: pytest.MonkeyPatch
+    watched: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, monitor, view = watched
     run.steps(20, eval_loss=2.0)
@@ -369,7 +370,7 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
     places: list[Any] = []
 
     def take_along(task: Export, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        places.append(task.request["places"])
+        places.append((task.request["places"], task.request["quant"]))
         raise WorkbenchError("the disk is full", "Free some space.")
 
     monkeypatch.setattr(Export, "run", take_along)
@@ -378,4 +379,31 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
         lambda: monitor.answer({"id": "3", "do": "export", "run": name}).data["ok"]
     )  # what was begun before has ended
     until(lambda: (view.look(), "the disk is full" in view.parts["now"][3])[1])
-    assert places == [{"safetensors": str(Path.cwd() / f"{name}-export" / "safetensors")}]
+    folder = Path.cwd() / f"{name}-export"
+    assert places == [({"safetensors": str(folder / "safetensors")}, "F16")]
+
+    # The forms and number formats of the command and the app; K-quants where something here makes them.
+    def offered() -> dict[str, Any]:
+        view.look()
+        return next(way for way in view.parts["end"]["ways"] if way["do"] == "export")
+
+    monkeypatch.setattr("engine.export.llama_cpp.installed", lambda: False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    without = offered()
+    assert dict(without["forms"]) == FORMS
+    assert (list(without["quants"]), "pip install llama-cpp-python" in without["needs"]) == ([*QUANTS], True)
+    (tmp_path / "llama-quantize").touch(0o755)
+    assert (list(offered()["quants"]), offered()["needs"]) == ([*QUANTS, *COMMON_K_QUANTS], "")
+    asked = {"do": "export", "run": name, "forms": ["gguf", "modelfile"], "quant": "Q4_K_M"}
+    until(lambda: monitor.answer({"id": "4", **asked}).data["ok"])
+    until(lambda: len(places) == 2)
+    wanted = {"gguf": folder / f"{name}-Q4_K_M.gguf", "modelfile": folder / "Modelfile"}
+    assert places[1] == ({form: str(place) for form, place in wanted.items()}, "Q4_K_M")
+    for bad, why in (
+        ({"forms": []}, "Nothing is ticked"),
+        ({"forms": ["onnx"]}, "must be one of safetensors"),
+        ({"forms": ["gguf"], "quant": "Q9"}, "quant: must be one of F16, BF16, Q8_0, Q2_K"),
+    ):
+        refused = monitor.answer({"id": "5", **asked, **bad}).data
+        assert not refused["ok"]
+        assert why in refused["error"]

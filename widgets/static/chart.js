@@ -5,7 +5,7 @@
 import { h, number } from "./dom.js";
 
 const MOST_POINTS = 4096;
-const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3]];
+const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3], [1, 6], [12, 3, 5, 3], [8, 3, 2, 3, 2, 3], [4, 4]];
 const TONES = ["--ftw-accent", "--ftw-second", "--ftw-third", "--ftw-fourth"];
 
 /** A binary buffer of the channel as numbers, copied because its offset may not be aligned. */

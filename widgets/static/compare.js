@@ -1,5 +1,5 @@
 /**
- * Two to four runs laid beside each other: one curve of each on one chart, the settings that differ, their answers. Curves
+ * Two to eight runs laid beside each other: one curve of each on one chart, the settings that differ, their answers. Curves
  * come run by run as a monitor's do; a run is told by its sign, its dashes and its name, never by colour alone.
  */
 import { Chart } from "./chart.js";
@@ -8,7 +8,7 @@ import { button, fill, h, number, openWhenReady, tabs, timer } from "./dom.js";
 import { Held } from "./held.js";
 import { RESTING, STATE } from "./runhead.js";
 
-const SIGNS = ["──", "╌╌", "··", "─·"];
+const SIGNS = ["──", "╌╌", "··", "─·", "┈┈", "─╌", "╌·", "╴╴"];
 const ASPECTS = [
   { id: "curves", title: "Curves" },
   { id: "settings", title: "Settings that differ" },
@@ -91,7 +91,7 @@ function missing(held) {
 
 /** A run by its sign and name. */
 function called({ name, tone, sign }) {
-  return h("span", { class: `ftw-tone${tone}` }, h("span", { class: "ftw-sign", "aria-hidden": "true" }, sign), ` ${name}`);
+  return h("span", { class: `ftw-tone${tone % 4}` }, h("span", { class: "ftw-sign", "aria-hidden": "true" }, sign), ` ${name}`);
 }
 
 function standing(run) {

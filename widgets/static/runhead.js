@@ -30,6 +30,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
   const end = h("section", { class: "ftw-end", hidden: true, "aria-label": "what the run leaves" });
   const actions = h("span", { class: "ftw-actions" });
   let [drawn, ended, mended] = [null, null, null];
+  const taken = { forms: new Set(["safetensors"]), quant: "F16" };
 
   const control = async (verb) => {
     const answer = await stage.ask("control", { run, verb });
@@ -66,8 +67,23 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
   });
   where.hidden = true;
 
+  /** What is taken along is ticked; a GGUF has a number format. What was chosen outlives what is drawn. */
+  const takeAlong = (entry) => {
+    const tick = ([form, words]) => {
+      const box = h("input", { type: "checkbox", checked: taken.forms.has(form), on: { change: () => (box.checked ? taken.forms.add(form) : taken.forms.delete(form)) } });
+      const format = form === "gguf" ? h("select", { "aria-label": "number format of the GGUF", on: { change: (event) => (taken.quant = event.target.value) } }, entry.quants.map((quant) => h("option", { value: quant, selected: quant === taken.quant }, quant))) : null;
+      return h("div", {}, h("label", {}, box, ` ${form}`), " ", format, h("span", { class: "ftw-quiet" }, ` ${words}`));
+    };
+    const begin = button(entry.title, async () => {
+      const answer = await stage.ask("export", { run, forms: [...taken.forms], quant: taken.quant });
+      if (answer) stage.notice("");
+      again();
+    });
+    return h("div", {}, begin, h("div", { class: "ftw-forms" }, entry.forms.map(tick), entry.needs ? h("div", { class: "ftw-quiet" }, entry.needs) : null, h("code", {}, entry.command)));
+  };
   const way = (entry) => {
     const act = entry.do === "chat" ? talk : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
+    if (entry.forms) return takeAlong(entry);
     const command = entry.command ? h("code", {}, entry.command) : null;
     return h("div", {}, button(entry.title, act), h("span", { class: "ftw-quiet" }, entry.means, command ? h("br") : null, command));
   };

@@ -111,7 +111,7 @@ function stateMark(state) {
   return h("span", { class: "ftw-state", dataset: { kind } }, `${glyph} ${state}`);
 }
 
-const MOST_COMPARED = 4;
+const MOST_COMPARED = 8;
 
 /** The runs of the folder as a table, newest first; a click opens its monitor in the same place, marked ones are compared. */
 function runsView(stage, visible) {
@@ -135,7 +135,7 @@ function runsView(stage, visible) {
   };
   const count = () => {
     beside.disabled = marked.size < 2;
-    say(words, marked.size < 2 ? "mark two to four runs to lay them beside each other" : [...marked].join(", "));
+    say(words, marked.size < 2 ? "mark two to eight runs to lay them beside each other" : [...marked].join(", "));
     for (const box of list.querySelectorAll("input")) box.disabled = !box.checked && marked.size >= MOST_COMPARED;
   };
   const box = ({ id }) =>

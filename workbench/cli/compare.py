@@ -33,7 +33,7 @@ ENDLESS = 100_000
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
-    """Lay two to four runs beside each other: curves, settings that differ, answers to the same prompts."""
+    """Lay two to eight runs beside each other: curves, settings that differ, answers to the same prompts."""
     fit_to_compare(names)
     root = store.runs_dir(runs)
     folders = [store.find(name, root) for name in names]

@@ -12,7 +12,7 @@ from engine.errors import UsageError, redact, visible
 from engine.figures import progress
 from engine.run import store
 from engine.run.curves import ordered, titled, worded
-from engine.run.evaluations import Evaluation, keep, step_of
+from engine.run.evaluations import Evaluation, keep, step_of, tasks_of
 from workbench.cli.output import clear, echo, print_json, rewrite
 
 
@@ -25,11 +25,25 @@ from workbench.cli.output import clear, echo, print_json, rewrite
 @click.option(
     "--data", "data", type=click.Path(path_type=Path), metavar="FILE", help="Rows to measure, not the run's own."
 )
+@click.option(
+    "--tasks",
+    "tasks",
+    multiple=True,
+    metavar="FILE",
+    help="A task of lm-evaluation-harness (YAML); may be given often.",
+)
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu", help="Where the model computes.")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
-    name: str, wanted: str | None, base: bool, data: Path | None, device: str, runs: str | None, as_json: bool
+    name: str,
+    wanted: str | None,
+    base: bool,
+    data: Path | None,
+    tasks: tuple[str, ...],
+    device: str,
+    runs: str | None,
+    as_json: bool,
 ) -> int:
     """Measure a checkpoint as the run's trainer measures held-out rows, in a process of its own.
 
@@ -37,12 +51,16 @@ def command(
     workbench evaluate my-0001
     workbench evaluate my-0001 --checkpoint best --base
     workbench evaluate my-0001 --data unseen.jsonl
+    workbench evaluate my-0001 --tasks dates.yaml --base
     """
     run = store.find(name, store.runs_dir(runs))
     if data is not None:
         data = data.expanduser().absolute()
         if not data.exists():
             raise UsageError(f"--data: must be a file with rows; got nothing there: {visible(redact(str(data)))}.")
+    if tasks and data is not None:
+        raise UsageError("--tasks: a task names its own rows; got --data beside it.", "Leave one of them out.")
+    files = tasks_of(tasks)
     step = step_of(run, wanted)
 
     def show(message: dict[str, Any]) -> None:
@@ -50,7 +68,7 @@ def command(
         rewrite(state["what"] + (f" {progress({**state, 'unit': 'rows'})} rows" if state["total"] > 1 else " …"))
 
     try:
-        found = Evaluation(run, step, base=base, data=data, device=device).run(show)
+        found = Evaluation(run, step, base=base, data=data, tasks=files, device=device).run(show)
     finally:
         clear()
     record = {"t": round(time.time(), 3), **found}

@@ -150,8 +150,8 @@ def status_line(view: RunView) -> str:
     if view.state == "starting" or (not view.step and not view.latest):
         progress = view.progress
         if progress and progress["what"]:
-            unit = "" if progress["unit"] == "bytes" else progress["unit"]
-            said = f"{progress['what']}: {figures.progress(progress)} {unit}".rstrip()
+            counted = progress["unit"] != "bytes" and (progress["done"] or progress["total"])
+            said = figures.doing(progress) + (f" {progress['unit']}" if counted else "")
         else:
             said = view.phase
         return "  ".join(part for part in (said, silence.words(view.silent_seconds)) if part)

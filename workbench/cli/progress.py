@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.figures import progress
+from engine.figures import doing
 from workbench.cli.output import rewrite
 
 
 def on_stderr(state: Mapping[str, Any]) -> None:
     """Show `what: done of total`, over the line before."""
-    rewrite(f"{state.get('what', '')}: {progress(state)}")
+    rewrite(doing(state))

@@ -13,15 +13,20 @@ from dataclasses import dataclass, field
 
 # Bit of each dot of a braille cell: [column][row from the top].
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-# (drawn, left out) dots along the line: solid, dashed, dotted, dash-dot. Style tells lines apart without colour.
+# (drawn, left out) dots along the line: solid, dashed, dotted, dash-dot, sparse dots, long and short, dash-dot-dot, short
+# dashes. Style tells lines apart without colour; where colours begin anew, two of one colour are the least alike.
 STYLES: tuple[tuple[bool, ...], ...] = (
     (True,),
     (True, True, True, True, False, False, False),
     (True, False, False),
     (True, True, True, True, True, False, False, True, False, False),
+    (True, False, False, False, False, False, False),
+    (True, True, True, True, True, True, True, True, False, False, True, True, True, False, False),
+    (True, True, True, True, True, False, False, True, False, False, True, False, False),
+    (True, True, False, False),
 )
-STYLE_SIGNS = ("──", "╌╌", "··", "─·")
-STYLE_SIGNS_PLAIN = ("--", "- ", "..", "-.")
+STYLE_SIGNS = ("──", "╌╌", "··", "─·", "┈┈", "─╌", "╌·", "╴╴")
+STYLE_SIGNS_PLAIN = ("--", "- ", "..", "-.", "::", "=-", "-:", "==")
 FAINT = 90  # added to a line's number: the raw values behind a smoothed line; the line itself wipes them from its cells
 
 

@@ -47,7 +47,8 @@ class RawRows:
             from engine.builtin import GENERATED
 
             split: Any = source.get("split") or "train"
-            return GENERATED[path].rows(split, seed, self._most) if split in ("train", "eval") else None
+            known = split in ("train", "eval")
+            return list(GENERATED[path].of(source, split, seed, self._most)) if known else None
         local = Path(path)
         if local.is_dir() or local.suffix.lower() in COLUMNAR or not local.exists():
             return None

@@ -12,7 +12,8 @@ from typing import Any
 from rich.cells import cell_len
 from textual.content import Content
 
-from engine.figures import brief, count, duration, number, percent, progress, size, size_of
+from engine.figures import brief, count, duration, number, percent, size, size_of
+from engine.figures import doing as doing_words
 from engine.run import silence, stopping
 from engine.run.best import best_words
 from engine.run.curves import concern, leading, titled, watch_for, worded
@@ -25,7 +26,7 @@ from workbench.panels.paint import Line, clean, columns, cut, fold, paragraph
 
 def doing(view: RunView) -> str:
     """What goes on beside the steps: the phase and how far it is."""
-    return f"{clean(view.progress.get('what'))} {progress(view.progress)}" if view.progress else clean(view.phase)
+    return clean(doing_words(view.progress)) if view.progress else clean(view.phase)
 
 
 def adapter_of(view: RunView) -> str:

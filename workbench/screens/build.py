@@ -29,8 +29,11 @@ from workbench.screens.steps import Steps
 
 if TYPE_CHECKING:
     from engine.run.store import RunFolder
+    from workbench.screens.row_beside import RowBeside
 
 WIDE = 110
+ROOMY = 160
+"""From so many columns the first row stands between form and right column."""
 NARROW = 72  # below this a row of the form has no room for its value beside the right column
 
 
@@ -44,6 +47,7 @@ class BuildScreen(EditingScreen):
     def __init__(self, step: str = "goal") -> None:
         super().__init__()
         self._first = step
+        self._row: RowBeside | None = None
 
     # Frame
 
@@ -78,13 +82,23 @@ class BuildScreen(EditingScreen):
         """More room for names and words where there is more; where there is little, `z` brings the right column for the rail."""
         self.set_class(event.size.width >= WIDE, "wide")
         self.set_class(event.size.width < NARROW, "narrow")
+        roomy = event.size.width >= ROOMY
+        self.set_class(roomy, "roomy")
+        if roomy and self._row is None:
+            from workbench.screens.row_beside import RowBeside  # what it imports is not needed where it has no room
+
+            self._row = RowBeside(self.draft, self.app.inspector)
+            self.steps.mount(self._row, before="#side")
+            self._follow()
 
     def draw(self, key: str | None = None) -> None:
         """Make everything from the draft."""
         draft = self.draft
         self.set_class(self.step == "review", "alone")
+        self.set_class(self.step == "goal", "goal")
         self.steps.draw(key)
         self.draw_foot()
+        self._follow()
         new = f"new config, from recipe {draft.recipe}" if draft.recipe else "new config"
         machine = machine_words(draft.facts.machine) if draft.facts.machine else ""
         self.title_bar.show(draft.path.name if draft.path else new, draft.dirty, machine, self.background.activity)
@@ -94,6 +108,11 @@ class BuildScreen(EditingScreen):
         """Look again at what the draft names, and draw."""
         self.background.look(self.step)
         self.draw()
+
+    def _follow(self) -> None:
+        """The row beside the form is that of the draft; on Goal nothing is read yet, and a narrow window has no room for it."""
+        if self._row is not None and self.has_class("roomy") and self.step != "goal":
+            self._row.follow()
 
     @on(FactsArrived)
     def _learned(self, event: FactsArrived) -> None:

@@ -1,4 +1,4 @@
-"""Two to four runs together: one curve of each on one chart, then what differs in their settings and their answers.
+"""Two to eight runs together: one curve of each on one chart, then what differs in their settings and their answers.
 
 It reads the runs' folders as the monitor does and owns nothing of them. Runs that go on are followed.
 """

@@ -18,8 +18,8 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from engine.errors import WorkbenchError, redact, visible
-from engine.export.llama_cpp import makes_k_quants
-from engine.export.places import COMMON_K_QUANTS, FORMS, QUANTS, adapts_experts, places, refuse_existing
+from engine.export.llama_cpp import offered_quants
+from engine.export.places import FORMS, QUANTS, adapts_experts, places, refuse_existing
 from engine.export.process import Export, part_words, request
 from engine.figures import progress
 from engine.run.store import RunFolder
@@ -115,7 +115,7 @@ class ExportScreen(Dialog[None]):
     def action_format(self) -> None:
         """The next number format of a GGUF."""
         if self._export is None:
-            known = (*QUANTS, *(COMMON_K_QUANTS if makes_k_quants() else ()))
+            known = offered_quants()
             self._quant = known[(known.index(self._quant) + 1) % len(known)]
             self._draw()
 

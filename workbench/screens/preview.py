@@ -21,7 +21,7 @@ from textual.screen import Screen
 
 from engine.errors import WorkbenchError
 from engine.figures import count
-from engine.session.rows import WORST, RowQuestion, tokens_of, trained_words, why_none
+from engine.session.rows import WORST, RowQuestion, head_words, of_prompts, why_none
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine
 from workbench.panels.glyphs import ascii_only
@@ -172,18 +172,8 @@ class PreviewScreen(Screen[None]):
 
     # -- the one-line parts --------------------------------------------------------------------------------------------
     def _draw(self) -> None:
-        row = self.query_one(TokenView).row
-        total = self.found.get("total")
-        kind = "Pack" if row and row.get("documents") else "Row"
-        parts = [f"{kind} {count(self._at)}" + (f" of {count(total)}" if total else "")]
-        parts.append(self.draft.config.method.kind.upper())
-        if row:
-            prompt = f"{count(len(tokens_of(row)))} tokens of prompt, the model answers itself"
-            parts.append(prompt if of_prompts(self.draft) else trained_words(row))
-            if row.get("truncated"):
-                parts.append(f"cut at {count(self.draft.config.data.max_length)}")
-            if template := self.found.get("template"):
-                parts.append("its own template" if "tokenizer" in template else f"template {clean(template)}")
+        words = head_words(self.draft, self.found, self.query_one(TokenView).row, self._at)
+        parts = [clean(part) for part in words]
         room = max(10, self.app.size.width - 2)
         self.query_one("#head", Bar).say(Content.styled(" " + cut(fitting(parts, room), room), "bold"))
         self.query_one("#lengths", Bar).say(Content.styled(" " + cut(lengths_words(self.draft), room), "$wb-dim"))
@@ -275,11 +265,6 @@ def why_shown(wanted: Mapping[str, Any]) -> str:
     if wanted["kind"] == "worst":
         return WORST[wanted["by"]]
     return f"holds {wanted['text']!r}; / again for the next" if wanted["kind"] == "search" else ""
-
-
-def of_prompts(draft: Draft) -> bool:
-    """The rows are prompts: nothing in them is trained."""
-    return type(draft.config.method).rows == "prompts"
 
 
 def lengths_words(draft: Draft) -> str:

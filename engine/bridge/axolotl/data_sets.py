@@ -24,6 +24,7 @@ from engine.bridge.keys import (
 )
 from engine.bridge.sources import READERS, SPLIT_OF_FILE, named_split
 from engine.config.data import IN_MESSAGES
+from engine.config.kinds import SYNTHETIC
 from engine.config.renames import TEMPLATES, sentence_for
 
 _PROMPT = (
@@ -44,6 +45,8 @@ def sources(setting: str) -> Any:
 def _entry(setting: str, number: int, entry: Mapping[str, Any], file: File) -> list[Part]:
     at, method = f"{setting}.{number}", values.method_of(file)
     path, files = str(entry.get("path") or ""), entry.get("data_files")
+    if entry.get("type") in ("_synthetic", "synthetic"):
+        return _synthetic(at, number, entry, file)
     generic = path in READERS and isinstance(files, (str, list))
     parts: list[Part] = [] if entry else [(str(number), entry, unsupported("It names no rows."))]
     for key, value in entry.items():
@@ -79,6 +82,26 @@ def _entry(setting: str, number: int, entry: Mapping[str, Any], file: File) -> l
     return parts
 
 
+def _synthetic(at: str, number: int, entry: Mapping[str, Any], file: File) -> list[Part]:
+    """Rows of tokens drawn by chance; without a length of their own they are as long as a row may be."""
+    answers = {
+        "type": mapped({f"{at}.format": "synthetic"}),
+        "path": mapped({f"{at}.path": SYNTHETIC}),
+        "length": mapped({f"{at}.rows": entry.get("length")}),
+        "sequence_length": mapped({f"{at}.tokens": entry.get("sequence_length")}),
+        "min_input_id": needless(_VOCABULARY),
+        "max_input_id": needless(_VOCABULARY),
+        "seed": needless("run.seed draws them."),
+    }
+    if entry.get("sequence_length") is None and (longest := file.get("sequence_len")) is not None:
+        answers["type"] = mapped({f"{at}.format": "synthetic", f"{at}.tokens": longest})
+    return [
+        (f"{number}.{key}", value, needless(OFF) if value is None else answers.get(str(key), unsupported(_NO_SUCH)))
+        for key, value in entry.items()
+    ]
+
+
+_VOCABULARY = "Tokens are drawn from the whole vocabulary but its special ones."
 SEEN = "multimodal_pretrain"
 _PARTS = "The files of a data set have no setting here: each file is a source with a path of its own below data.train."
 _NO_SUCH = "It is no key of a source that is known of Axolotl, so nothing was taken from it."

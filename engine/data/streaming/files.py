@@ -233,7 +233,7 @@ def stream_parts(plan: Plan, files: Files, processing_class: Any) -> dict[str, A
     and end. Their weights, seed and order decide only how shards are read."""
     content = [
         {
-            "content": _content(source, file),
+            "content": _content(source, file, files.seed),
             "format": source.detection.format,
             "columns": dict(source.detection.columns),
             "limit": file.entry.rows,
@@ -251,7 +251,7 @@ def _cut(path: str, entry: Any, split: str, seed: int, copy: Copy | None = None)
         return cut
     if Path(path).is_file():
         return cut_file(path, entry.rows)
-    return cut_rows(source_rows(path, entry.split, split, seed), entry.rows)
+    return cut_rows(source_rows(path, entry.split, split, seed, source=entry.model_dump()), entry.rows)
 
 
 def _guessed_size(path: str) -> int:
@@ -261,7 +261,7 @@ def _guessed_size(path: str) -> int:
     return (found[0] * (4 if packed else 1)) if found else BYTES
 
 
-def _content(source: Source, file: StreamFile) -> str:
+def _content(source: Source, file: StreamFile, seed: int) -> str:
     """What tells a file from another version of it, at once whatever its size."""
     if file.copy is not None:
         return file.copy.version
@@ -270,7 +270,8 @@ def _content(source: Source, file: StreamFile) -> str:
         if dataset is not None:
             return str(dataset._fingerprint)
         if source.path in BUILTIN_ROWS:
-            return repr((source.path, file.entry.split))
+            entry = file.entry
+            return repr((source.path, entry.split, seed, entry.tokens, entry.min_tokens))
         return repr((source.path, file.count))
     size, date, _ = source.stamp
     digest = hashlib.blake2b(f"{size} {date}".encode())

@@ -44,7 +44,7 @@ class ShardFolder:
 
     def __init__(self, store: Store, key: str, about: dict[str, Any]) -> None:
         self.store, self.path = store, store.path(key)
-        with self.writing(), store.lock(key):
+        with self.writing(), store.lock(key, lambda what, done, total: None):
             self.path.mkdir(exist_ok=True)
             if not (self.path / "meta.json").is_file():
                 self._put(self.path / "meta.json", json.dumps({"stream": about}))

@@ -124,7 +124,11 @@ def _backward_at_once() -> contextlib.AbstractContextManager[Any]:
 
 
 def as_many_graphs(switch: Switch) -> contextlib.AbstractContextManager[Any]:
-    """Inside, in this thread, torch makes up to `MOST_GRAPHS` graphs of a layer's call and raises where one more is wanted."""
+    """Inside, in this thread, torch makes up to `MOST_GRAPHS` graphs of a layer's call and raises where one more is wanted.
+
+    A layer's plain numbers (scales, epsilons) are constants of its graph: taken as inputs, as torch has it for any length at
+    once, they make it trace and compile the graph twice, the first time in vain.
+    """
     return contextlib.nullcontext() if switch.counting else _counting(switch)
 
 
@@ -134,7 +138,7 @@ def _counting(switch: Switch) -> Iterator[None]:
 
     switch.counting = True
     try:
-        with config.patch(recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True):
+        with config.patch(recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True, specialize_float=True):
             yield
     finally:
         switch.counting = False

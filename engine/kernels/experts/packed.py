@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.kernels.device import kernel_serves
 from engine.kernels.experts.launch import (
     Kept,
     Plan,
@@ -93,12 +94,21 @@ class PackedExperts(torch.Tensor):
         found = _unpacked(self.held, self.form, expert, out)
         return found.T if self.form.turned else found
 
+    def unpack_into(self, experts: Tensor, out: Tensor) -> None:
+        """Writes the experts of these numbers [n] into `out` [n, rows, columns] as stored: in one launch on a card."""
+        if kernel_serves(self.held.numbers):
+            from engine.kernels.experts.unpack import unpack
+
+            unpack(self.held, self.form, experts, out)
+            return
+        for expert, place in zip(experts.tolist(), out, strict=True):
+            _unpacked(self.held, self.form, expert, place)
+
     def all_unpacked(self) -> Tensor:
         """[E, out, in], every expert."""
-        held, form = self.held, self.form
-        every = torch.empty(self.shape[0], form.rows, form.columns, dtype=form.dtype, device=self.device)
-        for expert, place in enumerate(every):
-            _unpacked(held, form, expert, place)
+        form, experts = self.form, self.shape[0]
+        every = torch.empty(experts, form.rows, form.columns, dtype=form.dtype, device=self.device)
+        self.unpack_into(torch.arange(experts, device=self.device), every)
         return every.transpose(1, 2) if form.turned else every
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -249,11 +259,22 @@ def _unpacked(held: Held, form: Form, expert: int, out: Tensor | None) -> Tensor
 
 
 class Group(NamedTuple):
-    """Routed experts that are unpacked together, how many slots each has, and where theirs begin in the order by expert."""
+    """Routed experts that are unpacked together: the places of the first and behind the last among those routed, and where
+    their slots begin and end in the order by expert."""
 
-    experts: list[int]
-    slots: list[int]
+    begin: int
+    end: int
     first: int
+    last: int
+
+
+class Routed(NamedTuple):
+    """Slots by expert: `experts` [n] those routed, `order` [S] the slots by expert, those of none last, and `owner` [S] the
+    place of each among the routed."""
+
+    experts: Tensor
+    order: Tensor
+    owner: Tensor
 
 
 class _Pass(NamedTuple):
@@ -289,20 +310,21 @@ class _OverPacked(torch.autograd.Function):
         routing: Tensor, *small: Tensor | None,
     ) -> Tensor:  # fmt: skip
         way = _BY_KERNELS if serves(x, ids) else _BY_REFERENCE
-        order, groups = _grouped(ids, gate_up.shape[0], _at_once(gate_up, down) if way is _BY_KERNELS else 1)
+        routed, groups = _grouped(ids, gate_up.shape[0], _at_once(gate_up, down) if way is _BY_KERNELS else 1)
         every, kept = x.new_zeros(ids.numel(), x.shape[1]), list[Tensor | None]()
-        for slots, held, rows in _unpacked_in_turn(gate_up, down, small, order, groups, x, ids, routing):
+        for slots, held, rows in _unpacked_in_turn(gate_up, down, small, routed, groups, x, ids, routing):
             with torch.autocast(x.device.type, enabled=False):
                 every[slots], keeps = way.forward(*rows, held, settings)
             kept += keeps
         ctx.settings, ctx.packed, ctx.groups, ctx.way = settings, (gate_up, down), groups, way
-        ctx.save_for_backward(x, ids, routing, order, *small, *kept)
+        ctx.save_for_backward(x, ids, routing, *routed, *small, *kept)
         return _by_token(every, ids, x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         first_derivatives_alone("expert_mlp")
-        x, ids, routing, order, *rest = ctx.saved_tensors
+        x, ids, routing, *rest = ctx.saved_tensors
+        routed, rest = Routed(*rest[:3]), rest[3:]
         small, kept, count = rest[:6], rest[6:], ctx.way.keeps
         _, _, _, need_x, _, need_routing, *need = ctx.needs_input_grad
         d_slots = x.new_zeros(ids.numel(), x.shape[1])
@@ -310,7 +332,7 @@ class _OverPacked(torch.autograd.Function):
         found = [torch.zeros_like(part) if wanted else None for part, wanted in zip(small, need, strict=True)]
         wanted = [need_x, need_routing, False, False, *need]
         gate_up, down = ctx.packed
-        turns = _unpacked_in_turn(gate_up, down, small, order, ctx.groups, x, ids, routing)
+        turns = _unpacked_in_turn(gate_up, down, small, routed, ctx.groups, x, ids, routing)
         for number, (slots, held, rows) in enumerate(turns):
             keeps = kept[count * number : count * (number + 1)]
             dy = grads[0][slots // ids.shape[1]]
@@ -320,9 +342,10 @@ class _OverPacked(torch.autograd.Function):
                 d_slots[slots] = d_rows
             if need_routing:
                 d_routing.view(-1)[slots] = d_share.view(-1)
+            among = routed.experts[ctx.groups[number].begin : ctx.groups[number].end]
             for room, part in zip(found, of_small, strict=True):
                 if room is not None:
-                    room[ctx.groups[number].experts] = part
+                    room[among] = part
         dx = _by_token(d_slots, ids, x) if need_x else None
         return None, None, None, dx, None, d_routing if need_routing else None, *found
 
@@ -333,40 +356,41 @@ def _at_once(gate_up: PackedExperts, down: PackedExperts) -> int:
     return max(1, EXPERT_BUFFER // each)
 
 
-def _grouped(ids: Tensor, experts: int, at_once: int) -> tuple[Tensor, list[Group]]:
-    """The slots in the order of their experts, those of none last, and the groups of routed experts."""
+def _grouped(ids: Tensor, experts: int, at_once: int) -> tuple[Routed, list[Group]]:
+    """The slots by expert and the groups of routed experts. Waits for the device, once."""
     flat = ids.reshape(-1).long()
     owners = flat.masked_fill((flat < 0) | (flat >= experts), experts)
-    counts = torch.bincount(owners, minlength=experts + 1)[:experts].tolist()
-    routed = [expert for expert, count in enumerate(counts) if count]
-    groups, first = list[Group](), 0
-    for start in range(0, len(routed), at_once):
-        some = routed[start : start + at_once]
-        groups.append(Group(some, [counts[expert] for expert in some], first))
-        first += sum(groups[-1].slots)
-    return owners.argsort(stable=True), groups
+    order = owners.argsort(stable=True)
+    counts = torch.bincount(owners, minlength=experts + 1)[:experts]
+    ends = [0, *counts.cumsum(0).tolist()]
+    among = [expert for expert in range(experts) if ends[expert + 1] > ends[expert]]
+    groups = list[Group]()
+    for begin in range(0, len(among), at_once):
+        some = among[begin : begin + at_once]
+        groups.append(Group(begin, begin + len(some), ends[some[0]], ends[some[-1] + 1]))
+    place = (counts > 0).long().cumsum(0) - 1
+    routed = torch.tensor(among, dtype=torch.long).to(ids.device, non_blocking=True)
+    return Routed(routed, order, place[owners[order].clamp(max=experts - 1)]), groups
 
 
 def _unpacked_in_turn(
-    gate_up: PackedExperts, down: PackedExperts, small: Sequence[Tensor | None], order: Tensor, groups: list[Group],
+    gate_up: PackedExperts, down: PackedExperts, small: Sequence[Tensor | None], routed: Routed, groups: list[Group],
     x: Tensor, ids: Tensor, routing: Tensor,
 ) -> Iterator[tuple[Tensor, list[Tensor | None], tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
     """Of each group its slots, its weights, unpacked into the room of the group before, and its rows with their ids and
     routing weights."""
-    most = max((len(group.experts) for group in groups), default=0)
+    most = max((group.end - group.begin for group in groups), default=0)
     rooms = [x.new_empty(most, each.form.rows, each.form.columns, dtype=each.dtype) for each in (gate_up, down)]
     for group in groups:
+        among = routed.experts[group.begin : group.end]
         held = list[Tensor | None]()
         for packed, room in zip((gate_up, down), rooms, strict=True):
-            for expert, place in zip(group.experts, room, strict=False):
-                packed.unpack(expert, place)
-            some = room[: len(group.experts)]
+            some = room[: len(among)]
+            packed.unpack_into(among, some)
             held.append(some.transpose(1, 2) if packed.form.turned else some)
-        held += [None if part is None else part[group.experts] for part in small]
-        slots = order[group.first : group.first + sum(group.slots)]
-        local = torch.arange(len(group.slots), device=x.device).repeat_interleave(
-            torch.tensor(group.slots, device=x.device), output_size=slots.shape[0]
-        )
+        held += [None if part is None else part[among] for part in small]
+        slots = routed.order[group.first : group.last]
+        local = routed.owner[group.first : group.last] - group.begin
         rows = x[slots // ids.shape[1]], local[:, None], routing.reshape(-1)[slots, None]
         yield slots, held, rows
 

@@ -456,3 +456,22 @@ def test_what_shares_a_model_out_is_answered_by_what_does_it_here(tmp_path: Path
         in outcomes("load_in_4bit: true\nadapter: qlora\nfsdp: full_shard auto_wrap")["fsdp"][1]
     )
     assert outcomes("fsdp: [hybrid_shard]")["fsdp"][0] == "unsupported"
+
+
+def test_synthetic_rows_of_axolotl_are_as_many_and_as_long_here():
+    rows = {
+        "path": "synthetic",
+        "type": "_synthetic",
+        "length": 70,
+        "sequence_length": 96,
+        "min_input_id": 100,
+        "seed": 3,
+    }
+    file = {"base_model": "a/b", "sequence_len": 128, "datasets": [rows]}
+    ledger = take_over(parse(as_yaml(file)), TOOLS["axolotl"])
+    assert ledger.mapping["data"]["train"] == [
+        {"format": "synthetic", "path": "builtin/synthetic", "rows": 70, "tokens": 96}
+    ]
+    del rows["sequence_length"]
+    ledger = take_over(parse(as_yaml(file)), TOOLS["axolotl"])
+    assert ledger.mapping["data"]["train"][0]["tokens"] == 128

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.data.cache_entries import locked
 from engine.data.prepare import prepare
 from engine.errors import Cancelled, WorkbenchError
 
@@ -58,8 +61,6 @@ def test_nothing_changed_hits_and_any_change_misses(
     assert [prepare(config, minimind).cached for config in changed] == [False] * len(changed)
     assert [prepare(config, minimind).cached for config in changed] == [True] * len(changed)
     assert not prepare(make_config(path), phi).cached
-    import copy
-
     own = copy.deepcopy(minimind)
     own.chat_template = own.chat_template.replace("im_end|>\\n", "im_end|>\\n\\n")
     assert not prepare(make_config(path), own).cached
@@ -85,6 +86,49 @@ def test_progress_reaches_the_end(write: Write, make_config: Config, minimind: A
     prepare(make_config(write([_chat("q", "a")] * 700)), minimind, on_progress=lambda *state: seen.append(state))
     assert seen[-1] == ("tokenizing", 700, 700)
     assert ("tokenizing", 256, 700) in seen
+
+
+def test_who_waits_for_rows_hears_how_far_their_maker_is(
+    write: Write, make_config: Config, minimind: Any, tmp_path: Path
+) -> None:
+    path, there = write([_chat(f"q {n}", f"a {n}") for n in range(600)]), tmp_path / "p"
+    config = make_config(path, dataset_prepared_path=str(there))
+    heard, held = threading.Event(), threading.Event()
+
+    def slowly(what: str, done: int, total: int) -> None:
+        if what == "tokenizing":
+            held.set()
+            assert heard.wait(60)
+
+    maker = threading.Thread(target=prepare, args=(config, minimind), kwargs={"on_progress": slowly})
+    maker.start()
+    assert held.wait(60)
+    seen: list[tuple[str, int, int]] = []
+
+    def hear(what: str, done: int, total: int) -> None:
+        seen.append((what, done, total))
+        if done and what.startswith("waits"):
+            heard.set()
+
+    other = copy.deepcopy(minimind)
+    found = prepare(config, other, on_progress=hear)
+    maker.join()
+    assert ("waits: another process prepares these rows (tokenizing)", 256, 600) in seen
+    assert found.cached
+    assert {each.suffix for each in there.iterdir() if each.name.startswith(".")} <= {".lock"}
+
+
+def test_what_a_killed_maker_left_is_not_told_of_the_next_one(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    (tmp_path / ".rows.progress").write_text('["tokenizing", 5, 9]')
+
+    def stop(*state: Any) -> None:
+        seen.append(state)
+        raise Cancelled("cancelled")
+
+    with locked(tmp_path / "rows", lambda *_: None), pytest.raises(Cancelled), locked(tmp_path / "rows", stop):
+        raise AssertionError("two hold one lock")
+    assert seen == [("waits: another process prepares these rows", 0, 0)]
 
 
 def test_a_folder_that_cannot_be_written_is_named(

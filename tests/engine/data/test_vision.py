@@ -19,6 +19,7 @@ from engine.data.collate import collator_for
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.preview import preview
+from engine.data.prompts import reward_columns, written
 from engine.data.vision import open_image
 from engine.errors import DataError, ModelError
 from tests.engine.seeing import FAMILIES, real_processor
@@ -134,6 +135,24 @@ def test_every_way_to_give_an_image_gives_the_same_row(
     found.append((prepared.dataset[0]["input_ids"], prepared.dataset[0]["labels"]))
     assert all(each == found[0] for each in found)
     assert processors["idefics3"].image_token_id in found[0][0]
+    # A prompt alone is what stands before the answer, and the rewards are told of the image beside the row's other columns.
+    table = table.append_column("kind", [["cat"]])
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    more = [
+        {"prompt": "<image>What?", "answer": "It is a cat.", "image": "cat.png"},
+        {"prompt": "What?", "answer": "It is a cat.", "image": {"path": "cat.png"}},
+        {"prompt": [{"role": "user", "content": part(image="cat.png")}], "answer": "It is a cat."},
+    ]
+    paths = [write([{**row, "kind": "cat"}], f"prompt-{number}.jsonl") for number, row in enumerate([*rows, *more])]
+    learned_from = found[0][1].index(next(label for label in found[0][1] if label != IGNORED))
+    for each in (*paths, tmp_path / "rows.parquet"):
+        row = prepare(make_config(each, method="grpo"), processors["idefics3"]).dataset[0]
+        assert row["prompt_ids"] == found[0][0][:learned_from], each
+        columns = reward_columns(row)
+        assert (columns["kind"], columns["answer"]) == ("cat", "It is a cat.")
+        assert open_image(columns["images"][0]).size == (40, 30)
+        assert "bytes" not in row["columns"]
+        assert ["".join(map(written, json.loads(row["prompt"])))] == ["<image>What?"]
 
 
 def test_several_images_keep_their_order_and_rows_of_text_stand_beside_them(
@@ -501,6 +520,11 @@ def test_what_cannot_serve_images_refuses_by_name(
     path = write([{**pair, "images": ["cat.png"]}], "pairs.jsonl")
     with pytest.raises(DataError, match="the row has images, which method orpo does not learn from yet"):
         prepare(make_config(path, method="orpo"), processors["idefics3"])
+    with pytest.raises(DataError, match="which method ppo does not learn from yet") as refused:
+        prepare(
+            make_config(write([{"prompt": "<image>?", "images": ["cat.png"]}]), method="ppo"), processors["idefics3"]
+        )
+    assert refused.value.hint == "Choose method grpo or gdpo, or rows of text."
 
 
 def test_pairs_and_rated_rows_keep_the_images_of_their_prompt(
@@ -546,6 +570,31 @@ def test_pairs_and_rated_rows_keep_the_images_of_their_prompt(
         bad = write([{**given[0], part: [{"role": "assistant", "content": "<image>"}]}], "bad.jsonl")
         with pytest.raises(DataError, match="2 places for images, and column images holds 1 image"):
             prepare(make_config(bad, method=method), processor)
+
+
+def test_a_prompt_alone_is_shown_with_its_images_and_never_cut_through_one(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any]
+) -> None:
+    picture(tmp_path)
+    processor = processors["qwen2_5_vl"]
+    rows = [{"prompt": "<image>What is it?", "images": ["cat.png"]}, {"prompt": "And it?", "images": []}]
+    config = make_config(path := write(rows), method="grpo")
+    first, second = prepare(config, processor).dataset
+    assert (first["images"], second["images"]) == ([str(tmp_path / "cat.png")], [])
+    shown = preview(config, processor)["rows"][0]
+    (image,) = shown["images"]
+    items = shown["parts"]["prompt"]
+    assert [item["id"] for item in items] == first["prompt_ids"]
+    tokens = first["prompt_ids"][image["start"] : image["end"]]
+    assert processor.tokenizer.decode(tokens).startswith("<|vision_start|><|image_pad|>")
+    assert tokens.count(processor.image_token_id) == first["prompt_ids"].count(processor.image_token_id) > 0
+    assert open_image(image["thumbnail"]).getpixel((0, 0)) == (200, 30, 30)
+    for side, limit in (("right", image["end"] - 1), ("left", len(first["prompt_ids"]) - 1)):
+        cut = make_config(path, method="grpo", excess_length="truncate", truncation_side=side, max_length=limit)
+        assert [row["images"] for row in prepare(cut, processor).dataset] == [[]]
+    bad = write([{"prompt": "<image><image>What is it?", "images": ["cat.png"]}], "bad.jsonl")
+    with pytest.raises(DataError, match="2 places for images, and column images holds 1 image"):
+        prepare(make_config(bad, method="grpo"), processor)
 
 
 def test_an_image_that_changed_is_prepared_anew_or_named(

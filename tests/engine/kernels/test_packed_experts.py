@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
-from engine.kernels.experts.packed import PackedExperts, Packer
+from engine.kernels.experts.packed import KINDS, PackedExperts, Packer
 
 pytest.importorskip("bitsandbytes", reason="bits are bitsandbytes'")
 EXPERTS, WIDTH, HIDDEN, TOKENS, TOP_K, RANK = 6, 24, 32, 11, 2, 3
@@ -87,15 +87,15 @@ def test_every_case_is_that_of_the_unpacked_numbers():
 
 def test_routed_experts_alone_are_unpacked_in_a_bounded_room_and_nothing_of_them_is_kept(monkeypatch):
     held, asked, rooms, kept = weights(), [], set(), []
-    unpack = PackedExperts.unpack
+    unpack = PackedExperts.unpack_into
 
-    def seen(self, expert, out=None):
-        asked.append(expert)
+    def seen(self, experts, out):
+        asked.extend(experts.tolist())
         rooms.add(out.untyped_storage().data_ptr())
         assert out.untyped_storage().nbytes() <= 4 * 2 * WIDTH * HIDDEN
-        return unpack(self, expert, out)
+        return unpack(self, experts, out)
 
-    monkeypatch.setattr(PackedExperts, "unpack", seen)
+    monkeypatch.setattr(PackedExperts, "unpack_into", seen)
 
     def keep(each):
         if torch._C._current_graph_task_id() < 0:  # not what the backward pass makes for itself
@@ -140,11 +140,38 @@ def test_a_packed_weight_is_a_weight_to_whoever_asks():
         half.done()
 
 
+def unpacked_alike(device):
+    """One launch gives any experts in any order, bit for bit as bitsandbytes unpacks each, whatever an expert's size."""
+    launches = []
+    formats = torch.float16, torch.float32, torch.bfloat16
+    for kind in KINDS:
+        for dtype in formats[: 3 if device == "cuda" else 2]:  # the interpreter cuts bfloat16 where cards round
+            for rows, columns in ((7, 24), (64, 100), (40, 448)):
+                packer = Packer(5, kind, dtype)
+                for _ in range(5):
+                    packer.add((torch.randn(rows, columns, device=device) * 3).to(dtype))
+                held = packer.done()
+                experts = torch.tensor([4, 0, 2, 2], device=device)
+                out = torch.full((4, rows, columns), float("nan"), dtype=dtype, device=device)
+                held.unpack_into(experts, out)
+                for expert, found in zip(experts.tolist(), out, strict=True):
+                    assert torch.equal(found, held.unpack(expert)), (kind, dtype, rows, columns, expert)
+                launches.append(len(out))
+    assert len(launches) == 9 * (3 if device == "cuda" else 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_one_launch_unpacks_as_bitsandbytes_does_on_the_gpu():
+    unpacked_alike("cuda")
+
+
 IN_THE_INTERPRETER = """
 from engine.kernels.experts import packed
 from tests.engine.kernels import test_packed_experts as tests
 
 packed.EXPERT_BUFFER = 2 * 4 * 3 * tests.WIDTH * tests.HIDDEN  # room for two experts
+tests.unpacked_alike("cpu")
 tests.test_every_case_is_that_of_the_unpacked_numbers()
 print("agree")
 """

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from tests.engine.seeing import BUILDERS
+from tests.engine.seeing import BUILDERS, FAMILIES
 from tests.engine.trainers.conftest import lines
 from tests.engine.trainers.test_against_trl import images_with_answers
+from tests.engine.trainers.test_grpo_images import GRPO
 
 FEATURES = {
     "cut cross-entropy": {"kernels.use_cut_ce": True},
@@ -98,3 +99,20 @@ def _nested(settings):
         section, name = path.split(".", 1)
         found.setdefault(section, {})[name] = value
     return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+def test_features_serve_answers_to_pictures_with_the_same_gradients(train, source, tmp_path, shared_data, family):
+    folder = FAMILIES[family](shared_data / "tokenizers/minimind", tmp_path / family)
+    rows = source([{"prompt": row["prompt"], "images": row["images"]} for row in images_with_answers(tmp_path, 4)])
+    settings = {**GRPO, "model.name": str(folder), "data.train": [{"path": rows}], "optim.max_steps": 2}
+    settings["method.reward_funcs"] = ["length:2", "regex:[aeiou]"]
+    served = ("cut cross-entropy", "selective", "full", "disk", "tiles")
+    plain, *others = (
+        [event["grad_norm"] for event in lines(train({**settings, **more}), "metrics") if "grad_norm" in event]
+        for more in ({}, *(FEATURES[name] for name in served))
+    )
+    assert max(plain) > 0
+    for name, found in zip(served, others, strict=True):
+        assert found == pytest.approx(plain, rel=1e-4), name

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from engine.run.evaluations import kept
+from engine.errors import UsageError, WorkbenchError
+from engine.run.evaluations import in_words, kept, tasks_of
 from engine.run.store import RunFolder
 from tests.chats import make_run
 from tests.warm import command
@@ -57,3 +60,70 @@ def test_a_wrong_call_is_one_sentence_and_keeps_nothing(run: RunFolder, tmp_path
         )
         assert ended.stderr.count("Error: ") == 1
     assert kept(run) == []
+
+
+def task(folder: Path, name: str) -> Path:
+    """A task whose rows lie beside it, scored by how likely the right answer is."""
+    rows = [{"asked": f"What is {n} March 2021 in ISO form?", "right": f"It is 2021-03-0{n}."} for n in range(1, 6)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: rows.jsonl}}}}\ntest_split: test\n"
+        'output_type: loglikelihood\ndoc_to_text: "{{asked}}"\ndoc_to_target: " {{right}}"\ntarget_delimiter: ""\n'
+        "metric_list: [{metric: perplexity, aggregation: perplexity, higher_is_better: false}]\n"
+    )
+    return path
+
+
+def test_tasks_need_their_file_and_the_harness_and_name_their_own_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = task(tmp_path, "dates")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(WorkbenchError, match="lm-evaluation-harness, which is not installed") as refused:
+        tasks_of([str(path)])
+    assert "pip install -U lm-eval" in refused.value.hint
+    for bad in ("nowhere.yaml", "hellaswag", str(tmp_path / "rows.jsonl")):
+        with pytest.raises(UsageError, match="--tasks: must be a task's YAML file; got "):
+            tasks_of([bad])
+    assert tasks_of([]) == []
+
+
+def test_a_task_and_rows_beside_it_are_refused(run: RunFolder, tmp_path: Path) -> None:
+    path = task(tmp_path, "dates")
+    ended = command("evaluate", str(run.path), "--tasks", str(path), "--data", "rows.jsonl", cwd=tmp_path, timeout=240)
+    assert ended.returncode == 2
+    assert "--tasks: a task names its own rows; got --data beside it." in ended.stderr
+
+
+def test_a_task_scores_the_checkpoint_beside_the_base_as_plain_transformers_does(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install lm-eval")
+    import torch
+
+    from engine.chat.models import load_sides
+    from engine.evaluate import answer
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    path = task(tmp_path, "dates")
+    asked = {"run": str(run.path), "step": 20, "base": True, "data": None, "tasks": [str(path)]}
+    found = answer(asked, lambda **_: None, lambda *_: None)
+    assert (found["rows"], found["data"], found["metrics"].keys()) == (5, str(path), {"dates/perplexity"})
+    assert found["metrics"] != found["base"]
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    wanted = [{"title": "", "run": str(run.path), "checkpoint": step} for step in (None, 20)]
+    for side, scores in zip(load_sides(wanted, lambda _: None), (found["base"], found["metrics"]), strict=True):
+        likely = []
+        for row in rows:
+            prompt = side.tokenizer.encode(row["asked"])
+            ids = torch.tensor([side.tokenizer.encode(f"{row['asked']} {row['right']}")])
+            with side.active() as model, torch.no_grad():
+                logprobs = model(input_ids=ids.to(model.device)).logits.float().log_softmax(-1)[0, :-1].cpu()
+            picked = logprobs.gather(1, ids[0, 1:, None])[len(prompt) - 1 :]
+            likely.append(float(picked.sum()))
+        assert scores["dates/perplexity"] == pytest.approx(math.exp(-sum(likely) / len(likely)), rel=1e-4)
+    assert in_words(found).startswith(f"checkpoint-20, 5 rows of {path}: dates/perplexity ")
+    path.write_text(path.read_text().replace("asked", "missing"))
+    with pytest.raises(WorkbenchError, match=r"dates\.yaml cannot be measured: "):
+        answer(asked, lambda **_: None, lambda *_: None)

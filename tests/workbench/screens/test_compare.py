@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine.run.compare import MOST
 from workbench.app import WorkbenchApp
+from workbench.panels import raster
 from workbench.panels.chart import Chart
 from workbench.panels.run_table import RunTable
 from workbench.screens.compare import CompareScreen, Table
@@ -45,7 +47,7 @@ async def test_marked_runs_are_laid_over_each_other_with_what_differs_and_what_t
     async with app.run_test(size=(80, 40)) as pilot:
         await until(pilot, lambda: "quick-0001" in shown(app))
         await pilot.press("c")
-        await until(pilot, lambda: "Mark two to 4 runs with Space" in shown(app))
+        await until(pilot, lambda: "Mark two to 8 runs with Space" in shown(app))
         await pilot.press("space", "space")
         await until(pilot, lambda: "c compare" in shown(app))
         assert shown(app).count("•") == 2
@@ -115,6 +117,21 @@ async def test_four_runs_in_sixty_columns_break_no_word_and_keep_their_signs(mak
         legend = shown(app).splitlines()[2]
         assert [legend.index(sign) for sign in (signs[0], signs[2], signs[3])]
         assert signs[1] not in legend
+
+
+async def test_eight_runs_have_eight_dashes_and_signs_with_and_without_unicode(make_run: Any, shown: Shown) -> None:
+    runs = [make_run("finished", name=f"rate{n}", config=CONFIG.format(rate=n, name=f"rate{n}")) for n in range(1, 9)]
+    app = WorkbenchApp(runs_dir=runs[0].path.parent)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = CompareScreen(runs)
+        app.push_screen(screen)
+        await until(pilot, lambda: screen.is_mounted and "optim.learning_rate" in shown(app))
+        drawn = ["".join(text for text, _ in line).rstrip() for line in screen.query_one(Table).made]
+        listed = [line.split() for line in drawn[:8]]
+        assert [line[1] for line in listed] == [run.id for run in runs]
+        assert len({line[0] for line in listed}) == MOST == 8
+        assert [line.tone for line in screen.query_one(Chart).curves.lines] == list(range(8))
+    assert len({*raster.STYLES}) == len({*raster.STYLE_SIGNS}) == len({*raster.STYLE_SIGNS_PLAIN}) == MOST
 
 
 async def test_numbers_of_a_long_run_are_said_to_be_unfinished_until_all_of_it_is_read(

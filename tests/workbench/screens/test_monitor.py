@@ -83,7 +83,7 @@ async def test_a_starting_run_shows_what_it_does_and_how_far_it_is(make_run: Any
     app = app_of(make_run("starting"))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause(0.2)
-        assert "reading weights 2.0 GiB of 4.0 GiB" in shown(app)
+        assert "reading weights: 2.0 GiB of 4.0 GiB" in shown(app)
         assert "━" * 40 + "─" * 40 in shown(app)
 
 

@@ -14,6 +14,7 @@ import pytest
 from engine.config.facts import DataFacts
 from engine.config.tree import fields
 from engine.errors import Cancelled, WorkbenchError
+from engine.session.collector import FactsCollector
 from engine.session.draft import Draft
 from engine.session.rows import ASK_SECONDS
 from workbench.app import WorkbenchApp
@@ -364,3 +365,46 @@ async def test_the_real_inspector_marks_what_is_trained(tmp_path: Path, shown: S
         view = app.screen.query_one(TokenView)
         trained = "".join(text for line in view.made for text, style in line if style.startswith("trained"))
         assert trained == "2021-03-03‹|im_end|›"
+
+
+async def test_beside_a_wide_form_stands_the_first_row_and_follows_the_edits_that_change_it(
+    tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    slow, draft = Slow(), draft_of(tmp_path, [{"messages": chat}] * 40)
+    draft.unset("optim.per_device_eval_batch_size")
+    draft.set("data.packing", True)
+    monkeypatch.setattr(WorkbenchApp, "inspector", property(lambda app: slow))
+    monkeypatch.setattr(FactsCollector, "_ask_due", lambda self: None)
+    app = WorkbenchApp(draft, runs_dir="runs")
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: draft.facts.model is not None)
+        assert slow.asked == []  # on Goal nothing is read yet
+        await pilot.press("3")
+        await until(pilot, lambda: len(slow.asked) == 1)
+        assert slow.asked[0].params["config"]["data"]["packing"] is False  # a row, before any pack is made
+        assert "reading the first row" in shown(app)
+        # Keys are answered while the question is open; what changes no row asks nothing.
+        await pilot.press("4", "3")
+        draft.set("optim.learning_rate", 0.5)
+        app.screen.look()
+        assert app.screen.step == "data"
+        slow.asked[0].finish(batch(0))
+        await until(pilot, lambda: "question 0" in shown(app))
+        assert "SFT, 2 tokens, 1 trained (50 %), template chatml" in shown(app)
+        draft.set("data.max_length", 96)
+        app.screen.look()
+        await until(pilot, lambda: len(slow.asked) == 2)
+        assert slow.asked[1].params["config"]["data"]["max_length"] == 96
+        assert "question 0" in shown(app)  # until the answer is there
+        slow.asked[1].finish(error=WorkbenchError("Row 0 is no row."))
+        await until(pilot, lambda: "Row 0 is no row." in shown(app))
+        await pilot.press("z")
+        assert "Row 0 is no row." not in shown(app)
+        await pilot.press("z")
+        draft.set("data.train", [{"path": str(tmp_path / "gone.jsonl")}])
+        app.screen.look()
+        await until(pilot, lambda: "The first row stands here" in shown(app))
+        await pilot.resize_terminal(120, 40)
+        await until(pilot, lambda: "The first row stands here" not in shown(app))
+    assert all(each.done for each in slow.asked)  # one of rows that are not there was given up

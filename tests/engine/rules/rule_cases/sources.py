@@ -22,7 +22,15 @@ CASES: dict[str, list[Case]] = {
         (entry(columns={"prompt": "q"}, format="messages"), Facts(), "data.train.0.columns.prompt", "error"),
         (entry(columns={"prompt": "q"}), source(format="messages"), "data.train.0.columns.prompt", "error"),
         ({**DPO, **entry(columns={"choosen": "good"}, format="preference")}, Facts(), "data.train.0.columns.choosen", "error"),
+        (entry(path="builtin/synthetic", format="synthetic", columns={"text": "t"}), Facts(), "data.train.0.columns.text", "error"),
         ({"data.eval": [{"path": "held.jsonl", "columns": {"mesages": "m"}}]}, Facts(), "data.eval.0.columns.mesages", "error"),
+    ],
+    "synthetic-rows-are-drawn-in-the-size-that-is-said": [
+        (entry(format="synthetic"), Facts(), "data.train.0.path", "error"),
+        (entry(path="builtin/synthetic", format="text"), Facts(), "data.train.0.format", "error"),
+        (entry(tokens=64), Facts(), "data.train.0.tokens", "error"),
+        (entry(path="builtin/synthetic", tokens=64, min_tokens=65), Facts(), "data.train.0.min_tokens", "error"),
+        ({"data.max_length": 100, **entry(path="builtin/synthetic")}, Facts(), "data.train.0.tokens", "error"),
     ],
     "images-need-what-reads-them": [
         ({"data.image_backend": "torchvision"}, Facts(packages={"torchvision": None}), "data.image_backend", "error"),
@@ -39,6 +47,15 @@ CASES: dict[str, list[Case]] = {
     ],
     "rows-with-images-need-a-method-that-reads-them": [
         ({"method.kind": "orpo", **entry()}, source(images="line 4"), "data.train.0.path", "error"),
+        ({"method.kind": "ppo", **entry()}, source(images="line 4"), "data.train.0.path", "error"),
+    ],
+    "rows-with-images-are-not-scored-by-models": [
+        (
+            {"method.kind": "grpo", "method.reward_funcs": ["length:4", "0.5 * model:org/judge"], **entry()},
+            source(images="line 4"),
+            "method.reward_funcs.1",
+            "error",
+        ),
     ],
     "rows-with-images-need-their-reference-at-hand": [
         (
