@@ -272,7 +272,9 @@ def translate(key: str, value: Any, file: File | None = None) -> Changes | None:
 
 _SAVES = "run.save_steps counts steps, and the end of a run is always kept."
 _NODES = "distributed.nodes says on how many machines a run works."
-_MEETING = "Each machine is told its place when it starts: workbench train FILE --nodes 2 --node-rank 1 --rdzv-endpoint HOST."
+_MEETING = (
+    "Each machine is told its place when it starts: workbench train FILE --nodes 2 --node-rank 1 --rdzv-endpoint HOST."
+)
 _WORKERS = "Rows are prepared before the run and read from memory; how many processes do it is no setting."
 _DEVICE_BATCH = (
     "Tools differ in whether it counts the rows of one device or of a whole step: "

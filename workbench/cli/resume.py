@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import click
 
@@ -62,12 +61,13 @@ def command(
     place of the one before.
     """
     folder = store.find(run, store.runs_dir(runs))
-    step = from_slurm(os.environ)
+    several = rendezvous_of(folder).nodes
+    step = from_slurm(os.environ) if several > 1 else None
     rank = step[0] if node_rank is None and step is not None else node_rank
     if rank:
         member.join(folder, rank, wait=True)
         return attach(folder, detach=detach, as_json=as_json)
-    _, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout)
+    _, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout, several)
     launch.attend(folder)
     launch.settle(folder)
     differences = launch.changed_settings(folder)
@@ -85,7 +85,7 @@ def command(
     if folder.state != "finished" or differences or settings:
         _say_versions(folder)
     if meeting is not None and not launch.at_work(folder):
-        folder.update_json(rendezvous=replace(meeting, nodes=rendezvous_of(folder).nodes).as_json())
+        folder.update_json(rendezvous=meeting.as_json())
     newest, skipped = resume(folder, settings=settings, accept_data=accept_data)
     for path, reason in skipped:
         echo(f"skipped {path.name}: {reason}", err=True)

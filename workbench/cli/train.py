@@ -83,7 +83,7 @@ def command(
     """
     if nodes is not None:
         overrides = (*overrides, f"distributed.nodes={nodes}")
-    rank, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout)
+    rank, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout, nodes or 1)
     if rank > 0:
         run = join(file, overrides, runs, rank, meeting)
     else:
@@ -94,11 +94,11 @@ def command(
 
 
 def meeting_of(
-    rank: int | None, endpoint: str | None, name: str | None, seconds: float | None
+    rank: int | None, endpoint: str | None, name: str | None, seconds: float | None, nodes: int
 ) -> tuple[int, Rendezvous | None]:
-    """This machine's rank and how the nodes meet (`nodes` is not set yet), by options or SLURM's step; (0, None) where neither
-    says anything. Raises UsageError."""
-    step = from_slurm(os.environ)
+    """This machine's rank and how so many nodes meet, by options or, where there are several, SLURM's step; (0, None) where
+    neither says anything. Raises UsageError."""
+    step = from_slurm(os.environ) if nodes > 1 else None
     if step is not None:
         rank, name = step[0] if rank is None else rank, step[2] if name is None and endpoint is None else name
     if rank is None and endpoint is None and name is None and seconds is None:
@@ -106,7 +106,7 @@ def meeting_of(
     if rank and endpoint is None and step is None:
         raise UsageError("--rdzv-endpoint: needed beside --node-rank, the address of the first machine.")
     at = endpoint_of(endpoint) if endpoint is not None else ""
-    return rank or 0, Rendezvous(0, at, name or "none", seconds or MEET_SECONDS)
+    return rank or 0, Rendezvous(nodes, at, name or "none", seconds or MEET_SECONDS)
 
 
 def join(file: Path, overrides: tuple[str, ...], runs: str | None, rank: int, meeting: Rendezvous | None) -> RunFolder:
