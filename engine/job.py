@@ -18,9 +18,10 @@ from engine.data.gather_facts import look_at
 from engine.errors import WorkbenchError
 from engine.planning.auto import resolved
 from engine.rules import read
-from engine.run import cause, checkpoint, control, inside, launch, slurm
+from engine.run import cause, checkpoint, control, inside, launch, member, slurm
 from engine.run.from_config import of_machine
 from engine.run.lock import STALE_SECONDS, is_held
+from engine.run.nodes import from_slurm, rendezvous_of
 from engine.run.process import signal_name
 from engine.run.store import ENDED, RunFolder
 from engine.run.supervise import Supervisor, claim, hold_on
@@ -138,9 +139,20 @@ def choose_here(run: RunFolder) -> None:
     run.update_json(config=text, **of_machine(reading.config, facts))
 
 
+def take_part(run: RunFolder, rank: int) -> int:
+    """Another node's part in the job, whose signals are the first node's to answer; its exit code."""
+    hold_on()
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return member.main(str(rank), str(run.path))
+
+
 def main(path: str, job: str) -> int:
-    """The whole job; its exit code."""
+    """The whole job on this node; its exit code."""
     run = RunFolder(path)
+    step = from_slurm(os.environ)
+    if step is not None and step[0] > 0 and rendezvous_of(run).nodes > 1:
+        return take_part(run, step[0])
     if run.state in ENDED or not run.path.is_dir():
         print(f"run {run.id} is {run.state}; there is nothing to do.", file=sys.stderr)
         return 0

@@ -508,12 +508,13 @@ def _first_rank_first(work: Callable[[], Any]) -> Any:
 
 
 def _devices() -> list[str]:
-    """The names of the GPUs, or `cpu` once for each process."""
+    """The names of the GPUs, those of the first node for each other one too, or `cpu` once for each process."""
     import torch
 
     if not torch.cuda.is_available():
         return ["cpu"] * int(os.environ.get("WORLD_SIZE", "1"))
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    here = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return here * int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 
 class _Speaker:

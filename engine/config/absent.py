@@ -46,12 +46,6 @@ ABSENT = (
         "data.streaming mixes shards and the rows in each; a source's weight says how often its rows come.",
     ),
     Absent(
-        "several machines",
-        ("num_machines", "num_nodes", "nnodes", "node_rank", "machine_rank", "main_process_ip", "master_addr"),
-        (),
-        "run.devices takes the GPUs of one machine.",
-    ),
-    Absent(
         "FSDP1 and settings of FSDP by other names",
         ("fsdp", "fsdp_config"),
         ("fsdp_",),

@@ -2,6 +2,8 @@
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from engine.config.section import Advanced, Auto, Expert, Section, Source, Title, Words
 
 
@@ -19,6 +21,11 @@ class Distributed(Section):
     `fsdp2` (torch's fully_shard): each holds its share of weights, gradients and optimizer states, and layers are put
     together as they are needed, which costs messages. Same step, to rounding. `auto` takes ddp where the estimate fits into
     each device and fsdp2 where it does not."""
+
+    nodes: Annotated[int, Field(ge=1, le=1024), Title("Nodes"), Advanced, Source("torch: torchrun")] = 1
+    """On how many machines the run works, each with as many devices as `run.devices` says. Above 1 the run's folder lies where
+    all of them see it, and each is told its place: `workbench train FILE --nodes 2 --node-rank 1 --rdzv-endpoint HOST:PORT`,
+    or `workbench submit FILE --nodes 2` for all at once. Each device takes batches of its own, as on one machine."""
 
     reshard_after_forward: Annotated[bool, Title("Reshard after forward"), Expert, Source("torch: fully_shard")] = True
     """With fsdp2, let go of a layer's weights after its forward pass and put them together again for the backward pass.

@@ -271,6 +271,10 @@ def translate(key: str, value: Any, file: File | None = None) -> Changes | None:
 
 
 _SAVES = "run.save_steps counts steps, and the end of a run is always kept."
+_NODES = "distributed.nodes says on how many machines a run works."
+_MEETING = (
+    "Each machine is told its place when it starts: workbench train FILE --nodes 2 --node-rank 1 --rdzv-endpoint HOST."
+)
 _WORKERS = "Rows are prepared before the run and read from memory; how many processes do it is no setting."
 _DEVICE_BATCH = (
     "Tools differ in whether it counts the rows of one device or of a whole step: "
@@ -309,6 +313,13 @@ INSTEAD: dict[str, str] = {
     "tokenizer_type": _CLASS,
     "num_labels": "A reward model has one score, a process reward model a verdict on each step: method.kind says which.",
     "num_processes": "run.devices says on how many GPUs a run works.",
+    "num_machines": _NODES,
+    "num_nodes": _NODES,
+    "nnodes": _NODES,
+    "node_rank": _MEETING,
+    "machine_rank": _MEETING,
+    "main_process_ip": _MEETING,
+    "master_addr": _MEETING,
     "gpu_ids": "run.devices says on which GPUs a run works.",
     "mixed_precision": "model.dtype says in which numbers a run computes.",
     "peft_config": "Its settings stand below adapter, with kind: lora.",

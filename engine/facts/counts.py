@@ -16,7 +16,12 @@ from engine.facts.unfrozen import matrices_by_name, trained_by_name
 
 
 def device_count(config: RunConfig, facts: Facts) -> int:
-    """How many devices the run would use."""
+    """How many devices the run would use, over all its nodes."""
+    return devices_a_node(config) * config.distributed.nodes
+
+
+def devices_a_node(config: RunConfig) -> int:
+    """How many devices the run would use on one machine."""
     devices = config.run.devices
     if isinstance(devices, list):
         return max(1, len(devices))

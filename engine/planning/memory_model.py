@@ -18,6 +18,7 @@ from engine.config.tree import RunConfig
 from engine.facts.counts import (
     Parameters,
     device_count,
+    devices_a_node,
     known_model,
     parameters,
     products,
@@ -265,4 +266,4 @@ def device_bytes(config: RunConfig, facts: Facts) -> int | None:
     if facts.machine.gpus:
         return min(gpu.memory_bytes for gpu in facts.machine.gpus)
     room = facts.machine.memory_bytes
-    return None if room is None else room // device_count(config, facts)
+    return None if room is None else room // devices_a_node(config)

@@ -32,7 +32,7 @@ def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     need = needed(config, facts)
     if room is None or need is None:
         return
-    on_card, processes = bool(facts.machine and facts.machine.gpus), counts.device_count(config, facts)
+    on_card, processes = bool(facts.machine and facts.machine.gpus), counts.devices_a_node(config)
     of_host = f"each of {processes} processes has" if processes > 1 else "this machine has"
     place = "the card has" if on_card else of_host
     path = fields.optim.per_device_train_batch_size.path

@@ -52,9 +52,21 @@ def passes(final: Mapping[str, Any]) -> bool:
     word = str(final.get("cause") or "")
     lines = [str(final.get("message") or ""), *map(str, final.get("lines") or ())]
     crashed = word.startswith("exit ") and not any(map(_is_error, lines))
-    if word.startswith("signal ") or word == "unknown" or crashed:
+    if word.startswith("signal ") or word in ("unknown", "node lost") or crashed:
         return True
     return word.startswith(("exception", "exit ")) and _PASSES.search(" ".join(lines)) is not None
+
+
+# What torch, gloo and NCCL say once the other end of a connection is gone.
+_PEER = re.compile(
+    r"Connection (?:reset|closed) by peer|Connection refused|Broken pipe|Dist(?:Backend|Network|Store)Error|[Tt]imed out"
+    r"|remote process exited|Socket Timeout|failed to recv"
+)
+
+
+def follows(found: Cause, log: Path, log_from: int) -> bool:
+    """Whether a worker may have ended because one on another node had, by what its log says from the byte `log_from` on."""
+    return found.cause.startswith("exit ") and _PEER.search(log_tail(log, start=log_from)) is not None
 
 
 def explain(

@@ -24,6 +24,7 @@ from engine.planning.memory_model import device_bytes
 from engine.planning.unused_packages import unused
 from engine.run import store
 from engine.run.launch import choose_free, launch, wanted
+from engine.run.nodes import Rendezvous
 from engine.run.spawn import HUB_TOKENS, MLFLOW_LOGIN, STORE_KEYS, WANDB_KEY
 from engine.run.store import RunFolder
 from engine.run.warm import WarmWorker
@@ -78,6 +79,7 @@ def launch_config(
     warm: WarmWorker | None = None,
     origin: str = "",
     job: tuple[str, ...] | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> RunFolder:
     """Start a run of this config, detached. `name` is used where `run.name` is not set; `source` is the config's file.
 
@@ -85,6 +87,8 @@ def launch_config(
     takes it where that one serves. `origin` says for which run this one is started: a sentence at the head of its config.
 
     With `job`, options for sbatch, it is handed over to SLURM, and what is `auto` is left to the node that it gets.
+
+    `rendezvous` says where the nodes of a run on several machines meet; without it they ask for the first one's name.
 
     Raises WorkbenchError if it cannot start.
     """
@@ -98,6 +102,9 @@ def launch_config(
         "secrets": secrets_of(complete, facts),
         **({} if job is not None else of_machine(config, facts)),
     }
+    if config.distributed.nodes > 1:
+        meets = rendezvous or Rendezvous(config.distributed.nodes)
+        info |= {"rendezvous": meets.as_json(), "asked": dump(config)}
     info |= more or {}
     if source is not None:
         info["source"] = str(Path(source).absolute())

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from engine.run import checkpoint, control, devices, inside, slurm, store
 from engine.run.devices import Choice
 from engine.run.events import last_numbers
 from engine.run.lock import file_system, is_held, try_flock
+from engine.run.nodes import rendezvous_of
 from engine.run.process import host
 from engine.run.spawn import python, safe_python
 from engine.run.store import ENDED, RunFolder
@@ -32,7 +34,7 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "
 # Room for events, samples and log beside the checkpoints.
 _SMALL_FILES = 64 << 20
 _LEAVING_SECONDS = 20.0
-_BEGUN = ("config", "state", "cause", "message", "exit_code", "ended", "versions", "devices", "processes")
+_BEGUN = ("config", "rendezvous", "state", "cause", "message", "exit_code", "ended", "versions", "devices", "processes")
 
 
 def launch(
@@ -90,11 +92,13 @@ def launch(
     try:
         if job is not None:
             grace = float(details.get("grace_seconds") or 0)
-            inside.replace(run, run.path / slurm.SCRIPT, slurm.script(run.path, run.id, job, grace))
+            inside.replace(
+                run, run.path / slurm.SCRIPT, slurm.script(run.path, run.id, job, grace, rendezvous_of(run).nodes)
+            )
             slurm.submit(run)
             return run
         said = None
-        if warm is not None and not waits and chosen.processes == 1:
+        if warm is not None and not waits and chosen.processes == 1 and "rendezvous" not in details:
             said = warm.take(run, wanted(details, chosen, without))
         if said is None:
             _start_supervisor(run, "start")
@@ -141,6 +145,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
         devices=list(chosen.visible),
         processes=chosen.processes,
         accept_data=accept_data,
+        rendezvous=_meets_again(run),
         config=run.read_config(),
         restarted_from=None,
         restarts_in_vain=0,
@@ -158,6 +163,14 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
             run.update_json(**{key: before.get(key) for key in _BEGUN})
         raise
     return newest, skipped
+
+
+def _meets_again(run: RunFolder) -> dict[str, Any] | None:
+    """How the nodes of the run meet, as many as its config.yaml says now; None on one machine."""
+    from engine.config.files import parse
+
+    nodes = _at(parse(run.read_config()).mapping, ("distributed", "nodes"))
+    return replace(rendezvous_of(run), nodes=nodes).as_json() if isinstance(nodes, int) and nodes > 1 else None
 
 
 def wanted(info: Mapping[str, Any], chosen: devices.Choice, without: tuple[str, ...]) -> Wanted:

@@ -1,5 +1,5 @@
-"""The right to be a run's one worker: a kernel lock on `run.lock`, or a heartbeat where such locks do not hold, and in a job
-of a cluster, which is looked at from other hosts.
+"""The right to be a run's one worker: a kernel lock on `run.lock`, or a heartbeat where such locks do not hold, in a job
+of a cluster, and in a run on several nodes, which are looked at from other hosts.
 
 The lock is close-on-exec, so loader processes never keep it alive after their owner. The file also names its owner.
 A free kernel lock beside a living owner means that locks do not hold here (network homes): the owner's record then
@@ -21,6 +21,7 @@ from typing import Any
 from engine.errors import RunBusy, visible
 from engine.run import inside
 from engine.run.inside import UnsafeRunFile
+from engine.run.nodes import rendezvous_of
 from engine.run.process import host, identity, identity_from
 from engine.run.store import RunFolder
 
@@ -78,6 +79,7 @@ class RunLock:
             if kernel == "busy" or _owner_lives(record, self.folder, handle):
                 raise RunBusy(_busy_text(self.folder, record), "Stop it first, or watch it.")
             shared = file_system(self.folder.path) in _NETWORK or "SLURM_JOB_ID" in os.environ
+            shared = shared or rendezvous_of(self.folder).nodes > 1
             self.how = "flock" if kernel == "held" and not shared else "heartbeat"
             self._write(handle)
             if self.how == "heartbeat":

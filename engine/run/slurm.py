@@ -38,6 +38,7 @@ _LINE = 1 << 16
 _OURS = (
     "nodes",
     "ntasks",
+    "ntasks-per-node",
     "signal",
     "output",
     "open-mode",
@@ -79,19 +80,24 @@ def require_options(options: Sequence[str]) -> None:
             raise UsageError(f"--sbatch: --{name} is set by the script itself; leave it out.")
 
 
-def script(folder: Path, name: str, options: Sequence[str], grace_seconds: float) -> str:
-    """The text of the sbatch script for the run of this folder. `options` are lines for sbatch, as `--time=1:00:00`."""
+def script(folder: Path, name: str, options: Sequence[str], grace_seconds: float, nodes: int = 1) -> str:
+    """The text of the sbatch script for the run of this folder. `options` are lines for sbatch, as `--time=1:00:00`.
+
+    On several nodes `srun` starts one agent on each; it hands the signals on that the script gets.
+    """
     lead = max(LEAD_SECONDS, round(2 * grace_seconds))
     log = str(folder / LOG).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     ours = [
         f"--job-name={name}",
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        *(["--ntasks-per-node=1"] if nodes > 1 else []),
         f'--output="{log}"',
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{lead}",
     ]
+    agents = ["srun", "--kill-on-bad-exit=0"] if nodes > 1 else []
     kept = {key: value for key, value in safe_python(os.environ).items() if value}
     lines = [
         "#!/bin/bash",
@@ -100,7 +106,7 @@ def script(folder: Path, name: str, options: Sequence[str], grace_seconds: float
         f"# {lead} s before the time limit SLURM sends USR1: the run saves a checkpoint and its job is queued again.",
         "# It then goes on from the newest whole checkpoint. What follows is the run's supervisor.",
         *(f"export {key}={shlex.quote(value)}" for key, value in kept.items()),
-        f"exec {shlex.join([*python(), '-m', 'engine.job', '--', str(folder)])}",
+        f"exec {shlex.join([*agents, *python(), '-m', 'engine.job', '--', str(folder)])}",
     ]
     return "\n".join(lines) + "\n"
 

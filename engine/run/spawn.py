@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -61,12 +62,43 @@ _SECRET_NAME = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Group:
+    """A node's place among those of a run: torchrun's node rank, how many there are, the address of the first (host:port) and
+    the network interface that leads there, empty where that is not known."""
+
+    rank: int
+    nodes: int
+    endpoint: str
+    interface: str = ""
+    timeout: int = 60
+
+
 def python() -> list[str]:
     return [sys.executable, "-P", "-u"]
 
 
-def worker_argv(folder: RunFolder, choice: Choice, module: str = "engine.worker") -> list[str]:
-    """One process directly; several through torchrun, which picks a free port on the loopback interface itself."""
+def worker_argv(
+    folder: RunFolder, choice: Choice, module: str = "engine.worker", group: Group | None = None
+) -> list[str]:
+    """One process directly; several through torchrun, which picks a free port on the loopback interface itself. Nodes meet
+    at the address of their group; the rendezvous is torchrun's static one, as there alone rank 0 is on the first node."""
+    if group is not None:
+        return [
+            *python(),
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={group.nodes}",
+            f"--node-rank={group.rank}",
+            f"--nproc-per-node={choice.processes}",
+            "--rdzv-backend=static",
+            f"--rdzv-endpoint={group.endpoint}",
+            f"--rdzv-conf=timeout={group.timeout}",
+            "--max-restarts=0",
+            "-m",
+            module,
+            str(folder.path),
+        ]
     if choice.processes == 1:
         return [*python(), "-m", module, str(folder.path)]
     return [
@@ -86,7 +118,11 @@ def worker_argv(folder: RunFolder, choice: Choice, module: str = "engine.worker"
 
 
 def environment(
-    base: Mapping[str, str], choice: Choice, token: str, secret_names: Collection[str] = HUB_TOKENS
+    base: Mapping[str, str],
+    choice: Choice,
+    token: str,
+    secret_names: Collection[str] = HUB_TOKENS,
+    group: Group | None = None,
 ) -> dict[str, str]:
     """The worker's environment: the window's own, made safe, and of its secrets those alone that are named."""
     values = {**without_tokens(base, (*secret_names, *for_rewards(base))), **safe_python(base)}
@@ -103,7 +139,11 @@ def environment(
     for name, folder in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
         if name not in base:
             values[name] = str(private_folder(Path(platformdirs.user_cache_dir("workbench")) / folder))
-    if choice.processes > 1:
+    if group is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if group.interface:
+                values.setdefault(name, group.interface)
+    elif choice.processes > 1:
         values |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     # These describe the launching window's own rank or terminal, not the worker's.
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "LINES"):

@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from engine import figures
-from engine.errors import RunBusy, WorkbenchError
+from engine.errors import Cancelled, RunBusy, WorkbenchError
 from engine.run import cause, control, inside, spawn, store
 from engine.run.devices import Choice
 from engine.run.disk import storage_error
 from engine.run.events import EventWriter, last_numbers
 from engine.run.lock import RunLock, is_held, try_flock
+from engine.run.nodes import REACH_SECONDS, FirstNode, interface, rendezvous_of
 from engine.run.notify import Notifier
 from engine.run.process import Identity, boot_id, host, identity, send
 from engine.run.process_group import Family
@@ -69,6 +70,7 @@ class Supervisor:
         self.ended_at: float | None = None
         self.notifier = Notifier(run)
         self.restarts = Restarts(run)
+        self.node: FirstNode | None = None
 
     def wait(self) -> bool:
         """Stay until it is this run's turn, and note its devices; False where it was taken out of the queue."""
@@ -97,6 +99,10 @@ class Supervisor:
     def fail_to_begin(self, problem: Exception) -> None:
         """Of a run whose turn came and which cannot start: nobody waits for the reason, so it is written down."""
         self.run.free_ballast()
+        if isinstance(problem, Cancelled):
+            self._drop_old_requests()
+            self._say(state="stopped", cause="", message=str(problem), ended=time.time())
+            return
         self._say(state="failed", cause="start", message=str(problem), ended=time.time())
         self.notifier.ended({"kind": "failed", "cause": "start"})
 
@@ -117,23 +123,41 @@ class Supervisor:
         self.segment = last_numbers(self.run.events)[1] + 1
         self.tail.offset = inside.look(self.run, self.run.events).st_size
         choice = Choice(tuple(map(str, values.get("devices") or [])), int(values.get("processes") or 1))
+        group = self._gather(choice, values.get("versions") or {})
         log = inside.open_file(self.run, self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.log_from = os.fstat(log).st_size
         try:
             if self.waiting is None or not self._adopt(self.waiting, choice, log):
                 token = secrets.token_hex(16)
                 child = subprocess.Popen(
-                    spawn.worker_argv(self.run, choice),
+                    spawn.worker_argv(self.run, choice, group=group),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     cwd=self.run.path,
-                    env=spawn.environment(os.environ, choice, token, values.get("secrets", spawn.HUB_TOKENS)),
+                    env=spawn.environment(os.environ, choice, token, values.get("secrets", spawn.HUB_TOKENS), group),
                     start_new_session=True,
                 )
                 self._begun(child, token, choice)
         finally:
             os.close(log)
+
+    def _gather(self, choice: Choice, versions: Mapping[str, str]) -> spawn.Group | None:
+        """Have the other nodes come; this one's place among them, None in a run on one machine. Raises WorkbenchError where they
+        do not come or fit, and Cancelled where the run was stopped meanwhile."""
+        rendezvous = rendezvous_of(self.run)
+        if rendezvous.nodes == 1:
+            return None
+        node = self.node = self.node or FirstNode(self.run, rendezvous)
+
+        def wait(came: int) -> None:
+            if self._is_to_end():
+                raise Cancelled(f"Stopped while {came} of {node.nodes} nodes had come.")
+            self._say(state="starting", message=f"waits at {node.endpoint}: {came} of {node.nodes} nodes came")
+            time.sleep(LOOK_SECONDS)
+
+        node.gather(choice.processes, versions, wait)
+        return spawn.Group(0, node.nodes, node.endpoint, interface(node.endpoint, os.environ), REACH_SECONDS)
 
     def _adopt(self, waiting: Waiting, choice: Choice, log: int) -> bool:
         """Give the run to the worker that waits for one; False where that is gone."""
@@ -153,6 +177,7 @@ class Supervisor:
         self.family = Family(token, self.worker, choice.processes)
         self._write(
             state="starting",
+            message="",
             segment=self.segment,
             log_from=self.log_from,
             token=token,
@@ -183,6 +208,10 @@ class Supervisor:
             self._read_events()
             self._write_end_unseen()
             return False
+        rendezvous = rendezvous_of(self.run)
+        if rendezvous.nodes > 1:
+            self.node = FirstNode(self.run, rendezvous)
+            self.node.go_on()
         self._write(adopted=True)
         return True
 
@@ -207,6 +236,7 @@ class Supervisor:
                 return code
             self._watch_requests()
             self._watch_ranks()
+            self._watch_nodes()
             self.notifier.tick()
             self._say()
             time.sleep(LOOK_SECONDS)
@@ -258,8 +288,12 @@ class Supervisor:
         """Say how the worker ended; whether it is to be started anew."""
         assert self.worker is not None
         if self.family is not None:
+            if self.node is not None and code:
+                self.family.look(lambda: True)  # torchrun names no rank to close where it has but one
             self.family.end()
         self._read_events()
+        if self.node is not None:
+            self._tell_nodes()
         lost = self.family.lost_rank if self.family is not None else None
         # The first rank may leave before the others once it has said how the run ended.
         left = lost is not None and lost[0] == 0 and self.final is not None and self.final["kind"] != "failed"
@@ -328,6 +362,14 @@ class Supervisor:
         return f" because it did not answer within {self._grace():.0f} s; checkpoints made before are kept."
 
     def _explain(self, code: int | None) -> cause.Cause:
+        """Why the worker ended; what another node began is told in that one's words."""
+        found = self._explain_here(code)
+        if self.node is None or not (cause.follows(found, self.run.log, self.log_from) or self.node.others_end()):
+            return found
+        met = self.family is not None and bool(self.family.ranks)
+        return self.node.blame() or (found if met else self.node.not_met())
+
+    def _explain_here(self, code: int | None) -> cause.Cause:
         assert self.worker is not None
         lost = self.family.lost_rank if self.family is not None else None
         if lost is not None:
@@ -337,7 +379,7 @@ class Supervisor:
                 self.run.log,
                 log_from=self.log_from,
                 out_of_memory=cause.kernel_ended(process),
-                who=f"Rank {rank} (process {process.pid})",
+                who=f"Rank {rank} ({'' if self.node is None else f'node 0, {host()}, '}process {process.pid})",
             )
         # An adopted worker leaves no exit code, but the kernel's log may still name it.
         memory = code in (None, -signal.SIGKILL) and cause.kernel_ended(self.worker)
@@ -429,10 +471,26 @@ class Supervisor:
 
     def _watch_ranks(self) -> None:
         """With several ranks: one that dies takes the others with it, and it is the one that is named."""
-        if self.family is not None and self.family.processes > 1:
+        if self.family is not None and (self.family.processes > 1 or self.node is not None):
             lost = self.family.look(lambda: cause.agent_saw_failure(self.run.log, self.log_from))
             if lost and self.asked_to_end is None:
                 self.family.kill()
+
+    def _watch_nodes(self) -> None:
+        """A node that ended or vanished takes this one's ranks with it."""
+        if self.node is None:
+            return
+        self.node.beat()
+        if self.final is None and self.family is not None and self.node.others_end() and self._may_signal():
+            assert self.worker is not None
+            self.family.kill()
+            send(self.worker, signal.SIGKILL)
+
+    def _tell_nodes(self) -> None:
+        """The round is over for all nodes."""
+        assert self.node is not None
+        with contextlib.suppress(OSError):  # silence says the same, later
+            self.node.say(state="ended")
 
     def _forward(self, number: int, _: object) -> None:
         """The machine shuts down: the worker hears it too, and may save."""
@@ -578,13 +636,16 @@ def _work(do: str, run: RunFolder, waiting: Waiting | None = None) -> Callable[[
     def work(ready: Callable[[], None]) -> None:
         handle = claim(run, patience=2.0 if do == "start" else 0.0)
         supervisor = Supervisor(run, waiting)
-        if run.state == "queued":
+        waits = run.state == "queued"
+        if waits or (do == "start" and rendezvous_of(run).nodes > 1):
             run.refuse_flaws()
-            supervisor._write(state="queued", folder=inside.identity(run))
+            if not waits:
+                supervisor._drop_old_requests()
+            supervisor._write(state=run.state, folder=inside.identity(run))
             _quiet(run)
             ready()
             try:
-                if not supervisor.wait():
+                if waits and not supervisor.wait():
                     return
                 supervisor.start(waited=True)
             except (WorkbenchError, OSError) as problem:

@@ -32,6 +32,8 @@ from engine.models.processors import UnreadVideos, pixel_limits
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
 from engine.models.vision_parts import vision_parts
+from engine.run.nodes import hosts
+from engine.run.store import RunFolder
 from engine.trainers import sharded, trackers
 from engine.trainers.optimizers.building import told
 from engine.trainers.saving import RunTrainer
@@ -71,7 +73,10 @@ def receipt(
         when = "when the run ends, fails, diverges or stalls"
         entries.append(_entry("notifications", "on", "on", detail=f"to {visible(host_of(config.run.notify))}, {when}"))
     if (ranks := trainer.accelerator.num_processes) > 1:
-        entries += [_processes(config, ranks), _strategy(config, trainer, (why or {}).get("distributed.strategy"))]
+        entries += [
+            _processes(config, ranks, trainer.run),
+            _strategy(config, trainer, (why or {}).get("distributed.strategy")),
+        ]
     if config.model.quantization not in ("none", "fp8"):  # which engine.features.fp8_base.apply tells
         entries.append(_quantization(config, model))
     if loaded is not None and loaded.stored_fp8 is not None:
@@ -146,13 +151,15 @@ def _kept_apart_by(model: PreTrainedModel | PeftModel) -> str:
     return ", by a mask of all pairs of tokens in each layer" if masked else ", without a mask of all pairs of tokens"
 
 
-def _processes(config: RunConfig, ranks: int) -> dict[str, Any]:
+def _processes(config: RunConfig, ranks: int, run: RunFolder) -> dict[str, Any]:
     where = "each on a GPU"
     if not torch.cuda.is_available():
         threads = torch.get_num_threads()
         where = f"on the CPU, {threads} thread{'' if threads == 1 else 's'} each"
     together = config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps * ranks
     detail = f"{where}; a step averages the gradients of {together} rows (or answers) over them"
+    if (several := config.distributed.nodes) > 1:
+        detail += f"; on {several} nodes: {', '.join(hosts(run, several))}"
     return _entry("processes", config.run.devices, ranks, ranks, detail)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from engine.config.files import parse_pair
 from engine.errors import UsageError, WorkbenchError
 from engine.resume import resume
-from engine.run import checkpoint, launch, store
+from engine.run import checkpoint, launch, member, store
 from engine.run.ending import end_of
 from engine.run.index import open_view
+from engine.run.nodes import from_slurm, rendezvous_of
 from engine.run.store import RunFolder
 from workbench.calling import run_name
 from workbench.cli.output import echo
-from workbench.cli.train import attach
+from workbench.cli.train import attach, meeting_of, meets
 
 
 @click.command(short_help="Go on from the newest whole checkpoint.")
@@ -25,6 +28,7 @@ from workbench.cli.train import attach
 @click.option("--fix", "mend", is_flag=True, help="Make the change that a failed run proposes, and go on with it.")
 @click.option("--changed", is_flag=True, help="Go on although config.yaml was changed since the run began.")
 @click.option("--accept-data", is_flag=True, help="Go on although the rows are not those the run was trained on.")
+@meets
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -34,6 +38,10 @@ def command(
     mend: bool,
     changed: bool,
     accept_data: bool,
+    node_rank: int | None,
+    rdzv_endpoint: str | None,
+    rdzv_id: str | None,
+    rdzv_timeout: float | None,
     runs: str | None,
     as_json: bool,
 ) -> int:
@@ -48,8 +56,18 @@ def command(
 
     Settings and rows are compared first: a changed config.yaml is shown and needs --changed, rows that teach otherwise are
     named and need --accept-data.
+
+    A run on several machines is resumed on each of them, with its --node-rank; an address that is given on the first takes the
+    place of the one before.
     """
     folder = store.find(run, store.runs_dir(runs))
+    several = rendezvous_of(folder).nodes
+    step = from_slurm(os.environ) if several > 1 else None
+    rank = step[0] if node_rank is None and step is not None else node_rank
+    if rank:
+        member.join(folder, rank, wait=True)
+        return attach(folder, detach=detach, as_json=as_json)
+    _, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout, several)
     launch.attend(folder)
     launch.settle(folder)
     differences = launch.changed_settings(folder)
@@ -66,6 +84,8 @@ def command(
         return attach(_mended(folder, accept_data), detach=detach, as_json=as_json)
     if folder.state != "finished" or differences or settings:
         _say_versions(folder)
+    if meeting is not None and not launch.at_work(folder):
+        folder.update_json(rendezvous=meeting.as_json())
     newest, skipped = resume(folder, settings=settings, accept_data=accept_data)
     for path, reason in skipped:
         echo(f"skipped {path.name}: {reason}", err=True)

@@ -29,7 +29,7 @@ _NAMED = ("time", "partition", "account", "qos", "gres", "mem", "cpus-per-task")
 @click.option("--mem", metavar="SIZE", help="The machine's memory, such as 64G.")
 @click.option("--cpus-per-task", metavar="N", help="CPU cores.")
 @click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other option of sbatch; may be repeated.")
-@click.option("--nodes", type=click.IntRange(1), default=1, metavar="N", help="Machines; only 1 for now.")
+@click.option("--nodes", type=click.IntRange(1, 1024), metavar="N", help="Machines; sets distributed.nodes.")
 @click.option("--for", "machine", metavar="MACHINE", help="Check it for the cluster's machine, such as 2xH100-80GB.")
 @click.option("--dry-run", is_flag=True, help="Print the script; nothing is made or submitted.")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs, shared with the cluster's machines.")
@@ -39,7 +39,7 @@ def command(
     overrides: tuple[str, ...],
     to: str,
     more: tuple[str, ...],
-    nodes: int,
+    nodes: int | None,
     machine: str | None,
     dry_run: bool,
     runs: str | None,
@@ -50,13 +50,14 @@ def command(
 
     \b
     workbench submit my.yaml --to slurm --time 4:00:00 --gres gpu:1
+    workbench submit my.yaml --to slurm --nodes 2 --gres gpu:8 run.devices=8
     workbench submit my.yaml --to slurm --sbatch=--constraint=a100 --dry-run
 
     Before the time limit the run saves, its job is queued again, and it goes on from there; so it does after a preemption.
     What is `auto` is chosen on the node that the job gets. `runs`, `watch`, `stop` and `resume` work from here.
     """
-    if nodes > 1:
-        raise UsageError(f"--nodes: must be 1, as a run on several machines is not here yet; got {nodes}.")
+    if nodes is not None:
+        overrides = (*overrides, f"distributed.nodes={nodes}")
     chosen = {name: named[name.replace("-", "_")] for name in _NAMED}
     options = (*(f"--{name}={value}" for name, value in chosen.items() if value is not None), *more)
     for name, value in chosen.items():
@@ -86,7 +87,7 @@ def command(
     config, place = reading.config, runs_dir_of(reading.config, reading.given, runs)
     if dry_run:
         name = f"{slug(config.run.name or file.stem)}-NNNN"
-        text = slurm.script(place / name, name, options, config.run.grace_seconds)
+        text = slurm.script(place / name, name, options, config.run.grace_seconds, config.distributed.nodes)
         if as_json:
             print_json({"dry_run": True, "script": text})
         else:

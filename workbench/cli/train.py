@@ -6,23 +6,43 @@ foreground: SIGTERM and SIGINT save and stop it within `run.grace_seconds`, and 
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from engine.errors import WorkbenchError
-from engine.run import control
+from engine.errors import UsageError, WorkbenchError, visible
+from engine.run import control, member
 from engine.run.index import Watch, open_view
+from engine.run.nodes import MEET_SECONDS, Rendezvous, endpoint_of, from_slurm
 from engine.run.store import RunFolder, find
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.following import Follower, exit_code, report, state_text, summary
 from workbench.cli.output import echo, print_json
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def meets(command: Command) -> Command:
+    """The options of torchrun with which a machine takes its place among several."""
+    for option in (
+        click.option(
+            "--rdzv-timeout", type=click.FloatRange(1), metavar="SECONDS", help="How long to wait for the others."
+        ),
+        click.option("--rdzv-id", metavar="ID", help="A name that tells runs at one address apart."),
+        click.option("--rdzv-endpoint", metavar="HOST[:PORT]", help="Address of the first machine, where all meet."),
+        click.option("--node-rank", type=click.IntRange(0), metavar="K", help="Which of them this is; 0 is the first."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command(short_help="Start a run and watch it.")
@@ -31,6 +51,8 @@ from workbench.cli.output import echo, print_json
 @click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
 @click.option("--queue", "queue", is_flag=True, help="Wait until a device is free.")
 @click.option("--after", "after", metavar="RUN", help="Wait until that run has ended, then for a free device.")
+@click.option("--nodes", type=click.IntRange(1, 1024), metavar="N", help="Machines; sets distributed.nodes.")
+@meets
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -39,6 +61,11 @@ def command(
     detach: bool,
     queue: bool,
     after: str | None,
+    nodes: int | None,
+    node_rank: int | None,
+    rdzv_endpoint: str | None,
+    rdzv_id: str | None,
+    rdzv_timeout: float | None,
     runs: str | None,
     as_json: bool,
 ) -> int:
@@ -48,24 +75,89 @@ def command(
     workbench train my.yaml
     workbench train my.yaml optim.learning_rate=1e-4 --detach
     workbench train my.yaml --queue --detach
+    workbench train my.yaml --nodes 2 --rdzv-endpoint first:29500 --node-rank 1
+
+    With --nodes the command is given on each machine, over one folder of runs that all of them see.
 
     Exit code: 0 finished or stopped on request, 1 failed, 143 and 130 ended by SIGTERM and SIGINT.
     """
-    run = start(file, overrides, runs, queue=queue, after=after)
+    if nodes is not None:
+        overrides = (*overrides, f"distributed.nodes={nodes}")
+    rank, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout, nodes or 1)
+    if rank > 0:
+        run = join(file, overrides, runs, rank, meeting)
+    else:
+        run = start(file, overrides, runs, queue=queue, after=after, meeting=meeting)
     if not as_json:
         echo(f"{run.id} in {run.path}", err=True)
     return attach(run, detach=detach, as_json=as_json)
 
 
+def meeting_of(
+    rank: int | None, endpoint: str | None, name: str | None, seconds: float | None, nodes: int
+) -> tuple[int, Rendezvous | None]:
+    """This machine's rank and how so many nodes meet, by options or, where there are several, SLURM's step; (0, None) where
+    neither says anything. Raises UsageError."""
+    step = from_slurm(os.environ) if nodes > 1 else None
+    if step is not None:
+        rank, name = step[0] if rank is None else rank, step[2] if name is None and endpoint is None else name
+    if rank is None and endpoint is None and name is None and seconds is None:
+        return 0, None
+    if rank and endpoint is None and step is None:
+        raise UsageError("--rdzv-endpoint: needed beside --node-rank, the address of the first machine.")
+    at = endpoint_of(endpoint) if endpoint is not None else ""
+    return rank or 0, Rendezvous(nodes, at, name or "none", seconds or MEET_SECONDS)
+
+
+def join(file: Path, overrides: tuple[str, ...], runs: str | None, rank: int, meeting: Rendezvous | None) -> RunFolder:
+    """Take this machine's part in the run that the first one starts. Raises WorkbenchError where none comes, or its config is
+    another."""
+    from engine.config.edit import changes
+    from engine.config.files import dump, load, parse
+    from engine.rules import read
+    from engine.run.from_config import runs_dir_of
+    from workbench.cli.reading import with_overrides
+
+    assert meeting is not None
+    reading = read(with_overrides(load(file).mapping, file.resolve().parent, overrides))
+    place = runs_dir_of(reading.config, reading.given, runs)
+    echo(f"node {rank} waits for the first at {visible(meeting.endpoint or meeting.id)}", err=True)
+    run = member.find(place, meeting, lambda: None)
+    asked = parse(str(run.read_json().get("asked") or "")).mapping
+    for path, value in changes(asked, parse(dump(reading.config)).mapping):
+        first: Any = asked
+        for part in path:
+            first = first.get(part) if isinstance(first, dict) else None
+        words = f"its {'.'.join(map(str, path))} is {visible(str(value))}, that of node 0 is {visible(str(first))}."
+        member.refuse(run, rank, words)
+        raise WorkbenchError(f"{visible(str(file))}: {words}", "Start all nodes of a run with one config.")
+    member.join(run, rank)
+    return run
+
+
 def start(
-    file: Path, overrides: tuple[str, ...], runs: str | None, *, queue: bool = False, after: str | None = None
+    file: Path,
+    overrides: tuple[str, ...],
+    runs: str | None,
+    *,
+    queue: bool = False,
+    after: str | None = None,
+    meeting: Rendezvous | None = None,
 ) -> RunFolder:
     """Read, check, launch, or queue. Raises WorkbenchError after printing the findings if the config has errors."""
     from engine.config.files import load
 
     document = load(file)
     return start_mapping(
-        document.mapping, file.resolve().parent, overrides, runs, name=file.stem, source=file, queue=queue, after=after
+        document.mapping,
+        file.resolve().parent,
+        overrides,
+        runs,
+        name=file.stem,
+        source=file,
+        queue=queue,
+        after=after,
+        meeting=meeting,
     )
 
 
@@ -79,6 +171,7 @@ def start_mapping(
     source: Path | None = None,
     queue: bool = False,
     after: str | None = None,
+    meeting: Rendezvous | None = None,
 ) -> RunFolder:
     from engine.data.gather_facts import not_counted
     from engine.planning.estimate import estimate
@@ -93,6 +186,9 @@ def start_mapping(
     reading = read(complete, facts)
     require_no_errors(reading.findings, str(source or name), "no run was started")
     place = runs_dir_of(reading.config, reading.given, runs)
+    several = reading.config.distributed.nodes
+    if meeting is not None and several == 1:
+        raise UsageError("--rdzv-endpoint, --rdzv-id, --rdzv-timeout and --node-rank: need --nodes above 1.")
     behind = find(after, place) if after is not None else None
     echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
     if uncounted := not_counted(reading.config, facts):
@@ -106,6 +202,7 @@ def start_mapping(
         source=source,
         queue=queue,
         after=behind,
+        rendezvous=replace(meeting, nodes=several) if meeting is not None else None,
     )
 
 

@@ -260,6 +260,7 @@ ON_A_CARD = {
 ELSEWHERE = {
     # where the run goes and who looks after it
     "run.devices": f"{T}/test_ranks.py::test_a_step_of_two_processes_is_that_of_one",
+    "distributed.nodes": "tests/end_to_end/test_nodes.py::test_two_nodes_train_as_one_process",
     "distributed.strategy": f"{T}/test_fsdp2.py::test_full_weights_learn_what_one_process_would",
     "distributed.reshard_after_forward": f"{T}/test_fsdp2.py::test_other_methods_learn_what_one_process_would",
     "run.output_dir": "tests/engine/run/test_store.py::test_where_runs_lie",

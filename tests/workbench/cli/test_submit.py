@@ -91,6 +91,9 @@ def test_the_script_says_all_and_a_dry_run_makes_nothing(place: Path, played: Sc
     assert {"--nodes=1", "--requeue", "--open-mode=append", "--signal=B:USR1@180"} < set(asked)
     assert asked[-3:] == ["--time=4:00:00", "--gres=gpu:2", "--constraint=a100"]
     assert said.splitlines()[-1].endswith(f"-m engine.job -- {place}/runs/my-NNNN")
+    several = json.loads(submit(place, "--nodes", "3", "--dry-run", "--json").stdout)["script"].splitlines()
+    assert {"#SBATCH --nodes=3", "#SBATCH --ntasks=3", "#SBATCH --ntasks-per-node=1"} < set(several)
+    assert several[-1].startswith("exec srun ")
     assert not (place / "runs").exists()
     assert played.calls("sbatch") == []
     run = submitted(place, *words)
@@ -100,7 +103,7 @@ def test_the_script_says_all_and_a_dry_run_makes_nothing(place: Path, played: Sc
 
 def test_what_cannot_be_is_refused_and_leaves_no_run(place: Path, played: Scheduler) -> None:
     for words, place_of_it in (
-        (("--nodes", "2"), "--nodes: must be 1"),
+        (("--nodes", "0"), "'--nodes': 0 is not in the range"),
         (("--sbatch=--array=1-3",), "--array is set by the script itself"),
         (("--sbatch=-N2",), "--nodes is set by the script itself"),
         (("--sbatch=exclusive",), "must be one option of sbatch; got 'exclusive'"),

@@ -1,0 +1,242 @@
+"""A node of a run that is not its first: `python -P -m engine.run.member RANK -- FOLDER`, detached. Standard library only.
+
+It answers each round that the first node opens, starts torchrun when that says go, and ends it when the first ends the round
+or falls silent. It writes its own file (`engine.run.nodes`) and its own log, `worker-RANK.log`; run.json and the events are
+the first node's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import RunBusy, WorkbenchError, visible
+from engine.run import cause, inside, launch, nodes, spawn
+from engine.run.devices import Choice
+from engine.run.nodes import Node
+from engine.run.process import Identity, boot_id, host, identity, send
+from engine.run.process_group import Family
+from engine.run.store import ENDED, RunFolder, runs_in
+
+LOOK_SECONDS = 0.1
+_TERM_SECONDS = 5.0
+
+
+class Member:
+    """One node's part in a run, from its first round to the run's end."""
+
+    def __init__(self, run: RunFolder, rank: int) -> None:
+        self.run = run
+        self.meets = nodes.rendezvous_of(run)
+        if not 0 < rank < self.meets.nodes:
+            raise WorkbenchError(
+                f"--node-rank: must be from 0 to {self.meets.nodes - 1} in a run on {self.meets.nodes} "
+                f"node{'' if self.meets.nodes == 1 else 's'}; got {rank}."
+            )
+        self.node = Node(run, rank, self.meets.nodes)
+        self.log = run.path / f"worker-{rank}.log"
+        self.answered = ""
+        self.done = ""
+
+    def stay(self) -> None:
+        """Take part until the run is over. Raises WorkbenchError where the first node does not come, or goes."""
+        give_up, begun = time.monotonic() + self.meets.seconds, False
+        while True:
+            begun = begun or self.run.state not in ENDED
+            if begun and self.run.state in ENDED:
+                return
+            first = self.node.hear(0)
+            round_, state = str(first.get("round") or ""), first.get("state")
+            if state == "gathering" and round_ != self.answered and self.node.lives(0):
+                self._answer(round_)
+            elif state == "go" and round_ == self.answered != self.done:
+                self._work(round_, str(first.get("endpoint") or ""))
+            elif self.answered and self.node.is_silent(0):
+                raise WorkbenchError(f"{self.node.name(0).capitalize()} of run {self.run.id} has fallen silent.")
+            elif not self.answered and time.monotonic() > give_up:
+                raise WorkbenchError(
+                    f"The rendezvous at {visible(self.meets.endpoint or 'node 0')} did not complete within "
+                    f"{self.meets.seconds:g} s: node 0 did not come."
+                )
+            if self.answered:
+                if (rival := self.node.rival) is not None:
+                    raise RunBusy(
+                        f"--node-rank {self.node.rank} is taken by process {rival.pid} on {visible(rival.host)}."
+                    )
+                self.node.beat()
+            time.sleep(LOOK_SECONDS)
+
+    def _answer(self, round_: str) -> None:
+        """Come to a round, with what this node has for the run, or why it has not."""
+        self.answered = round_
+        about = {
+            "round": round_,
+            "state": "here",
+            "versions": launch.versions(),
+            "cause": "",
+            "message": "",
+            "lines": [],
+            "follows": False,
+        }
+        try:
+            chosen = launch.choose_free(self.run.read_json().get("devices_wanted", "auto"), self.run.path.parent)
+        except WorkbenchError as problem:
+            self.node.say(**about, refused=str(problem))
+            return
+        self.node.say(**about, refused="", processes=chosen.processes, devices=list(chosen.visible))
+
+    def _work(self, round_: str, endpoint: str) -> None:
+        """Run torchrun for this round, and tell how it ended."""
+        self.done = round_
+        choice = Choice(tuple(self.node.said["devices"]), int(self.node.said["processes"]))
+        log = inside.open_file(self.run, self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log_from = os.fstat(log).st_size
+        token = secrets.token_hex(16)
+        secret = self.run.read_json().get("secrets", spawn.HUB_TOKENS)
+        try:
+            way = nodes.interface(endpoint, os.environ)
+            group = spawn.Group(self.node.rank, self.node.nodes, endpoint, way, nodes.REACH_SECONDS)
+            child = subprocess.Popen(
+                spawn.worker_argv(self.run, choice, group=group),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.run.path,
+                env=spawn.environment(os.environ, choice, token, secret, group),
+                start_new_session=True,
+            )
+        except (WorkbenchError, OSError) as problem:
+            self.node.say(state="ended", cause="start", message=f"{self.node.name(self.node.rank)}: {problem}")
+            return
+        finally:
+            os.close(log)
+        worker = identity(child.pid) or Identity(child.pid, 0, boot_id(), host())
+        family = Family(token, worker, choice.processes)
+        self.node.say(state="at work", worker=worker.as_json())
+        told = self._watch(child, family, log_from, round_)
+        if child.returncode:
+            family.look(lambda: True)
+        family.end()
+        self._tell(child.returncode, family, log_from, told)
+
+    def _watch(self, child: subprocess.Popen[bytes], family: Family, log_from: int, round_: str) -> bool:
+        """Stay until torchrun is gone; whether it was ended because the first node ended the round, or is gone."""
+        told_at: float | None = None
+        while child.poll() is None:
+            self.node.beat()
+            if family.look(lambda: cause.agent_saw_failure(self.log, log_from)):
+                family.kill()
+            first = self.node.hear(0)
+            over = first.get("round") != round_ or first.get("state") == "ended" or self.node.is_silent(0)
+            if over and told_at is None:
+                told_at = time.monotonic()
+                send(family.worker, signal.SIGTERM)
+            elif told_at is not None and time.monotonic() - told_at > _TERM_SECONDS:
+                family.kill()
+                send(family.worker, signal.SIGKILL)
+            time.sleep(LOOK_SECONDS)
+        return told_at is not None
+
+    def _tell(self, code: int, family: Family, log_from: int, told: bool) -> None:
+        if not code or told:
+            self.node.say(state="ended", cause="")
+            return
+        place = f"node {self.node.rank}, {host()}"
+        if family.lost_rank is not None and code > 0:
+            rank, process = family.lost_rank
+            code_of = cause.exit_code_of_rank(self.log, process.pid, log_from)
+            found = cause.explain(
+                code if code_of is None else code_of,
+                self.log,
+                log_from=log_from,
+                out_of_memory=cause.kernel_ended(process),
+                who=f"Rank {rank} ({place}, process {process.pid})",
+            )
+        else:
+            ranks = nodes.ranks_of(self.node.rank, family.processes)
+            who = f"The agent (torchrun) of {ranks} ({place}, process {family.worker.pid})"
+            found = cause.explain(code, self.log, log_from=log_from, who=who)
+        lines, follows = list(found.lines), cause.follows(found, self.log, log_from)
+        self.node.say(state="ended", cause=found.cause, message=found.message, lines=lines, follows=follows)
+
+
+def join(run: RunFolder, rank: int, *, wait: bool = False) -> None:
+    """Start this machine's part in the run, detached; with `wait` return once the first node goes on with a run that had ended.
+
+    Raises WorkbenchError where it cannot be.
+    """
+    Member(run, rank)
+    log = inside.open_file(run, run.path / f"worker-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        child = subprocess.Popen(
+            [*spawn.python(), "-m", "engine.run.member", str(rank), "--", str(run.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={**os.environ, **spawn.safe_python(os.environ)},
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    while wait and run.state in ENDED:
+        if child.poll() is not None:
+            said = cause.log_tail(run.path / f"worker-{rank}.log").strip().splitlines()
+            raise WorkbenchError(said[-1] if said else f"node {rank} ended with exit code {child.returncode}.")
+        time.sleep(LOOK_SECONDS)
+
+
+def refuse(run: RunFolder, rank: int, words: str) -> None:
+    """Tell the first node that this one cannot take part in its round."""
+    node = Node(run, rank, nodes.rendezvous_of(run).nodes)
+    node.say(round=nodes.said_by(run, 0).get("round"), refused=words)
+
+
+def find(root: Path, wanted: nodes.Rendezvous, wait: Callable[[], None]) -> RunFolder:
+    """The run in `root` whose first node waits at this rendezvous. `wait` is called between looks.
+
+    Raises WorkbenchError where none does in time.
+    """
+    give_up = time.monotonic() + wanted.seconds
+    while time.monotonic() < give_up:
+        for run in runs_in(root):
+            said, values = nodes.rendezvous_of(run), run.read_json()
+            if (
+                said.nodes == 1
+                or values.get("state") in ENDED
+                or (said.endpoint, said.id) != (wanted.endpoint, wanted.id)
+            ):
+                continue
+            if nodes.said_by(run, 0).get("state") == "gathering":
+                return run
+        wait()
+        time.sleep(LOOK_SECONDS)
+    raise WorkbenchError(
+        f"The rendezvous at {visible(wanted.endpoint or wanted.id)} did not complete within {wanted.seconds:g} s: no run in "
+        f"{visible(str(root))} waits there.",
+        "Start the one with --node-rank 0 too, with the same address and --runs.",
+    )
+
+
+def main(rank: str, path: str) -> int:
+    os.umask(0o077)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        Member(RunFolder(path), int(rank)).stay()
+    except (WorkbenchError, OSError) as problem:
+        print(problem, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[2] != "--" or not sys.argv[1].isdigit():
+        sys.exit("usage: python -P -m engine.run.member RANK -- FOLDER")
+    sys.exit(main(sys.argv[1], sys.argv[3]))
