@@ -41,6 +41,8 @@ class Machine:
     (2.5e9 for 1.0e11 operations a second and core, torch 2.13 held to AVX2)."""
     cpu_share: float = 1.0
     """What a run that wants all of the cores would get of them beside what ran in the last minute."""
+    nodes: int | None = None
+    """How many such machines a cluster has, where one is described; `None` where nobody said."""
 
     @property
     def device(self) -> str:
@@ -85,15 +87,16 @@ CARDS: dict[str, tuple[tuple[int, ...], tuple[int, int]]] = {
     "P100": ((16,), (6, 0)),
 }
 
-_FORM = "a card as in `1xH100-80GB`, `2xA100-40GB`, `RTX4090` or `cpu`"
+_FORM = "a card as in `1xH100-80GB`, `2xA100-40GB`, `RTX4090` or `cpu`, or nodes of them as in `2x8xH100-80GB`"
 _MACHINE = re.compile(
-    r"(?:(?P<count>\d{1,4})\s*[x*]\s*)?(?P<card>[1-9]0[6-9]0|[A-Za-z][A-Za-z0-9 _-]*?)(?:[-_ ](?P<size>\d{1,4}(?:\.\d+)?)\s*(?:GB|GiB|G))?",
+    r"(?:(?:(?P<nodes>\d{1,4})\s*[x*]\s*)?(?P<count>\d{1,4})\s*[x*]\s*)?(?P<card>[1-9]0[6-9]0|[A-Za-z][A-Za-z0-9 _-]*?)(?:[-_ ](?P<size>\d{1,4}(?:\.\d+)?)\s*(?:GB|GiB|G))?",
     re.IGNORECASE,
 )
 
 
 def parse_machine(text: str) -> Machine:
-    """The machine that `1xH100-80GB` names: count, card, memory; the last may be left out for a known card.
+    """The machine that `1xH100-80GB` names: count, card, memory; the last may be left out for a known card. `2x8xH100` is a
+    cluster of two such machines with eight cards each.
 
     Raises UsageError when it names none.
     """
@@ -106,6 +109,9 @@ def parse_machine(text: str) -> Machine:
     count = int(found["count"] or 1)
     if not 1 <= count <= 1024:
         raise UsageError(f"--for: must be between 1 and 1024 cards; got {count}.")
+    nodes = None if found["nodes"] is None else int(found["nodes"])
+    if nodes is not None and not 1 <= nodes <= 1024:
+        raise UsageError(f"--for: must be between 1 and 1024 nodes; got {nodes}.")
     card = re.sub(r"[ _-]", "", found["card"]).upper().removeprefix("NVIDIA").removeprefix("GEFORCE")
     if card not in CARDS and f"RTX{card}" in CARDS:
         card = f"RTX{card}"
@@ -118,7 +124,8 @@ def parse_machine(text: str) -> Machine:
     if not 1 <= size <= 2000:
         raise UsageError(f"--for: must name between 1 and 2000 GB of memory; got {size:g}.")
     gpu = Gpu(card, _usable(size), capability)
-    return Machine(gpus=(gpu,) * count, name=f"{count}x{card}-{size:g}GB")
+    several = "" if nodes is None else f"{nodes}x"
+    return Machine(gpus=(gpu,) * count, name=f"{several}{count}x{card}-{size:g}GB", nodes=nodes)
 
 
 def _usable(size: float) -> int:

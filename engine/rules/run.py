@@ -216,6 +216,20 @@ def a_sample_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[Findi
         )
 
 
+@rule(reads=(fields.distributed.nodes,))
+def nodes_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """Of a cluster that is described: all of its nodes are used, and no more than there are."""
+    spec, here = fields.distributed.nodes, facts.machine.nodes if facts.machine else None
+    if here is None or config.distributed.nodes == here:
+        return
+    fix = Fix("use each node" if here > 1 else "one machine", {spec.path: here})
+    if config.distributed.nodes > here:
+        yield must(spec.path, f"at most {here}", config.distributed.nodes, "The cluster has no more nodes.", fix=fix)
+    else:
+        todo = "The others would have nothing to do."
+        yield must(spec.path, f"{here} to use each node", config.distributed.nodes, todo, severity="hint", fix=fix)
+
+
 @rule(reads=(fields.run.devices,))
 def devices_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     devices, path, machine = config.run.devices, fields.run.devices.path, facts.machine

@@ -39,6 +39,14 @@ def test_cards_by_name(text: str, count: int, name: str, size: int, capability: 
     assert machine.device == "cuda"
 
 
+def test_a_cluster_is_nodes_of_a_machine() -> None:
+    cluster = parse_machine("2x8xH100-80GB")
+    assert (cluster.nodes, cluster.name, cluster.gpus) == (2, "2x8xH100-80GB", parse_machine("8xH100-80GB").gpus)
+    assert parse_machine("8xH100-80GB").nodes is None, "one machine says nothing of others"
+    with pytest.raises(UsageError, match="between 1 and 1024 nodes; got 0"):
+        parse_machine("0x8xH100")
+
+
 def test_a_cpu_is_a_machine_too() -> None:
     machine = parse_machine("cpu")
     assert (machine.gpus, machine.device) == ((), "cpu")

@@ -15,7 +15,12 @@ from workbench.cli.output import echo, print_json, styled
 @click.command(short_help="Find everything wrong with a config.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
-@click.option("--for", "machine", metavar="MACHINE", help="Judge it for another machine, such as 1xH100-80GB or cpu.")
+@click.option(
+    "--for",
+    "machine",
+    metavar="MACHINE",
+    help="Judge it for another machine, such as 1xH100-80GB, 2x8xH100-80GB or cpu.",
+)
 @click.option(
     "--data", "with_data", is_flag=True, help="Tokenize the rows too: lengths, cuts, rows with nothing to learn."
 )

@@ -31,7 +31,9 @@ _ON_CPU = {**_CLASSES, "overhead": "the process and fragments"}
 @click.command(short_help="Memory, steps, disk and time before launch.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
-@click.option("--for", "machine", metavar="MACHINE", help="For another machine, such as 1xH100-80GB or cpu.")
+@click.option(
+    "--for", "machine", metavar="MACHINE", help="For another machine, such as 1xH100-80GB, 2x8xH100-80GB or cpu."
+)
 @click.option("--rehearse", is_flag=True, help="Also train a few steps of the longest rows here, and measure them.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehearse: bool, as_json: bool) -> int:

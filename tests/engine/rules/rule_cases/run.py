@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts
-from tests.engine.rules.rule_cases.shared import CPU, H100, TINY_FACTS, Case
+from tests.engine.rules.rule_cases.shared import CLUSTER, CPU, H100, TINY_FACTS, Case
 
 CASES: dict[str, list[Case]] = {
     "prompts-steps-need-prompts": [({"run.prompts_steps": 5}, Facts(), "run.prompts_steps", "error")],
@@ -62,6 +62,10 @@ CASES: dict[str, list[Case]] = {
             "run.eval_steps",
             "error",
         )
+    ],
+    "nodes-exist": [
+        ({"distributed.nodes": 3}, Facts(machine=CLUSTER), "distributed.nodes", "error"),
+        ({}, Facts(machine=CLUSTER), "distributed.nodes", "hint"),
     ],
     "devices-exist": [
         ({"run.devices": [0, 0]}, Facts(), "run.devices", "error"),

@@ -11,6 +11,7 @@ from engine.hardware import GiB, Machine, parse_machine
 GOOD: dict[str, Any] = {"model": {"name": "builtin/tiny"}, "data": {"train": [{"path": "rows.jsonl"}]}}
 CPU = Machine(cpu_count=4, memory_bytes=16 * GiB, disk_free_bytes=100 * GiB, name="cpu")
 H100, OLD = parse_machine("1xH100-80GB"), parse_machine("1xT4-16GB")
+CLUSTER = parse_machine("2x8xH100-80GB")
 LARGE = model_facts("Qwen/Qwen3-8B")
 NOTHING: dict[str, str | None] = dict.fromkeys(
     ("bitsandbytes", "flash-attn", "flash-attn-3", "flash-attn-4", "torchao", "pytorch-optimizer", "schedulefree")
