@@ -212,7 +212,7 @@ def values_of_the_template_need_messages(config: RunConfig, facts: Facts) -> Ite
         for entry in (*config.data.train, *config.data.eval)
     }
     found = set(formats) if len(formats) == 1 else found
-    if found and found <= {"text", "tokens", "distill"}:
+    if found and found <= {"text", "tokens", "synthetic", "distill"}:
         rule_text = "left out where rows are text or tokens and there are no sample prompts"
         todo = "Remove it: no template is filled in."
         yield must(path, rule_text, values, todo, fix=Fix("remove it", unset=(path,)))
@@ -235,9 +235,8 @@ def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]
             # A method that a person wrote is theirs: the rows may be the mistake.
             written = fields.method.kind.path in facts.given
             fix = None if written else Fix(f"set method.kind to {kind}", {fields.method.kind.path: kind})
-            yield must(
-                f"{spec.path}.{index}.format", f"{' or '.join(fits)} for {config.method.kind}", found, todo, fix=fix
-            )
+            read = " or ".join(each for each in fits if each != "synthetic")
+            yield must(f"{spec.path}.{index}.format", f"{read} for {config.method.kind}", found, todo, fix=fix)
 
 
 @rule(reads=(fields.method.kind, fields.method.loss_type, fields.optim.per_device_train_batch_size))
