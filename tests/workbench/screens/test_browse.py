@@ -69,7 +69,7 @@ def test_models_of_the_cache_are_offered_once_with_their_size(cache: Path, tmp_p
     assert list(told) == ["someone/small-model", "own", "builtin/tiny", "builtin/tiny-vl"]
     assert told["someone/small-model"] == "used before, on this machine, 4.0 KiB"
     rows = {each.text for each in known_of(Wanted("rows"), [], tmp_path)}
-    assert rows == {"builtin/dates", "builtin/shapes", "someone/rows"}
+    assert rows == {"builtin/dates", "builtin/shapes", "builtin/synthetic", "someone/rows"}
     assert [each.text for each in offers(tmp_path, "small some", Wanted("model"), known)] == ["someone/small-model"]
 
 
