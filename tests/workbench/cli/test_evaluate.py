@@ -96,6 +96,7 @@ def test_a_task_and_rows_beside_it_are_refused(run: RunFolder, tmp_path: Path) -
     assert "--tasks: a task names its own rows; got --data beside it." in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_task_scores_the_checkpoint_beside_the_base_as_plain_transformers_does(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
