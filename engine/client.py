@@ -154,7 +154,8 @@ class Inspector:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if reader is not None and reader is not threading.current_thread():
+        # A signal may have come before the reader was started.
+        if reader is not None and reader.is_alive() and reader is not threading.current_thread():
             reader.join(timeout=2)
 
     def __enter__(self) -> Inspector:

@@ -153,3 +153,18 @@ def test_an_inspector_sees_the_tokens_of_hub_and_stores_and_no_other_secret(monk
     assert seen["HF_TOKEN"] == "hf_" + "a" * 34
     assert seen["AWS_SECRET_ACCESS_KEY"] == "a" * 40
     assert not {"GITHUB_TOKEN", "JUDGE"} & seen.keys()
+
+
+def test_a_signal_before_the_reader_is_started_ends_the_process_and_nothing_else(
+    odd: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            odd.ask("echo")
+    assert odd.pid is not None
+    odd.close()
+    assert not psutil.pid_exists(odd.pid)
