@@ -189,10 +189,21 @@ def start_mapping(
     several = reading.config.distributed.nodes
     if meeting is not None and several == 1:
         raise UsageError("--rdzv-endpoint, --rdzv-id, --rdzv-timeout and --node-rank: need --nodes above 1.")
+    if several > 1 and (meeting is None or (not meeting.endpoint and meeting.id == Rendezvous(1).id)):
+        raise UsageError(
+            f"--rdzv-endpoint: needed on {several} nodes, the address of the first machine as the others reach it.",
+            "Or `workbench submit` starts all of them; inside a step of SLURM, give --nodes.",
+        )
     behind = find(after, place) if after is not None else None
     echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
     if uncounted := not_counted(reading.config, facts):
         echo(f"{uncounted} yet; the run counts them first", err=True)
+    if several > 1 and meeting is not None and meeting.endpoint:
+        there = f"--nodes {several} --node-rank 1 --rdzv-endpoint {meeting.endpoint} --runs {place}"
+        echo(
+            f"waits up to {meeting.seconds:g} s for {several - 1} more: there, give the same config with {there}",
+            err=True,
+        )
     return launch_config(
         reading.config,
         facts,

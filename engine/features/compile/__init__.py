@@ -35,8 +35,8 @@ AFTER = (
 """Compiled are layers as they compute in the end."""
 
 EARNS = 60
-"""Steps that a run must have. At 8B on an H100 the first batch's wait is earned after 55, at 0.6B on an H200 after 100 at
-most: 10 to 15 s, and each step 0.13 s shorter."""
+"""Steps that a run must have. With empty caches the first batch's wait is earned after 55 at 8B on an H100, and after some 80
+to 115 at 0.6B on an H200 (10 to 15 s, each step 0.13 s shorter): a short run of a small model may lose seconds the first time."""
 EARNS_PADDED = 500
 """Batches that a run of padded ones must have. They are compiled for any length at once: on an H100 with empty caches the wait
 is earned after 355 at 8B (100 s) and 400 at 0.6B (28 s); with the caches of a run before, after 60. The first batch of one row
