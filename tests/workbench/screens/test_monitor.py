@@ -15,6 +15,7 @@ from engine.errors import WorkbenchError
 from engine.run import launch, stack
 from engine.run.ending import facts, ways
 from engine.run.evaluations import Evaluation
+from engine.run.in_flight import InFlight
 from engine.run.stopping import ways as ways_to_stop
 from workbench.app import WorkbenchApp
 from workbench.panels.chart import Chart
@@ -292,6 +293,27 @@ async def test_a_run_that_failed_before_its_first_checkpoint_begins_again_withou
         await until(pilot, lambda: "start a new run from the beginning" in shown(app))
         assert "no checkpoint is whole" not in shown(app)
         assert "start again" not in shown(app)
+
+
+async def test_the_card_of_a_failed_run_shows_its_memory_over_time_and_the_rows_it_was_on(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    run = make_run()
+    pen = writer(run)
+    for step in range(70, 90):
+        pen.write("metrics", step, step=step, memory_allocated=step << 30)
+    pen.write("failed", 90, cause="cuda_oom", message="The GPU ran out of memory.", lines=["one", "two"] * 4)
+    InFlight(run).note(90, [17, 4])
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "in flight" in shown(app))
+        text = shown(app)
+        assert "step 90: rows 17, 4" in text
+        assert "89.0 GiB at step 89" in text
+        memory = next(line for line in text.splitlines() if line.strip().startswith("memory"))
+        assert "▁" in memory
+        assert memory.index("▁") < memory.index("█")
+        assert text.index("enter") < text.index("in flight")  # the way on comes first
 
 
 async def test_a_run_that_fails_while_it_is_watched_turns_to_its_card(make_run: Any, shown: Shown, writer: Any) -> None:
