@@ -12,7 +12,7 @@ from engine.errors import visible
 from engine.run import checkpoint, proposals
 from engine.run.batches import rows_of
 from engine.run.best import title_of
-from engine.run.evaluations import in_words, kept
+from engine.run.evaluations import has_harness, in_words, kept
 from engine.run.in_flight import in_flight
 from engine.run.proposals import Change
 from engine.run.store import ORIGIN, RunFolder
@@ -109,6 +109,10 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
     if any(metric.startswith("eval_") for metric in view.series):
         means = "on the held-out rows, beside the model that training began with"
         found.append(Way("evaluate", "measure it", means, f"workbench evaluate {name} --base"))
+    if has_harness():
+        means = "by a task of lm-evaluation-harness, a YAML file that names rows of this machine; beside the base"
+        command = f"workbench evaluate {name} --tasks FILE --base"
+        found.append(Way("tasks", "score it", means, command))
     means = "the whole model, its adapter alone, or GGUF"
     found.append(Way("export", "take it along", means, f"workbench export {name} --to safetensors"))
     longer = proposals.longer(proposals.settings_of(folder))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from engine.config.files import parse
 from engine.errors import WorkbenchError
@@ -741,3 +742,41 @@ async def test_a_run_is_measured_beside_its_base_from_the_monitor_and_what_was_f
         words = "checkpoint-60, 12 rows of data.eval: loss 0.500 (6 before training)"
         await until(pilot, lambda: shown(app).count(words) == 2)  # on the card, and in answer to the key
     assert [(each["step"], each["base"]) for each in asked] == [(60, True)]
+
+
+async def test_a_run_is_scored_by_a_task_that_is_named_where_the_harness_is(
+    make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = make_run("finished")
+    asked: list[dict[str, Any]] = []
+
+    def measured(task: Evaluation, on_message: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        asked.append(task.request)
+        found = {"checkpoint": "checkpoint-60", "method": "sft", "rows": 5, "data": "dates.yaml"}
+        return {**found, "metrics": {"dates/acc": 0.5}, "base": {"dates/acc": 0.25}}
+
+    monkeypatch.setattr(Evaluation, "run", measured)
+    monkeypatch.setattr("workbench.screens.run_actions.step_of", lambda run, wanted: 60)
+    app = app_of(run)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "talk to it" in shown(app))
+        assert "score it" not in shown(app)
+        await pilot.press("M")
+        await until(pilot, lambda: "lm-evaluation-harness, which is not installed" in shown(app))
+    (tmp_path / "lm_eval").mkdir()
+    (tmp_path / "lm_eval" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "dates.yaml").write_text("task: dates\n")
+    app = app_of(run)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "score it" in shown(app))
+        for path, words in (
+            ("none.yaml", "task: must be a task's YAML file"),
+            ("dates.yaml", "dates/acc 0.500 (0.250"),
+        ):
+            await pilot.press("M")
+            await until(pilot, lambda: "by which task" in shown(app))
+            app.screen.query_one(Input).value = str(tmp_path / path)
+            await pilot.press("enter")
+            await until(pilot, lambda words=words: words in shown(app))
+    assert [(each["base"], each["tasks"]) for each in asked] == [(True, [str(tmp_path / "dates.yaml")])]
