@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class VisionFacts:
+    """The shape of a model's vision tower."""
+
+    hidden_size: int
+    layers: int
+    intermediate_size: int
+    gated: bool
+    """Whether its MLPs multiply by a gate."""
+    rotary: bool
+    """Whether its attention rotates queries and keys, which keeps more of them."""
+    patches: int
+    """How many patches of an image become one token."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The shape of a model; numbers that its `config.json` does not give are `None`."""
 
@@ -44,6 +59,8 @@ class ModelFacts:
     """Whether it brings a processor for images; `None` when its files are not here."""
     by_torchvision: bool | None = None
     """Whether its images are read by torchvision alone; `None` where its files and transformers do not say."""
+    vision: VisionFacts | None = None
+    """Its vision tower; `None` where it has none, or one of an unknown shape."""
     keeps_shape: bool | None = None
     """Whether its processor keeps the shape of an image between a fewest and a most of pixels."""
     folder: str = ""
@@ -89,6 +106,8 @@ class DataFacts:
     tokens: int | None = None
     trained_tokens: int | None = None
     longest: int | None = None
+    image_tokens: int | None = None
+    """Tokens of images in the row that has the most of them."""
     truncated: int | None = None
     masked: int | None = None
     lengths: tuple[int, ...] | None = None

@@ -66,6 +66,8 @@ class Counts:
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
+    image_tokens: int = 0
+    """Of the row that has the most of them."""
     bad_row: str = ""
     """The first row that cannot be read, and why."""
     bad_rows: list[str] = field(default_factory=list)
@@ -428,6 +430,7 @@ def _counted(row: Row, shape: Shape, counts: Counts) -> Row:
     counts.kept += 1
     counts.tokens += shape.length(row)
     counts.trained_tokens += shape.trained(row)
+    counts.image_tokens = max(counts.image_tokens, len(row.get("image_tokens") or ()))
     for name in shape.classes(row):
         counts.classes[name] = counts.classes.get(name, 0) + 1
     return row
@@ -549,6 +552,7 @@ def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
         "tokens": counts.tokens,
         "trained_tokens": counts.trained_tokens,
         "longest": counts.longest,
+        "image_tokens": counts.image_tokens,
         "truncated": counts.too_long,
         "masked": counts.masked,
         "dropped": counts.dropped,

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine import model_files
 from engine.config.architectures import loaders_of, needs_torchvision
-from engine.config.facts import ModelFacts, TokenizerFacts
+from engine.config.facts import ModelFacts, TokenizerFacts, VisionFacts
 from engine.errors import ModelError, visible
 from engine.model_files import Tensor
 
@@ -34,9 +34,11 @@ TINY: Shape = {
     "tie_word_embeddings": True,
     "vocab_size": 512,
 }
-# And that of the one that sees: its language model, and how many weights all its parts have.
+# And that of the one that sees: its language model, its vision tower, and how many weights all its parts have.
 TINY_VL: Shape = {
     "model_type": "idefics3",
+    "scale_factor": 1,
+    "vision_config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     "text_config": {
         "model_type": "llama",
         "hidden_size": 64,
@@ -210,6 +212,38 @@ def _image_facts(folder: Path | None) -> dict[str, bool | None]:
     }
 
 
+def _vision(config: Shape) -> VisionFacts | None:
+    """The vision tower by the names that families give its sizes."""
+    tower = config.get("vision_config")
+    if not isinstance(tower, Mapping):
+        return None
+    hidden = _number(tower, "embed_dim", "hidden_size")
+    layers = _number(tower, "depth", "num_hidden_layers")
+    patches = _patches(config, tower)
+    if not (hidden and layers and patches):
+        return None
+    wide = _number(tower, "intermediate_size") or (_number(tower, "mlp_ratio") or 4) * hidden
+    merges = _number(tower, "spatial_merge_size") is not None
+    return VisionFacts(hidden, layers, wide, "silu" in str(tower.get("hidden_act")), merges, patches)
+
+
+def _patches(config: Shape, tower: Shape) -> int | None:
+    """Patches of an image that become one token; nothing where no known name says it."""
+    if side := _number(tower, "spatial_merge_size") or _number(
+        config, "spatial_merge_size", "scale_factor", "downsample_factor"
+    ):
+        return side * side
+    image, patch, tokens = (
+        _number(tower, "image_size"),
+        _number(tower, "patch_size"),
+        _number(config, "mm_tokens_per_image"),
+    )
+    if image and patch and tokens:
+        return max(1, (image // patch) ** 2 // tokens)
+    share = config.get("downsample_ratio")
+    return round(1 / share**2) if isinstance(share, float) and 0 < share <= 1 else None
+
+
 def _facts(name: str, config: Shape, folder: Path | None, template: bool | None, own: bool = False) -> ModelFacts:
     text = config.get("text_config")
     shape: Shape = {**config, **text} if isinstance(text, dict) else config
@@ -233,6 +267,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         **_image_facts(folder),
         "folder": str(folder) if folder else "",
         "stored": _stored(config),
+        "vision": _vision(config),
     }
     bare = ModelFacts(name, **facts)
     linears = tuple(_linears(bare, shape))

@@ -1,7 +1,7 @@
 """Closed-form arithmetic over config and facts: bytes by class, from what is counted. Pure, quick, and honest about gaps.
 
 Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
-weights, adapter, gradients, optimizer, activations, logits (tiles and buffers of the head, `engine.features.cut_cross_entropy`),
+weights, adapter, gradients, optimizer, activations, images (of a vision tower that learns), logits (tiles and buffers of the head, `engine.features.cut_cross_entropy`),
 reference (a frozen copy), overhead (context, fragments).
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 
 from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import reference_of
-from engine.config.method import METHODS
+from engine.config.method import METHODS, learns_from_images
 from engine.config.optimizers import own_value
 from engine.config.tree import RunConfig
 from engine.facts.counts import (
@@ -52,6 +52,11 @@ GRADIENTS_HIDDEN, GRADIENTS_WIDE = 2, 3
 # While answers are sampled, so many float32 copies of the scores of their last token are there at once (measured with
 # transformers 5.23 on a CPU: 5.0, and 4.5 of a model in bfloat16).
 SAMPLED_SCORES = 5
+# A layer of a vision tower that is differentiated keeps so many numbers a patch: of its width, more where attention
+# rotates, and of its MLP's, more where that has a gate; and the tower so many of its width beside its layers (saved tensors
+# of SigLIP 7.5, 2.2 and 4, Qwen3-VL 10.5, 2.2 and 10.7, Qwen2.5-VL 12.5, 4.2 and 8.5; torch 2.13).
+SEEN_HIDDEN, SEEN_ROTATED, SEEN_WIDE, SEEN_GATED = 7.5, 11.5, 2.2, 4.2
+SEEN_BESIDE, SEEN_BESIDE_ROTATED = 4.0, 9.5
 # The allocator reserves more than it hands out.
 FRAGMENTS = 0.02
 CUDA_CONTEXT = 600 * MiB
@@ -104,6 +109,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
         "gradients": trained_bytes if stay else max(0.0, trained_bytes - activations - scores),
         "optimizer": state_bytes(config, counts) / devices,
         "activations": activations,
+        "images": _images(config, facts, model, tokens // max(1, length), checkpointing),
         "logits": scores,
         "reference": reference,
     }
@@ -112,6 +118,21 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     classes["cache"] = max(0.0, _sampling(config, model, length) - step)
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def _images(config: RunConfig, facts: Facts, model: ModelFacts, sequences: int, checkpointing: bool | str) -> float:
+    """What a vision tower that learns keeps of a batch's images for the backward pass: each row may have as many as the one
+    with the most. A frozen one keeps nothing, since no gradient goes through it."""
+    tower, most = model.vision, (facts.data.image_tokens if facts.data is not None else None) or 0
+    if tower is None or config.model.train_vision != "all" or not learns_from_images(config.method.kind):
+        return 0.0
+    hidden, wide, rotary = tower.hidden_size, tower.intermediate_size, tower.rotary
+    layer = (SEEN_ROTATED if rotary else SEEN_HIDDEN) * hidden + (SEEN_GATED if tower.gated else SEEN_WIDE) * wide
+    again = {"selective": 7 * hidden + (1 + tower.gated) * wide, "medium": 4 * hidden}.get(str(checkpointing), hidden)
+    # What is computed again is there for one layer at a time.
+    kept = tower.layers * again + layer if checkpointing else tower.layers * layer
+    kept += (SEEN_BESIDE_ROTATED if rotary else SEEN_BESIDE) * hidden
+    return sequences * most * tower.patches * kept * BYTES[config.model.dtype]
 
 
 def _put_together(config: RunConfig, layers: Layers, weights: float) -> float:

@@ -19,6 +19,7 @@ _CLASSES = {
     "gradients": "gradients",
     "optimizer": "optimizer states",
     "activations": "activations",
+    "images": "activations of images",
     "logits": "scores of the vocabulary",
     "reference": "reference model",
     "cache": "keys and values of sampled answers",
