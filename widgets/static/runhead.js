@@ -141,7 +141,8 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     fill(menu, head.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
     if (!head.controls.length) menu.hidden = true;
     cause.hidden = !head.cause;
-    fill(cause, head.cause ? [h("b", {}, head.cause), ...proposal(held.parts.end), head.lines.length ? h("pre", {}, head.lines.join("\n")) : null] : []);
+    const told = (held.parts.end?.facts ?? []).flatMap(([what, words]) => [h("dt", {}, what), h("dd", {}, words)]);
+    fill(cause, head.cause ? [h("b", {}, head.cause), ...proposal(held.parts.end), told.length ? h("dl", {}, told) : null, head.lines.length ? h("pre", {}, head.lines.join("\n")) : null] : []);
     return undefined;
   };
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;

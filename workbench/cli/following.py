@@ -201,6 +201,8 @@ def report(watch: Watch) -> None:
 def _propose(view: RunView, watch: Watch, name: str) -> None:
     """The change to make after a failure with the command that makes it; else how to go on, and what comes first."""
     end = end_of(view, watch.folder, name)
+    for what, words in end.facts:
+        echo(f"  {what:<13}  {words}", err=True)
     if end.change is not None:
         echo(f"  {'proposed':<13}  {end.change.words}: {end.change.why}", err=True)
         echo(f"`workbench resume {name} --fix` would {end.way_on}.", err=True)

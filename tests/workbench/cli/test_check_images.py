@@ -74,10 +74,10 @@ def test_images_are_refused_by_a_method_that_would_not_look_at_them(place: Path,
     answers = ("a cat", "a dog") if written == "column" else ([TEXT["messages"][1]], [parts("x")["messages"][1]])
     row = {"prompt": asked, "chosen": answers[0], "rejected": answers[1]}
     row |= {"images": ["cat.png"]} if written == "column" else {}
-    (told,) = errors(place, row, method={"kind": "simpo"})
+    (told,) = errors(place, row, method={"kind": "reward"})
     assert told == (
         "data.train.0.path: must be rows without images; got rows with images (line 1). "
-        "simpo does not learn from images: take sft, dpo or kto, or rows of text."
+        "reward does not learn from images: take sft, dpo or kto, or rows of text."
     )
 
 
