@@ -119,8 +119,12 @@ class RunTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        if (asked := self.args.fsdp_plugin_args) is not None and fsdp2.take_on_cpu(self.accelerator, asked):
+        asked, sizes = self.args.fsdp_plugin_args, self.args.parallelism_config
+        if asked is not None and fsdp2.take_on_cpu(self.accelerator, asked, sizes):
             self.is_fsdp_enabled = True
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        return fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
 
     def attach(
         self,
