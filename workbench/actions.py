@@ -318,6 +318,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("worst", "w", "worst rows", "The longest, the untrained, the most cut row", ("preview",), line="w worst"),
     Action("ids", "number_sign", "token ids", "Ids under the tokens", ("preview",), "#", line="# ids"),
     Action("packs", "b", "packs", "Packs, or single rows", ("preview",), line="b packs"),
+    Action("pictures", "i", "images", "Images as pictures, or their words alone", ("preview",), line="i images"),
     Action("raw", "v", "raw row", "The row as it stands in its file, or its tokens", ("preview",), line="v raw"),
     Action("search", "slash", "search", "The next row with a text", ("preview",), "/", line="/ search"),
     Action("cancel", "escape", "cancel", "Cancel the question, or go back", ("preview",), "esc", quiet=True),

@@ -7,18 +7,27 @@ Standard library only.
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import locale
 import os
+import re
+import struct
+import subprocess
 import sys
+import termios
 from collections.abc import Mapping
 
-from engine.errors import UsageError
+from engine.errors import UsageError, visible
 
 PLAIN = (
     "Without the app: `workbench demo`, `workbench new -o my.yaml`, `workbench check my.yaml`, `workbench train my.yaml`,"
     " `workbench runs`."
 )
 UNFIT = ("", "dumb", "unknown")
+KITTY = ("xterm-kitty", "xterm-ghostty")  # terminals with Kitty's graphics and its placeholders
+IMAGES = ("kitty", "sixel", "blocks", "none")
+"""How an image can be drawn, as WORKBENCH_IMAGES names it: in pixels by one of two protocols, as half blocks, not at all."""
 
 
 def require_terminal(environ: Mapping[str, str] = os.environ) -> None:
@@ -39,6 +48,8 @@ def require_terminal(environ: Mapping[str, str] = os.environ) -> None:
             f"The locale is {_spoken(environ) or locale.getencoding()}, and the app writes UTF-8.",
             "Set it for this call: `LC_ALL=C.UTF-8 workbench`. " + PLAIN,
         )
+    if (images := environ.get("WORKBENCH_IMAGES", "")) and images not in IMAGES:
+        raise UsageError(f"WORKBENCH_IMAGES is {visible(images)!r}.", f"It is one of {', '.join(IMAGES)}, or not set.")
 
 
 def speaks_unicode(environ: Mapping[str, str] = os.environ) -> bool:
@@ -78,3 +89,66 @@ def few_colours(environ: Mapping[str, str] = os.environ) -> bool:
         return False
     term = environ.get("TERM", "")
     return not any(word in term for word in ("256", "direct", "kitty", "ghostty", "alacritty", "wezterm", "foot"))
+
+
+def shows_images(environ: Mapping[str, str] = os.environ) -> str:
+    """Which of `IMAGES` this terminal shows: what WORKBENCH_IMAGES says, else what the terminal is known for.
+
+    A terminal is not asked: its answer would arrive among the keys. Half blocks need 256 colours, and nothing else.
+    """
+    from workbench.panels.glyphs import ascii_only
+
+    if (chosen := environ.get("WORKBENCH_IMAGES", "")) in IMAGES:
+        return chosen
+    if ascii_only() or few_colours(environ) or environ.get("NO_COLOR"):
+        return "none"
+    if in_tmux(environ):
+        term, passes = _behind_tmux()
+        return "kitty" if passes and term in KITTY else "blocks"
+    program = environ.get("TERM_PROGRAM", "")
+    if environ.get("TERM") in KITTY or program == "ghostty" or environ.get("KITTY_WINDOW_ID"):
+        return "kitty" if _knows_placeholders() else "blocks"
+    sixel = (
+        environ.get("TERM", "").startswith(("foot", "mlterm", "contour"))
+        or program in ("WezTerm", "iTerm.app")
+        or environ.get("LC_TERMINAL") == "iTerm2"
+        or environ.get("KONSOLE_VERSION", "0") >= "220400"
+    )
+    return "sixel" if sixel and cell_pixels() else "blocks"
+
+
+def in_tmux(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether tmux stands between the app and the terminal."""
+    return bool(environ.get("TMUX"))
+
+
+@functools.cache
+def _behind_tmux() -> tuple[str, bool]:
+    """The name of the terminal that shows tmux, and whether tmux lets commands pass to it."""
+    ask = ["tmux", "display-message", "-p", "#{client_termname} #{allow-passthrough}"]
+    try:
+        said = subprocess.run(ask, capture_output=True, text=True, timeout=1, check=False).stdout.split()
+    except (OSError, subprocess.TimeoutExpired):
+        said = []
+    return (said[0], said[1] in ("on", "all")) if len(said) == 2 else ("", False)
+
+
+@functools.cache
+def _knows_placeholders() -> bool:
+    """Whether Kitty is 0.28 or newer; another machine's is taken for one."""
+    try:
+        said = subprocess.run(["kitty", "--version"], capture_output=True, text=True, timeout=1, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    found = re.search(r"(\d+)\.(\d+)", said)
+    return found is None or (int(found[1]), int(found[2])) >= (0, 28)
+
+
+def cell_pixels() -> tuple[int, int] | None:
+    """Width and height of a cell in pixels, where the terminal tells them."""
+    try:
+        told = fcntl.ioctl(sys.__stderr__.fileno() if sys.__stderr__ else 2, termios.TIOCGWINSZ, bytes(8))
+    except (OSError, ValueError):
+        return None
+    rows, columns, width, height = struct.unpack("HHHH", told)
+    return (width // columns, height // rows) if rows and columns and width >= columns and height >= rows else None

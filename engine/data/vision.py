@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 LARGEST = 89_478_485
 """Pixels of the largest image that is read; more is what Pillow warns of as a decompression bomb."""
-SHOWN = 160
+SHOWN = 256
 _SIZES = 4096
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 """What Pillow raises about files that are cut or broken."""

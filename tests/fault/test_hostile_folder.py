@@ -275,7 +275,12 @@ def test_stopping_a_copied_folder_leaves_the_original_at_work(start, tmp_path):
     run = start(100_000)
     until(lambda: run.state == "running")
     copied = RunFolder(run.path.with_name("copied-0001"))
+    at_work = (run.supervisor(), run.worker())
+    for each in at_work:  # a run that saves while it is copied would take files away from under the copy
+        os.kill(each.pid, signal.SIGSTOP)
     shutil.copytree(run.path, copied.path)
+    for each in at_work:
+        os.kill(each.pid, signal.SIGCONT)
     (copied.path / "control" / "x.json").write_text(json.dumps({"id": "x", "do": "stop", "now": True}))
     said = command("stop", copied.id, "--now", "--runs", str(run.path.parent), cwd=tmp_path)
     assert said.returncode == 1

@@ -42,7 +42,11 @@ def test_without_a_terminal_it_says_what_to_use_instead() -> None:
 
 @pytest.mark.parametrize(
     ("env", "words"),
-    [({"TERM": "dumb"}, b"TERM is dumb"), ({"LC_ALL": "C"}, b"The locale is C, and the app writes UTF-8")],
+    [
+        ({"TERM": "dumb"}, b"TERM is dumb"),
+        ({"LC_ALL": "C"}, b"The locale is C, and the app writes UTF-8"),
+        ({"WORKBENCH_IMAGES": "iterm"}, b"WORKBENCH_IMAGES is 'iterm'"),
+    ],
 )
 def test_an_unfit_terminal_is_refused_before_anything_is_drawn(
     spawn: Spawn, workbench_command: list[str], env: dict[str, str], words: bytes

@@ -80,8 +80,8 @@ class Drawn(Widget):
         return _Bar(len(self.made), self.size.height, self.top)
 
     def on_resize(self) -> None:
-        """A new width wraps anew."""
-        self._painted = []
+        """A new size lays out anew."""
+        self._painted, self._lines = [], None
         self._paint()
 
     def look(self, name: str) -> Style:

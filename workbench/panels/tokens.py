@@ -7,16 +7,20 @@ its first difference marked; of a very long part the head and the tail are laid 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
 
 from engine.data.gather_facts import outcome
 from engine.errors import visible
 from engine.session.rows import image_words
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
+from workbench.panels.images import INK, LEAST_ROWS, SIXEL, Images
 from workbench.panels.paint import Line, Part, clean, paragraph
 from workbench.panels.raw_rows import raw_lines
 
@@ -46,6 +50,39 @@ class TokenView(Scrolled):
     ids = False
     problem = ""
     note = ""
+    pictures = True
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._images = Images(self._to_terminal)
+
+    def _to_terminal(self, data: str) -> None:
+        if (driver := self.app._driver) is not None:
+            driver.write(data)
+
+    def on_unmount(self) -> None:
+        """The terminal forgets the pictures of a panel that is gone."""
+        self._images.forget()
+
+    def look(self, name: str) -> Style:
+        """A picture's cells have colours of their own."""
+        if not name.startswith(INK):
+            return super().look(name)
+        return Style.null() if name.startswith(SIXEL) else Style.parse(name.removeprefix(INK))
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """A line of a sixel picture gets its piece of it when all else is drawn."""
+        drawn = super().render_lines(crop)
+        if crop.x:
+            return drawn
+        made, first, left = self.made, crop.y + self.top, self.styles.gutter.left
+        return [
+            self._images.over(made[at], strip, left) if at < len(made) else strip
+            for at, strip in enumerate(drawn, first)
+        ]
+
+    def _picture(self, image: Mapping[str, Any], width: int) -> list[Line]:
+        return self._images.lines(image, width, max(LEAST_ROWS, self.size.height // 2)) if self.pictures else []
 
     def lines(self, width: int) -> list[Line]:
         """What there is, the most telling first."""
@@ -53,7 +90,7 @@ class TokenView(Scrolled):
         if self.problem:
             made = [[("The tokens cannot be shown.", "bad")], *paragraph(clean(self.problem), width, "value"), []]
         elif self.row is not None and not self.raw_first:
-            return lines_of_row(self.row, width, self.ids)
+            return lines_of_row(self.row, width, self.ids, self._picture)
         if self.raw is not None:
             made.append([("The row as it stands in its file." if self.raw_first else self.note, "faint")])
             made += [[], *raw_lines(self.raw, width)]
@@ -62,8 +99,13 @@ class TokenView(Scrolled):
         return made
 
 
-def lines_of_row(row: Mapping[str, Any], width: int, ids: bool = False) -> list[Line]:
-    """All lines of a row of the preview: why it is left out, then its parts."""
+def lines_of_row(
+    row: Mapping[str, Any],
+    width: int,
+    ids: bool = False,
+    picture: Callable[[Mapping[str, Any], int], list[Line]] | None = None,
+) -> list[Line]:
+    """All lines of a row of the preview: why it is left out, its images as `picture` draws them, then its parts."""
     made: list[Line] = []
     if row.get("error"):
         made += paragraph(clean(row["error"]), width, "bad")
@@ -74,6 +116,7 @@ def lines_of_row(row: Mapping[str, Any], width: int, ids: bool = False) -> list[
         made.append([])
     for image in row.get("images") or []:
         made += paragraph(clean(f"image {image_words(image)}"), width, "dim")
+        made += picture(image, width) if picture is not None else []
     documents = row.get("documents") or []
     if documents:
         apart = "no token sees another row" if row.get("separate") else "tokens see the rows before them"

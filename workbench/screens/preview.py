@@ -227,6 +227,15 @@ class PreviewScreen(Screen[None]):
         view.ids = not view.ids
         view.redraw()
 
+    def action_pictures(self) -> None:
+        """Images as pictures above the tokens, or their words alone."""
+        view = self.query_one(TokenView)
+        if not (view.row or {}).get("images"):
+            self._status("this row has no images")
+            return
+        view.pictures = not view.pictures
+        view.redraw()
+
     def action_packs(self) -> None:
         """Packs with the borders of their rows, or the rows one by one."""
         if not self.draft.config.data.packing:

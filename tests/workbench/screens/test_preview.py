@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import time
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from engine.config.facts import DataFacts
 from engine.config.tree import fields
@@ -408,3 +411,30 @@ async def test_beside_a_wide_form_stands_the_first_row_and_follows_the_edits_tha
         await pilot.resize_terminal(120, 40)
         await until(pilot, lambda: "The first row stands here" not in shown(app))
     assert all(each.done for each in slow.asked)  # one of rows that are not there was given up
+
+
+async def test_an_image_is_a_picture_above_its_tokens_until_it_is_put_away(
+    tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = io.BytesIO()
+    Image.new("RGB", (160, 160), (200, 30, 30)).save(saved, "PNG")
+    uri = "data:image/png;base64," + base64.b64encode(saved.getvalue()).decode()
+    image = {"name": "cat.png", "width": 160, "height": 160, "tokens": 9, "start": 3, "end": 12, "thumbnail": uri}
+    monkeypatch.setenv("WORKBENCH_IMAGES", "blocks")
+    slow = Slow()
+    app = app_of(draft_of(tmp_path, rows_of(40)), slow)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: bool(slow.asked))
+        slow.asked[-1].finish(batch(0, images=[image]))
+        await until(pilot, lambda: "▀" * 16 in shown(app))
+        text = shown(app)
+        assert text.index("image cat.png") < text.index("▀") < text.index("question 0")
+        assert sum("▀" in line for line in text.splitlines()) == 8
+        view = app.screen.query_one(TokenView)
+        pixel = next(part.style for part in view.render_line(2) if part.text.startswith("▀"))
+        assert (pixel.color.name, pixel.bgcolor.name) == ("#c81e1e", "#c81e1e")
+        await pilot.press("i")
+        await until(pilot, lambda: "▀" not in shown(app))
+        assert "image cat.png" in shown(app)
+        await pilot.press("i")
+        await until(pilot, lambda: "▀" in shown(app))
