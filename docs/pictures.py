@@ -58,6 +58,8 @@ async def photograph(runs: Path, run: str) -> None:
         to_png(app.export_screenshot(), DOCS / "preview.png")
         app.push_screen(MonitorScreen(find(run, runs)))
         await pilot.pause(2)
+        await pilot.press("1")  # a run that is over opens on its card
+        await pilot.pause(1)
         to_png(app.export_screenshot(), DOCS / "monitor.png")
 
 

@@ -49,6 +49,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 Run = Annotated[str, Field(max_length=400)]
 Forms = Annotated[Sequence[Annotated[str, Field(max_length=40)]], Field(max_length=8)]
+TaskFile = Annotated[str, Field(max_length=4000)]
 Quant = Annotated[str, Field(max_length=40)]
 Told = TypeVar("Told")
 
@@ -190,6 +191,14 @@ class MonitorPart(Part):
     def evaluate(self, *, run: Run) -> dict[str, Any]:
         """Measure the newest checkpoint on the held-out rows, beside the base."""
         self._jobs.measure(run, self.folder(run))
+        return {}
+
+    @verb
+    def score(self, *, run: Run, task: TaskFile) -> dict[str, Any]:
+        """Measure the newest checkpoint by a task of lm-evaluation-harness, beside the base."""
+        if not task.strip():
+            raise WorkbenchError("No task is named.", "Name its YAML file, from the notebook's folder on.")
+        self._jobs.measure(run, self.folder(run), [task.strip()])
         return {}
 
     @verb

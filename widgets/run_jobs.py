@@ -19,7 +19,7 @@ from engine.figures import progress
 from engine.resume import resume
 from engine.run.data_record import DataChanged
 from engine.run.ending import End
-from engine.run.evaluations import Evaluation, in_words, keep, step_of
+from engine.run.evaluations import Evaluation, in_words, keep, step_of, tasks_of
 from engine.run.store import RunFolder
 from engine.run.task import Task
 from engine.run.view import RunView
@@ -76,9 +76,10 @@ class RunJobs:
         job = self._jobs.get(name)
         return job.new if job is not None else None
 
-    def measure(self, name: str, run: RunFolder) -> None:
-        """The newest checkpoint on the held-out rows, beside the base. Raises WorkbenchError where there is none."""
-        task = Evaluation(run, step_of(run, None), base=True)
+    def measure(self, name: str, run: RunFolder, tasks: Sequence[str] = ()) -> None:
+        """The newest checkpoint on the held-out rows, or by these tasks, beside the base. Raises WorkbenchError where there
+        is none."""
+        task = Evaluation(run, step_of(run, None), base=True, tasks=tasks_of(tasks, "task"))
         job = _Job("measuring", task=task)
 
         def work() -> None:

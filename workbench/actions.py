@@ -235,6 +235,15 @@ ACTIONS: tuple[Action, ...] = (
         call="do('evaluate')",
     ),
     Action(
+        "tasks",
+        "M",
+        "score",
+        "Score it by a task of lm-evaluation-harness, a YAML file, beside the base; once more cancels",
+        ("monitor", "runs"),
+        when="finished",
+        call="do('tasks')",
+    ),
+    Action(
         "export",
         "X",
         "export",

@@ -99,9 +99,13 @@ LEARNING_RATES: dict[tuple[str, str], float] = {
 }
 
 
+SEEING = ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo")
+"""Methods that learn from rows with images, beside those of plain language."""
+
+
 def learns_from_images(method: str) -> bool:
     """Whether this method learns from rows with images."""
-    return METHODS[method].rows == "language" or method in ("dpo", "ipo", "kto", "grpo", "gdpo")
+    return METHODS[method].rows == "language" or method in SEEING
 
 
 def seeing_methods(method: str) -> str:

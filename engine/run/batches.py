@@ -13,6 +13,7 @@ from array import array
 
 from engine.errors import WorkbenchError
 from engine.run import inside
+from engine.run.in_flight import in_flight
 from engine.run.store import RunFolder
 from engine.run.tail import parse
 
@@ -20,14 +21,16 @@ MOST = 100_000  # ids of one batch that are ever read
 
 
 def rows_of(folder: RunFolder, step: int) -> list[int] | None:
-    """The row numbers of this step's batch, counted over all sources of `data.train`; nothing where it was not noted.
+    """The row numbers of this step's batch, counted over all sources of `data.train`; nothing where it was not noted. Of the
+    step in which a run ended those that it had reached.
 
     Raises WorkbenchError when the files cannot be read.
     """
     try:
         event = _event(folder, step)
         if event is None:
-            return None
+            last = in_flight(folder)
+            return last[1] if last is not None and last[0] == step else None
         handle = inside.open_file(folder, folder.batches)
         try:
             data = os.pread(handle, 8 * event[1], 8 * event[0])

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from engine import figures
 from engine.errors import visible
 from engine.run import checkpoint, proposals
+from engine.run.batches import rows_of
 from engine.run.best import title_of
-from engine.run.evaluations import in_words, kept
+from engine.run.evaluations import has_harness, in_words, kept
+from engine.run.in_flight import in_flight
 from engine.run.proposals import Change
 from engine.run.store import ORIGIN, RunFolder
 from engine.run.view import RunView
 
+MEMORY = "memory_allocated"
+ROWS = 6
+"""Rows of the step in which a run ended that are named."""
 PROMPTS = 2
 ANSWER = 100
 """Characters of a prompt and of an answer."""
@@ -56,6 +61,7 @@ def end_of(view: RunView, folder: RunFolder, name: str) -> End:
         return End(tuple(facts(view, folder)), tuple(ways(view, folder, name)))
     if view.state not in ("failed", "lost"):
         return End()
+    told = (*_memory(view), *_in_flight(view, folder), *_origin(folder))
     newest, skipped = checkpoint.newest_valid(folder, hashes=False)
     step = checkpoint.step_of(newest) if newest else None
     settings = proposals.settings_of(folder)
@@ -65,10 +71,10 @@ def end_of(view: RunView, folder: RunFolder, name: str) -> End:
     if change is not None:
         anew = not proposals.goes_on(view, change, step)
         start = "start a new run from the beginning" if anew else f"go on from checkpoint-{step}"
-        return End(tuple(_origin(folder)), way_on=f"apply it and {start}{why}", step=step, change=change, anew=anew)
+        return End(told, way_on=f"apply it and {start}{why}", step=step, change=change, anew=anew)
     blocked = view.cause_kind in proposals.REPEATS
     words = proposals.way_on(view.cause_kind, newest.name if newest else None, why)
-    return End(tuple(_origin(folder)), way_on=words, step=step, blocked=blocked)
+    return End(told, way_on=words, step=step, blocked=blocked)
 
 
 def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
@@ -103,6 +109,10 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
     if any(metric.startswith("eval_") for metric in view.series):
         means = "on the held-out rows, beside the model that training began with"
         found.append(Way("evaluate", "measure it", means, f"workbench evaluate {name} --base"))
+    if has_harness():
+        means = "by a task of lm-evaluation-harness, a YAML file that names rows of this machine; beside the base"
+        command = f"workbench evaluate {name} --tasks FILE --base"
+        found.append(Way("tasks", "score it", means, command))
     means = "the whole model, its adapter alone, or GGUF"
     found.append(Way("export", "take it along", means, f"workbench export {name} --to safetensors"))
     longer = proposals.longer(proposals.settings_of(folder))
@@ -115,6 +125,37 @@ def _origin(folder: RunFolder) -> list[tuple[str, str]]:
     """Which run this one was started for, and what was changed."""
     origin = folder.read_json().get(ORIGIN)
     return [("comes from", _short(origin))] if isinstance(origin, str) and origin else []
+
+
+def _memory(view: RunView) -> list[tuple[str, str]]:
+    """Memory at the first step, where it was the most, and at the last."""
+    series = view.series.get(MEMORY)
+    if series is None:
+        return []
+    steps, low, high = series.points()
+    if not steps:
+        return []
+    most = max(range(len(steps)), key=high.__getitem__)
+    total = max((card.get("memory_total") or 0 for card in view.gpu), default=0)
+    words = f"{figures.size(low[0])} at step {steps[0]:,}"
+    if steps[most] not in (steps[0], steps[-1]):
+        words += f", {figures.size(high[most])} at step {steps[most]:,}"
+    if steps[-1] != steps[0]:
+        words += f", {figures.size(high[-1])} at step {steps[-1]:,}"
+    return [("memory", words + (f", of {figures.size(total)}" if total else ""))]
+
+
+def _in_flight(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
+    """The rows of the step in which it ended: of the one that diverged, else of the one that was not finished."""
+    last = in_flight(folder)
+    step = view.diverged_at or (last[0] if last is not None and last[0] > view.step else None)
+    rows = rows_of(folder, step) if step is not None else None
+    if step is None or not rows:
+        return []
+    named = ", ".join(f"{row:,}" for row in rows[:ROWS])
+    named += f", … ({len(rows):,} rows)" if len(rows) > ROWS else ""
+    of = " (rank 0)" if view.world_size > 1 else ""
+    return [("in flight", f"step {step:,}{of}: row{'s' if len(rows) > 1 else ''} {named}")]
 
 
 def _step(view: RunView) -> int:

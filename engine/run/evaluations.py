@@ -31,17 +31,23 @@ NOT_MEASURED = ("_runtime", "_per_second", "_preparation_time", "eval_num_tokens
 INSTALL = "`pip install -U lm-eval` brings it."
 
 
-def tasks_of(named: Sequence[str]) -> list[Path]:
-    """The files of tasks of lm-evaluation-harness. Raises UsageError for one that is none, WorkbenchError without the harness."""
+def has_harness() -> bool:
+    """Whether lm-evaluation-harness is installed."""
+    return importlib.util.find_spec("lm_eval") is not None
+
+
+def tasks_of(named: Sequence[str], place: str = "--tasks") -> list[Path]:
+    """The files of tasks of lm-evaluation-harness; `place` is where they are named. Raises UsageError for one that is none,
+    WorkbenchError without the harness."""
     files = [Path(each).expanduser().absolute() for each in named]
     for file in files:
         if file.suffix not in (".yaml", ".yml") or not file.is_file():
             raise UsageError(
-                f"--tasks: must be a task's YAML file; got {visible(redact(str(file)))}.",
+                f"{place}: must be a task's YAML file; got {visible(redact(str(file)))}.",
                 "Its rows lie on this machine, named in it as dataset_path and dataset_kwargs.data_files.",
             )
-    if files and importlib.util.find_spec("lm_eval") is None:
-        raise WorkbenchError("--tasks: needs lm-evaluation-harness, which is not installed.", INSTALL)
+    if files and not has_harness():
+        raise WorkbenchError(f"{place}: needs lm-evaluation-harness, which is not installed.", INSTALL)
     return files
 
 

@@ -95,6 +95,10 @@ class RunFolder:
         return self.path / "batches.bin"
 
     @property
+    def in_flight(self) -> Path:
+        return self.path / "in_flight.bin"
+
+    @property
     def control(self) -> Path:
         return self.path / "control"
 
@@ -150,7 +154,7 @@ class RunFolder:
         link, no plain file, or another person's. Empty where there is none."""
         try:
             owner = os.stat(self.path, follow_symlinks=False).st_uid
-            for path in (self.config, self.json, self.lock, self.events, self.batches, self.log):
+            for path in (self.config, self.json, self.lock, self.events, self.batches, self.in_flight, self.log):
                 if inside.exists(self, path) and (reason := inside.flaw(inside.look(self, path), owner)):
                     return f"{visible(path.name)} {reason}."
             for path in (self.control, self.checkpoints, self.samples, self.index):

@@ -62,8 +62,8 @@ class ReferenceFree(RunTrainer, SFTTrainer):
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, IGNORED)
-        ids = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        outputs = model(**ids, labels=labels, use_cache=False, fused_lm_head=True)
+        given = {name: value for name, value in inputs.items() if name != "completion_mask"}
+        outputs = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
         counts = outputs.label_mask.sum(1)
         sums = outputs.log_probs.sum(1)
         pair = Pair(*sums.chunk(2), *(sums / counts.clamp(min=1)).chunk(2))

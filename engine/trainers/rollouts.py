@@ -144,7 +144,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             batch = side_by_side(batch)
         self._shown = batch.get("shown", [])
         if self.mode == "train":
-            self.batch_rows.extend(batch["row"].tolist())
+            self._trains_on(batch["row"].tolist())
             prompts, trained = batch["prompt_mask"].sum(), batch["completion_mask"].sum()
             # answers that were cut off are read, also where their mask leaves them out of the loss
             self._count(prompts + batch["length"].sum().to(prompts.device), trained)

@@ -140,6 +140,8 @@ class RunTrainer(Trainer):
         self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
         self.tokens, self.trained_tokens = 0, 0
         self.batch_rows: list[int] = []
+        self.note_rows: Callable[[int, list[int]], None] = lambda step, rows: None
+        """Hears the step that is being made and its rows so far, before they are trained on."""
         self._uncounted: list[tuple[Any, Any]] = []
         self.finite = finite or self.finite
         self.finite.accelerator = self.accelerator
@@ -258,9 +260,13 @@ class RunTrainer(Trainer):
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         origin = inputs.pop(ROWS)
-        self.batch_rows.extend(origin.rows)
+        self._trains_on(origin.rows)
         self._count(origin.tokens, origin.trained)
         return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
+
+    def _trains_on(self, rows: list[int]) -> None:
+        self.batch_rows.extend(rows)
+        self.note_rows(self.state.global_step + 1, self.batch_rows)
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """transformers asks for the norm once a step, whether it clips or not."""

@@ -24,6 +24,7 @@ from engine.run import inside
 from engine.run.async_writer import LateWriter
 from engine.run.control import Controls, Request
 from engine.run.events import Thinning
+from engine.run.in_flight import InFlight
 from engine.run.store import RunFolder
 from engine.trainers.best import HeldOutBest
 from engine.trainers.ranks import MEMORY_SECONDS, memory_now
@@ -112,6 +113,8 @@ class Watching(TrainerCallback):
                 world_size=self._ranks,
                 **self.thinning.started(),
             )
+        if self.writer is not None:
+            self.trainer.note_rows = InFlight(self.run).note
         self._samples(state.global_step)
         self.trainer.clock.start(state.global_step)
 

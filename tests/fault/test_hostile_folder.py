@@ -25,7 +25,7 @@ from tests import warm
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 PARTS = ("control", "checkpoints", "samples", "index")
-FILES = ("config.yaml", "run.json", "run.lock", "events.jsonl", "worker.log", "batches.bin")
+FILES = ("config.yaml", "run.json", "run.lock", "events.jsonl", "worker.log", "batches.bin", "in_flight.bin")
 
 
 def until(found, seconds: float = 30.0):

@@ -15,8 +15,10 @@ from engine.config.files import absolute, overrides
 from engine.config.recipes import recipe_mapping
 from engine.rules import read
 from engine.run import checkpoint, control, launch, store
+from engine.run.batches import rows_of
 from engine.run.events import FINAL
 from engine.run.from_config import launch_config
+from engine.run.in_flight import in_flight
 from engine.run.lock import is_held
 from engine.run.process import send
 from engine.run.process_group import Family
@@ -79,6 +81,9 @@ def test_a_killed_run_resumes_to_the_same_losses_and_weights(runs, promptly):
     os.kill(broken.worker().pid, signal.SIGKILL)
     assert until(lambda: over(broken)) < promptly(2)
     assert "was ended by SIGKILL" in view_of(broken).cause
+    step, rows = in_flight(broken)
+    assert step - view_of(broken).step in (0, 1)
+    assert rows == rows_of(whole, step)[: len(rows)]
     newest, _ = launch.resume(broken)
     until(lambda: over(broken))
     assert broken.state == "finished", view_of(broken).cause

@@ -374,6 +374,20 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
         ]
 
     until(measured)
+    refused = monitor.answer({"id": "2b", "do": "score", "run": name, "task": "dates.yaml"})
+    assert "task: must be a task's YAML file" in refused.data["error"]
+    refused = monitor.answer({"id": "2c", "do": "score", "run": name, "task": " "})
+    assert "No task is named." in refused.data["error"]
+    harness = tmp_path / "packages" / "lm_eval"
+    harness.mkdir(parents=True)
+    (harness / "__init__.py").touch()
+    monkeypatch.syspath_prepend(harness.parent)
+    (tmp_path / "dates.yaml").write_text("task: dates\n")
+    scored: list[Any] = []
+    monkeypatch.setattr(Evaluation, "run", lambda task, report: scored.append(task.request["tasks"]) or done)
+    file = str(tmp_path / "dates.yaml")
+    until(lambda: monitor.answer({"id": "2d", "do": "score", "run": name, "task": file}).data["ok"])
+    until(lambda: scored == [[file]])
     places: list[Any] = []
 
     def take_along(task: Export, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

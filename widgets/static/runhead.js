@@ -31,6 +31,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
   const actions = h("span", { class: "ftw-actions" });
   let [drawn, ended, mended] = [null, null, null];
   const taken = { forms: new Set(["safetensors"]), quant: "F16" };
+  let task = "";
 
   const control = async (verb) => {
     const answer = await stage.ask("control", { run, verb });
@@ -81,9 +82,16 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     });
     return h("div", {}, begin, h("div", { class: "ftw-forms" }, entry.forms.map(tick), entry.needs ? h("div", { class: "ftw-quiet" }, entry.needs) : null, h("code", {}, entry.command)));
   };
+  /** A task is a file that is named; what was typed outlives what is drawn. */
+  const score = (entry) => {
+    const file = h("input", { type: "text", value: task, placeholder: "task.yaml", "aria-label": "task of lm-evaluation-harness", on: { input: (event) => (task = event.target.value) } });
+    const begin = button(entry.title, async () => (await stage.ask("score", { run, task })) && (stage.notice(""), again()));
+    return h("div", {}, begin, file, h("span", { class: "ftw-quiet" }, entry.means, h("br"), h("code", {}, entry.command)));
+  };
   const way = (entry) => {
     const act = entry.do === "chat" ? talk : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
     if (entry.forms) return takeAlong(entry);
+    if (entry.do === "tasks") return score(entry);
     const command = entry.command ? h("code", {}, entry.command) : null;
     return h("div", {}, button(entry.title, act), h("span", { class: "ftw-quiet" }, entry.means, command ? h("br") : null, command));
   };

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from engine.figures import count, duration
 from engine.run.curves import leading, titled, worded
-from engine.run.ending import End
+from engine.run.ending import MEMORY, End
 from engine.run.proposals import shown
 from engine.run.view import RunView
 from workbench.panels.drawn import Scrolled
 from workbench.panels.paint import Line, clean, cut, paragraph
+from workbench.panels.run_table import spark
 
 LABEL = 13
 BAD = ("failed", "lost")
+TRACE = 16  # signs of the memory's curve
 LOG_LINES = 5  # with them the way on still stands within 24 rows
-KEYS = {"chat": "C, enter", "evaluate": "E", "export": "X", "longer": "T"}
+KEYS = {"chat": "C, enter", "evaluate": "E", "tasks": "M", "export": "X", "longer": "T"}
 COMPARE = ("B", "compare it", "with another run")
 Row = tuple[str, list[Line]]
 
@@ -68,7 +70,7 @@ class EndCard(Scrolled):
         if told:
             rows.append(("the log says", [[(cut(clean(line), room), "value")] for line in told]))
         rows.append(("kept", paragraph(self._kept(view), room, "value")))
-        rows += [(what, paragraph(clean(words), room, "value")) for what, words in self.end.facts]
+        facts = [(what, self._traced(view, what, words, room)) for what, words in self.end.facts]
         if (change := self.end.change) is not None:
             lines: list[Line] = []
             for path, before, after in change.sets:
@@ -83,8 +85,16 @@ class EndCard(Scrolled):
             way_on = "open its config in the form; what is started there is a new run"
         if way_on:
             rows.append(("enter", paragraph(clean(way_on), room, "here")))
+        rows += facts
         rows.append(("last values", paragraph(_values(view), room, "value")))
         return rows
+
+    def _traced(self, view: RunView, what: str, words: str, room: int) -> list[Line]:
+        """A fact in words; that of the memory behind its curve over all steps."""
+        trace = spark(view.series[MEMORY].points(width=TRACE)[2], TRACE) if what == "memory" else ""
+        left = f"{trace}  " if trace else ""
+        made = paragraph(clean(words), room - len(left), "value")
+        return [[(left if place == 0 else " " * len(left), "accent"), *line] for place, line in enumerate(made)]
 
     def _kept(self, view: RunView) -> str:
         """By the folder once it was looked at, by the events until then."""

@@ -162,12 +162,12 @@ def _line(told: Mapping[str, str], columns: Mapping[str, int]) -> str:
     return f" {told['state']:10}" + "".join(" " + _placed(told[name], name, room) for name, room in columns.items())
 
 
-def spark(values: Sequence[float]) -> str:
-    """A small curve of at most six signs."""
+def spark(values: Sequence[float], signs: int = SIGNS) -> str:
+    """A small curve of at most so many signs."""
     kept = [value for value in values if value == value]
     if len(kept) < 2 or ascii_only():
         return ""
-    groups = [kept[len(kept) * i // SIGNS : len(kept) * (i + 1) // SIGNS] for i in range(SIGNS)]
+    groups = [kept[len(kept) * i // signs : len(kept) * (i + 1) // signs] for i in range(signs)]
     means = [sum(group) / len(group) for group in groups if group]
     low, high = min(means), max(means)
     return "".join(SPARK[round(7 * (mean - low) / (high - low))] if high > low else SPARK[0] for mean in means)

@@ -258,8 +258,9 @@ class StatusLine(Bar):
         found = f"! {view.findings[-1]['message']}" if view.findings else ""
         if view.state == "finished" and not view.cause and (steps := view.committed):
             done = f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}."
-            if best := best_words(view):
-                done = f"Done: {best}; the end is checkpoint-{steps[-1]} of {view.id}."
+            if view.best and (best := best_words(view)):
+                end = "which is the end" if view.best["step"] == steps[-1] else f"the end is checkpoint-{steps[-1]}"
+                done = f"Done: {best}; {end} of {view.id}."
             return f"{done}  {found}".rstrip(), "$wb-dim"
         if view.state == "stopped":
             steps = view.committed

@@ -6,7 +6,8 @@ What may take long runs in a thread of the screen and answers in words.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual.content import Content
@@ -18,13 +19,14 @@ from engine.resume import resume
 from engine.run import control, proposals, stack
 from engine.run.data_record import DataChanged
 from engine.run.ending import End, end_of
-from engine.run.evaluations import Evaluation, in_words, keep, step_of
+from engine.run.evaluations import INSTALL, Evaluation, has_harness, in_words, keep, step_of, tasks_of
 from engine.run.stopping import NAMES
 from engine.run.store import RunFolder, runs_in
 from engine.session.mending import apply
 from workbench.calling import run_name
 from workbench.panels.paint import clean
-from workbench.screens.dialog import Item, Pick, Show
+from workbench.screens.dialog import Ask, Item, Pick, Show
+from workbench.screens.listing import PathSuggester
 from workbench.screens.stop import StopMenu
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class RunActions:
                 "resume": lambda: self._resume(run, view),
                 "chat": lambda: self._chat(run),
                 "evaluate": lambda: self._evaluate(run),
+                "tasks": lambda: self._tasks(run),
                 "export": lambda: self._export(run),
                 "longer": lambda: self._longer(run, view),
                 "compare": lambda: self._compare(run),
@@ -236,11 +239,30 @@ class RunActions:
 
         self._screen.app.push_screen(ChatScreen(chat_of(run)))
 
-    def _evaluate(self, run: RunFolder) -> None:
+    def _tasks(self, run: RunFolder) -> None:
         if self._measuring is not None:
             self._measuring.cancel()
             return
-        measuring = self._measuring = Evaluation(run, step_of(run, None), base=True)
+        step_of(run, None)
+
+        def answered(path: str | None) -> None:
+            if not path:
+                return
+            try:
+                self._evaluate(run, tasks_of([path], "task"))
+            except WorkbenchError as problem:
+                self._tell(problem.told, SECONDS)
+
+        if not has_harness():
+            raise WorkbenchError("task: needs lm-evaluation-harness, which is not installed.", INSTALL)
+        title, note = f"Score {clean(run.id)} by which task", "A YAML file of lm-evaluation-harness; enter begins"
+        self._screen.app.push_screen(Ask(title, "", note, PathSuggester(Path.cwd())), answered)
+
+    def _evaluate(self, run: RunFolder, tasks: Sequence[Path] = ()) -> None:
+        if self._measuring is not None:
+            self._measuring.cancel()
+            return
+        measuring = self._measuring = Evaluation(run, step_of(run, None), base=True, tasks=tasks)
 
         def report(message: dict[str, Any]) -> None:
             state = message["progress"]

@@ -518,8 +518,8 @@ def test_what_cannot_serve_images_refuses_by_name(
     turns = asked("<image>What?")["messages"]
     pair = {"prompt": turns[:1], "chosen": turns[1:], "rejected": [{"role": "assistant", "content": "A dog."}]}
     path = write([{**pair, "images": ["cat.png"]}], "pairs.jsonl")
-    with pytest.raises(DataError, match="the row has images, which method orpo does not learn from yet"):
-        prepare(make_config(path, method="orpo"), processors["idefics3"])
+    with pytest.raises(DataError, match="the row has images, which method reward does not learn from yet"):
+        prepare(make_config(path, method="reward"), processors["idefics3"])
     with pytest.raises(DataError, match="which method ppo does not learn from yet") as refused:
         prepare(
             make_config(write([{"prompt": "<image>?", "images": ["cat.png"]}]), method="ppo"), processors["idefics3"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 from engine.run import store
-from engine.run.ending import card, ways
+from engine.run.batches import rows_of
+from engine.run.ending import card, end_of, ways
 from engine.run.evaluations import keep
 from engine.run.events import EventWriter
+from engine.run.in_flight import InFlight, in_flight
 from engine.run.index import open_view
 
 
@@ -62,3 +66,53 @@ def test_training_longer_doubles_what_ends_the_run_and_a_measurement_is_told_bes
     assert longer.command == "workbench resume my-0001 --set optim.max_steps=40"
     assert longer.means.startswith("optim.max_steps 20 -> 40, from checkpoint-20 on")
     assert ("measured", "checkpoint-20, 32 rows of data.eval: loss 0.500 (6.25 before training)") in lines
+
+
+def test_a_run_that_failed_says_how_its_memory_went_and_which_rows_it_was_on(tmp_path):
+    run = store.create(tmp_path, "version: 1\n", {"name": "my", "host": "another-machine"})
+    note = InFlight(run).note
+    with EventWriter(run) as pen:
+        pen.write("started", method="sft", model="builtin/tiny", max_steps=20, epochs=1)
+        for step, used in ((1, 2 << 30), (2, 9 << 30), (3, 4 << 30)):
+            pen.write("metrics", step=step, loss=2.0, memory_allocated=used)
+        pen.write("gpu", devices=[{"index": 0, "memory_total": 10 << 30}])
+        note(4, [1_234])
+        note(4, [1_234, *range(8)])
+        pen.write("failed", cause="cuda_oom", message="The GPU ran out of memory.", lines=[])
+    with open_view(run) as watch:
+        facts = dict(end_of(watch.view, run, "my-0001").facts)
+        assert facts["memory"] == "2.0 GiB at step 1, 9.0 GiB at step 2, 4.0 GiB at step 3, of 10.0 GiB"
+        assert facts["in flight"] == "step 4: rows 1,234, 0, 1, 2, 3, 4, … (9 rows)"
+        assert rows_of(run, 4) == [1_234, *range(8)]
+        note(3, [7])  # a step that was finished is none that it died in
+        assert "in flight" not in dict(end_of(watch.view, run, "my-0001").facts)
+
+
+def test_the_rows_of_the_step_that_diverged_are_named(tmp_path):
+    run = store.create(tmp_path, "version: 1\n", {"name": "my", "host": "another-machine"})
+    note = InFlight(run).note
+    with EventWriter(run) as pen:
+        pen.write("started", method="sft", model="builtin/tiny", max_steps=20, epochs=1)
+        pen.write("diverged", step=3, message="NaN")
+        note(3, [5])
+        pen.write("failed", step=3, cause="diverged", message="The loss is NaN.", lines=[])
+    with open_view(run) as watch:
+        assert dict(end_of(watch.view, run, "my-0001").facts)["in flight"] == "step 3: row 5"
+
+
+def test_a_file_of_rows_that_is_damaged_or_from_outside_says_nothing(tmp_path):
+    run = store.create(tmp_path, "version: 1\n", {"name": "my", "host": "another-machine"})
+    assert in_flight(run) is None
+    for words in (
+        b"",
+        b"abc",
+        array("q", [4]),
+        array("q", [4, 3, 1]),
+        array("q", [-1, 1, 1]),
+        array("q", [4, 1 << 40, 1]),
+    ):
+        run.in_flight.write_bytes(bytes(words))
+        assert in_flight(run) is None
+    run.in_flight.unlink()
+    run.in_flight.symlink_to("/etc/hostname")
+    assert in_flight(run) is None

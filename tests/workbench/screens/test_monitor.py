@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from engine.config.files import parse
 from engine.errors import WorkbenchError
 from engine.run import launch, stack
 from engine.run.ending import facts, ways
 from engine.run.evaluations import Evaluation
+from engine.run.in_flight import InFlight
 from engine.run.stopping import ways as ways_to_stop
 from workbench.app import WorkbenchApp
 from workbench.panels.chart import Chart
@@ -294,6 +296,27 @@ async def test_a_run_that_failed_before_its_first_checkpoint_begins_again_withou
         assert "start again" not in shown(app)
 
 
+async def test_the_card_of_a_failed_run_shows_its_memory_over_time_and_the_rows_it_was_on(
+    make_run: Any, shown: Shown, writer: Any
+) -> None:
+    run = make_run()
+    pen = writer(run)
+    for step in range(70, 90):
+        pen.write("metrics", step, step=step, memory_allocated=step << 30)
+    pen.write("failed", 90, cause="cuda_oom", message="The GPU ran out of memory.", lines=["one", "two"] * 4)
+    InFlight(run).note(90, [17, 4])
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "in flight" in shown(app))
+        text = shown(app)
+        assert "step 90: rows 17, 4" in text
+        assert "89.0 GiB at step 89" in text
+        memory = next(line for line in text.splitlines() if line.strip().startswith("memory"))
+        assert "▁" in memory
+        assert memory.index("▁") < memory.index("█")
+        assert text.index("enter") < text.index("in flight")  # the way on comes first
+
+
 async def test_a_run_that_fails_while_it_is_watched_turns_to_its_card(make_run: Any, shown: Shown, writer: Any) -> None:
     run = make_run()
     app = app_of(run)
@@ -518,6 +541,10 @@ async def test_a_finished_run_says_where_its_model_is_beside_what_was_found(
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "checkpoint-60 of dates-0001.  ! 6 rows are left out" in shown(app))
+    writer(run).write("best", 12.0, step=60, metric="eval_loss", value=0.5)
+    app = app_of(run)
+    async with app.run_test(size=(120, 24)) as pilot:
+        await until(pilot, lambda: "checkpoint-60 is the best: held-out loss 0.5000; which is the end of" in shown(app))
 
 
 async def test_a_stopped_run_says_what_is_kept_and_how_to_go_on(make_run: Any, shown: Shown) -> None:
@@ -746,3 +773,41 @@ async def test_a_run_is_measured_beside_its_base_from_the_monitor_and_what_was_f
         words = "checkpoint-60, 12 rows of data.eval: loss 0.500 (6 before training)"
         await until(pilot, lambda: shown(app).count(words) == 2)  # on the card, and in answer to the key
     assert [(each["step"], each["base"]) for each in asked] == [(60, True)]
+
+
+async def test_a_run_is_scored_by_a_task_that_is_named_where_the_harness_is(
+    make_run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = make_run("finished")
+    asked: list[dict[str, Any]] = []
+
+    def measured(task: Evaluation, on_message: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        asked.append(task.request)
+        found = {"checkpoint": "checkpoint-60", "method": "sft", "rows": 5, "data": "dates.yaml"}
+        return {**found, "metrics": {"dates/acc": 0.5}, "base": {"dates/acc": 0.25}}
+
+    monkeypatch.setattr(Evaluation, "run", measured)
+    monkeypatch.setattr("workbench.screens.run_actions.step_of", lambda run, wanted: 60)
+    app = app_of(run)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "talk to it" in shown(app))
+        assert "score it" not in shown(app)
+        await pilot.press("M")
+        await until(pilot, lambda: "lm-evaluation-harness, which is not installed" in shown(app))
+    (tmp_path / "lm_eval").mkdir()
+    (tmp_path / "lm_eval" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "dates.yaml").write_text("task: dates\n")
+    app = app_of(run)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "score it" in shown(app))
+        for path, words in (
+            ("none.yaml", "task: must be a task's YAML file"),
+            ("dates.yaml", "dates/acc 0.500 (0.250"),
+        ):
+            await pilot.press("M")
+            await until(pilot, lambda: "by which task" in shown(app))
+            app.screen.query_one(Input).value = str(tmp_path / path)
+            await pilot.press("enter")
+            await until(pilot, lambda words=words: words in shown(app))
+    assert [(each["base"], each["tasks"]) for each in asked] == [(True, [str(tmp_path / "dates.yaml")])]

@@ -46,7 +46,7 @@ CASES: dict[str, list[Case]] = {
         (entry(), Facts(model=TINY_FACTS, sources=source(images="line 4").sources), "data.train.0.path", "error"),
     ],
     "rows-with-images-need-a-method-that-reads-them": [
-        ({"method.kind": "orpo", **entry()}, source(images="line 4"), "data.train.0.path", "error"),
+        ({"method.kind": "reward", **entry()}, source(images="line 4"), "data.train.0.path", "error"),
         ({"method.kind": "ppo", **entry()}, source(images="line 4"), "data.train.0.path", "error"),
     ],
     "rows-with-images-are-not-scored-by-models": [
