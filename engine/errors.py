@@ -143,11 +143,14 @@ def redact(text: str) -> str:
 class Redacting:
     """A text stream that writes everything without secrets: the log of a process in which libraries print too."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, also: TextIO | None = None) -> None:
+        self._stream, self._also = stream, also
 
     def write(self, text: str) -> int:
-        self._stream.write(without_secrets(text))
+        shown = without_secrets(text)
+        self._stream.write(shown)
+        if self._also is not None:
+            self._also.write(shown)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

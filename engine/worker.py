@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +30,7 @@ from engine.run.async_writer import LateWriter
 from engine.run.control import STOPS, Controls
 from engine.run.launch import versions
 from engine.run.lock import RunLock, is_held
+from engine.run.process import host
 from engine.run.spawn import forget_tokens
 from engine.run.store import RunFolder
 
@@ -68,14 +69,29 @@ def main(folder: str) -> int:
     """Trains the run in `folder` and returns the exit code. The lock, the events and the requests are rank 0's."""
     run = RunFolder(folder)
     stack.listen(run)
-    if int(os.environ.get("RANK", "0")) > 0:
-        return _guarded(run, None, None)
+    if (rank := int(os.environ.get("RANK", "0"))) > 0:
+        with _log_of_its_own(run, rank):
+            return _guarded(run, None, None)
     with RunLock(run), LateWriter(run) as writer:
         checkpoint.collect(run)
         controls = Controls(run, writer)
         controls.listen(writer)
         controls.on_signals()
         return _guarded(run, writer, controls)
+
+
+@contextlib.contextmanager
+def _log_of_its_own(run: RunFolder, rank: int) -> Iterator[None]:
+    """Has what this rank prints stand in a file of its own too, line by line: in the worker's log all ranks' lines mix."""
+    handle = inside.open_file(run, run.log_of(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with (
+        open(handle, "w", encoding="utf-8", errors="backslashreplace", buffering=1) as log,
+        contextlib.redirect_stdout(Redacting(sys.stdout, log)),
+        contextlib.redirect_stderr(Redacting(sys.stderr, log)),
+    ):
+        where = f"local rank {os.environ.get('LOCAL_RANK', rank)} on {host()}"
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} rank {rank}: process {os.getpid()}, {where}", file=log)
+        yield
 
 
 def wait(method: str, without: str) -> int:

@@ -41,8 +41,8 @@ def entries(view: RunView) -> list[dict[str, Any]]:
 
 
 def devices(view: RunView) -> list[list[str]]:
-    """The newest word of each GPU as label and value."""
-    from engine.figures import size
+    """The newest word of each GPU, and of each rank of several, as label and value."""
+    from engine.figures import brief, count, size
 
     found = []
     for device in view.gpu[:16]:
@@ -56,4 +56,14 @@ def devices(view: RunView) -> list[list[str]]:
         if isinstance(device.get("power"), int | float):
             parts.append(f"{device['power']:.0f} W")
         found.append([f"GPU {device.get('index', '')}", "  ·  ".join(parts)])
+    for number, rank in enumerate(view.ranks[:16]):
+        figures = (
+            ("tokens_per_second", lambda rate: f"{count(rate)} tokens/s"),
+            ("data_seconds", lambda seconds: f"data {brief(seconds)}"),
+            ("forward_seconds", lambda seconds: f"forward {brief(seconds)}"),
+            ("memory", size),
+        )
+        parts = [show(rank[name]) for name, show in figures if rank[name] is not None]
+        late = view.slowest is not None and view.slowest[0] == number
+        found.append([f"rank {number}{', slowest' if late else ''}", "  ·  ".join(parts)])
     return found

@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 class Action:
     """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette.
 
-    `when` is what must hold of a run ("running", "finished", "ended early", "failed", "groups", "plain") or a chat for its key line to show it.
+    `when` is what must hold of a run ("running", "finished", "ended early", "failed", "groups", "ranks", "plain") or a chat for its key line to show it.
     """
 
     id: str
@@ -168,6 +168,18 @@ ACTIONS: tuple[Action, ...] = (
         line="7 groups",
         when="groups",
     ),
+    Action(
+        "tab('ranks')",
+        "8",
+        "ranks",
+        "What each process of a run on several devices does, and which is the slowest",
+        ("monitor",),
+        "8",
+        line="8 ranks",
+        when="ranks",
+    ),
+    Action("rank(1)", "right_square_bracket", "log of the next rank", "What one process printed", ("monitor",), "]"),
+    Action("rank(-1)", "left_square_bracket", "log of the rank before", "What one process printed", ("monitor",), "["),
     Action("group(-1)", "N", "older group", "The group of answers before", ("monitor",), "N"),
     Action("group(1)", "n", "newer group", "The next group; the newest is followed", ("monitor",), "n"),
     Action(

@@ -2,7 +2,7 @@
 
 Here `distributed.strategy: auto` chooses, once `run.devices` says how many GPUs there are: DDP where the model fits into each
 of them, torch's FSDP2 where it does not. A step is the same to rounding, so a file asks for nothing that must be written; what
-it asks for beyond that (weights in main memory, replicas of shares) is said to be missing.
+it asks for beyond that (weights in main memory) is said to be missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _WHOLE = changed({}, "With run.devices above 1 and distributed.strategy: ddp eac
 _OFFLOAD = unsupported(
     "Shares of weights and optimizer states stay on the GPUs; memory.layer_offloading keeps frozen weights in main memory."
 )
-_REPLICAS = unsupported("Replicas of groups of shares are not here yet: a model is shared out over all devices.")
+_REPLICAS = changed(
+    {},
+    "distributed.dp_replicate_size says how many groups hold the model each, here in shares over the devices of a group; as many "
+    "as distributed.nodes is one a machine.",
+)
 _MESSAGES = nothing("How weights are put together and let go of is torch's FSDP2's own affair.")
 _LAYERS = nothing("Each decoder layer is put together by itself.")
 _ONE_FOLDER = changed(
@@ -206,6 +210,20 @@ def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
     return [("", name, needless("Its settings are the rows below.")), *_inner(found, _DEEPSPEED, file, "")]
 
 
+def _sizes(value: Any, file: File) -> Answer:
+    """Over how many devices a model is shared out, and how many hold it so; together they say how many devices there are."""
+    shares, replicas = (file.get(key, 1) for key in ("dp_shard_size", "dp_replicate_size"))
+    if not all(type(size) is int and size > 0 for size in (shares, replicas)):
+        return needless(OFF) if is_off(value) else unsupported(f"It is known as a number above 0 here: {BY_HAND}")
+    if shares == 1:
+        return needless(OFF) if value == 1 else changed({"run.devices": replicas}, "Each device holds the whole model.")
+    if any(file.on(key) for key in ("load_in_4bit", "load_in_8bit")):
+        return _shared(file)
+    sizes = {"distributed.dp_replicate_size": replicas, "distributed.dp_shard_size": shares}
+    why = "The two sizes say how many devices there are, which run.devices says here; of several machines, of each."
+    return changed({**sizes, "run.devices": shares * replicas}, why)
+
+
 KEYS: dict[str, Key] = {
     "fsdp": Key(lambda value, file: needless(OFF) if is_off(value) else _strategy(value, file)),
     "fsdp_config": Key(_fsdp_settings),
@@ -214,6 +232,7 @@ KEYS: dict[str, Key] = {
 """What transformers' arguments, and so TRL's, LLaMA-Factory's and Axolotl's files have."""
 AXOLOTL: dict[str, Key] = {
     **KEYS,
+    **dict.fromkeys(("dp_shard_size", "dp_replicate_size"), Key(_sizes)),
     "fsdp_version": nothing("It is torch's FSDP2 here."),
     "fsdp_final_state_dict_type": Key(_state_dict),
 }

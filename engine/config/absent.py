@@ -59,7 +59,7 @@ ABSENT = (
     ),
     Absent(
         "tensor, context, pipeline and expert parallelism",
-        ("tp_size", "cp_size", "pp_size", "ep_size", "sp_size", "dp_shard_size", "dp_replicate_size", "ring_attn_func",
+        ("tp_size", "cp_size", "pp_size", "ep_size", "sp_size", "ring_attn_func",
          "heads_k_stride"),
         ("tensor_parallel", "context_parallel", "sequence_parallel", "pipeline_parallel", "pipeline_model_parallel",
          "expert_parallel", "expert_model_parallel", "tensor_model_parallel"),

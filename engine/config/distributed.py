@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config.section import Advanced, Auto, Expert, Section, Source, Title, Words
+from engine.config.section import Advanced, Auto, Expert, Ge, Le, Section, Source, Title, Words
 
 
 class Distributed(Section):
@@ -26,6 +26,26 @@ class Distributed(Section):
     """On how many machines the run works, each with as many devices as `run.devices` says. Above 1 the run's folder lies where
     all of them see it, and each is told its place: `workbench train FILE --nodes 2 --node-rank 1 --rdzv-endpoint HOST:PORT`,
     or `workbench submit FILE --nodes 2` for all at once. Each device takes batches of its own, as on one machine."""
+
+    dp_replicate_size: Annotated[
+        int,
+        Field(ge=1, le=65536),
+        Title("Replicas"),
+        Advanced,
+        Source("accelerate: ParallelismConfig; torch: fully_shard"),
+    ] = 1
+    """With fsdp2, how many groups of processes hold the whole model between them, each process a share of its group's (hybrid
+    sharding, HSDP). Layers are put together within a group, gradients averaged over all: less is sent between groups, and
+    each process holds more. On several machines as many as `nodes` keeps the shares of a group on one machine. 1: one group."""
+
+    dp_shard_size: Annotated[
+        Annotated[int, Ge(1), Le(65536)] | None,
+        Title("Shares of a replica"),
+        Advanced,
+        Source("accelerate: ParallelismConfig; torch: fully_shard"),
+    ] = None
+    """With fsdp2, over how many processes each replica is shared out. Times `dp_replicate_size` it is the number of all
+    processes. Empty: as many as there are for each replica."""
 
     reshard_after_forward: Annotated[bool, Title("Reshard after forward"), Expert, Source("torch: fully_shard")] = True
     """With fsdp2, let go of a layer's weights after its forward pass and put them together again for the backward pass.

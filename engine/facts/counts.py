@@ -20,6 +20,14 @@ def device_count(config: RunConfig, facts: Facts) -> int:
     return devices_a_node(config) * config.distributed.nodes
 
 
+def shard_count(config: RunConfig, facts: Facts) -> int:
+    """Over how many devices a model is shared out: those of one replica with fsdp2, else one."""
+    asked = config.distributed
+    if asked.strategy != "fsdp2":
+        return 1
+    return asked.dp_shard_size or max(1, device_count(config, facts) // asked.dp_replicate_size)
+
+
 def devices_a_node(config: RunConfig) -> int:
     """How many devices the run would use on one machine."""
     devices = config.run.devices

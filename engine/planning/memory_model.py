@@ -17,12 +17,12 @@ from engine.config.optimizers import own_value
 from engine.config.tree import RunConfig
 from engine.facts.counts import (
     Parameters,
-    device_count,
     devices_a_node,
     known_model,
     parameters,
     products,
     sampled_together,
+    shard_count,
     tokens_and_length,
     wide_of,
 )
@@ -97,7 +97,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     # The head is done before the first layer is differentiated: the larger of the two makes the peak.
     activations = kept + max(0.0, layer - scores) + packed_experts.buffer_bytes(config, facts, layers.size)
     # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
-    devices = device_count(config, facts) if config.distributed.strategy == "fsdp2" else 1
+    devices = shard_count(config, facts)
     together = _put_together(config, layers, weights) if devices > 1 else 0.0
     reference = weights / devices + together if _holds_copy(config) else 0.0
     weights, trained_bytes = weights / devices + together, trained_bytes / devices

@@ -17,7 +17,9 @@ from engine.facts.counts import device_count, known_model
 from engine.planning import memory_model
 
 SPEC = fields.distributed.strategy
+REPLICAS, SHARES = fields.distributed.dp_replicate_size, fields.distributed.dp_shard_size
 _DDP = take(SPEC, "ddp")
+_BY_DDP = "Each process holds the whole model there."
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop")
 """Those whose step takes each number by itself, so that a share of a weight is enough to it."""
 _SAMPLED = "It samples answers while it trains, for which every layer would be put together for every token."
@@ -72,11 +74,46 @@ refused(
         fields.distributed.reshard_after_forward,
         one_of(False),
         "left out with ddp",
-        "Each process holds the whole model there.",
+        _BY_DDP,
         leave_out(fields.distributed.reshard_after_forward),
         beside={SPEC: one_of("ddp")},
     ),
 )
+
+
+def _asked(config: RunConfig) -> tuple[FieldSpec, ...]:
+    """The sizes that are asked for; they mean something with fsdp2 alone."""
+    return tuple(spec for spec in (REPLICAS, SHARES) if spec.value(config) != spec.default)
+
+
+@rule(reads=(SPEC, REPLICAS, SHARES))
+def replicas_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    taken = config.distributed.strategy
+    problem = _unserved(config, facts) if taken == "auto" and _asked(config) else None
+    if taken == "ddp" or problem is not None:
+        for spec in _asked(config):
+            todo = _BY_DDP if problem is None else f"fsdp2 does not serve here: {problem}"
+            yield must(spec.path, "left out with ddp", spec.value(config), todo, fix=leave_out(spec))
+
+
+@rule(reads=(SPEC, REPLICAS, SHARES, fields.run.devices, fields.distributed.nodes))
+def replicas_divide_the_processes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.distributed.strategy == "ddp" or not _asked(config):
+        return
+    devices, replicas, shares = device_count(config, facts), REPLICAS.value(config), SHARES.value(config)
+    processes = f"with {devices} process{'' if devices == 1 else 'es'} (run.devices times distributed.nodes)"
+    served = [many for many in range(1, devices // 2 + 1) if devices % many == 0] or [1]
+    if replicas not in served:
+        fewer = max(many for many in served if many < replicas)
+        known = " or ".join(filter(None, (", ".join(map(str, served[:-1])), str(served[-1]))))
+        todo = "Each replica is shared out over as many of them, at least two."
+        yield must(REPLICAS.path, f"{known} {processes}", replicas, todo, fix=take(REPLICAS, fewer))
+    elif shares not in (None, devices // replicas):
+        fits = shares > 1 and devices % shares == 0
+        todo = "It times dp_replicate_size is their number. Leave it out, and it follows."
+        fix = take(REPLICAS, devices // shares, f"take {devices // shares} replicas") if fits else leave_out(SHARES)
+        many = f" in {replicas} replicas" if replicas > 1 else ""
+        yield must(SHARES.path, f"{devices // replicas} {processes}{many}", shares, todo, fix=fix)
 
 
 @rule(reads=(SPEC, fields.run.devices))
@@ -108,6 +145,10 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], st
     devices = device_count(config, facts)
     if devices == 1:
         return "ddp", "one device has nothing to share"
+    if _asked(config):
+        if (problem := _unserved(config, facts)) is None:
+            return "fsdp2", f"shares are asked for by {' and '.join(spec.path for spec in _asked(config))}"
+        return "ddp", f"fsdp2 does not serve here: {problem}"
     need, room = _needed(config, facts, "ddp"), memory_model.device_bytes(config, facts)
     if need is None or room is None:
         what = "the model's size" if need is None else "the machine"

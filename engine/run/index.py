@@ -86,9 +86,10 @@ class Watch:
             self.poll()
             time.sleep(LOADING_SECONDS)
 
-    def log(self, lines: int = 200) -> list[str]:
-        """The last lines of the worker's log, redacted and safe to show; a progress bar counts as its last state."""
-        text = log_tail(self.folder.log, max(4096, lines * 400))
+    def log(self, lines: int = 200, rank: int = 0) -> list[str]:
+        """The last lines of the worker's log, or of another rank's own, redacted and safe to show; a progress bar counts as
+        its last state."""
+        text = log_tail(self.folder.log_of(rank), max(4096, lines * 400))
         found = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
         if found and not found[-1]:
             found.pop()

@@ -22,9 +22,9 @@ from engine.errors import WorkbenchError
 from engine.run import inside
 from engine.run.series import LEVELS, Series
 from engine.run.store import RunFolder
-from engine.run.view import MAX_SERIES, RunView
+from engine.run.view import MAX_SERIES, RANK_FIGURES, RunView
 
-VERSION = 5
+VERSION = 6
 NAME = "view.bin"
 _MAGIC = b"workbench view 1\n"
 _LOOK = 4096
@@ -160,6 +160,7 @@ _ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
     "controls": dict.fromkeys(("do", "status", "message"), _TEXT),
     "restarts": {"step": _WHOLE, "message": _TEXT},
     "diverged": {"step": _WHOLE + _NONE, "what": _TEXT},
+    "ranks": dict.fromkeys(RANK_FIGURES, _NUMBER + _NONE),
     "superseded": dict.fromkeys(("segment", "above", "to", "points"), _WHOLE),
     "progress": {"what": _TEXT, "done": _NUMBER + _NONE, "total": _NUMBER + _NONE, "unit": _TEXT},
 }

@@ -106,6 +106,10 @@ class RunFolder:
     def log(self) -> Path:
         return self.path / "worker.log"
 
+    def log_of(self, rank: int) -> Path:
+        """What one rank printed; the first one's stands in the worker's log, with that of all."""
+        return self.path / f"rank-{rank}.log" if rank else self.log
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"

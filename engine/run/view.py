@@ -11,8 +11,10 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 from typing import Any
 
+from engine import figures
 from engine.run.series import Series
 
 Event = dict[str, Any]
@@ -20,6 +22,10 @@ MAX_SERIES = 256
 MAX_SAMPLES = 600
 MAX_LIST = 1000
 MAX_ROLLOUTS = 400
+MAX_RANKS = 4096
+RANK_FIGURES = ("tokens_per_second", "data_seconds", "forward_seconds", "memory")
+SLOW = 0.1
+"""The share of a step by which a rank must be late to be named."""
 # Keys of a metrics event that are not curves.
 _FRAME = frozenset({"v", "seq", "t", "rank", "segment", "kind", "step", "epoch", "cut"})
 
@@ -64,6 +70,8 @@ class RunView:
     findings: list[dict[str, Any]] = field(default_factory=list)
     controls: dict[str, dict[str, Any]] = field(default_factory=dict)
     gpu: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """With several processes, the newest figures of each: `tokens_per_second`, `data_seconds`, `forward_seconds`, `memory`."""
     diverged: list[dict[str, Any]] = field(default_factory=list)
     restarts: list[dict[str, Any]] = field(default_factory=list)
     """Each time the worker died and was started anew: `step` and the words why (`message`)."""
@@ -114,6 +122,28 @@ class RunView:
         """The first step whose numbers were not finite, where there was one."""
         return next((entry["step"] for entry in self.diverged if entry["step"] is not None), None)
 
+    @property
+    def slowest(self) -> tuple[int, str, float] | None:
+        """The rank that the others wait for: its number, at what (`data` or `forward pass`), and how many seconds of a step it
+        takes longer for it than half of the ranks. None where none stands out by a tenth of a step."""
+        found = None
+        for what, key in (("data", "data_seconds"), ("forward pass", "forward_seconds")):
+            spent = [rank[key] for rank in self.ranks if isinstance(rank.get(key), int | float)]
+            if len(spent) < 2 or len(spent) != len(self.ranks):
+                continue
+            late = max(spent) - sorted(spent)[(len(spent) - 1) // 2]
+            if late >= SLOW * (self.latest.get("step_seconds") or math.inf) and (found is None or late > found[2]):
+                found = (spent.index(max(spent)), what, late)
+        return found
+
+    @property
+    def slowest_words(self) -> str:
+        """The same in words; empty where none stands out."""
+        if self.slowest is None:
+            return ""
+        rank, at, seconds = self.slowest
+        return f"rank {rank} takes {figures.brief(seconds)} a step longer for its {at} than others"
+
     def copy(self) -> RunView:
         twin = copy.copy(self)
         for name, value in vars(self).items():
@@ -126,6 +156,9 @@ class RunView:
     def as_json(self, *, points: int = 0) -> dict[str, Any]:
         """All of it as plain JSON; each curve as at most `points` triples (step, low, high), none by default."""
         values = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "series"}
+        values["slowest"] = (
+            None if self.slowest is None else dict(zip(("rank", "at", "seconds"), self.slowest, strict=True))
+        )
         if points:
             values["series"] = {
                 name: [list(triple) for triple in zip(*series.points(width=points), strict=True)]
@@ -180,7 +213,7 @@ def _begin_segment(view: RunView, segment: int) -> None:
     view.mends = []
     view.phase, view.progress, view.eta_seconds, view.step_seconds, view._last_step = "", None, None, None, None
     view._paces = 0
-    view.gpu, view.controls = [], {}
+    view.gpu, view.ranks, view.controls = [], [], {}
     view.longest_gap = view.longest_pause = 0.0
 
 
@@ -303,6 +336,12 @@ def _receipt(view: RunView, event: Event) -> None:
                 break
         else:
             _append(view.receipt, clean)
+
+
+def _ranks(view: RunView, event: Event) -> None:
+    columns = {name: column if isinstance(column := event.get(name), list) else [] for name in RANK_FIGURES}
+    rows = (dict(zip(RANK_FIGURES, row, strict=True)) for row in zip_longest(*columns.values()))
+    view.ranks = [{name: _number(row, name) for name in RANK_FIGURES} for row in islice(rows, MAX_RANKS)]
 
 
 def _gpu(view: RunView, event: Event) -> None:
@@ -428,6 +467,7 @@ _MEANING: dict[str, Callable[[RunView, Event], None]] = {
     "progress": _progress,
     "receipt": _receipt,
     "gpu": _gpu,
+    "ranks": _ranks,
     "sample": _sample,
     "rollout": _rollout,
     "checkpoint": _checkpoint,

@@ -100,6 +100,8 @@ def _devices(config: RunConfig, facts: Facts) -> str:
         return ""
     taken, why = (strategy, "") if strategy != "auto" else sharding.chosen(config, facts)
     how = "each holds a share of the model (fsdp2)" if taken == "fsdp2" else "each holds the whole model (ddp)"
+    if taken == "fsdp2" and (replicas := config.distributed.dp_replicate_size) > 1:
+        how = f"every {many // replicas} hold one of {replicas} replicas of the model between them (fsdp2)"
     return f"Of {many} devices {how}{f': {why}' if why else ''}."
 
 

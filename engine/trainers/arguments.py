@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import ParallelismConfig
 
 from engine.config.optimizers import BUILT_HERE
 from engine.config.run import Run
@@ -80,11 +81,16 @@ def _named(run: Run, folder: Path) -> dict[str, Any]:
 
 def sharding(config: RunConfig) -> dict[str, Any]:
     """Arguments by which accelerate shards the model with FSDP2; none where each process holds all of it."""
-    if config.distributed.strategy != "fsdp2" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if config.distributed.strategy != "fsdp2" or processes == 1:
         return {}
     own = {"version": 2, "reshard_after_forward": config.distributed.reshard_after_forward}
     # The layers of the model are what is put together at once; checkpoints are ours.
-    return {"fsdp": True, "fsdp_config": {**own, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+    shared = {"fsdp": True, "fsdp_config": {**own, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+    if (replicas := config.distributed.dp_replicate_size) == 1:
+        return shared
+    sizes = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=processes // replicas)
+    return {**shared, "parallelism_config": sizes}
 
 
 def checkpointing(config: RunConfig) -> bool:

@@ -18,7 +18,14 @@ class StepClock:
     """`lap` gives the means since the last one; `pause` encloses what belongs to no step, `reads` what reads rows."""
 
     def __init__(self) -> None:
+        self.waited = 0.0
+        """Seconds that waited for data, of all steps together."""
         self.start(0)
+
+    @property
+    def paused(self) -> bool:
+        """Whether what happens now belongs to no step."""
+        return self._pauses > 0
 
     def start(self, step: int) -> None:
         """Steps are measured from now on; `step` is the last one made."""
@@ -47,7 +54,9 @@ class StepClock:
                 return read(*args, **kwargs)
             finally:
                 if not self._pauses:
-                    self._read += time.monotonic() - began
+                    spent = time.monotonic() - began
+                    self._read += spent
+                    self.waited += spent
 
         return timed
 

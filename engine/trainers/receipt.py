@@ -166,15 +166,19 @@ def _processes(config: RunConfig, ranks: int, run: RunFolder) -> dict[str, Any]:
 def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None) -> dict[str, Any]:
     """How the processes hold the model, by the weights themselves: those that are shared out are DTensors."""
     split, weights, here, numbers = sharded.shares(trainer.model)
+    replicas, shares = sharded.mesh(trainer.model)
     if split:
         resharded = config.distributed.reshard_after_forward
         detail = f"of {weights} weights are shares (DTensor); the first process holds {here:,} of {numbers:,} numbers"
+        if replicas > 1:
+            detail += f"; {replicas} replicas, each on {shares} processes"
         detail += "" if resharded else "; layers stay together between forward and backward pass"
     else:
         detail = f"each process holds all {numbers:,} numbers"
     detail += f"; {auto}" if auto else ""
     asked = config.distributed.strategy if auto is None else "auto"
-    return _entry("strategy", asked, "fsdp2" if split else "ddp", split, detail)
+    as_asked = split and replicas == config.distributed.dp_replicate_size
+    return _entry("strategy", asked, "fsdp2" if split else "ddp", split if as_asked else 0, detail)
 
 
 def _determinism() -> dict[str, Any]:

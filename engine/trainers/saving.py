@@ -37,6 +37,7 @@ from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
 from engine.trainers.optimizers.building import optimizer_for
 from engine.trainers.optimizers.kept import keep_formats
+from engine.trainers.ranks import Ranks
 from engine.trainers.state_files import refusing_pickles
 from engine.trainers.stateful import Parts, Stateful
 from engine.trainers.stream_loader import Dealt, StreamLoader
@@ -119,8 +120,12 @@ class RunTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        if (asked := self.args.fsdp_plugin_args) is not None and fsdp2.take_on_cpu(self.accelerator, asked):
+        asked, sizes = self.args.fsdp_plugin_args, self.args.parallelism_config
+        if asked is not None and fsdp2.take_on_cpu(self.accelerator, asked, sizes):
             self.is_fsdp_enabled = True
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        return fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
 
     def attach(
         self,
@@ -143,6 +148,9 @@ class RunTrainer(Trainer):
         self.add_callback(self.finite)
         # Asked once: accelerate looks its state up anew each time.
         self._ranks: int = self.accelerator.num_processes
+        self.ranks = Ranks(self.clock)
+        if self._ranks > 1:
+            self.compute_loss = self.ranks.computes(self.compute_loss)  # type: ignore[method-assign]
 
     # -- rows of a stream ----------------------------------------------------------------------------------------------
     def read_from(self, stream: Any) -> None:
@@ -307,7 +315,10 @@ class RunTrainer(Trainer):
         each = [torch.as_tensor(count, device=device) for pair in self._uncounted for count in pair]
         fresh = torch.stack(each).view(-1, 2).sum(0)
         if self._ranks > 1:
-            fresh = self.accelerator.reduce(fresh)
+            own = torch.tensor(self.ranks.own(), dtype=fresh.dtype, device=device)
+            table = self.accelerator.gather(torch.cat([fresh, own]).unsqueeze(0))
+            self.ranks.take(table.tolist())
+            fresh = table.sum(0)[:2]
         total, trained = fresh.tolist()
         return int(total), int(trained)
 

@@ -49,6 +49,13 @@ def shares(model: torch.nn.Module) -> tuple[int, int, int, int]:
     return split, len(weights), sum(local(weight).numel() for weight in weights), sum(w.numel() for w in weights)
 
 
+def mesh(model: torch.nn.Module) -> tuple[int, int]:
+    """How many replicas there are of each share, and how many shares of each weight; (1, 1) where none is a share."""
+    meshes = (weight.device_mesh for weight in model.parameters() if isinstance(weight, DTensor))
+    *replicas, shares = next((each.shape for each in meshes), (1,))
+    return (replicas[0] if replicas else 1), shares
+
+
 def adapter_weights(model: PeftModel) -> dict[str, torch.Tensor]:
     """The trained weights whole, on the host, by the model's names: an adapter is small. All ranks call it together."""
     return {name: whole(weight.detach()).cpu() for name, weight in model.named_parameters() if weight.requires_grad}

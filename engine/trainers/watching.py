@@ -27,11 +27,11 @@ from engine.run.events import Thinning
 from engine.run.in_flight import InFlight
 from engine.run.store import RunFolder
 from engine.trainers.best import HeldOutBest
+from engine.trainers.ranks import MEMORY_SECONDS, memory_now
 from engine.trainers.saving import RunTrainer
 
 BATCHES_CAP = 64 << 20
 GPU_SECONDS = 1.0
-MEMORY_SECONDS = 0.5  # torch's memory statistics take 0.2 ms to read, too much for every step
 # Dense bf16 tensor-core rates in FLOP/s by the vendor's data sheets; other cards show no MFU.
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 _SUMMARY = ("train_runtime", "train_loss", "total_flos")
@@ -142,7 +142,7 @@ class Watching(TrainerCallback):
             state.epoch = loader.dataset.epoch
             if self.trainer.epoch_over():
                 self.on_epoch_end(args, state, control)
-        last = state.global_step == state.max_steps or self.trainer.rows_over
+        last = self._last(state)
         control.should_training_stop = control.should_training_stop or last
         if self._batches is not None and self.writer is not None and rows and self._told(control, state):
             self.writer.later("batch", partial(self._batches.add, state.global_step, rows))
@@ -161,6 +161,9 @@ class Watching(TrainerCallback):
             self._saving.clear()
         elif sampling:
             self._samples(state.global_step)
+
+    def _last(self, state: Any) -> bool:
+        return bool(state.global_step == state.max_steps or self.trainer.rows_over)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._at_epoch_end:
@@ -182,6 +185,8 @@ class Watching(TrainerCallback):
                 self.trainer.token_counts()
                 return
             pace = self._pace(state.global_step)
+            if self._ranks > 1 and (figures := self.trainer.ranks.event(state.global_step, last=self._last(state))):
+                self.writer.write("ranks", **figures)
         self.writer.later("metrics", partial(self._metrics, state.global_step, state.epoch, dict(logs), pace))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -230,7 +235,7 @@ class Watching(TrainerCallback):
             payload["mfu"] = round(pace.rate * self._flop_per_token / self._gpu.peak_flops, 4)
         now = time.monotonic()
         if now >= self._memory_next:
-            self._memory, self._memory_next = _memory(), now + MEMORY_SECONDS
+            self._memory, self._memory_next = memory_now(), now + MEMORY_SECONDS
         return payload | self._memory
 
     def _hear(self, control: Any, state: Any) -> None:
@@ -363,29 +368,3 @@ def _visible_cards() -> list[str]:
 
 def _handle(nvml: Any, name: str) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _memory() -> dict[str, int]:
-    """The device's memory as torch accounts for it; on a CPU the process's own, where the weights lie."""
-    if not torch.cuda.is_available():
-        return {"memory_allocated": _resident_bytes()}
-    stats = torch.cuda.memory_stats()
-    return {
-        "memory_allocated": stats["allocated_bytes.all.current"],
-        "memory_reserved": stats["reserved_bytes.all.current"],
-        "memory_peak": stats["allocated_bytes.all.peak"],
-    }
-
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def _resident_bytes() -> int:
-    """This process's resident memory; on a CPU the weights lie there."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except OSError:
-        import psutil
-
-        return psutil.Process().memory_info().rss

@@ -54,6 +54,7 @@ class Follower:
         self._samples = 0
         self._checkpoints: set[tuple[Any, Any]] = set()
         self._diverged = self._restarts = 0
+        self._slowest: set[tuple[int, str]] = set()
         self._state = ""
         self._said_at = 0.0
         self._said_step = -1
@@ -115,6 +116,9 @@ class Follower:
         for entry in view.restarts[self._restarts :]:
             self.say(f"! {entry['message']}", fg="yellow")
         self._restarts = len(view.restarts)
+        if view.slowest is not None and not view.over and view.slowest[:2] not in self._slowest:
+            self._slowest.add(view.slowest[:2])
+            self.say(f"! {view.slowest_words}", fg="yellow")
         if view.silent_seconds is not None and not self._silent:
             self.say(silence.advice(view.id, view.silent_seconds), fg="yellow")
         self._silent = view.silent_seconds is not None

@@ -117,7 +117,12 @@ class Numbers(Drawn):
             ("data wait", "data_seconds", brief),
             ("MFU", "mfu", lambda share: percent(share, 1)),
         ]
-        return [(label, show(latest[key])) for label, key, show in rows if key in latest]
+        made = [(label, show(latest[key])) for label, key, show in rows if key in latest]
+        if (slowest := self.view.slowest) is not None:
+            made.append(("slowest", f"rank {slowest[0]} +{brief(slowest[2])}"))
+        elif self.view.ranks:
+            made.append(("ranks", f"{len(self.view.ranks)} alike"))
+        return made
 
     def _device(self) -> list[tuple[str, str]]:
         assert self.view is not None
@@ -263,6 +268,8 @@ class StatusLine(Bar):
             return f"{view.cause or 'stopped'}: {kept}", "$wb-dim"
         if not view.over and (words := concern(view.method, view.series)):
             return f"! {words}", "$warning"
+        if not view.over and view.slowest_words:
+            return f"! {view.slowest_words}: 8 shows all", "$warning"
         if found:
             return found, "$warning"
         if last and last["status"] == "refused":
@@ -356,6 +363,34 @@ class Lines(Scrolled):
             made += [[(piece, "value")] for piece in fold(clean(text), width)]
         self.starts = tuple(starts)
         return made or [[(self.empty, "faint")]]
+
+
+class Ranks(Scrolled):
+    """What each process of a run does by itself, a line a rank."""
+
+    view: RunView | None = None
+
+    def lines(self, width: int) -> list[Line]:
+        """A table, and what it says; what is not known is left out."""
+        view = self.view
+        if view is None or not view.ranks:
+            words = "Figures of each rank come with the first steps, where several processes train one model."
+            return [[(words, "faint")]]
+        heads = ("rank", "tokens/s", "data wait", "forward", "memory")
+        shows: tuple[Any, ...] = (count, brief, brief, size)
+        slowest = view.slowest
+        made: list[Line] = [[("".join(f"{head:>12}" for head in heads), "dim")]]
+        for rank, figures in enumerate(view.ranks):
+            cells = ["" if each is None else show(each) for each, show in zip(figures.values(), shows, strict=True)]
+            late = slowest is not None and slowest[0] == rank
+            row = "".join(f"{cell:>12}" for cell in (str(rank), *cells))
+            made.append([(f"{row}  slowest" if late else row, "given" if late else "value")])
+        told = view.slowest_words or "none stands out by a tenth of a step"
+        explained = (
+            f"Of one step, on average: {told}. Ranks wait for each other in the backward pass, so the slowest sets the pace of "
+            "all. With fsdp2 they wait in the forward pass too, where layers are put together. ] and [ show the log of each."
+        )
+        return [*made, [], *paragraph(explained, width, "faint")]
 
 
 class Receipt(Scrolled):

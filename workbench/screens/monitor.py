@@ -155,7 +155,7 @@ class MonitorScreen(Screen[None]):
         view, watching = self.view, self.watching
         self.query_one(RunBar).show(view, watching.loading if watching else 1.0)
         self.status.show(view, self.actions.waiting(view))
-        also = "groups" if view.rollouts else "card" if self._was_over else "plain"
+        also = "groups" if view.rollouts else "card" if self._was_over else "ranks" if view.ranks else "plain"
         state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
         self.query_one(KeyLine).use(key_line("monitor", state, also), self.page)
         self.pages.show(view, self._end)
@@ -176,6 +176,18 @@ class MonitorScreen(Screen[None]):
         """An older group of answers, or a newer one."""
         self._tell(self.pages.group(by))
         self._draw()
+
+    def action_rank(self, by: int) -> None:
+        """The log of the next rank; that of all stands for the first."""
+        many = self.view.world_size
+        if many == 1:
+            self._tell("This run has one process; its log is on page 3.")
+            return
+        self.pages.rank = (self.pages.rank + by) % many
+        self.action_tab("log")
+        rank = self.pages.rank
+        log = visible(self.folder.log_of(rank).name)
+        self._tell(f"{log}: rank {rank} of {many}" if rank else f"{log}: all {many} ranks together")
 
     def action_next_curve(self, by: int = 1) -> None:
         """The large chart shows another of all curves; after the last the method's own again."""

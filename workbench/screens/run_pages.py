@@ -23,12 +23,12 @@ from workbench.panels.chart import Chart
 from workbench.panels.charts import Charts, draw
 from workbench.panels.end_card import EndCard
 from workbench.panels.groups import Groups
-from workbench.panels.watching import Lines, Receipt, Samples
+from workbench.panels.watching import Lines, Ranks, Receipt, Samples
 from workbench.screens.dialog import Ask
 
 LOG_LINES = 1000
 TALL, WIDE = 34, 100
-PANELS = {"samples": Samples, "receipt": Receipt, "groups": Groups}
+PANELS = {"samples": Samples, "receipt": Receipt, "groups": Groups, "ranks": Ranks}
 FOCUS = {"curves": "#main", "end": "EndCard"}
 
 
@@ -49,6 +49,8 @@ class RunPages(ContentSwitcher):
         self._folder = folder
         self._log_stamp: tuple[int, int] = (-1, -1)
         self._words = ""
+        self.rank = 0
+        """Whose log is shown; the first one's is that of all."""
 
     def compose(self) -> ComposeResult:
         """All of them; one is in view."""
@@ -58,6 +60,7 @@ class RunPages(ContentSwitcher):
         yield Receipt(id="receipt")
         yield Lines(id="config")
         yield Groups(id="groups")
+        yield Ranks(id="ranks")
         with Vertical(id="end"):
             yield EndCard()
             yield Chart(id="last")
@@ -71,8 +74,8 @@ class RunPages(ContentSwitcher):
         """The page in view."""
         return self.current or "curves"
 
-    def open(self, name: str, log: Callable[[int], list[str]]) -> None:
-        """Another page, with the keys to it; `log` gives the newest lines of the log."""
+    def open(self, name: str, log: Callable[[int, int], list[str]]) -> None:
+        """Another page, with the keys to it; `log` gives so many newest lines of a rank's log."""
         self.current = name
         if name == "config":
             try:
@@ -105,16 +108,16 @@ class RunPages(ContentSwitcher):
             panel.view = view
             panel.redraw()
 
-    def read_log(self, log: Callable[[int], list[str]]) -> None:
+    def read_log(self, log: Callable[[int, int], list[str]]) -> None:
         """The newest lines, where the file has changed."""
         try:
-            found = os.stat(self._folder.log)
+            found = os.stat(self._folder.log_of(self.rank))
             stamp = (found.st_mtime_ns, found.st_size)
         except OSError:
             stamp = (0, 0)
         if stamp != self._log_stamp:
             self._log_stamp = stamp
-            self.query_one("#log", Lines).show(log(LOG_LINES))
+            self.query_one("#log", Lines).show(log(LOG_LINES, self.rank))
 
     # What keys do to a page
 

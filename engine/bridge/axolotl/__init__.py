@@ -331,8 +331,6 @@ KEYS: dict[str, Key] = {
     # Several devices
     **sharding.AXOLOTL,
     "deepcompile": unless_off("kernels.torch_compile compiles layers by torch alone."),
-    "dp_shard_size": unless_off(),
-    "dp_replicate_size": unless_off(),
     "sequence_parallel_degree": unless_off(),
     "context_parallel_size": unless_off(),
     "tensor_parallel_size": unless_off(),

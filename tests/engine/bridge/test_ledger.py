@@ -455,7 +455,10 @@ def test_what_shares_a_model_out_is_answered_by_what_does_it_here(tmp_path: Path
         "a share lacks its scales"
         in outcomes("load_in_4bit: true\nadapter: qlora\nfsdp: full_shard auto_wrap")["fsdp"][1]
     )
-    assert outcomes("fsdp: [hybrid_shard]")["fsdp"][0] == "unsupported"
+    assert "distributed.dp_replicate_size" in outcomes("fsdp: [hybrid_shard]")["fsdp"][1]
+    sizes = {"dp_shard_size": 4, "dp_replicate_size": 2}
+    written = take_over(parse(as_yaml({"base_model": "a/b", **sizes})), TOOLS["axolotl"]).mapping
+    assert (written["distributed"], written["run"]["devices"]) == (sizes, 8)
 
 
 def test_synthetic_rows_of_axolotl_are_as_many_and_as_long_here():

@@ -16,6 +16,7 @@ from engine.hardware import Machine, parse_machine
 from engine.planning.auto import effective, resolved
 from engine.planning.estimate import Estimate, estimate
 from engine.rules import read
+from engine.session.paragraph import paragraph
 from tests.caches import own_cache
 
 NAME = "Qwen/Qwen3-0.6B"
@@ -270,6 +271,27 @@ def test_devices_hold_the_model_as_it_fits(machine: str, dtype: str, expected: s
     held = {strategy: of_config(asked, strategy, facts) for strategy in ("ddp", "fsdp2")}
     assert held["fsdp2"]["optimizer"] * 2 == pytest.approx(held["ddp"]["optimizer"], abs=2)
     assert held["fsdp2"]["weights"] < held["ddp"]["weights"]
+
+
+def test_replicas_hold_more_each_and_ask_for_shares() -> None:
+    facts = Facts(machine=parse_machine("2x8xH100-80GB"), model=LARGE)
+    sections: dict[str, Any] = {"run": {"devices": 8}, "model": {"name": LARGE.name}, "optim": {"optim": "adamw_torch"}}
+
+    def asked(**sizes: int) -> Any:
+        return read({**sections, "distributed": {"nodes": 2, **sizes}})
+
+    hybrid = asked(dp_replicate_size=2)
+    assert not [each for each in hybrid.findings if each.path.startswith("distributed.dp_")]
+    entry = next(each for each in effective(hybrid.config, facts) if each.path == "distributed.strategy")
+    assert (entry.effective, entry.reason) == ("fsdp2", "shares are asked for by distributed.dp_replicate_size")
+    whole = of_config(hybrid.config, "ddp", facts)
+    sixteenth = of_config(asked().config, "fsdp2", facts)
+    eighth = of_config(hybrid.config, "fsdp2", facts)
+    assert whole["optimizer"] == pytest.approx(8 * eighth["optimizer"], abs=8)
+    assert eighth["optimizer"] == pytest.approx(2 * sixteenth["optimizer"], abs=8)
+    assert "every 8 hold one of 2 replicas of the model between them" in paragraph(
+        hybrid.config, facts, estimate(hybrid.config, facts)
+    )
 
 
 def of_config(config: Any, strategy: str, facts: Facts) -> dict[str, int]:

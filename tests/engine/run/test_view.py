@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ KINDS = [
     "receipt",
     "metrics",
     "gpu",
+    "ranks",
     "batch",
     "sample",
     "rollout",
@@ -215,3 +217,26 @@ def test_a_slow_first_step_does_not_weigh_on_the_time_left_for_long():
 @pytest.mark.parametrize("state", ["created", "queued", "starting", "running", "finished", "stopped", "failed", "lost"])
 def test_a_run_is_over_once_nothing_more_can_come(state):
     assert RunView(state=state).over == (state in ("finished", "stopped", "failed", "lost"))
+
+
+def test_the_rank_that_others_wait_for_is_named_once_it_stands_out() -> None:
+    def of(*ranks: dict[str, Any], **figures: list[Any]) -> RunView:
+        columns = {"data_seconds": [0.01, 0.01, 0.01, 0.01], "forward_seconds": [0.2, 0.2, 0.2, 0.2], **figures}
+        events = [
+            {"kind": "started", "seq": 0, "t": 1.0, "segment": 0, "world_size": 4},
+            {"kind": "metrics", "seq": 1, "t": 2.0, "segment": 0, "step": 3, "step_seconds": 1.0},
+            {"kind": "ranks", "seq": 2, "t": 2.0, "segment": 0, "step": 3, **columns},
+            *ranks,
+        ]
+        return fold_many(RunView(), events)
+
+    assert of().slowest is None
+    assert of(forward_seconds=[0.2, 0.2, 0.29, 0.2]).slowest is None, "less than a tenth of the step"
+    late = of(forward_seconds=[0.2, 0.2, 0.2, 0.5], data_seconds=[0.01, 0.81, 0.01, 0.01])
+    assert late.slowest == (1, "data", pytest.approx(0.8))
+    assert late.slowest_words == "rank 1 takes 800 ms a step longer for its data than others"
+    assert late.as_json()["slowest"] == {"rank": 1, "at": "data", "seconds": pytest.approx(0.8)}
+    assert [rank["forward_seconds"] for rank in late.ranks] == [0.2, 0.2, 0.2, 0.5]
+    odd = of(data_seconds=["x", None], forward_seconds=[0.2])
+    assert (len(odd.ranks), odd.slowest) == (2, None)
+    assert of({"kind": "started", "seq": 3, "t": 9.0, "segment": 1}).ranks == [], "a new start has none yet"

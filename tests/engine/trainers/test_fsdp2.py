@@ -21,6 +21,7 @@ from engine.export.shards import put_together
 from engine.model_files import SHARES, weight_files
 from engine.run import checkpoint
 from engine.run.store import RunFolder
+from engine.run.view import RANK_FIGURES
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
 from tests.engine.trainers.two_ranks import TwoRanks, run_folder
@@ -124,6 +125,19 @@ def test_full_weights_learn_what_one_process_would(full: Pair) -> None:
     told = [[event["completion"] for event in lines(run, "sample")] for run in full]
     assert told[0] == told[1]
     assert told[0]
+
+
+def test_each_rank_tells_its_figures_and_has_a_log(full: Pair) -> None:
+    told = lines(full.shared, "ranks")
+    assert told[-1]["step"] == 4
+    assert {len(told[-1][name]) for name in RANK_FIGURES} == {2}
+    assert all(value > 0 for name in RANK_FIGURES for value in told[-1][name])
+    assert lines(full.alone, "ranks") == []
+    assert curve(full.shared, "tokens") == curve(full.alone, "tokens"), (
+        "all ranks' together are what one process counts"
+    )
+    assert "rank 1: process" in full.shared.log_of(1).read_text()
+    assert not full.alone.log_of(1).exists()
 
 
 def test_each_rank_writes_its_shares_and_a_reader_of_weights_says_what_they_are(full: Pair) -> None:

@@ -262,6 +262,8 @@ ELSEWHERE = {
     "run.devices": f"{T}/test_ranks.py::test_a_step_of_two_processes_is_that_of_one",
     "distributed.nodes": "tests/end_to_end/test_nodes.py::test_two_nodes_train_as_one_process",
     "distributed.strategy": f"{T}/test_fsdp2.py::test_full_weights_learn_what_one_process_would",
+    "distributed.dp_replicate_size": f"{T}/test_hsdp.py::test_two_replicas_of_two_shares_learn_what_one_process_would",
+    "distributed.dp_shard_size": f"{T}/test_hsdp.py::test_checkpoints_go_on_in_other_shapes",
     "distributed.reshard_after_forward": f"{T}/test_fsdp2.py::test_other_methods_learn_what_one_process_would",
     "run.output_dir": "tests/engine/run/test_store.py::test_where_runs_lie",
     "run.name": (

@@ -15,10 +15,12 @@ from click.testing import CliRunner
 
 from engine.errors import UsageError, WorkbenchError
 from engine.run import launch, store
-from engine.run.index import peek
-from engine.run.store import ENDED, RunFolder
+from engine.run.events import EventWriter
+from engine.run.index import open_view, peek
+from engine.run.store import ENDED, RunFolder, create
 from tests import warm
 from workbench.__main__ import cli
+from workbench.cli.following import Follower
 from workbench.cli.runs import command as runs_command
 
 CONFIG = """\
@@ -319,3 +321,21 @@ def test_the_commands_import_no_torch(place):
     script = "import sys; from workbench.__main__ import COMMANDS; from importlib import import_module; [import_module('workbench.cli.' + n) for n in ('train','runs','watch','stop','checkpoint','resume','receipt','demo')]; print(sorted({'torch','transformers','datasets','numpy','textual'} & set(sys.modules)))"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=place, check=True)
     assert said.stdout.strip() == "[]"
+
+
+def test_who_follows_a_run_is_told_of_the_slowest_rank_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "unattended", lambda run: False)
+    run = create(tmp_path, "version: 1\n", {"name": "four", "method": "sft", "model": "builtin/tiny"})
+    run.update_json(state="running")
+    writer = EventWriter(run)
+    writer.write("started", method="sft", max_steps=9, world_size=4)
+    writer.write("metrics", step=1, step_seconds=0.4)
+    for step in (1, 2):
+        writer.write("ranks", step=step, data_seconds=[0, 0, 0.1 * step, 0], forward_seconds=[0.1] * 4)
+    with open_view(run) as watch:
+        follower = Follower(watch)
+        follower.until(lambda view: True)
+        writer.write("ranks", step=3, data_seconds=[0, 0, 0.3, 0], forward_seconds=[0.1] * 4)
+        follower.until(lambda view: True)
+    told = [line for line in capsys.readouterr().err.splitlines() if "rank" in line]
+    assert told == ["! rank 2 takes 200 ms a step longer for its data than others"]

@@ -435,6 +435,33 @@ async def test_a_curve_whose_held_out_twin_is_not_on_its_chart_keeps_its_value(
         await until(pilot, lambda: " entropy 2.50 " in shown(app))
 
 
+async def test_each_rank_is_shown_and_its_log_is_one_key_away(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run()
+    for rank in (1, 2, 3):
+        run.log_of(rank).write_text(f"rank {rank}: process {100 + rank}, local rank {rank} on here\n")
+    more = writer(run)
+    more.write("started", 13, method="sft", model="builtin/tiny", max_steps=100, world_size=4)
+    figures = {"tokens_per_second": [2400, 2410.4, 2395, 2401], "data_seconds": [0.001, 0.001, 0.081, 0.001]}
+    figures |= {"forward_seconds": [0.05, 0.05, 0.05, 0.05], "memory": [1 << 30, 1 << 30, 2 << 30, 1 << 30]}
+    more.write("ranks", 13, step=60, **figures)
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "slowest    rank 2 +80 ms" in shown(app) and ": 8 shows all" in shown(app))
+        await pilot.press("8")
+        await until(pilot, lambda: "data wait" in shown(app) and "others. Ranks wait" in shown(app))
+        text = shown(app)
+        rows = [line.split() for line in text.splitlines()]
+        assert ["2", "2,395", "81", "ms", "50", "ms", "2.0", "GiB", "slowest"] in rows
+        assert ["0", "2,400", "1.0", "ms", "50", "ms", "1.0", "GiB"] in rows
+        assert "rank 2 takes 80 ms a step longer for its data" in text
+        for key, words in (("]", "rank 1: process 101"), ("]", "rank 2: process 102"), ("[", "rank 1: process 101")):
+            await pilot.press(key)
+            await until(pilot, lambda words=words: words in shown(app))
+        await pilot.press("[")
+        await until(pilot, lambda: "step 60 went well" in shown(app))
+        assert "worker.log: all 4 ranks together" in shown(app)
+
+
 async def test_words_are_found_in_the_log(make_run: Any, shown: Shown) -> None:
     app = app_of(make_run())
     async with app.run_test(size=(80, 24)) as pilot:

@@ -38,6 +38,28 @@ CASES: dict[str, list[Case]] = {
     "fsdp2-without-experts": [(SHARED, model(experts=8), "distributed.strategy", "error")],
     "fsdp2-without-images": [(SHARED, model(processor=True), "distributed.strategy", "error")],
     "fsdp2-needs-several-devices": [({"distributed.strategy": "fsdp2"}, Facts(), "distributed.strategy", "error")],
+    "replicas-need-fsdp2": [
+        (
+            {"distributed.strategy": "ddp", "distributed.dp_shard_size": 2},
+            Facts(),
+            "distributed.dp_shard_size",
+            "error",
+        ),
+        (
+            {"run.devices": 4, "distributed.dp_replicate_size": 2, "model.dtype": "float16"},
+            Facts(),
+            "distributed.dp_replicate_size",
+            "error",
+        ),
+    ],
+    "replicas-divide-the-processes": [
+        ({"run.devices": 8, "distributed.dp_replicate_size": many}, Facts(), "distributed.dp_replicate_size", "error")
+        for many in (3, 8)
+    ]
+    + [
+        ({"run.devices": 8, "distributed.dp_shard_size": many}, Facts(), "distributed.dp_shard_size", "error")
+        for many in (1, 3, 4)
+    ],
     "reshard-needs-fsdp2": [
         (
             {"distributed.strategy": "ddp", "distributed.reshard_after_forward": False},
