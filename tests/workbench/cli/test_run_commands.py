@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from engine.errors import UsageError, WorkbenchError
 from engine.run import launch, store
 from engine.run.events import EventWriter
+from engine.run.in_flight import InFlight
 from engine.run.index import open_view, peek
 from engine.run.store import ENDED, RunFolder, create
 from tests import warm
@@ -167,6 +168,20 @@ def test_a_failed_run_gives_1_and_its_cause(place, monkeypatch):
     assert "✗ failed at step 3" in done.stderr
     assert workbench(place, "watch", "my-0001").returncode == 1
     assert "the small model broke" in workbench(place, "runs").stdout
+
+
+def test_a_failed_run_tells_its_memory_over_time_and_the_rows_it_was_on(tmp_path):
+    run = store.create(tmp_path, "version: 1\n", {"name": "my", "host": "another-machine"})
+    with EventWriter(run) as pen:
+        pen.write("started", method="sft", model="builtin/tiny", max_steps=20, epochs=1)
+        for step in (1, 2):
+            pen.write("metrics", step=step, loss=2.0, memory_allocated=step << 30)
+        InFlight(run).note(3, [17, 4])
+        pen.write("failed", cause="cuda_oom", message="The GPU ran out of memory.", lines=[])
+    run.update_json(state="failed")
+    said = CliRunner().invoke(cli, ["watch", run.id, "--runs", str(tmp_path)], standalone_mode=False)
+    assert "memory         1.0 GiB at step 1, 2.0 GiB at step 2" in said.stderr
+    assert "in flight      step 3: rows 17, 4" in said.stderr
 
 
 def test_detach_returns_once_training_has_begun_and_the_run_is_stopped_and_resumed_later(place, monkeypatch):
