@@ -14,6 +14,7 @@ import pytest
 
 from engine.run import store
 from engine.run.events import EventWriter
+from engine.run.in_flight import InFlight
 from engine.run.store import RunFolder
 from tests import hung
 
@@ -188,6 +189,43 @@ def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_butto
         browsing.until(
             lambda: how.exists() and how.read_text() == accepted, "the run is gone on with", state=page.state
         )
+        assert (page.outside, page.errors) == ([], [])
+
+
+def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_be_scored_by(
+    lab: browsing.Lab, chromium: Any
+) -> None:
+    root = lab.root / "over"
+    (lab.root / "packages" / "lm_eval").mkdir(parents=True)
+    (lab.root / "packages" / "lm_eval" / "__init__.py").touch()
+    for name in ("broken", "whole"):
+        run = store.create(root, "version: 1\n", {"name": name, "host": "another-machine"})
+        with EventWriter(run) as pen:
+            pen.write("started", method="sft", model="builtin/tiny", max_steps=2, epochs=1)
+            for step in (1, 2):
+                pen.write("metrics", step=step, loss=2.0, memory_allocated=step << 30)
+            if name == "broken":
+                InFlight(run).note(3, [17, 4])
+                pen.write("failed", cause="cuda_oom", message="The GPU ran out of memory.", lines=[])
+            else:
+                pen.write("checkpoint", step=2, path="checkpoints/checkpoint-2", state="committed", bytes=1)
+                pen.write("finished", step=2, seconds=1.0)
+        run.update_json(state="failed" if name == "broken" else "finished")
+    cells = [
+        f"import sys\nsys.path.insert(0, {str(lab.root / 'packages')!r})\nfrom widgets import Monitor\n"
+        f"Monitor('broken-0001', runs={str(root)!r})",
+        f"Monitor('whole-0001', runs={str(root)!r})",
+    ]
+    browsing.write_notebook(lab.root / "over.ipynb", cells)
+    with browsing.opened(chromium, lab, "over.ipynb", height=1900) as page:
+        page.run_all()
+        card = page.sees(".ftw-card", has_text="The GPU ran out of memory.").inner_text()
+        assert "1.0 GiB at step 1, 2.0 GiB at step 2" in card
+        assert "step 3: rows 17, 4" in card
+        page.tab.get_by_label("task of lm-evaluation-harness").fill("nothing.yaml")
+        page.tab.get_by_role("button", name="Score it").click()
+        page.sees(".ftw", has_text="it has no checkpoint, so there is nothing to measure")  # none is in its folder
+        assert page.tab.get_by_label("task of lm-evaluation-harness").input_value() == "nothing.yaml"
         assert (page.outside, page.errors) == ([], [])
 
 
