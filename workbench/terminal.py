@@ -130,7 +130,7 @@ def _behind_tmux() -> tuple[str, bool]:
         said = subprocess.run(ask, capture_output=True, text=True, timeout=1, check=False).stdout.split()
     except (OSError, subprocess.TimeoutExpired):
         said = []
-    return (said[0], said[1] in ("on", "all")) if len(said) == 2 else ("", False)
+    return (said[0], said[1] in ("1", "on", "all")) if len(said) == 2 else ("", False)
 
 
 @functools.cache

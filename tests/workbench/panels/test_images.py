@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
+import os
+import pty
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,3 +176,35 @@ def test_sixel_needs_the_size_of_a_cell_and_kitty_its_placeholders(monkeypatch: 
     assert terminal.shows_images({"TERM": "foot"}) == "blocks"
     assert terminal.shows_images({"TERM": "xterm-kitty"}) == "blocks"
     assert terminal.shows_images({"TERM": "tmux-256color", "TMUX": "/tmp/tmux"}) == "kitty"
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+@pytest.mark.parametrize("passes", ["on", "off"])
+def test_tmux_itself_tells_the_terminal_behind_it_and_whether_commands_pass(tmp_path: Path, passes: str) -> None:
+    answer = tmp_path / "answer"
+    ask = f"{sys.executable} -c 'from workbench import terminal; print(*terminal._behind_tmux())' > {answer}.tmp; mv {answer}.tmp {answer}"
+    inside = f"tmux set -g allow-passthrough {passes}; {ask}"
+    sockets = tempfile.mkdtemp(dir="/tmp")  # the path of a socket must be short
+    environ = {name: value for name, value in os.environ.items() if name != "TMUX"}
+    environ |= {"TERM": "xterm-256color", "TMUX_TMPDIR": sockets, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ours, theirs = pty.openpty()
+    tmux = subprocess.Popen(
+        ["tmux", "-f", "/dev/null", "new-session", inside], stdin=theirs, stdout=theirs, stderr=theirs, env=environ,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    try:
+        end = time.monotonic() + 60
+        while not answer.exists():
+            assert time.monotonic() < end, "tmux never answered"
+            with contextlib.suppress(OSError):
+                os.read(ours, 1 << 16)
+            time.sleep(0.05)
+        assert answer.read_text() == f"xterm-256color {passes == 'on'}\n"
+    finally:
+        subprocess.run(["tmux", "kill-server"], env=environ, capture_output=True, check=False)
+        tmux.kill()
+        tmux.wait()
+        os.close(ours)
+        shutil.rmtree(sockets)
