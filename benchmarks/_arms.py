@@ -62,6 +62,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 UNTIED = "8b", "30b-a3b", "30b-a3b of 8 layers"
 KERNELS = "kernels.use_cut_ce", "kernels.torch_compile"
 ON = dict.fromkeys(KERNELS, True)
+IN_NF4 = {"model.quantization": "nf4", "optim.optim": "adamw_8bit", "kernels.fused_experts": True}
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "default": {},
@@ -122,13 +123,17 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_experts": True,
         "memory.gradient_checkpointing": False,
     },
+    "nf4, compiled, experts": {**ON, **IN_NF4},
+    "nf4, compiled, experts, graphs": {
+        **ON,
+        **IN_NF4,
+        "kernels.torch_compile_options": {"triton.cudagraphs": True},
+    },
     "nf4, fused, lora, experts": {
+        **IN_NF4,
         "kernels.use_cut_ce": True,
         "kernels.fused_attn_kernel": True,
         "kernels.fused_lora": True,
-        "kernels.fused_experts": True,
-        "model.quantization": "nf4",
-        "optim.optim": "adamw_8bit",
     },
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},

@@ -1,6 +1,6 @@
 """Experts with LoRA beside their peers on one CUDA device: time, extra memory and the floor, in one run.
 
-    python benchmarks/moe_experts.py [WORK ...] [--results benchmarks/results.csv] [--commit HASH]
+    python benchmarks/moe_experts.py [WORK ...] [--packed [--kind mxfp4]] [--results benchmarks/results.csv] [--commit HASH]
 
 Works are `even skewed long mixtral olmoe many gptoss`: shapes of Qwen3-30B-A3B with 4,096 tokens spread evenly, unevenly,
 and with 16,384, then those of other models. Forward and backward, frozen base in bfloat16, adapters on both projections.
@@ -26,6 +26,7 @@ from engine.kernels.experts.packed import Packer
 
 BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
 SCALE = 2.0
+KINDS = ("nf4", "mxfp4")
 Step = Callable[[], tuple[torch.Tensor, ...]]
 
 
@@ -221,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("works", nargs="*", default=list(WORKS))
     parser.add_argument("--packed", action="store_true", help="experts held in four bits beside 16 bits, and no peers")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="of the four bits; both without it")
     parser.add_argument("--unchecked", action="store_true", help="the accuracy cases have passed just now")
     result_options(parser)
     options = parser.parse_args()
@@ -231,8 +233,9 @@ def main() -> None:
         work = WORKS[name]
         block = Block(work)
         if options.packed:
-            pair = {"ours": block.packed("nf4"), "ours over 16 bits": block.ours()}
-            contest("moe_lora_nf4", work.shape, work.floor, pair, results)
+            for kind in options.kind or KINDS:
+                pair = {"ours": block.packed(kind), "ours over 16 bits": block.ours()}
+                contest(f"moe_lora_{kind}", work.shape, work.floor, pair, results)
             continue
         entrants = {
             "ours": block.ours(),

@@ -200,7 +200,7 @@ def _weights_of(side: Side, folder: Path | None, number: int) -> str:
 
 def _placed(config: RunConfig) -> bool:
     """Whether loading has put the model on its device already."""
-    return config.model.quantization not in ("none", "fp8")
+    return config.model.quantization not in ("none", "fp8", "mxfp4")
 
 
 def _check_memory(configs: Sequence[RunConfig], device: torch.device) -> None:
@@ -215,11 +215,15 @@ def _check_memory(configs: Sequence[RunConfig], device: torch.device) -> None:
         source = model_folder(config)
         with reaching_hub(source), contextlib.suppress(ModelError):
             folder = model_files.complete(source, commit_of(source, config.model.revision))
-            weights = model_files.stored_weights(folder).values()
+            weights = model_files.stored_weights(folder)
             bits = {"nf4": 4.5, "fp4": 4.5, "int8": 8, "fp8": 8}.get(
                 config.model.quantization, getattr(torch, config.model.dtype).itemsize * 8
             )
-            need += sum(int(_numel(weight.shape) * bits / 8) for weight in weights)
+            for name, weight in weights.items():
+                experts = config.model.quantization == "mxfp4" and ".experts." in name and len(weight.shape) > 1
+                # Bytes that hold MXFP4 already stay bytes.
+                own = 8 if weight.dtype == "U8" else 4.25 if experts else bits
+                need += int(_numel(weight.shape) * own / 8)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if need > free:
         many = "models need" if len(configs) > 1 else "model needs"

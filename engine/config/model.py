@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from engine.config.section import Advanced, Control, Expert, Required, Section, Source, Title, Words
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-Quantization = Literal["none", "fp8", "nf4", "fp4", "int8"]
+Quantization = Literal["none", "fp8", "nf4", "fp4", "int8", "mxfp4"]
 Attention = Literal[
     "auto",
     "sdpa",
@@ -75,18 +75,22 @@ class Model(Section):
             nf4="nf4, 4 bits (QLoRA)",
             fp4="fp4, 4 bits",
             int8="int8, 8 bits",
+            mxfp4="mxfp4, experts alone in 4 bits",
         ),
         Source("arXiv:2305.14314"),
     ] = "none"
     """Hold the frozen base weights in fewer bits, so that a larger model fits the card. Needs a LoRA adapter, since
     the small numbers themselves cannot be trained. `fp8` multiplies in 8 bits too, forward and for input gradients, on
     cards of compute capability 8.9 and above; small layers, routers and heads stay as they are. The others widen the
-    weights again for each product."""
+    weights again for each product. `mxfp4` holds the experts of a mixture as gpt-oss is published, a power of two for each
+    32 numbers along what goes in, and leaves all other layers in `dtype`. Files that hold experts so already need no setting:
+    under a LoRA adapter they stay as stored."""
 
     quantize_moe_experts: Annotated[bool, Title("Quantize experts"), Advanced] = True
     """Hold the experts of a mixture in the bits of `quantization` too, which most of its weights are. Each expert is packed
-    as it is read, so that loading needs room for one in full. A pass of its own unpacks those that tokens were sent to, a
-    few at a time, and again for gradients. Off leaves experts in the format of `dtype`, in several times the memory."""
+    as it is read, so that loading needs room for one in full; those that files hold in MXFP4 are taken as they are. A pass of
+    its own unpacks those that tokens were sent to, a few at a time, and again for gradients. Off leaves experts in the format
+    of `dtype`, in several times the memory."""
 
     attention: Annotated[Attention, Advanced, Source("transformers: attn_implementation")] = "auto"
     """Which implementation computes attention. `auto` takes torch's own fused attention, which needs no package; where packed

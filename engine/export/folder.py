@@ -21,6 +21,7 @@ from engine.export import parity
 from engine.export.card import card
 from engine.export.merge import DTYPES, merge
 from engine.export.places import Source
+from engine.export.stored import wide_weights
 from engine.hub import COMMITS, commit_of, reaching_hub
 from engine.models.load import UNREADABLE, load_processing_class, model_folder, wanted_revision
 from engine.run import inside
@@ -142,8 +143,8 @@ class Model:
 
     @cached_property
     def stored(self) -> dict[str, model_files.Tensor]:
-        """The weights by the headers of the files."""
-        return model_files.stored_weights(self.whole)
+        """The weights by the headers of the files, experts in MXFP4 as the bfloat16 that they stand for."""
+        return wide_weights(self.whole)
 
     @property
     def numbers(self) -> int:
@@ -178,7 +179,10 @@ def bytes_of(model: Model, form: str) -> int:
     """What a folder of this form takes on the disk, with a little room beside it."""
     if form == "adapter":
         return sum(file.stat().st_size for file in model.source.checkpoint.iterdir() if _of_adapter(file)) + (1 << 20)
-    return int(1.01 * sum(file.stat().st_size for file in model_files.weight_files(model.whole))) + (32 << 20)
+    files = sum(file.stat().st_size for file in model_files.weight_files(model.whole))
+    known = [(each.shape, DTYPES[each.dtype].itemsize) for each in model.stored.values() if each.dtype in DTYPES]
+    wide = sum(torch.Size(shape).numel() * size for shape, size in known)  # more where experts are in MXFP4
+    return int(1.01 * max(files, wide)) + (32 << 20)
 
 
 def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
@@ -270,6 +274,8 @@ def _write_config(model: Model, into: Path) -> None:
             key: value for key, value in shape.to_dict().items() if key in ("id2label", "label2id")
         }
         content["pad_token_id"] = model.tokenizer.pad_token_id
+    if model_files.stored_weights(model.base).keys() - before.keys():  # experts that were in MXFP4
+        del content["quantization_config"]
     (into / "config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 

@@ -2,6 +2,7 @@
 
 Adapters on experts that are one weight are added expert by expert, into the form in which the base's files hold these. The base is read from its files and written in their number format, each file beside the one it comes from. Of a base that
 was quantized for training, what training saw is merged: the weights as four or eight bits hold them, in the files' format.
+Experts that the files hold in MXFP4 become bfloat16.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
-from engine.export.stored import Share, is_turned, shares, stored_name
+from engine.export.stored import Share, is_turned, read_weight, shares, stored_name, wide_header, wide_weights
 from engine.features.packed_experts import packs
-from engine.kernels.experts import ExpertLoRA
+from engine.kernels.experts import ExpertLoRA, mxfp4
 from engine.models.packed_experts import PROJECTIONS
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
         model, bare = (loader.from_config(shape, dtype=torch.float32) for _ in range(2))
     tied = _tied(model)
     quantized = _quantized(config, model)
-    stored = model_files.stored_weights(base)
+    stored = wide_weights(base)
     skeleton = get_peft_model(model, settings, low_cpu_mem_usage=True)
     every = {
         path.removeprefix(PREFIX): module for path, module in skeleton.named_modules() if isinstance(module, LoraLayer)
@@ -200,7 +201,7 @@ def _quantized(config: RunConfig, model: Any) -> set[str]:
     from engine.models.load import quantization_config
 
     settings = quantization_config(config)
-    if settings is None:
+    if settings is None or config.model.quantization == "mxfp4":
         return set()
     from transformers.quantizers.base import get_keys_to_not_convert
 
@@ -225,7 +226,7 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
     Raises ModelError where a weight of the adapter has no place in the base's files, or these hold no plain numbers.
     """
     made = plan(config, base, adapter)
-    stored = model_files.stored_weights(base)
+    every, stored = model_files.stored_weights(base), wide_weights(base)
     odd = next((name for name, each in stored.items() if each.dtype not in DTYPES), None)
     if odd is not None:
         raise ModelError(
@@ -239,7 +240,7 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
     with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights:
         for number, file in enumerate(files):
             last = added if number == len(files) - 1 else {}
-            header = model_files.header(file)
+            header = wide_header(file, every)
 
             def tensors(
                 file: Path = file, header: Mapping[str, model_files.Tensor] = header, last: Mapping[str, str] = last
@@ -247,14 +248,14 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
                 nonlocal done
                 with safe_open(file, "pt") as base_weights:
                     for name in header:
-                        value = base_weights.get_tensor(name)
+                        value = base_weights.get_tensor(name) if name in every else read_weight(base, name)
                         done += value.nbytes
                         if name in made.packed:
                             value = _as_packed(config, made, name, value, base)
                         yield _merged(config, made, name, value, weights)
                         report("Merging", done, total)
                 for name, origin in last.items():
-                    value = _read(base, origin) if origin else weights.get_tensor(made.trained[name])
+                    value = read_weight(base, origin) if origin else weights.get_tensor(made.trained[name])
                     yield _merged(config, made, name, value, weights) if origin else value
 
             shapes = header | {name: _shape_of(made, name, origin, stored, weights) for name, origin in last.items()}
@@ -262,6 +263,7 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
     index = base / model_files.INDEX
     if len(files) > 1 or (files and files[0].name != model_files.WEIGHTS and index.is_file()):
         content = model_files.read_json(index)
+        content["weight_map"] = {name: file.name for file in files for name in wide_header(file, every)}
         content["weight_map"] |= dict.fromkeys(added, files[-1].name)
         size = sum(path.stat().st_size for path in into.glob("*.safetensors"))
         content.setdefault("metadata", {})["total_size"] = size
@@ -301,14 +303,6 @@ def _shape_of(made: Plan, name: str, origin: str, stored: Mapping[str, model_fil
     return model_files.Tensor(part.get_dtype(), tuple(part.get_shape()))
 
 
-def _read(base: Path, name: str) -> torch.Tensor:
-    for file in model_files.weight_files(base):
-        if name in model_files.header(file):
-            with safe_open(file, "pt") as weights:
-                return weights.get_tensor(name)
-    raise KeyError(name)
-
-
 @torch.no_grad()
 def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
     """The weight as the trained model has it, in the format of the base's file."""
@@ -342,17 +336,18 @@ def _as_packed(config: RunConfig, made: Plan, name: str, value: torch.Tensor, ba
     owner, share = made.packed[name]
     turned, shape = is_turned(made.bare, owner), made.bare.get_parameter(owner).shape
     parts = {there: each for there, (of, each) in made.packed.items() if of == owner}
-    others = {there: _read(base, there) for there, each in parts.items() if there != name and each.expert is None}
+    others = {there: read_weight(base, there) for there, each in parts.items() if there != name and each.expert is None}
     seen = torch.empty_like(value)
     for expert in range(shape[0]) if share.expert is None else (share.expert,):
         whole = torch.empty(*(shape[:0:-1] if turned else shape[1:]), dtype=value.dtype)
         for there, each in parts.items():
             if each.expert in (None, expert):
-                held = value if there == name else others[there] if there in others else _read(base, there)
+                held = value if there == name else others[there] if there in others else read_weight(base, there)
                 part = held[expert] if each.expert is None else held
                 whole[each.rows] = part.mT if each.turned else part
-        trained = _as_trained(config, whole.mT.contiguous() if turned else whole).to(getattr(torch, config.model.dtype))
-        rows = (trained.mT if turned else trained)[share.rows]
+        other = turned and config.model.quantization != "mxfp4"  # whose blocks lie along what goes in
+        trained = _as_trained(config, whole.mT.contiguous() if other else whole).to(getattr(torch, config.model.dtype))
+        rows = (trained.mT if other else trained)[share.rows]
         seen[expert if share.expert is None else ...] = rows.mT if share.turned else rows
     return seen
 
@@ -381,9 +376,11 @@ def _module(layer: Any) -> torch.nn.Module:
 
 def _as_trained(config: RunConfig, value: torch.Tensor) -> torch.Tensor:
     """What a quantized layer held of this weight."""
+    kind, dtype = config.model.quantization, getattr(torch, config.model.dtype)
+    if kind == "mxfp4":
+        return mxfp4.unpacked(*mxfp4.packed(value.to(dtype)), value.shape[1])
     import bitsandbytes.functional as bnb
 
-    kind, dtype = config.model.quantization, getattr(torch, config.model.dtype)
     if kind == "int8":
         numbers, largest, _ = bnb.int8_vectorwise_quant(value.to(torch.float16))
         return numbers.float() * (largest.float() / 127).unsqueeze(1)

@@ -209,22 +209,25 @@ def reference(
 
 def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     """The model in `base` as training held it beside an adapter, in float32; else as its files hold it."""
-    from engine.models.load import quantization_config
+    from engine.models.load import weight_settings
     from engine.models.packed_experts import packed_experts
 
     labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
     settings: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
+    quantized = weight_settings(config, str(base), None) if adapted else {}
+    if quantized:
+        settings |= {"dtype": getattr(torch, config.model.dtype), **quantized}
     if adapted and labels is not None:
-        settings["num_labels"] = labels
-    quantized = quantization_config(config) if adapted else None
-    if quantized is not None:
-        settings |= {"quantization_config": quantized, "dtype": getattr(torch, config.model.dtype)}
+        if "config" in settings:
+            settings["config"].num_labels = labels
+        else:
+            settings["num_labels"] = labels
     model = loader_of(config, base).from_pretrained(base, **settings)
-    if quantized is not None:
+    if quantized:
         for name, packed in list(packed_experts(model)):
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(packed.all_unpacked(), requires_grad=False))
-        model = model.dequantize().float()
+        model = (model.dequantize() if hasattr(model, "hf_quantizer") else model).float()
     _fit_padding(model)
     return model
 

@@ -1,5 +1,7 @@
 """Where a weight of a model lies in its base's files: as it is, under another name, or cut into weights of single experts.
 
+Experts that the files hold in MXFP4 count as the bfloat16 that they stand for, which is exact.
+
 transformers puts experts together while it loads and takes them apart while it saves. What its saving makes of a weight is
 asked here with numbers that say where they come from, so that no family is known by name.
 """
@@ -9,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from engine import model_files
 from engine.errors import ModelError, visible
+from engine.kernels.experts.packed import of_mxfp4
 
 WIDE = 3
 """Columns of a probe: more are not needed to see which side of a weight is which."""
@@ -34,6 +39,41 @@ class Share:
     def of(self, factors: torch.Tensor) -> torch.Tensor:
         """Its rows of what each expert has [E, out, ...]."""
         return factors[:, self.rows] if self.expert is None else factors[self.expert, self.rows]
+
+
+def wide_weights(folder: Path) -> dict[str, model_files.Tensor]:
+    """The weights by the headers of a folder's files, experts in MXFP4 as bfloat16 [E, in, out]."""
+    every = model_files.stored_weights(folder)
+    return {name: each for part in model_files.weight_files(folder) for name, each in wide_header(part, every).items()}
+
+
+def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str, model_files.Tensor]:
+    """The same of one file, of which others of `every` may hold a part."""
+    found = {}
+    for name, each in model_files.header(file).items():
+        whole, _, end = name.rpartition("_")
+        if end in ("blocks", "scales") and {f"{whole}_blocks", f"{whole}_scales"} <= every.keys():
+            if end == "blocks":
+                experts, rows, blocks, half = each.shape
+                found[whole] = model_files.Tensor("BF16", (experts, 2 * half * blocks, rows))
+        else:
+            found[name] = each
+    return found
+
+
+def read_weight(folder: Path, name: str) -> torch.Tensor:
+    """A weight of the folder's files by its name in `wide_weights`. Raises KeyError for one that is not there."""
+    for file in model_files.weight_files(folder):
+        header = model_files.header(file)
+        for there in (name, f"{name}_blocks"):
+            if there in header:
+                with safe_open(file, "pt") as weights:
+                    value: torch.Tensor = weights.get_tensor(there)
+                if there == name:
+                    return value
+                scales = read_weight(folder, f"{name}_scales")
+                return of_mxfp4(value, scales, torch.bfloat16, turned=True).all_unpacked().contiguous()
+    raise KeyError(name)
 
 
 def is_turned(model: torch.nn.Module, name: str) -> bool:

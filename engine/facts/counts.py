@@ -36,10 +36,15 @@ def devices_a_node(config: RunConfig) -> int:
     return devices if isinstance(devices, int) else 1
 
 
+def batch_count(config: RunConfig, facts: Facts) -> int:
+    """How many batches are computed at once: one on each device, or on each group of those that divide rows."""
+    return max(1, device_count(config, facts) // config.distributed.context_parallel_size)
+
+
 def effective_batch(config: RunConfig, facts: Facts) -> int:
     """Rows (or packs) that one optimizer step sees over all devices."""
     optim = config.optim
-    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * device_count(config, facts)
+    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * batch_count(config, facts)
 
 
 def train_rows(config: RunConfig, facts: Facts) -> int | None:
@@ -96,7 +101,7 @@ def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
             return None
         # best-fit packing fills about 97 % of each pack
         rows = math.ceil(facts.data.tokens / (0.97 * config.data.max_length))
-    batch = config.optim.per_device_train_batch_size * device_count(config, facts)
+    batch = config.optim.per_device_train_batch_size * batch_count(config, facts)
     if METHODS[config.method.kind].rows == "prompts":
         return _sampled_batches(config, rows, batch)
     return math.ceil(rows / batch)
@@ -248,11 +253,13 @@ def longest_row(config: RunConfig, facts: Facts) -> int:
 
 
 def tokens_and_length(config: RunConfig, facts: Facts) -> tuple[int, int]:
-    """Tokens of a batch that gradients flow through, and of its longest sequence."""
+    """Tokens of a batch that gradients flow through on one device, and of its longest sequence."""
     method, length = METHODS[config.method.kind], longest_row(config, facts)
     # The other half of a batch of rated answers only measures the drift, without gradients.
     each = 1 if method.rows == "rated" else method.sequences
-    return config.optim.per_device_train_batch_size * length * each, length
+    # Of devices that divide rows each has as many pieces of a row as every other.
+    own = math.ceil(length / config.distributed.context_parallel_size)
+    return config.optim.per_device_train_batch_size * own * each, length
 
 
 def batch_tokens(config: RunConfig, facts: Facts) -> int:

@@ -1,7 +1,7 @@
 """The shape of a model from the files that lie on this machine: `config.json` as JSON, safetensors headers, nothing run.
 
 Counts come from the headers where the weights are here, else from the shape by the family's formula (Llama, Mistral,
-Qwen2, Qwen3, Gemma, Phi-3, OLMo, their mixtures of experts, GPT-2). A family that is not known has unknown counts.
+Qwen2, Qwen3, Gemma, Phi-3, OLMo, their mixtures of experts, gpt-oss, GPT-2). A family that is not known has unknown counts.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _QKV_BIAS = ("qwen2", "qwen2_moe")
 _FOUR_NORMS = ("gemma2", "gemma3_text", "gemma3")
 _LIKE_LLAMA = {
     "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3",
-    "gemma3_text", "phi3", "olmo", "olmo2", "olmoe", "granite", "smollm3",
+    "gemma3_text", "gpt_oss", "phi3", "olmo", "olmo2", "olmoe", "granite", "smollm3",
 }  # fmt: skip
 _OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _EMBEDDING = "embed_tokens.weight"
@@ -407,13 +407,15 @@ def _formula(model: ModelFacts, shape: Shape, linears: tuple[tuple[str, int, int
         total += layers * (queries + keys)
     if model.model_type in _QKV_BIAS:
         total += layers * (queries + 2 * keys)
-    elif shape.get("attention_bias"):
+    elif shape.get("attention_bias", model.model_type == "gpt_oss"):
         total += layers * (queries + 2 * keys + hidden)
     if model.experts:
         wide = _number(shape, "moe_intermediate_size") or model.intermediate_size or 0
         total += layers * (model.experts * 3 * hidden * wide + hidden * model.experts)
         if _number(shape, "shared_expert_intermediate_size"):
             total += layers * hidden
+    if model.model_type == "gpt_oss":  # biases of experts and routers, and a sink for each head
+        total += layers * ((model.experts or 0) * (2 * (model.intermediate_size or 0) + hidden + 1) + model.heads)
     if model.model_type == "olmo":
         total -= layers * hidden * 2 + hidden
     return total

@@ -21,8 +21,9 @@ from engine.config.method import METHODS
 from engine.config.rule import raise_first
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, redact, visible
+from engine.features.packed_experts import kind_of
 from engine.hub import commit_of, reaching_hub
-from engine.rules.model import weights_stored_in_fp8_take_no_second_format, weights_stored_in_fp8_take_plain_lora
+from engine.rules.model import stored_weights_take_no_second_format, weights_stored_in_fp8_take_plain_lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,6 +77,8 @@ class Loaded:
     """Why its attention is another than was asked for; empty where it is that."""
     stored_fp8: Held | None = None
     """What became of numbers that its files hold in FP8."""
+    stored_mxfp4: bool = False
+    """Whether its files hold experts in MXFP4."""
 
 
 def load_pretrained(config: RunConfig) -> Loaded:
@@ -113,11 +116,10 @@ def _model(config: RunConfig, source: str) -> Loaded:
         "attn_implementation": attention,
         "revision": revision,
     }
-    if (quantization := quantization_config(config)) is not None:
-        settings["quantization_config"] = quantization
-        if torch.cuda.is_available():
-            settings["device_map"] = {"": torch.cuda.current_device()}
     try:
+        settings |= weight_settings(config, source, revision)
+        if "quantization_config" in settings and torch.cuda.is_available():
+            settings["device_map"] = {"": torch.cuda.current_device()}
         try:
             loaded = _with_weights(config, source, loader, settings)
         except ValueError as problem:
@@ -146,10 +148,15 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
     labels = {"score": 1, "steps": 2}.get(head)
     stored = stored_fp8(source, settings["revision"])
     if stored is None:
-        more = {} if labels is None else {"num_labels": labels}
+        more: dict[str, Any] = {} if labels is None else {"num_labels": labels}
+        if "config" in settings:
+            settings["config"].update(more)
+            known = Facts(model=ModelFacts(config.model.name, stored="mxfp4"))
+            raise_first(stored_weights_take_no_second_format(config, known))
+            return Loaded(load_whole(loader, source, head, **settings), stored_mxfp4=True)
         return Loaded(load_whole(loader, source, head, **settings, **more))
     known = Facts(model=ModelFacts(config.model.name, stored="fp8"))
-    for check in (weights_stored_in_fp8_take_no_second_format, weights_stored_in_fp8_take_plain_lora):
+    for check in (stored_weights_take_no_second_format, weights_stored_in_fp8_take_plain_lora):
         raise_first(check(config, known))
     if labels is not None:
         stored.config.num_labels = labels
@@ -157,15 +164,31 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
     return Loaded(model, stored_fp8=held)
 
 
+def weight_settings(config: RunConfig, source: str, revision: str | None) -> dict[str, Any]:
+    """What `from_pretrained` is told of how weights are held: a `quantization_config` where one is needed, and the `config` of
+    a model whose files hold experts in MXFP4, which stay so under an adapter and are widened once without."""
+    from engine.models.packed_experts import Mxfp4Experts, stored_mxfp4
+
+    stored = stored_mxfp4(source, revision)
+    if stored is not None:
+        return {"config": stored, "quantization_config": Mxfp4Experts("keep" if kind_of(config, "mxfp4") else "widen")}
+    asked = quantization_config(config)
+    return {} if asked is None else {"quantization_config": asked}
+
+
 def quantization_config(config: RunConfig) -> Any:
-    """bitsandbytes' settings for `model.quantization`, or None where it has no part in it; 4-bit weights are quantized
-    twice (arXiv:2305.14314)."""
+    """What transformers quantizes by for `model.quantization`, or None where it has no part in it; bitsandbytes' 4-bit weights
+    are quantized twice (arXiv:2305.14314)."""
     import torch
     from transformers import BitsAndBytesConfig
 
     kind = config.model.quantization
     if kind in ("none", "fp8"):
         return None
+    if kind == "mxfp4":
+        from engine.models.packed_experts import Mxfp4Experts
+
+        return Mxfp4Experts("pack") if config.model.quantize_moe_experts else None
     # A new head is trained whole, so it stays as it is.
     whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score", "lm_head"]
     if kind == "int8":

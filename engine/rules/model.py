@@ -18,7 +18,13 @@ from engine.planning import memory_model
 from engine.planning.auto import resolved
 
 _DTYPE, _QUANTIZATION = fields.model.dtype, fields.model.quantization
-_BY_BITSANDBYTES = other_than("none", "fp8")
+_WIDENED = other_than("none", "fp8")
+_BY_BITSANDBYTES = other_than("none", "fp8", "mxfp4")
+_STORED = {
+    "fp8": ("weights are stored in FP8", "eight", ("none",)),
+    "mxfp4": ("experts are stored in MXFP4", "four", ("none", "mxfp4")),
+}
+"""What files hold in few bits, and what model.quantization may be beside it."""
 _FULL_PRECISION = leave_out(_QUANTIZATION, "keep full precision")
 
 refused(
@@ -44,7 +50,7 @@ refused(
     Refused(
         "quantized-weights-need-a-gpu",
         _QUANTIZATION,
-        _BY_BITSANDBYTES,
+        _WIDENED,
         "none without a GPU to be quick",
         "On a CPU it saves memory and costs much time; take it off unless the model does not fit.",
         _FULL_PRECISION,
@@ -219,7 +225,7 @@ def experts_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Findi
     counts = counted.parameters(config, facts)
     if config.model.quantization == "none" or model is None or counts is None or not model.experts:
         return
-    if packed_experts.packs(config):
+    if packed_experts.packs(config, model):
         return
     numbers = packed_experts.numbers(model)
     kept = numbers * memory_model.BYTES[config.model.dtype]
@@ -228,7 +234,7 @@ def experts_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Findi
         bits = 8 * int(memory_model.BYTES[config.model.dtype])
         held = f"{figures.size(kept)} of the weights' {figures.size(peak['weights'])}"
         fp8 = config.model.quantization == "fp8"
-        todo = "nf4, fp4 and int8 pack them too." if fp8 else f"{packed_experts.SETTING.path} packs them too."
+        todo = "nf4, fp4, int8 and mxfp4 pack them too." if fp8 else f"{packed_experts.SETTING.path} packs them too."
         yield say(path, f"the experts stay in {bits} bits: {held}. {todo}")
 
 
@@ -252,25 +258,24 @@ def messages_need_a_chat_template(config: RunConfig, facts: Facts) -> Iterator[F
     if config.method.kind == "pretrain" or model.name != config.model.name:
         return
     detected = facts.sources or {}
-    formats = {
-        entry.format or (detected[entry.path].format if entry.path in detected else None) for entry in config.data.train
-    }
-    turns = any(detected[entry.path].turns for entry in config.data.train if entry.path in detected)
+    bare = [entry for entry in config.data.train if not entry.chat_template]
+    formats = {entry.format or (detected[entry.path].format if entry.path in detected else None) for entry in bare}
+    turns = any(detected[entry.path].turns for entry in bare if entry.path in detected)
     if turns or formats & {"messages", "sharegpt", "alpaca"}:
         todo = "Its tokenizer brings none: name one such as chatml, or give a Jinja file."
         yield must(path, f"a template for {model.name}", None, todo, fix=Fix("use chatml", {path: "chatml"}))
 
 
 @rule(reads=(fields.model.quantization, fields.model.name))
-def weights_stored_in_fp8_take_no_second_format(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, spec = facts.model, fields.model.quantization
-    if model is None or model.name != config.model.name or model.stored != "fp8":
+def stored_weights_take_no_second_format(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = counted.known_model(config, facts), fields.model.quantization
+    if model is None or model.stored not in _STORED:
         return
-    if config.model.quantization != "none":
-        todo = "They have eight bits already: leave it out, and an adapter is trained beside them."
-        rule_text = f"none for {model.name}, whose weights are stored in FP8"
+    kept, bits, taken = _STORED[model.stored]
+    if config.model.quantization not in taken:
+        todo = f"They have {bits} bits already: leave it out, and an adapter is trained beside them."
         fix = Fix("leave it out", unset=(spec.path,))
-        yield must(spec.path, rule_text, config.model.quantization, todo, fix=fix)
+        yield must(spec.path, f"none for {model.name}, whose {kept}", config.model.quantization, todo, fix=fix)
 
 
 @rule(reads=(fields.adapter.kind, fields.adapter.use_dora, fields.model.name))

@@ -11,6 +11,7 @@ from engine.config.rule import Refused, leave_out, one_of, refused, rule
 from engine.config.tree import RunConfig, fields
 from engine.facts.counts import device_count, known_model
 from engine.features.feature import TIMED
+from engine.features.packed_experts import UNSERVED, packs
 from engine.kernels.requirements import CAPABILITY, LARGEST_EXPERT_RANK
 
 SETTING = fields.kernels.fused_experts
@@ -19,16 +20,6 @@ AFTER = ("auto_compose",)
 MEASURED = (9, 0)
 """Compute capability of the cards on which whole steps were measured: 8 layers of Qwen3-30B-A3B on an H100, 4 x 2,048 tokens,
 adapters on attention and experts."""
-_GATE = "its gate is none of those that the kernels compute"
-UNSERVED = {
-    "deepseek_v4": _GATE,
-    "glm5_next_text": _GATE,
-    "hy_v4": _GATE,
-    "inkling2_text": _GATE,
-    "muse_spark_text": "a norm follows each expert",
-    "nemotron_h": "its experts have no gate",
-}
-"""Model types whose experts the kernels do not compute, and why; those of all others that transformers has are served."""
 _UNSET = leave_out(SETTING, "let it be chosen")
 
 refused(
@@ -74,7 +65,7 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
     model = known_model(config, facts)
     if model is not None and model.model_type and not model.experts:
         return False, "the model is no mixture of experts"
-    if config.model.quantize_moe_experts and config.model.quantization in ("nf4", "fp4", "int8"):
+    if packs(config, model):
         return False, "packed experts have a pass of their own, which takes the kernels where they serve"
     if config.kernels.kernel_auto_compose:
         return "auto", TIMED
@@ -102,7 +93,7 @@ def _unmeasured(config: RunConfig, facts: Facts, model: ModelFacts) -> str | Non
         return f"the kernels hold adapters up to rank {LARGEST_EXPERT_RANK}"
     if config.model.dtype != "bfloat16":
         return f"it was not measured in {config.model.dtype}"
-    if config.model.quantization != "none" or model.stored:
+    if config.model.quantization != "none" or model.stored not in ("", "mxfp4"):
         return "the base is no plain numbers"
     if config.memory.layer_offloading:
         return "layers stream"
@@ -141,8 +132,8 @@ def fused_experts_have_adapters_of_small_rank(config: RunConfig, facts: Facts) -
 
 @rule(reads=(SETTING, fields.model.quantization))
 def fused_experts_read_plain_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    packed = config.model.quantization == "fp8" or (facts.model is not None and facts.model.stored)
-    if config.kernels.fused_experts is True and packed:
-        held = f"weights stored in {facts.model.stored}" if facts.model and facts.model.stored else "weights in fp8"
+    stored = facts.model.stored if facts.model is not None and facts.model.stored != "mxfp4" else ""
+    if config.kernels.fused_experts is True and (stored or config.model.quantization == "fp8"):
+        held = f"weights stored in {stored}" if stored else "weights in fp8"
         todo = "The kernels multiply experts in bfloat16, float16 and float32."
         yield must(SETTING.path, f"false or auto beside {held}", True, todo, fix=_UNSET)

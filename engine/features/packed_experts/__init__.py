@@ -9,17 +9,37 @@ from engine.config.findings import Finding, Fix, must
 from engine.config.rule import leave_out, rule
 from engine.config.tree import RunConfig, fields
 from engine.facts.counts import known_model
-from engine.features.fused_experts import UNSERVED
 from engine.kernels.requirements import EXPERT_BUFFER, LARGEST_EXPERT_RANK
 
 SETTING = fields.model.quantize_moe_experts
 AFTER = ()
-_OFF = Fix("leave experts in 16 bits", {SETTING.path: False})
 
 
-def packs(config: RunConfig) -> bool:
+_GATE = "its gate is none of those that the kernels compute"
+UNSERVED = {
+    "deepseek_v4": _GATE,
+    "glm5_next_text": _GATE,
+    "hy_v4": _GATE,
+    "inkling2_text": _GATE,
+    "muse_spark_text": "a norm follows each expert",
+    "nemotron_h": "its experts have no gate",
+}
+"""Model types whose experts the kernels do not compute, and why; those of all others that transformers has are served."""
+
+
+def kind_of(config: RunConfig, stored: str = "") -> str:
+    """What experts are packed in, if the model has some; empty where they are not. `stored` is how its files hold weights:
+    under an adapter MXFP4 stays as it is."""
+    if not config.model.quantize_moe_experts:
+        return ""
+    if stored == "mxfp4":
+        return stored if config.adapter.kind == "lora" else ""
+    return config.model.quantization if config.model.quantization in ("nf4", "fp4", "int8", "mxfp4") else ""
+
+
+def packs(config: RunConfig, model: ModelFacts | None = None) -> bool:
     """Whether experts would be packed, if the model has some."""
-    return config.model.quantize_moe_experts and config.model.quantization in ("nf4", "fp4", "int8")
+    return bool(kind_of(config, "" if model is None else model.stored))
 
 
 def numbers(model: ModelFacts) -> int:
@@ -32,7 +52,7 @@ def numbers(model: ModelFacts) -> int:
 def packed_numbers(config: RunConfig, facts: Facts) -> int:
     """How many numbers would be packed; 0 where that is not known."""
     model = known_model(config, facts)
-    return numbers(model) if model is not None and packs(config) else 0
+    return numbers(model) if model is not None and packs(config, model) else 0
 
 
 def buffer_bytes(config: RunConfig, facts: Facts, size: float) -> float:
@@ -45,13 +65,18 @@ def buffer_bytes(config: RunConfig, facts: Facts, size: float) -> float:
     return max(one, min(one * (model.experts or 1), EXPERT_BUFFER)) if on_gpu else one
 
 
+def _off(config: RunConfig) -> Fix:
+    wide = {} if config.model.quantization == "mxfp4" else {SETTING.path: False}
+    return Fix("leave experts in 16 bits", wide, () if wide else (fields.model.quantization.path,))
+
+
 @rule(reads=(SETTING, fields.model.name, fields.model.quantization))
 def packed_experts_are_computed_here(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model = known_model(config, facts)
-    if model is None or not model.experts or not packs(config) or model.model_type not in UNSERVED:
+    if model is None or not model.experts or not packs(config, model) or model.model_type not in UNSERVED:
         return
     todo = f"No pass over packed experts computes them: {UNSERVED[model.model_type]}."
-    yield must(SETTING.path, f"false for the model type {model.model_type}", True, todo, fix=_OFF)
+    yield must(SETTING.path, f"false for the model type {model.model_type}", True, todo, fix=_off(config))
 
 
 @rule(
@@ -62,26 +87,49 @@ def packed_experts_are_computed_here(config: RunConfig, facts: Facts) -> Iterato
 )  # fmt: skip
 def packed_experts_have_adapters_of_small_rank(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     adapter, model = config.adapter, known_model(config, facts)
-    if model is None or not model.experts or not packs(config):
+    if model is None or not model.experts or not packs(config, model):
         return
     if adapter.kind == "lora" and adapter.target_parameters and adapter.r > LARGEST_EXPERT_RANK:
         todo = f"The pass over packed experts takes adapters up to rank {LARGEST_EXPERT_RANK}."
         rule_text = f"false with {fields.adapter.r.path} {adapter.r:,} on experts"
-        yield must(SETTING.path, rule_text, True, todo, fix=_OFF)
+        yield must(SETTING.path, rule_text, True, todo, fix=_off(config))
 
 
 @rule(reads=(SETTING, fields.model.name, fields.model.quantization, fields.memory.layer_offloading))
 def packed_experts_do_not_stream(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model, spec = known_model(config, facts), fields.memory.layer_offloading
     streams = config.memory.layer_offloading and (facts.machine is None or bool(facts.machine.gpus))
-    if streams and model is not None and model.experts and packs(config):
+    if streams and model is not None and model.experts and packs(config, model):
         todo = "Packed experts, most of such a model, stay on the card."
         yield must(spec.path, "false while experts are packed", True, todo, fix=leave_out(spec))
 
 
 @rule(reads=(SETTING, fields.model.name, fields.model.quantization, fields.kernels.torch_compile))
-def packed_experts_are_not_compiled(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+def packed_experts_are_compiled_on_a_card(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model, spec = known_model(config, facts), fields.kernels.torch_compile
-    if config.kernels.torch_compile is True and model is not None and model.experts and packs(config):
-        todo = "Which experts are unpacked is known while a layer computes, so it would break into many graphs."
+    no_card = facts.machine is not None and not facts.machine.gpus
+    if (
+        no_card
+        and config.kernels.torch_compile is True
+        and model is not None
+        and model.experts
+        and packs(config, model)
+    ):
+        todo = "Without a card packed experts are computed one by one, which breaks a layer into many graphs."
         yield must(spec.path, "false or auto while experts are packed", True, todo, fix=leave_out(spec))
+
+
+@rule(reads=(fields.model.quantization, fields.model.name))
+def mxfp4_holds_experts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = known_model(config, facts), fields.model.quantization
+    if config.model.quantization == "mxfp4" and model is not None and model.model_type and not model.experts:
+        todo = "MXFP4 is for the experts of a mixture, and this model has none: nf4 holds its layers in four bits."
+        fix = Fix("take nf4", {spec.path: "nf4"})
+        yield must(spec.path, f"another than mxfp4 for the model type {model.model_type}", "mxfp4", todo, fix=fix)
+
+
+@rule(reads=(SETTING, fields.model.quantization))
+def mxfp4_packs_experts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.quantization == "mxfp4" and not config.model.quantize_moe_experts:
+        todo = "Nothing but experts is held in MXFP4: pack them, or set model.quantization to none."
+        yield must(SETTING.path, "true with model.quantization: mxfp4", False, todo, fix=leave_out(SETTING))

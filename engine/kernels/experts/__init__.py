@@ -26,7 +26,8 @@ from engine.kernels.experts.launch import (
     prepared,
     serves,
 )
-from engine.kernels.experts.packed import PackedExperts, expert_mlp_packed
+from engine.kernels.experts.one_by_one import expert_mlp_one_by_one
+from engine.kernels.experts.packed import PackedExperts
 from engine.kernels.experts.reference import (
     ACTIVATIONS,
     SWIGLU,
@@ -76,9 +77,10 @@ def expert_mlp(
     for lora in (gate_up_lora, down_lora):
         weights += [None, None] if lora is None else [lora.a, lora.b]
     settings = Settings(gate, *(1.0 if lora is None else float(lora.scale) for lora in (gate_up_lora, down_lora)))
-    if isinstance(gate_up, PackedExperts):
-        return expert_mlp_packed(rows, expert_ids, routing_weights, weights, settings).to(x.dtype)
     compiling = torch.compiler.is_compiling()
+    packed = isinstance(gate_up, PackedExperts)
+    if packed and not (_in_graph(rows, expert_ids) if compiling else serves(rows, expert_ids)):
+        return _one_by_one(rows, expert_ids, routing_weights, weights, settings).to(x.dtype)
     if (compiling and not _in_graph(rows, expert_ids)) or (not compiling and not serves(rows, expert_ids)):
         plain = expert_mlp_dense if compiling else expert_mlp_reference
         return plain(
@@ -91,6 +93,10 @@ def expert_mlp(
         return expert_mlp_in_graph(rows, expert_ids, routing_weights, weights, settings).to(x.dtype)
     out: Tensor = _Experts.apply(settings, rows, expert_ids, routing_weights, *weights)
     return out.to(x.dtype)
+
+
+_one_by_one = torch.compiler.disable(expert_mlp_one_by_one)
+"""Outside of graphs: which experts are routed is known while it computes."""
 
 
 def _in_graph(x: Tensor, expert_ids: Tensor) -> bool:
@@ -151,14 +157,17 @@ class _Experts(torch.autograd.Function):
         out, kept = forward(x, ids, routing, held, settings)
         ctx.settings = settings
         ctx.formats = formats_of(weights)
-        ctx.save_for_backward(x, ids, routing, *held, *kept.plan, kept.both, kept.gate_up_inner, kept.down_inner)
+        # What moves saved tensors elsewhere need not know of packed ones.
+        ctx.packed = {name: each for name, each in held._asdict().items() if isinstance(each, PackedExperts)}
+        plain = [None if isinstance(each, PackedExperts) else each for each in held]
+        ctx.save_for_backward(x, ids, routing, *plain, *kept.plan, kept.both, kept.gate_up_inner, kept.down_inner)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         first_derivatives_alone("expert_mlp")
         x, ids, routing, *rest = ctx.saved_tensors
-        held, kept = Weights(*rest[:8]), Kept(Plan(*rest[8:12]), *rest[12:])
+        held, kept = Weights(*rest[:8])._replace(**ctx.packed), Kept(Plan(*rest[8:12]), *rest[12:])
         _, need_x, _, need_routing, *need = ctx.needs_input_grad
         wanted = Wanted(need_x, need_routing, tuple(need), ctx.formats)
         dx, d_routing, found = backward(grads[0], x, ids, routing, held, ctx.settings, kept, wanted)

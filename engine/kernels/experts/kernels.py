@@ -237,19 +237,22 @@ def inner_kernel(
         tl.store(dots_ptr + slot, dots, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["opens", "closes"])
 def up_kernel(
     x_ptr, w, bias_ptr, inner_ptr, b_ptr, order_ptr, tile_expert_ptr, tile_row_ptr, starts_ptr, both_ptr, h_ptr,
-    experts, tiles, depth, width, top_k, x_row, w_rows, w_expert, w_column, w_inner, rank, b_expert, b_column, b_rank,
+    opens, closes, tiles, depth, width, top_k, x_row, w_rows, w_expert, w_column, w_inner, rank, b_expert, b_column, b_rank,
     limit, alpha,
     HAS_BIAS: tl.constexpr, RANK: tl.constexpr, ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gate and up of gathered tokens [S, 2 width], and what goes down of them [S, width]. Grid (tiles * blocks,)."""
+    """Gate and up of gathered tokens [S, 2 width], and what goes down of them [S, width]. Grid (tiles * blocks,).
+
+    `w` holds the experts from `opens` to before `closes`; rows of others are left alone.
+    """
     tile, block = _place(tl.program_id(0), tiles, tl.cdiv(width, COLUMNS), GROUP)
     expert = tl.load(tile_expert_ptr + tile)
-    if expert >= experts:
+    if (expert < opens) | (expert >= closes):
         return
     row = tl.load(tile_row_ptr + tile) + tl.arange(0, ROWS)
     end = tl.load(starts_ptr + expert + 1)
@@ -268,7 +271,7 @@ def up_kernel(
         there = first + c % COLUMNS < width
     acc = tl.zeros([ROWS, 2 * COLUMNS], tl.float32)
     acc = _product(
-        acc, x_ptrs, real, w, expert, n, there, begun, depth, w_rows, w_expert, w_column, w_inner,
+        acc, x_ptrs, real, w, expert - opens, n, there, begun, depth, w_rows, w_expert, w_column, w_inner,
         EVEN, FULL, not INTERLEAVED, BY_COLUMN, TMA, 2 * COLUMNS, DEPTH, PRECISION,
     )  # fmt: skip
     if RANK:
@@ -286,18 +289,21 @@ def up_kernel(
     tl.store(places, h.to(h_ptr.dtype.element_ty), mask=real[:, None] & (unit < width)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["opens", "closes"])
 def product_kernel(
     x_ptr, w, bias_ptr, inner_ptr, b_ptr, order_ptr, tile_expert_ptr, tile_row_ptr, starts_ptr, weights_ptr, out_ptr,
-    experts, tiles, depth, columns, top_k, x_row, w_rows, w_expert, w_column, w_inner, rank, b_expert, b_column, b_rank,
+    opens, closes, tiles, depth, columns, top_k, x_row, w_rows, w_expert, w_column, w_inner, rank, b_expert, b_column, b_rank,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, GATHERED: tl.constexpr, BY_SLOT: tl.constexpr, RANK: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows, or the tokens they are of, through a projection, stored by row or by slot [S, columns]. Grid (tiles * blocks,)."""
+    """Rows, or the tokens they are of, through a projection, stored by row or by slot [S, columns]. Grid (tiles * blocks,).
+
+    `w` holds the experts from `opens` to before `closes`; rows of others are left alone.
+    """
     tile, block = _place(tl.program_id(0), tiles, tl.cdiv(columns, COLUMNS), GROUP)
     expert = tl.load(tile_expert_ptr + tile)
-    if expert >= experts:
+    if (expert < opens) | (expert >= closes):
         return
     row = tl.load(tile_row_ptr + tile) + tl.arange(0, ROWS)
     end = tl.load(starts_ptr + expert + 1)
@@ -311,7 +317,7 @@ def product_kernel(
     there = n < columns
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     acc = _product(
-        acc, x_ptrs, real, w, expert, n, there, first, depth, w_rows, w_expert, w_column, w_inner,
+        acc, x_ptrs, real, w, expert - opens, n, there, first, depth, w_rows, w_expert, w_column, w_inner,
         EVEN, FULL, False, BY_COLUMN, TMA, COLUMNS, DEPTH, PRECISION,
     )  # fmt: skip
     if RANK:

@@ -3,20 +3,22 @@
 Forward: `x A.T` of the adapters, gate and up with what goes down of them, down by slot, the sum of each token's slots.
 Backward: the same two products transposed, with the gate's derivatives and the routing weights' gradients at the end of
 the first, then grouped Gram products for what trains. What went down is formed again from gate and up.
+Of packed projections a product is launched for some experts at a time, unpacked before it, over the same plan.
 Names: T tokens, S slots (T times top-k), E experts, H hidden, I intermediate, r rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.kernels.device import interpreted, kernel_serves
+from engine.kernels.experts.packed import PackedExperts
 from engine.kernels.experts.reference import ACTIVATIONS, Gate
 from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket, limits_of
 
@@ -336,25 +338,25 @@ def _up(
 ) -> None:  # fmt: skip
     from engine.kernels.experts.kernels import up_kernel
 
-    experts, twice, depth = weights.gate_up.shape
+    _, twice, depth = weights.gate_up.shape
     width = twice // 2
     b = _turned(weights.gate_up_b)
 
-    def launch(tile: Tile) -> None:
+    def launch(weight: Tensor, opens: int, tile: Tile) -> None:
         columns, deep, warps, stages, tma = _capped(tile, x, rows, width, depth)
         taken = 2 * columns if gate.interleaved else columns
-        operand, flags, strides = _operand(weights.gate_up, taken, deep, tma, not gate.interleaved)
+        operand, flags, strides = _operand(weight, taken, deep, tma, not gate.interleaved)
         flags["FULL"] = width % columns == 0
         up_kernel[(plan.tiles * -(-width // columns),)](
             x, operand, _or(weights.gate_up_bias, x), _or(inner, x), _or(b, x), plan.order, plan.tile_expert,
             plan.tile_row, plan.starts, both, h,
-            experts, plan.tiles, depth, width, top_k, x.stride(0), *strides, *_lora(inner, b), gate.limit, gate.alpha,
+            opens, opens + len(weight), plan.tiles, depth, width, top_k, x.stride(0), *strides, *_lora(inner, b), gate.limit, gate.alpha,
             HAS_BIAS=weights.gate_up_bias is not None, RANK=0 if inner is None else _rank(inner.shape[1]),
             ACTIVATION=ACTIVATIONS.index(gate.activation), INTERLEAVED=gate.interleaved, **flags,
             GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
-    launch(_tile(UP, x, plan, weights.gate_up, rows, launch))
+    _launch_all(UP, x, plan, weights.gate_up, rows, launch)
 
 
 def _product(
@@ -367,22 +369,22 @@ def _product(
     """
     from engine.kernels.experts.kernels import product_kernel
 
-    experts, width, depth = weight.shape
+    _, width, depth = weight.shape
     out = x.new_empty(plan.order.shape[0], width)
 
-    def launch(tile: Tile) -> None:
+    def launch(some: Tensor, opens: int, tile: Tile) -> None:
         columns, deep, warps, stages, tma = _capped(tile, x, rows, width, depth)
-        operand, flags, strides = _operand(weight, columns, deep, tma)
+        operand, flags, strides = _operand(some, columns, deep, tma)
         product_kernel[(plan.tiles * -(-width // columns),)](
             x, operand, _or(bias, x), _or(inner, x), _or(b, x), plan.order, plan.tile_expert, plan.tile_row,
             plan.starts, _or(routing_weights, x), out,
-            experts, plan.tiles, depth, width, max(top_k, 1), x.stride(0), *strides, *_lora(inner, b),
+            opens, opens + len(some), plan.tiles, depth, width, max(top_k, 1), x.stride(0), *strides, *_lora(inner, b),
             HAS_BIAS=bias is not None, WEIGHTED=routing_weights is not None, GATHERED=top_k > 0, BY_SLOT=by_slot,
             RANK=0 if inner is None else _rank(inner.shape[1]), **flags,
             GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
-    launch(_tile(PRODUCT, x, plan, weight, rows, launch))
+    _launch_all(PRODUCT, x, plan, weight, rows, launch)
     return out
 
 
@@ -461,7 +463,15 @@ def _lora(inner: Tensor | None, b: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if inner is None or b is None else (inner.shape[1], *b.stride())
 
 
-def _tile(tiles: Tiles, x: Tensor, plan: Plan, weight: Tensor, rows: int, launch: Any) -> Tile:
+def _launch_all(
+    tiles: Tiles, x: Tensor, plan: Plan, weight: Tensor, rows: int, launch: Callable[[Tensor, int, Tile], None]
+) -> None:
+    """Launches the product with all of a weight, or with one after the other of what of a packed one is unpacked at a time."""
+    for some, opens in weight.in_turn(plan.starts) if isinstance(weight, PackedExperts) else ((weight, 0),):
+        launch(some, opens, _tile(tiles, x, some, rows, partial(launch, some, opens)))
+
+
+def _tile(tiles: Tiles, x: Tensor, weight: Tensor, rows: int, launch: Callable[[Tile], None]) -> Tile:
     tiles = for_card(tiles, x.device)
     if not TUNER.on:
         return tiles.default

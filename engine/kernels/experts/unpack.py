@@ -1,4 +1,4 @@
-"""Routed experts unpacked in one launch, bit for bit as bitsandbytes unpacks each of them."""
+"""Routed experts unpacked in one launch, bit for bit as bitsandbytes, or plain torch MXFP4, unpacks each of them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024
-"""Bytes of packed numbers that one program reads."""
+TILE, TILES = 1024, 8
+"""Bytes of packed numbers that one program reads at a time, and how often it does."""
 INT8 = tl.constexpr(7.874015718698502e-3)
 """1 / 127, as bitsandbytes writes it."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def unpack_kernel(
-    experts, numbers, scales, middle, steps, code, scale_code, out,
+    starts, numbers, scales, middle, steps, code, scale_code, out,
+    first, bytes_each, scales_each, steps_each, weights_each, columns,
+    BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, FOUR: tl.constexpr, ROUTED: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """Some tiles of an expert: `out[place]` is what `numbers[first + place]` stands for, where that has rows."""
+    place = tl.program_id(1).to(tl.int64)
+    expert = first + place
+    if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
+        if tl.load(starts + expert) == tl.load(starts + expert + 1):
+            return
+    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
+        _unpack_tile(
+            tile, place, expert, numbers, scales, middle, steps, code, scale_code, out,
+            bytes_each, scales_each, steps_each, weights_each, columns, BLOCK, SCALE_BLOCK, FOUR, TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _unpack_tile(
+    tile, place, expert, numbers, scales, middle, steps, code, scale_code, out,
     bytes_each, scales_each, steps_each, weights_each, columns,
     BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, FOUR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one routed expert: `out[place]` is what `numbers[experts[place]]` stands for."""
-    place = tl.program_id(1).to(tl.int64)
-    expert = tl.load(experts + place).to(tl.int64)
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    at = tile * TILE + tl.arange(0, TILE)
     there = at < bytes_each
     held = tl.load(numbers + expert * bytes_each + at, mask=there, other=0)
     to = out + place * weights_each
@@ -35,22 +52,71 @@ def unpack_kernel(
         held = held.to(tl.int32)
         first = (tl.load(code + (held >> 4)) * scale).to(out.dtype.element_ty)
         second = (tl.load(code + (held & 15)) * scale).to(out.dtype.element_ty)
-        both = tl.program_id(0) * (2 * TILE) + tl.arange(0, 2 * TILE)
+        both = tile * (2 * TILE) + tl.arange(0, 2 * TILE)
         tl.store(to + both, tl.interleave(first, second), mask=both < weights_each)
     else:
         row = tl.load(scales + expert * scales_each + at // columns, mask=there, other=0.0)
         tl.store(to + at, (held.to(tl.float32) * row * INT8).to(out.dtype.element_ty), mask=there)
 
 
-def unpack(held: Any, form: Any, experts: Tensor, out: Tensor) -> None:
-    """Writes the experts by their numbers `experts` [n] into `out` [n, rows, columns], of any float format.
+@triton.jit
+def _e2m1(code):
+    """What four bits stand for, in float32: from 1 on its bits are those of a float32 moved to their place."""
+    size = code & 7
+    value = tl.where(size < 2, size.to(tl.float32) * 0.5, ((size + 252) << 22).to(tl.float32, bitcast=True))
+    return tl.where(code < 8, value, -value)
 
-    `held` and `form` are those of `PackedExperts`. Products and sums are not fused, so that they round as theirs do.
+
+@triton.jit(do_not_specialize=["first"])
+def unpack_mxfp4_kernel(
+    starts, numbers, scales, out, first, bytes_each, scales_each, weights_each, columns, row_bytes,
+    BLOCK: tl.constexpr, PADDED: tl.constexpr, ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """As `unpack_kernel`; PADDED where rows end in a block that is not full."""
+    place = tl.program_id(1).to(tl.int64)
+    expert = first + place
+    if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
+        if tl.load(starts + expert) == tl.load(starts + expert + 1):
+            return
+    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
+        at = tile * TILE + tl.arange(0, TILE)
+        there = at < bytes_each
+        held = tl.load(numbers + expert * bytes_each + at, mask=there, other=0).to(tl.int32)
+        power = tl.load(scales + expert * scales_each + at * 2 // BLOCK, mask=there, other=0).to(tl.int32)
+        bits = tl.where(power == 0, 1 << 22, tl.where(power == 255, 0x7FC00000, power << 23))
+        scale = bits.to(tl.float32, bitcast=True)
+        low = (_e2m1(held & 15) * scale).to(out.dtype.element_ty)
+        high = (_e2m1(held >> 4) * scale).to(out.dtype.element_ty)
+        both = tile * (2 * TILE) + tl.arange(0, 2 * TILE)
+        if PADDED:
+            column = both % (2 * row_bytes)
+            kept = (both < 2 * bytes_each) & (column < columns)
+            both = both // (2 * row_bytes) * columns + column
+        else:
+            kept = both < weights_each
+        tl.store(out + place * weights_each + both, tl.interleave(low, high), mask=kept)
+
+
+def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None) -> None:
+    """Writes the experts from the number `first` on into `out` [n, rows, columns], of any float format.
+
+    `held` and `form` are those of `PackedExperts`. With `starts` [E + 1] those without rows are left out. Products and sums
+    are not fused, so that they round as theirs do.
     """
     weights, four = form.rows * form.columns, form.kind != "int8"
     bytes_each = held.numbers.shape[1]
-    unpack_kernel[triton.cdiv(bytes_each, TILE), experts.shape[0]](
-        experts, held.numbers, held.scales, *((held.middle, held.steps, held.code, held.scale_code) if four else [held.scales] * 4),
-        out, bytes_each, held.scales.shape[1], held.steps.shape[1] if four else 0, weights, form.columns,
-        BLOCK=form.block, SCALE_BLOCK=form.scale_block, FOUR=four, TILE=TILE, num_warps=4, enable_fp_fusion=False,
+    if form.kind == "mxfp4":
+        row_bytes = bytes_each // form.rows
+        unpack_mxfp4_kernel[triton.cdiv(bytes_each, TILE * TILES), out.shape[0]](
+            held.scales if starts is None else starts, held.numbers, held.scales, out, first, bytes_each,
+            held.scales.shape[1], weights, form.columns, row_bytes, BLOCK=form.block, PADDED=form.columns != 2 * row_bytes,
+            ROUTED=starts is not None, TILE=TILE, TILES=TILES, num_warps=4,
+        )  # fmt: skip
+        return
+    unpack_kernel[triton.cdiv(bytes_each, TILE * TILES), out.shape[0]](
+        held.scales if starts is None else starts, held.numbers, held.scales,
+        *((held.middle, held.steps, held.code, held.scale_code) if four else [held.scales] * 4),
+        out, first, bytes_each, held.scales.shape[1], held.steps.shape[1] if four else 0, weights, form.columns,
+        BLOCK=form.block, SCALE_BLOCK=form.scale_block, FOUR=four, ROUTED=starts is not None, TILE=TILE, TILES=TILES,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

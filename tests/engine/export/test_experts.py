@@ -27,7 +27,7 @@ from engine.export.process import compared
 from engine.kernels.experts import ExpertLoRA
 from engine.run.store import RunFolder
 from tests.engine.export.conftest import run_that_sees
-from tests.engine.features.families import made
+from tests.engine.features.families import made, stored_in_mxfp4
 from tests.engine.seeing import qwen2_5_vl
 from workbench.cli import export, push
 
@@ -147,7 +147,13 @@ def test_a_mixture_in_16_bits_is_held_against_the_weights_rounded_alike(make_run
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("qwen3_moe", "nf4"), ("mixtral", "int8"), pytest.param("gpt_oss", "nf4", marks=pytest.mark.slow)],
+    [
+        ("qwen3_moe", "nf4"),
+        ("mixtral", "int8"),
+        ("gpt_oss", "mxfp4"),
+        pytest.param("gpt_oss", "nf4", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "mxfp4", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("adapter", ["experts", "attention"])
 def test_packed_experts_are_merged_as_training_saw_them(
@@ -166,6 +172,39 @@ def test_packed_experts_are_merged_as_training_saw_them(
     experts = [name for name in base if ".experts." in name and base[name].ndim > 1 and "bias" not in name]
     assert experts
     assert not any(torch.equal(held[name], base[name]) for name in experts)
+
+
+def test_experts_in_mxfp4_leave_the_house_in_bfloat16(make_run: Make, tmp_path: Path) -> None:
+    """Of a gpt-oss as it is published, its bytes in one file and their scales in another; the adapter is on bfloat16."""
+    shape = {**FAMILIES["gpt_oss"], "dtype": torch.bfloat16}
+    run, base = make_run("gpt_oss", adapter=on_experts("gpt_oss"), **shape), tmp_path / "base"
+    wide = stored_in_mxfp4(base)
+    weights = load_file(base / "model.safetensors")
+    files = {name: f"model-0000{1 + name.endswith('_scales')}-of-00002.safetensors" for name in weights}
+    for file in set(files.values()):
+        save_file({name: weights[name] for name in weights if files[name] == file}, base / file, {"format": "pt"})
+    (base / "model.safetensors").unlink()
+    (base / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+    merged = exported(run, tmp_path / "out")["parity"]
+    assert merged["logits_error"] < 1e-5
+    assert merged["trained_effect"] > 0.01
+    assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
+    held = everything(tmp_path / "out")
+    assert not [name for name in held if name.endswith(("_blocks", "_scales"))]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    assert theirs.state_dict().keys() == held.keys()
+    saved = run.checkpoints / "checkpoint-3/adapter_model.safetensors"
+    adapter = {key: value.float() for key, value in load_file(saved).items()}
+    for name, weight in wide.items():
+        stem = f"base_model.model.{name.rpartition('.')[0]}"
+        inner = stem if name.endswith("down_proj") else f"{stem}.base_layer"
+        a, b = (adapter[f"{inner}.lora_{each}.weight"] for each in "AB")
+        lora = ExpertLoRA.from_peft(a, b, 4, 6 / 4)
+        merged_here = (weight + lora.scale * (lora.b @ lora.a).mT).bfloat16()
+        torch.testing.assert_close(held[name].float(), merged_here.float(), rtol=8e-3, atol=1e-3)
+    cut = exported(run, tmp_path / "cut", "adapter", per_expert=True)["parity"]
+    assert cut["logits_error"] < 1e-5
 
 
 def test_other_stored_forms_and_the_router(make_run: Make, tmp_path: Path) -> None:

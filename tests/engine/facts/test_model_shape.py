@@ -22,6 +22,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
     "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 4, "head_dim": 16},
     "gpt2": {},
     "olmo": {},
     "olmo2": {},

@@ -26,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels import device, tuner
 from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
+from engine.kernels.experts.packed import Packer
 from engine.kernels.fp8_rows import rounded_rows, transposed
 from engine.kernels.gated import ACTIVATIONS, gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
@@ -38,6 +39,7 @@ from engine.kernels.tuned import Kept
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1",
     torch.uint8: "*u8", torch.int32: "*i32",
+    torch.int8: "*i8",
 }  # fmt: skip
 BYTES = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 DONE: set[str] = set()
@@ -98,9 +100,9 @@ def main(capability: int, every_tile: bool) -> None:
     for module in ("linear_logp.tiles", "linear_logp.slices", "logp_entropy", "norm_rope", "rope", "gated", "fp8_rows"):
         __import__(f"engine.kernels.{module}")
         sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
-    from engine.kernels.experts import launch
+    from engine.kernels.experts import launch, packed
 
-    launch.kernel_serves = lambda *tensors: True
+    launch.kernel_serves = packed.kernel_serves = lambda *tensors: True
     launch.copies_tiles = lambda device: capability >= 90
     assert not device.interpreted()
     with tempfile.TemporaryDirectory() as folder:
@@ -145,15 +147,23 @@ def launch_everything() -> None:
     launch_experts(half)
 
 
+def packed_experts(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    packer = Packer(len(weight), kind, weight.dtype)
+    for expert in weight:
+        packer.add(expert)
+    return packer.done()
+
+
 def launch_experts(half: torch.dtype) -> None:
-    """A block as most models have it and one as gpt-oss has it, with tiles of 128 rows."""
+    """A block as most models have it, one as gpt-oss has it, and the first packed, with tiles of 128 rows."""
     experts, hidden, width, rank, tokens = 2, 512, 256, 16, 128
     ids = torch.zeros(tokens, 2, dtype=torch.int64)
+    packed_experts(torch.zeros(1, 8, 40, dtype=half), "mxfp4").all_unpacked()  # rows that end in a part of a block
 
     def leaf(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=half, requires_grad=True)
 
-    for like_gpt_oss in (False, True):
+    for like_gpt_oss, held in ((False, None), (True, None), (False, "nf4"), (False, "int8"), (True, "mxfp4")):
         gate_up, down = (
             torch.zeros(experts, 2 * width, hidden, dtype=half),
             torch.zeros(experts, hidden, width, dtype=half),
@@ -162,6 +172,8 @@ def launch_experts(half: torch.dtype) -> None:
         if like_gpt_oss:
             gate_up, down = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (gate_up, down))
             biases = torch.zeros(experts, 2 * width, dtype=half), torch.zeros(experts, hidden, dtype=half)
+        if held is not None:
+            gate_up, down = (packed_experts(each, held) for each in (gate_up, down))
         expert_mlp(
             leaf(tokens, hidden), ids, leaf(tokens, 2), gate_up, down, gate_up_bias=biases[0], down_bias=biases[1],
             gate_up_lora=ExpertLoRA(leaf(experts, rank, hidden), leaf(experts, 2 * width, rank)),

@@ -38,8 +38,8 @@ KERNELS = {
 }
 
 EXPERTS = {
-    "count_kernel", "plan_kernel", "place_kernel", "inner_kernel", "up_kernel", "product_kernel", "gram_kernel",
-    "gate_backward_kernel", "combine_kernel",
+    "count_kernel", "plan_kernel", "place_kernel", "inner_kernel", "up_kernel", "product_kernel", "gram_kernel", "unpack_kernel",
+    "unpack_mxfp4_kernel", "gate_backward_kernel", "combine_kernel",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
-from engine.kernels.experts.packed import KINDS, PackedExperts, Packer
+from engine.kernels.experts.packed import KINDS, PackedExperts, Packer, of_mxfp4
 
 pytest.importorskip("bitsandbytes", reason="bits are bitsandbytes'")
 EXPERTS, WIDTH, HIDDEN, TOKENS, TOP_K, RANK = 6, 24, 32, 11, 2, 3
@@ -22,19 +22,22 @@ ROUTINGS = {
     "sentinels": lambda ids: ids.masked_fill(ids == 2, -1).masked_fill(ids == 3, EXPERTS + 1),
     "nowhere": lambda ids: torch.full_like(ids, EXPERTS),
 }
+SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+"""What three bits of MXFP4 stand for."""
 CASES = [
     {},
     {"kind": "fp4", "dtype": torch.bfloat16},
     {"kind": "int8"},
+    {"kind": "mxfp4", "dtype": torch.bfloat16},
     {"adapted": False},
-    {"gate": Gate("clamped_swiglu", interleaved=True), "turned": True, "biased": True},
+    {"gate": Gate("clamped_swiglu", interleaved=True), "turned": True, "biased": True, "kind": "mxfp4"},
     *({"routing": name} for name in ROUTINGS if name != "even"),
 ]
 """The common case, and those beside it along one axis."""
 
 
-def weight_of(numbers, kind):
-    packer = Packer(len(numbers), kind, numbers.dtype)
+def weight_of(numbers, kind, **more):
+    packer = Packer(len(numbers), kind, numbers.dtype, **more)
     for expert in numbers:
         packer.add(expert)
     return packer.done()
@@ -46,11 +49,12 @@ def weights(kind="nf4", dtype=torch.float32, turned=False):
     shapes = (EXPERTS, 2 * WIDTH, HIDDEN), (EXPERTS, HIDDEN, WIDTH)
     wide = [torch.randn(shape, generator=generator).to(dtype) / 4 for shape in shapes]
     if turned:
-        return [weight_of(each.transpose(1, 2), kind).transpose(1, 2) for each in wide]
+        told = {"turned": True} if kind == "mxfp4" else {}
+        return [weight_of(each.transpose(1, 2), kind, **told).transpose(1, 2) for each in wide]
     return [weight_of(each, kind) for each in wide]
 
 
-def block(gate_up, down, *, routing="even", adapted=True, biased=False, gate=Gate()):
+def block(gate_up, down, *, routing="even", adapted=True, biased=False, gate=Gate(), op=None):
     """The result and the gradients of everything that trains, by name."""
     torch.manual_seed(2)
     ids = ROUTINGS[routing](torch.rand(TOKENS, EXPERTS).topk(TOP_K, -1).indices)
@@ -68,7 +72,7 @@ def block(gate_up, down, *, routing="even", adapted=True, biased=False, gate=Gat
         if adapted
     }
     more = {name: each for name, each in given.items() if name.endswith("bias")}
-    out = expert_mlp(given["x"], ids, given["routing"], gate_up, down, gate=gate, **loras, **more)
+    out = (op or expert_mlp)(given["x"], ids, given["routing"], gate_up, down, gate=gate, **loras, **more)
     out.backward(torch.randn(out.shape).to(out.dtype))
     return {"out": out.detach(), **{name: each.grad for name, each in given.items()}}
 
@@ -87,15 +91,15 @@ def test_every_case_is_that_of_the_unpacked_numbers():
 
 def test_routed_experts_alone_are_unpacked_in_a_bounded_room_and_nothing_of_them_is_kept(monkeypatch):
     held, asked, rooms, kept = weights(), [], set(), []
-    unpack = PackedExperts.unpack_into
+    unpack = PackedExperts.unpack
 
-    def seen(self, experts, out):
-        asked.extend(experts.tolist())
+    def seen(self, expert, out=None):
+        asked.append(expert)
         rooms.add(out.untyped_storage().data_ptr())
         assert out.untyped_storage().nbytes() <= 4 * 2 * WIDTH * HIDDEN
-        return unpack(self, experts, out)
+        return unpack(self, expert, out)
 
-    monkeypatch.setattr(PackedExperts, "unpack_into", seen)
+    monkeypatch.setattr(PackedExperts, "unpack", seen)
 
     def keep(each):
         if torch._C._current_graph_task_id() < 0:  # not what the backward pass makes for itself
@@ -140,24 +144,93 @@ def test_a_packed_weight_is_a_weight_to_whoever_asks():
         half.done()
 
 
+def in_mxfp4(rows=4, blocks=2, experts=3):
+    """Bytes and scales of every kind: all codes and all powers of two that a checkpoint may hold, but not a number."""
+    generator = torch.Generator().manual_seed(4)
+    numbers = torch.randint(0, 256, (experts, rows, blocks, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(0, 253, (experts, rows, blocks), generator=generator, dtype=torch.uint8)
+    scales[0, 0], scales[-1, -1] = 0, 252
+    return numbers, scales
+
+
+def test_mxfp4_is_what_checkpoints_hold_and_exact_in_bfloat16():
+    numbers, scales = in_mxfp4()
+    codes = torch.stack([numbers & 15, numbers >> 4], -1).flatten(3).long()
+    wide = torch.cat([SIZES, -SIZES]).double()[codes] * 2.0 ** (scales.double() - 127)[..., None]
+    theirs = wide.flatten(2).mT.float()
+    for dtype in (torch.float32, torch.bfloat16):
+        held = of_mxfp4(numbers, scales, dtype, turned=True)
+        assert held.shape == (3, 64, 4)
+        assert held.form.finite
+        assert held.held.numbers.data_ptr() == numbers.data_ptr()
+        assert torch.equal(held.all_unpacked().float(), theirs)
+        assert held.packed_bytes * 8 == 4.25 * held.numel()
+    unknown = scales.clone()
+    unknown[1, 1, 1] = 255
+    assert not of_mxfp4(numbers, unknown, torch.bfloat16, turned=True).form.finite
+    assert of_mxfp4(numbers, unknown, torch.bfloat16, turned=False)[1].isnan().sum() == 32
+    with pytest.raises(ValueError, match=r"scales \[E, rows, blocks\]; got \(3, 4, 2, 16\) and \(3, 4, 1\)"):
+        of_mxfp4(numbers, scales[..., :1], torch.bfloat16, turned=False)
+
+
+def test_packing_into_mxfp4_takes_the_nearest_numbers_and_what_is_one_already_as_it_is():
+    torch.manual_seed(5)
+    weight = torch.randn(2, 8, 80) * torch.logspace(-30, 30, 8)[:, None]
+    weight[0, 0, 32:64] = 0
+    held = weight_of(weight, "mxfp4")
+    found = held.all_unpacked()
+    assert torch.equal(weight_of(found, "mxfp4").all_unpacked(), found)
+    powers = held.held.scales.view(2, 8, 3).repeat_interleave(32, 2)[..., :80].float() - 127
+    nearest = (weight.abs() / 2**powers).unsqueeze(-1).sub(SIZES).abs().amin(-1)
+    assert torch.equal(nearest * 2**powers, (weight - found).abs())
+    # No other power of two would have been closer to a block.
+    error = (weight - found)[..., :64].double().unflatten(-1, (2, 32)).square().sum(-1)
+    for other in (-1, 1):
+        scale = 2 ** (powers + other)[..., :64]
+        off = ((weight.abs()[..., :64] / scale).unsqueeze(-1).sub(SIZES).abs().amin(-1) * scale).double()
+        assert (error <= off.unflatten(-1, (2, 32)).square().sum(-1) * 1.000001).all()
+    # Halfway it is the even one; turned weights have their blocks along what goes in all the same.
+    half = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(1, 1, 4)
+    assert weight_of(half, "mxfp4")[0, 0, :8].tolist() == [0, 1, 1, 2, 2, 4, 4, 6]
+    turned = weight_of(weight.transpose(1, 2), "mxfp4", turned=True)
+    assert turned.shape == (2, 80, 8)
+    assert torch.equal(turned.all_unpacked(), found.transpose(1, 2))
+    weight[1, 2, 3] = torch.inf
+    assert not weight_of(weight, "mxfp4").form.finite
+
+
 def unpacked_alike(device):
-    """One launch gives any experts in any order, bit for bit as bitsandbytes unpacks each, whatever an expert's size."""
+    """One launch gives those of some experts that have rows, bit for bit as bitsandbytes or plain torch unpacks each,
+    whatever its size."""
     launches = []
     formats = torch.float16, torch.float32, torch.bfloat16
+    numbers, scales = (part.to(device) for part in in_mxfp4())
+    for dtype in formats:
+        # The interpreter gets bfloat16 below its least normal number wrong.
+        least = 2 if device == "cpu" and dtype == torch.bfloat16 else 0
+        held = of_mxfp4(numbers, scales.clamp(min=least), dtype, turned=False)
+        out = torch.empty(3, 4, 64, dtype=dtype, device=device)
+        held.unpack_range(0, out)
+        for expert, found in enumerate(out):
+            assert torch.equal(found, held.unpack(expert)), (dtype, expert)
     for kind in KINDS:
-        for dtype in formats[: 3 if device == "cuda" else 2]:  # the interpreter cuts bfloat16 where cards round
+        exact = device == "cuda" or kind == "mxfp4"
+        for dtype in formats[: 3 if exact else 2]:  # the interpreter cuts bfloat16 where cards round
             for rows, columns in ((7, 24), (64, 100), (40, 448)):
                 packer = Packer(5, kind, dtype)
                 for _ in range(5):
                     packer.add((torch.randn(rows, columns, device=device) * 3).to(dtype))
                 held = packer.done()
-                experts = torch.tensor([4, 0, 2, 2], device=device)
+                starts = torch.tensor([0, 3, 4, 4, 9, 9], device=device, dtype=torch.int32)
                 out = torch.full((4, rows, columns), float("nan"), dtype=dtype, device=device)
-                held.unpack_into(experts, out)
-                for expert, found in zip(experts.tolist(), out, strict=True):
-                    assert torch.equal(found, held.unpack(expert)), (kind, dtype, rows, columns, expert)
+                held.unpack_range(1, out, starts)
+                for expert, found in enumerate(out, 1):
+                    same = torch.equal(found, held.unpack(expert)) if expert in (1, 3) else bool(found.isnan().all())
+                    assert same, (kind, dtype, rows, columns, expert)
+                held.unpack_range(1, out)
+                assert torch.equal(out, torch.stack([held.unpack(expert) for expert in range(1, 5)]))
                 launches.append(len(out))
-    assert len(launches) == 9 * (3 if device == "cuda" else 2)
+    assert len(launches) == (4 * 9 if device == "cuda" else 3 * 6 + 9)
 
 
 @pytest.mark.gpu
@@ -166,13 +239,35 @@ def test_one_launch_unpacks_as_bitsandbytes_does_on_the_gpu():
     unpacked_alike("cuda")
 
 
+def one_graph_alike(monkeypatch):
+    """Compiled with fullgraph, packed weights among a module's parameters, they give what they give eagerly."""
+    from engine.kernels import experts
+
+    monkeypatch.setattr(experts, "_in_graph", lambda *given: True)
+    for case in CASES[:1] + [case for case in CASES if {"adapted", "gate"} & case.keys()]:
+        told = {name: case[name] for name in ("adapted", "biased", "gate") if name in case}
+        held = weights(case.get("kind", "nf4"), turned=case.get("turned", False))
+        module = torch.nn.Module()
+        module.gate_up, module.down = (torch.nn.Parameter(each, requires_grad=False) for each in held)
+        run = torch.compile(
+            lambda x, ids, routing, *_, at=module, **more: expert_mlp(x, ids, routing, at.gate_up, at.down, **more),
+            fullgraph=True,
+            backend="aot_eager",
+        )
+        for name, expected in block(*held, **told).items():
+            torch.testing.assert_close(block(*held, **told, op=run)[name], expected, rtol=1e-6, atol=1e-6)
+
+
 IN_THE_INTERPRETER = """
+import pytest
 from engine.kernels.experts import packed
 from tests.engine.kernels import test_packed_experts as tests
 
 packed.EXPERT_BUFFER = 2 * 4 * 3 * tests.WIDTH * tests.HIDDEN  # room for two experts
 tests.unpacked_alike("cpu")
 tests.test_every_case_is_that_of_the_unpacked_numbers()
+with pytest.MonkeyPatch.context() as patch:
+    tests.one_graph_alike(patch)
 print("agree")
 """
 

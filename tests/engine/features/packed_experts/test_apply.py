@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GptOssForCausalLM, Mxfp4Config
 
 from engine.builtin import tiny
 from engine.chat.models import load_sides
+from engine.config.adapter import NoAdapter
+from engine.config.facts import Facts
 from engine.errors import ModelError
+from engine.facts.model_shape import model_facts
 from engine.features.built import Built
 from engine.features.load import load_model
 from engine.features.packed_experts.apply import prepare
@@ -27,7 +32,7 @@ from engine.planning.auto import resolved
 from engine.planning.memory_model import QUANTIZED, memory
 from engine.rules import read
 from engine.trainers.finite import refuse_non_finite
-from tests.engine.features.families import batches, made
+from tests.engine.features.families import batches, made, stored_in_mxfp4
 from tests.engine.rules.rule_cases.model import MIXTURE
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from, source, train  # noqa: F401
 
@@ -108,7 +113,7 @@ def same(ours, theirs, tolerance=1e-5):
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "qwen3_vl_moe"])
 def test_loss_and_gradients_are_those_of_the_unpacked_numbers(folders, family):
-    for kind in ("nf4", "fp4", "int8"):
+    for kind in ("nf4", "fp4", "int8", "mxfp4"):
         config = settings(folders[family], kind)
         model, told = adapted(config)
         held = dict(packed_experts(model))
@@ -120,6 +125,10 @@ def test_loss_and_gradients_are_those_of_the_unpacked_numbers(folders, family):
         same(ours, learned(unpacked(model)))
         plain, loaded = load_model(settings(folders[family], "none")), load_model(config)
         assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in plain.named_parameters()]
+        # Beside MXFP4 the other layers are plain, and so is the model to transformers, PEFT and TRL.
+        linears = {type(module).__name__ for module in loaded.modules()} & {"Linear4bit", "Linear8bitLt"}
+        assert bool(linears) is (kind != "mxfp4")
+        assert hasattr(loaded, "hf_quantizer") is (kind != "mxfp4")
 
 
 def test_an_expert_at_a_time_is_read_and_packed(tmp_path, monkeypatch):
@@ -128,18 +137,111 @@ def test_an_expert_at_a_time_is_read_and_packed(tmp_path, monkeypatch):
     # One expert has as many numbers as the embeddings, the largest weight beside them.
     shape = {"num_experts": 16, "num_local_experts": 16, "hidden_size": 64, "vocab_size": len(tokenizer)}
     shape |= {"intermediate_size": 256, "moe_intermediate_size": 256, "max_position_embeddings": 512}
-    for family in ("qwen3_moe", "gpt_oss"):
+    for family, kind in (("qwen3_moe", "nf4"), ("gpt_oss", "nf4"), ("qwen3_moe", "mxfp4"), ("gpt_oss", "mxfp4")):
         folder = tmp_path / family
         made(family, **shape).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         given, add = [], Packer.add
         with monkeypatch.context() as patched, Largest() as largest:
             patched.setattr(Packer, "add", lambda self, expert: (given.append(tuple(expert.shape)), add(self, expert)))
-            model = load_model(settings(folder, dtype="bfloat16"))  # files hold float32
+            model = load_model(settings(folder, kind, dtype="bfloat16"))  # files hold float32
         packed = dict(packed_experts(model))
         assert sorted(given) == sorted(tuple(each) for weight in packed.values() for each in [weight.shape[1:]] * 16)
         assert largest.wide == 64 * len(tokenizer) == max(weight[0].numel() for weight in packed.values())
         assert sum(weight.packed_bytes for weight in packed.values()) < 0.54 * sum(w.numel() for w in packed.values())
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A folder of a tiny gpt-oss as it is published, and what its experts stand for."""
+    folder, tokenizer = tmp_path_factory.mktemp("stored"), AutoTokenizer.from_pretrained(tiny.folder())
+    shape = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": len(tokenizer), "num_local_experts": 16}
+    made("gpt_oss", max_position_embeddings=512, **shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder, stored_in_mxfp4(folder)
+
+
+def test_what_files_hold_in_mxfp4_stays_as_it_is_under_an_adapter(stored):
+    folder, wide = stored
+    with Largest() as largest:
+        model = load_model(settings(folder, "none", dtype="bfloat16"))
+    packed = dict(packed_experts(model))
+    assert packed.keys() == wide.keys()
+    # The embeddings, and nothing of the experts, of which a layer has 96 times 192 times 16.
+    assert largest.wide == model.config.vocab_size * 64 < 64 * 96 * 16
+    assert not hasattr(model, "hf_quantizer")
+    assert not hasattr(model.config, "quantization_config")
+    files = load_file(folder / "model.safetensors")
+    for name, weight in packed.items():
+        assert torch.equal(weight.held.numbers.flatten(), files[f"{name}_blocks"].flatten())
+        assert torch.equal(weight.all_unpacked().float(), wide[name])
+    model, told = adapted(settings(folder, "none"))
+    assert (told.effective, told.count) == ("mxfp4", 2 * 16)
+    ours = learned(model)
+    told.undo()
+    same(ours, learned(unpacked(model)))
+    # transformers' own reading of the same files.
+    theirs = GptOssForCausalLM.from_pretrained(
+        folder, quantization_config=Mxfp4Config(dequantize=True), dtype="float32"
+    )
+    for name, weight in wide.items():
+        assert torch.equal(theirs.get_parameter(name), weight)
+    for asked in ({"quantize_moe_experts": False}, None):
+        config = settings(folder, "none", **(asked or {}))
+        if asked is None:
+            config = config.model_copy(update={"adapter": NoAdapter()})
+        loaded = load_model(config)
+        assert not list(packed_experts(loaded))
+        for name, weight in wide.items():
+            assert torch.equal(loaded.get_parameter(name), weight)
+            assert loaded.get_parameter(name).requires_grad
+
+
+def test_a_gpt_oss_as_it_is_published_trains_and_goes_on_bit_for_bit(stored, train, source, tmp_path):  # noqa: F811
+    asked = {
+        "model.name": str(stored[0]), "model.dtype": "bfloat16", "adapter.kind": "lora", "adapter.r": 3,
+        "adapter.target_modules": ["q_proj"], "adapter.target_parameters": TARGETS, "optim.learning_rate": 1e-2,
+        "optim.max_steps": 4, "run.save_steps": 2, "data.train": [{"path": source(CONVERSATIONS)}],
+    }  # fmt: skip
+    run = train(asked)
+    losses = [event["loss"] for event in lines(run, "metrics")]
+    assert losses[-1] < losses[0]
+    told = {entry["feature"]: entry for entry in lines(run, "receipt")[0]["entries"]}
+    stays = told["stored weights"]
+    assert (stays["requested"], stays["effective"], stays["count"]) == ("mxfp4", "mxfp4", 4)
+    assert (told["packed experts"]["effective"], told["packed experts"]["count"]) == ("mxfp4", 2 * 16)
+    assert "quantization" not in told
+    numbers = 2 * 16 * 3 * 64 * 96
+    assert f"{numbers:,} in mxfp4" in told["precision"]["detail"]
+    copy = resumed_from(run, 2, tmp_path / "copy")
+    train(folder=copy)
+    ends = [load_file(each.checkpoints / "checkpoint-4/adapter_model.safetensors") for each in (run, copy)]
+    assert all(torch.equal(weight, ends[1][name]) for name, weight in ends[0].items())
+    (side,) = load_sides([{"title": "", "run": str(run.path), "checkpoint": 4}], lambda phase: None)
+    assert dict(packed_experts(side.model))
+
+
+def test_files_in_mxfp4_that_do_not_fit_are_refused_in_a_sentence(stored, tmp_path):
+    name = "model.layers.0.mlp.experts.down_proj"
+    for change, sentence in (
+        (lambda files: files.pop(f"{name}_scales"), rf"its files hold no {name}_scales\."),
+        (lambda files: files.update({f"{name}_scales": files[f"{name}_scales"][:, 1:]}), r"bytes \[E, rows, blocks, 16\]"),
+        (
+            lambda files: files.update({f"{name}_{end}": files[f"{name}_{end}"][:, 1:] for end in ("blocks", "scales")}),
+            rf"{name} in MXFP4 has the shape 16 x 96 x 63, and 16 x 96 x 64 is wanted",
+        ),
+    ):  # fmt: skip
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(stored[0], folder)
+        files = load_file(folder / "model.safetensors")
+        change(files)
+        save_file(
+            {key: value.contiguous() for key, value in files.items()}, folder / "model.safetensors", {"format": "pt"}
+        )
+        with pytest.raises(ModelError, match=sentence):
+            load_model(settings(folder, "none"))
+    with pytest.raises(ModelError, match=r"none for .*, whose experts are stored in MXFP4; got nf4"):
+        load_model(settings(stored[0], "nf4"))
 
 
 def test_a_run_goes_on_bit_for_bit_and_its_adapter_is_plain_pefts(folders, train, source, tmp_path):  # noqa: F811
@@ -242,6 +344,32 @@ def test_what_the_estimate_says_of_experts():
     saved = found[False]["weights"] - found[True]["weights"]
     assert saved == pytest.approx(numbers * (2 - QUANTIZED["nf4"]), rel=1e-6)
     assert found[True]["activations"] - found[False]["activations"] == 256 * 2**20
+
+
+def test_what_the_estimate_says_of_experts_in_mxfp4(tmp_path):
+    """gpt-oss-20b from its config.json alone: 12.8 GiB as published, and 39 widened."""
+    told = {
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24, "head_dim": 64,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32, "vocab_size": 201_088,
+        "tie_word_embeddings": False, "attention_bias": True,
+    }  # fmt: skip
+    weights, numbers = {}, 24 * 32 * 3 * 2880**2
+    for stored in ("mxfp4", ""):
+        (tmp_path / "config.json").write_text(
+            json.dumps({**told, **({"quantization_config": {"quant_method": "mxfp4"}} if stored else {})})
+        )
+        facts = Facts(model=model_facts(str(tmp_path)), machine=parse_machine("1xH100-80GB"))
+        for asked in ({}, {"quantization": "mxfp4"}, {"quantize_moe_experts": False}):
+            config = read({"model": {"name": str(tmp_path), **asked}, "adapter": {"kind": "lora"}}).config
+            weights[stored, *asked] = memory(resolved(config, facts), facts, "full")["weights"]
+    wide = 2 * facts.model.parameters
+    assert facts.model.parameters == 20_914_757_184
+    packed = wide - numbers * (2 - 4.25 / 8)
+    assert {key: value for key, value in weights.items() if value == pytest.approx(wide, rel=1e-6)}.keys() == {
+        ("mxfp4", "quantize_moe_experts"), ("", "quantize_moe_experts"), ("",),
+    }  # fmt: skip
+    assert [value for value in weights.values() if value == pytest.approx(packed, rel=1e-6)] == [packed] * 3
+    assert packed / 2**30 == pytest.approx(12.8, abs=0.05)
 
 
 def test_processes_do_not_send_each_other_packed_experts(folders):

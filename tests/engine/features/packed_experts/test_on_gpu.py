@@ -46,7 +46,7 @@ def step(gate_up, down):
     return [out, x.grad, *(each.grad for each in factors)], torch.cuda.max_memory_allocated() - before
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("kind", ["nf4", "int8", "mxfp4"])
 def test_the_numbers_are_those_of_unpacked_experts_in_a_bounded_room(kind):
     held = weights(kind)
     ours, taken = step(*held)

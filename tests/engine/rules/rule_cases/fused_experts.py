@@ -26,6 +26,6 @@ CASES: dict[str, list[Case]] = {
     "fused-experts-have-no-mixed-precision": [({**ON, "model.dtype": "float16"}, Facts(), PATH, "error")],
     "fused-experts-read-plain-weights": [
         ({**ON, **LORA, "model.quantization": "fp8"}, Facts(), PATH, "error"),
-        (ON, model(model_type="qwen3_moe", parameters=1000, experts=8, stored="mxfp4"), PATH, "error"),
+        (ON, model(model_type="qwen3_moe", parameters=1000, experts=8, stored="fp8"), PATH, "error"),
     ],
 }

@@ -98,8 +98,9 @@ CASES: dict[str, list[Case]] = {
         )
         for experts in ({"model.quantize_moe_experts": False}, {"model.quantization": "fp8"})
     ],
-    "weights-stored-in-fp8-take-no-second-format": [
-        ({**LORA, "model.quantization": "nf4"}, model(stored="fp8"), "model.quantization", "error")
+    "stored-weights-take-no-second-format": [
+        ({**LORA, "model.quantization": "nf4"}, model(stored=stored), "model.quantization", "error")
+        for stored in ("fp8", "mxfp4")
     ],
     "weights-stored-in-fp8-take-plain-lora": [
         ({**LORA, "adapter.use_dora": True}, model(stored="fp8"), "adapter.use_dora", "error")

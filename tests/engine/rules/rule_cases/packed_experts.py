@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from engine.features.fused_experts import UNSERVED
-from tests.engine.rules.rule_cases.model import MIXTURE
-from tests.engine.rules.rule_cases.shared import LORA, Case, model
+from dataclasses import replace
 
+from engine.config.facts import Facts
+from engine.features.packed_experts import UNSERVED
+from tests.engine.rules.rule_cases.model import MIXTURE
+from tests.engine.rules.rule_cases.shared import CPU, LORA, Case, model
+
+MXFP4 = {**LORA, "model.quantization": "mxfp4"}
+STORED = replace(MIXTURE, model=replace(MIXTURE.model, stored="mxfp4"))
 NF4 = {**LORA, "model.quantization": "nf4"}
 LARGE = {**NF4, "model.name": "Qwen/Qwen3-30B-A3B"}
+ON_A_CPU = replace(MIXTURE, machine=CPU)
 PATH = "model.quantize_moe_experts"
 
 CASES: dict[str, list[Case]] = {
@@ -15,12 +21,17 @@ CASES: dict[str, list[Case]] = {
         (NF4, model(model_type=kind, parameters=1000, experts=8), PATH, "error") for kind in UNSERVED
     ],
     "packed-experts-have-adapters-of-small-rank": [
-        ({**LARGE, "adapter.target_parameters": ["mlp.experts.down_proj"], "adapter.r": 300}, MIXTURE, PATH, "error")
+        ({**told, "adapter.target_parameters": ["mlp.experts.down_proj"], "adapter.r": 300}, facts, PATH, "error")
+        for told, facts in ((LARGE, MIXTURE), ({**LARGE, "model.quantization": "none"}, STORED))
     ],
     "packed-experts-do-not-stream": [
         ({**LARGE, "memory.layer_offloading": True}, MIXTURE, "memory.layer_offloading", "error")
     ],
-    "packed-experts-are-not-compiled": [
-        ({**LARGE, "kernels.torch_compile": True}, MIXTURE, "kernels.torch_compile", "error")
+    "packed-experts-are-compiled-on-a-card": [
+        ({**LARGE, "kernels.torch_compile": True}, ON_A_CPU, "kernels.torch_compile", "error")
     ],
+    "mxfp4-holds-experts": [
+        (MXFP4, model(model_type="qwen3", parameters=1000), "model.quantization", "error"),
+    ],
+    "mxfp4-packs-experts": [({**MXFP4, PATH: False}, Facts(), PATH, "error")],
 }
