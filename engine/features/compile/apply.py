@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.compat.instances import all_of, noted, put, whole
+from engine.compat.router_outputs import hear_in_graphs, heard_call, recording
 from engine.config.tree import RunConfig, fields
 from engine.errors import ModelError
 from engine.features import failures
@@ -159,6 +160,11 @@ def _move_inside(model: PreTrainedModel) -> None:
             module._gradient_checkpointing_func = moved.setdefault(id(held), _Inside(held))
 
 
+def _heard(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled of each layer whose routers are heard: its call, with what they said in it."""
+    return heard_call(_call, layer, *args, **kwargs)
+
+
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """What is compiled of each layer: its call, in the checkpoint that was moved inside."""
     if layer.training and layer.gradient_checkpointing and isinstance(layer._gradient_checkpointing_func, _Inside):
@@ -180,23 +186,46 @@ def compile_layers(
     `options` are names of torch._inductor.config. With `one_shape` the first graph is for the first batch's own lengths,
     else for any length at once, so that batches of different lengths do not compile anew until torch gives up.
     """
-    compiled = torch.compile(_call, options=dict(options) or None, dynamic=None if one_shape else True)
-    switch, one = switch or Switch(), one or OneGraph(layers)
-    return all_of(
-        [put(layer, "_compiled_call_impl", _unless_generating(layer, compiled, switch, one)) for layer in layers]
+    compiled, heard = (
+        torch.compile(call, options=dict(options) or None, dynamic=None if one_shape else True)
+        for call in (_call, _heard)
     )
+    switch, one = switch or Switch(), one or OneGraph(layers)
+    undos = list[Callable[[], None]]()
+    undos += [
+        put(layer, "_compiled_call_impl", _unless_generating(layer, compiled, heard, switch, one, undos))
+        for layer in layers
+    ]
+    return lambda: all_of(undos)()
 
 
-def _unless_generating(layer: Any, compiled: Callable[..., Any], switch: Switch, one: OneGraph) -> Callable[..., Any]:
+def _unless_generating(
+    layer: Any,
+    compiled: Callable[..., Any],
+    heard: Callable[..., Any],
+    switch: Switch,
+    one: OneGraph,
+    undos: list[Callable[[], None]],
+) -> Callable[..., Any]:
+    hearing = False
+
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal hearing
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
             return layer._call_impl(*args, **kwargs)
         if not switch.on:
             return _call(layer, *args, **kwargs)
         switch.used = True
+        if (records := recording()) is not None and not hearing:
+            undos.append(hear_in_graphs(layer))  # transformers makes its hooks when they are first asked for
+            hearing = True
         try:
             with as_many_graphs(switch):
-                return one.call(compiled, layer, args, kwargs)
+                if records is None:
+                    return one.call(compiled, layer, args, kwargs)
+                out, said = one.call(heard, layer, args, kwargs)
+            records.extend(said)
+            return out
         except fallback.limit_hit():
             if switch.give_up is None:
                 raise fallback.too_many(switch) from None

@@ -64,7 +64,10 @@ def _hear(block: Block, count: Tensor) -> Callable[[], None]:
         # Ids of no expert, as under expert parallelism, are counted apart.
         places = chosen.detach().reshape(-1).to(torch.int64)
         places = torch.where((places < 0) | (places > last), last, places)
-        count.index_add_(0, places, torch.ones_like(places))
+        if torch.compiler.is_compiling():  # which sorts the places of an index_add_, for 0.8 ms a layer on an H100
+            count.add_((places[:, None] == torch.arange(last + 1, device=places.device)).sum(0))
+        else:
+            count.index_add_(0, places, torch.ones_like(places))
 
     return noted(block.outermost.register_forward_pre_hook(hear, with_kwargs=True).remove)
 
