@@ -47,6 +47,24 @@ VARLEN, VARLEN_LEAST, VARLEN_WIDEST = "varlen", (8, 0), 256
 """Torch's flash attention over documents: 16 bits, Ampere cards and newer, heads of up to 256 numbers."""
 EAGER_ALONE = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "granite_swa", "hy_v4", "mimo_v2_flash", "vaultgemma"})
 """Types of models whose scores are capped or share their sum with a sink, which torch's fused attention has no form for."""
+STATES_SERVED = frozenset({
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h",
+    "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "zamba2",
+})  # fmt: skip
+"""Types of models with layers that carry a state, which `apart` has begin anew at each document of a pack."""
+MASKED_HERE = frozenset({"afmoe", "gpt_oss", "granitemoehybrid"})
+"""Types whose own mask forgets the documents, so that `apart` makes it."""
+NOT_APART = frozenset({
+    # A state is carried on by layers in which nobody has shown where it could begin anew.
+    "bailing_hybrid", "deepseek_v4", "inkling2", "inkling2_text", "inkling_text", "lfm2_moe", "lfm3", "minimax", "qwen4_exp_text",
+    "rwkv", "xlstm", "zamba", "zaya",
+    # Their mask is made without positions.
+    "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot", "blenderbot-small", "bloom",
+    "camembert", "cohere_compass_text", "cpmant", "data2vec-text", "electra", "ernie", "falcon", "marian", "mbart",
+    "megatron-bert", "mpt", "mvp", "openai-gpt", "opt", "pegasus", "plbart", "prophetnet", "rembert", "roberta",
+    "roberta-prelayernorm", "roc_bert", "roformer", "trocr", "xglm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod",
+})  # fmt: skip
+"""Types whose rows see each other in a pack, whatever is asked for."""
 SDPA = "torch's own fused attention, which needs no package"
 
 
@@ -237,3 +255,12 @@ def packs_kept_apart_want_no_mask_of_all_pairs(config: RunConfig, facts: Facts) 
             severity="warning",
             fix=Fix(f"take {better}", {path: better}),
         )
+
+
+@rule(reads=(fields.model.name, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
+def packs_kept_apart_need_a_model_that_can(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, path = facts.model, fields.data.packing_cross_doc_attn_mask.path
+    if kept_apart(config) and model is not None and model.name == config.model.name and model.model_type in NOT_APART:
+        off = Fix("do not pack", {path: False, fields.data.packing.path: False})
+        todo = "Its layers do not tell the rows of a pack apart. Switch packing off."
+        yield must(path, f"false for models of type {model.model_type}", True, todo, fix=off)

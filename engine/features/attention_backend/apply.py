@@ -1,4 +1,4 @@
-"""Packed rows that are kept apart without a mask: where each document begins is told to all layers at once.
+"""Packed rows that are kept apart: where each document begins is told to all layers at once.
 
 transformers finds the documents of a pack in its positions, but only in a batch of one row, and in every layer anew; in
 larger batches it would let the documents of a row see each other. The model's own instance therefore gets a hook that finds
@@ -16,30 +16,38 @@ import torch
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied
-from engine.features.attention_backend import cudnn_documents, varlen
+from engine.features.attention_backend import apart, cudnn_documents, kept_apart, varlen
 from engine.features.built import Built, base_model
 
 FEATURE = "packed attention"
 
 
 def prepare(config: RunConfig, built: Built) -> Applied | None:
-    """Hooks the model's backbone; None where rows are not packed and kept apart, or another attention tells them apart."""
-    model = base_model(built.policy)
-    apart = config.data.packing and config.data.packing_cross_doc_attn_mask
-    attention = str(model.config._attn_implementation)
-    if not apart or not ("flash" in attention or attention in _TELLS):
+    """Hooks the model's backbone; None where rows are not packed and kept apart, or the model itself tells them apart."""
+    if not kept_apart(config):
         return None
-    backbone = model.base_model
-    if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(type(backbone).forward).parameters.values()):
+    model = base_model(built.policy)
+    attention = str(model.config._attn_implementation)
+    told, backbone = "flash" in attention or attention in _TELLS, model.base_model
+    forward = inspect.signature(type(backbone).forward).parameters.values()
+    if told and not any(each.kind is each.VAR_KEYWORD for each in forward):
         raise ModelError(
             f"data.packing_cross_doc_attn_mask: {type(backbone).__name__} does not tell its layers where documents begin, "
             f"which {attention} needs.",
             "Set model.attention to sdpa.",
         ).mended_by({"model.attention": "sdpa"})
+    done, forget = apart.kept_apart(model, attention)
+    if not told:
+        return Applied(FEATURE, True, attention, None, "; ".join(done), forget) if done else None
     tell = _TELLS.get(attention, _with_beginnings)
     hook = backbone.register_forward_pre_hook(tell, with_kwargs=True)
-    detail = "documents of all rows of a batch in one call of variable lengths; no mask"
-    return Applied(FEATURE, True, attention, None, detail, hook.remove)
+    detail = "; ".join(["documents of all rows of a batch in one call of variable lengths; no mask", *done])
+
+    def undo() -> None:
+        hook.remove()
+        forget()
+
+    return Applied(FEATURE, True, attention, None, detail, undo)
 
 
 def _with_beginnings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

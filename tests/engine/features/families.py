@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from trl.trainer.utils import add_fused_lm_head
 
 from engine.features.built import decoder_layers
 from engine.features.cut_cross_entropy import apply as cut_cross_entropy
 from engine.features.fused_lora import apply as fused_lora
 from engine.features.fused_norm_rope import apply as fused_norm_rope
+from engine.kernels.experts.packed import Packer
 from tests.engine.features.conftest import built_of
 
 SHAPE = {
@@ -81,6 +85,26 @@ def made(family: str, **changes: Any) -> Any:
         if "q_norm" in name or "k_norm" in name:
             torch.nn.init.normal_(weight, mean=float(weight.detach().mean()), std=0.1)
     return model.train()
+
+
+def stored_in_mxfp4(folder: Path) -> dict[str, torch.Tensor]:
+    """Has a saved gpt-oss hold its experts as it is published: bytes and scales in place of each weight. What they stand for,
+    by the weights' names, in float32."""
+    wide, tensors = {}, load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        weight = tensors.pop(name)
+        packer = Packer(len(weight), "mxfp4", torch.float32, turned=True)
+        for expert in weight:
+            packer.add(expert)
+        found = packer.done()
+        scales = found.held.scales.view(len(weight), weight.shape[2], -1)
+        tensors |= {f"{name}_blocks": found.held.numbers.view(*scales.shape, 16), f"{name}_scales": scales}
+        wide[name] = found.all_unpacked().contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    told = json.loads((folder / "config.json").read_text())
+    told["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(told))
+    return wide
 
 
 def with_kernels(model: Any, family: str) -> Any:

@@ -9,14 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
+from accelerate.data_loader import BatchSamplerShard
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.utils.data import BatchSampler
 from transformers.core_model_loading import spawn_materialize
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer import utils as trl_utils
 
+from engine.compat.ring_attention import NAME as RING
+from engine.compat.ring_attention import ring_attention, ring_attention_forward
 from engine.compat.trl_head import FusedForward, head_settings
 from engine.features.cut_cross_entropy.apply import CutCrossEntropy
 from engine.features.fused_norm_rope.apply import CLASSES
@@ -132,3 +140,31 @@ def test_the_compiler_has_the_settings_that_features_put_into_it():
     from torch._inductor import config
 
     assert all(hasattr(config, name) for name in ("deterministic", "post_grad_custom_post_pass"))
+
+
+def test_torch_has_a_ring_and_accelerate_deals_batches_by_what_we_set():
+    """`engine.compat.ring_attention` and `engine.trainers.context_parallel`; a process alone is a ring of one."""
+    assert {"buffers", "buffer_seq_dims", "no_restore_buffers"} <= set(names(context_parallel))
+    share = BatchSamplerShard(BatchSampler(range(5), 2, False), num_processes=4, process_index=3)
+    share.num_processes, share.process_index, share.even_batches = 1, 0, False
+    assert list(share) == [[0, 1], [2, 3], [4]]
+    model, torchs_own = tiny_model(), functional.scaled_dot_product_attention
+    before = model.config._attn_implementation
+    told = {
+        "inputs_embeds": torch.zeros(1, 4, 8),
+        "past_key_values": None,
+        "position_ids": torch.tensor([[0, 1, 6, 7]]),
+    }
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with ring_attention(model, init_device_mesh("cpu", (1,))):
+            assert model.config._attn_implementation == RING
+            assert ALL_ATTENTION_FUNCTIONS[RING] is ring_attention_forward
+            assert functional.scaled_dot_product_attention is not torchs_own
+            # Places that jump would be taken for documents of a pack, which a mask keeps apart.
+            assert create_causal_mask(config=model.config, attention_mask=None, **told) is None
+    finally:
+        torch.distributed.destroy_process_group()
+    assert model.config._attn_implementation == before
+    assert functional.scaled_dot_product_attention is torchs_own
+    assert create_causal_mask(config=model.config, attention_mask=None, **told) is not None

@@ -37,6 +37,9 @@ CASES: dict[str, list[Case]] = {
         ({**APART, **changes}, Facts(machine=H100, packages=NOTHING), "model.attention", "warning")
         for changes in ({"model.attention": "sdpa"}, {"model.attention": "eager"})
     ],
+    "packs-kept-apart-need-a-model-that-can": [
+        ({**APART}, model(model_type=kind), "data.packing_cross_doc_attn_mask", "error") for kind in ("opt", "rwkv")
+    ],
     "varlen-needs-a-card-16-bits-and-heads-of-its-width": [
         ({**APART, "model.attention": "varlen", **changes}, facts, "model.attention", "error")
         for changes, facts in (
