@@ -1,8 +1,8 @@
 """FSDP's and DeepSpeed's settings in other tools' files: what shares a model out over GPUs there, and what does it here.
 
 Here `distributed.strategy: auto` chooses, once `run.devices` says how many GPUs there are: DDP where the model fits into each
-of them, torch's FSDP2 where it does not. A step is the same to rounding, so a file asks for nothing that must be written; what
-it asks for beyond that (weights in main memory) is said to be missing.
+of them, torch's FSDP2 where it does not. A step is the same to rounding, so a file asks for nothing that must be written but for
+where shares lie, how many groups hold the model and over how many devices rows are divided.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from engine.errors import visible
 LARGEST_FILE = 1 << 20
 """Bytes of a DeepSpeed file that is read."""
 _WHOLE = changed({}, "With run.devices above 1 and distributed.strategy: ddp each GPU holds the whole model.")
-_OFFLOAD = unsupported(
-    "Shares of weights and optimizer states stay on the GPUs; memory.layer_offloading keeps frozen weights in main memory."
+_OFFLOAD = changed(
+    {},
+    "With run.devices above 1 distributed.cpu_offload: true keeps each GPU's share of weights, gradients and optimizer states in "
+    "main memory; memory.layer_offloading keeps frozen weights there on one GPU too.",
 )
 _REPLICAS = changed(
     {},
@@ -210,29 +212,70 @@ def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
     return [("", name, needless("Its settings are the rows below.")), *_inner(found, _DEEPSPEED, file, "")]
 
 
+def ring_of(file: File) -> int:
+    """Over how many devices the file divides the tokens of a row; 1 where it does not."""
+    asked = [file.get(key, 1) for key in ("context_parallel_size", "sequence_parallel_degree")]
+    return max((size for size in asked if type(size) is int), default=1)
+
+
 def _sizes(value: Any, file: File) -> Answer:
-    """Over how many devices a model is shared out, and how many hold it so; together they say how many devices there are."""
-    shares, replicas = (file.get(key, 1) for key in ("dp_shard_size", "dp_replicate_size"))
-    if not all(type(size) is int and size > 0 for size in (shares, replicas)):
+    """Over how many devices a model is shared out, how many hold it so, and how many divide a row; together they say how many
+    devices there are."""
+    return sizes(value, file, file.get("dp_shard_size", 1), file.get("dp_replicate_size", 1), ring_of(file))
+
+
+def sizes(value: Any, file: File, shares: Any, replicas: Any, ring: Any) -> Answer:
+    """What the sizes of a mesh mean here. Those who divide a row hold shares of the model too, as with accelerate."""
+    if not all(type(size) is int and size > 0 for size in (shares, replicas, ring)):
         return needless(OFF) if is_off(value) else unsupported(f"It is known as a number above 0 here: {BY_HAND}")
+    divided = {"distributed.context_parallel_size": ring} if ring > 1 else {}
     if shares == 1:
-        return needless(OFF) if value == 1 else changed({"run.devices": replicas}, "Each device holds the whole model.")
+        if value == 1:
+            return needless(OFF)
+        return changed(
+            {**divided, "run.devices": replicas * ring}, "Each device holds the whole model." + _RING[ring > 1]
+        )
     if any(file.on(key) for key in ("load_in_4bit", "load_in_8bit")):
         return _shared(file)
-    sizes = {"distributed.dp_replicate_size": replicas, "distributed.dp_shard_size": shares}
-    why = "The two sizes say how many devices there are, which run.devices says here; of several machines, of each."
-    return changed({**sizes, "run.devices": shares * replicas}, why)
+    meshed = {"distributed.dp_replicate_size": replicas, "distributed.dp_shard_size": shares * ring, **divided}
+    why = "The sizes say how many devices there are, which run.devices says here; of several machines, of each."
+    return changed({**meshed, "run.devices": shares * replicas * ring}, why + _RING[ring > 1])
+
+
+_RING = {False: "", True: " Rows are divided by a ring of torch's own attention, unpacked."}
+
+
+def _mesh(value: Any, file: File) -> Answer | list[Part]:
+    """accelerate's ParallelismConfig."""
+    if not isinstance(value, Mapping):
+        return needless(OFF) if is_off(value) else unsupported(f"Sizes stand there by name: {BY_HAND}")
+    shares, replicas, ring = (value.get(key) or 1 for key in ("dp_shard_size", "dp_replicate_size", "cp_size"))
+    rows: list[Part] = []
+    for name, size in value.items():
+        if name in ("dp_shard_size", "dp_replicate_size", "cp_size"):
+            rows.append((str(name), size, sizes(size, file, shares, replicas, ring)))
+        elif name in ("cp_backend", "cp_handler", "sp_backend", "sp_handler", "tp_handler"):
+            rows.append((str(name), size, needless("How the ring sends is torch's own affair.")))
+        else:
+            none = size in (None, 1)
+            rows.append(
+                (str(name), size, needless(OFF) if none else unsupported("Tensor parallelism is not here yet."))
+            )
+    return rows
 
 
 KEYS: dict[str, Key] = {
     "fsdp": Key(lambda value, file: needless(OFF) if is_off(value) else _strategy(value, file)),
     "fsdp_config": Key(_fsdp_settings),
     "deepspeed": Key(_deepspeed),
+    "parallelism_config": Key(_mesh),
 }
 """What transformers' arguments, and so TRL's, LLaMA-Factory's and Axolotl's files have."""
 AXOLOTL: dict[str, Key] = {
     **KEYS,
-    **dict.fromkeys(("dp_shard_size", "dp_replicate_size"), Key(_sizes)),
+    **dict.fromkeys(
+        ("dp_shard_size", "dp_replicate_size", "context_parallel_size", "sequence_parallel_degree"), Key(_sizes)
+    ),
     "fsdp_version": nothing("It is torch's FSDP2 here."),
     "fsdp_final_state_dict_type": Key(_state_dict),
 }

@@ -255,7 +255,6 @@ KEYS: dict[str, Key] = {
     "use_cpu": unless_off("run.devices takes GPUs where there are any."),
     "no_cuda": unless_off("run.devices takes GPUs where there are any."),
     "accelerator_config": unless_off("How batches reach the devices is set by itself."),
-    "parallelism_config": unless_off("Tensor, context and pipeline parallelism are not here yet."),
     "dataloader_drop_last": unless_off("The last batch of an epoch is learned from too."),
     "dataloader_num_workers": nothing(_LOADER),
     "dataloader_pin_memory": nothing(_LOADER),

@@ -50,3 +50,20 @@ class Distributed(Section):
     reshard_after_forward: Annotated[bool, Title("Reshard after forward"), Expert, Source("torch: fully_shard")] = True
     """With fsdp2, let go of a layer's weights after its forward pass and put them together again for the backward pass.
     Off keeps them in between: fewer messages, and the memory of all layers' weights."""
+
+    cpu_offload: Annotated[bool, Title("Shares in main memory"), Expert, Source("torch: CPUOffloadPolicy")] = False
+    """With fsdp2 on GPUs, keep each process's share of weights, gradients and optimizer states in main memory, where the
+    optimizer also steps. A GPU then holds the layers that are computed and their activations alone; each layer is copied
+    to it twice a step, and a step takes longer by that and by the optimizer's on the CPU."""
+
+    context_parallel_size: Annotated[
+        int,
+        Field(ge=1, le=1024),
+        Title("GPUs a row"),
+        Advanced,
+        Source("torch: context_parallel (ring attention); arXiv:2310.01889"),
+    ] = 1
+    """Over how many GPUs the tokens of each row are divided (context parallelism). Each computes its part of the row and
+    keeps the activations of that part alone; keys and values go round between them in each layer, so that every token sees
+    all that it would on one GPU. For rows too long for one: SFT and pretraining, unpacked, in bfloat16. The loss is that of
+    one GPU. It divides the number of all processes; groups of so many take the batches that single GPUs would."""

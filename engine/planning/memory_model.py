@@ -36,7 +36,7 @@ MiB = 1024**2
 GiB = 1024**3
 BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
 # bits of a quantized weight with its scales: nf4 with double quantization 4.127, int8 with row scales 8.03
-QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8}
+QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8, "mxfp4": 4.25 / 8}
 # bytes of optimizer state for each byte of a trained parameter
 STATES = {
     "adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.02, "sgd": 0.0, "adagrad": 1.0, "rmsprop": 1.0,
@@ -49,6 +49,8 @@ KEPT_HIDDEN, KEPT_WIDE, KEPT_ATTENTION = 8.6, 4.0, 3.7
 KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
 # While a layer is differentiated, so many gradients of its width and of its MLP's width are there at once.
 GRADIENTS_HIDDEN, GRADIENTS_WIDE = 2, 3
+# Ring attention adds up its parts in float32: so many numbers of a query's width at once, beside the row's keys and values.
+RING_SUMS = 3
 # While answers are sampled, so many float32 copies of the scores of their last token are there at once (measured with
 # transformers 5.23 on a CPU: 5.0, and 4.5 of a model in bfloat16).
 SAMPLED_SCORES = 5
@@ -85,7 +87,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
     layers = _layers(config, facts, model, checkpointing)
     weights = layers.linears + max(0, counts.base - _linear_numbers(model)) * layers.size
-    weights -= packed_experts.packed_numbers(config, facts) * (layers.size - _linear_size(config, model))
+    weights -= packed_experts.packed_numbers(config, facts) * (layers.size - _expert_size(config, model))
     weights -= (layers_bytes(config, facts) or 0.0) * layers.on_the_host
     trained_bytes = counts.trained * trained_size(config)
     tokens, length = tokens_and_length(config, facts)
@@ -99,15 +101,17 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
     devices = shard_count(config, facts)
     together = _put_together(config, layers, weights) if devices > 1 else 0.0
-    reference = weights / devices + together if _holds_copy(config) else 0.0
-    weights, trained_bytes = weights / devices + together, trained_bytes / devices
+    # A share in main memory takes nothing of the device.
+    here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
+    reference = weights * here + together if _holds_copy(config) else 0.0
+    weights, trained_bytes = weights * here + together, trained_bytes * here
     # Gradients take the room that activations leave, unless they are kept from one batch to the next.
     stay = config.optim.gradient_accumulation_steps > 1
     classes = {
         "weights": weights,
         "adapter": 0.0 if config.adapter.kind == "none" else trained_bytes,
         "gradients": trained_bytes if stay else max(0.0, trained_bytes - activations - scores),
-        "optimizer": state_bytes(config, counts) / devices,
+        "optimizer": state_bytes(config, counts) * here,
         "activations": activations,
         "images": _images(config, facts, model, tokens // max(1, length), checkpointing),
         "logits": scores,
@@ -216,7 +220,14 @@ def _linear_size(config: RunConfig, model: ModelFacts) -> float:
     """Bytes of one number of the layers' linear weights, where all are held alike."""
     if model.stored == "fp8" and config.adapter.kind == "lora":
         return 1.0
-    return QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
+    # MXFP4 is the experts' alone.
+    wide = config.model.quantization == "mxfp4"
+    return BYTES[config.model.dtype] if wide else QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
+
+
+def _expert_size(config: RunConfig, model: ModelFacts) -> float:
+    """Bytes of one number of the experts."""
+    return QUANTIZED.get(packed_experts.kind_of(config, model.stored), BYTES[config.model.dtype])
 
 
 def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
@@ -227,8 +238,7 @@ def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
     size = _linear_size(config, model)
     if model.experts:  # fused experts are no linear layers
         held = max(0, counts.base - 2 * model.vocab_size * model.hidden_size) * size
-        if not packed_experts.packs(config):
-            held += packed_experts.numbers(model) * (BYTES[config.model.dtype] - size)
+        held += packed_experts.numbers(model) * (_expert_size(config, model) - size)
     else:
         held = _layers(config, facts, model).linears
     return max(0.0, held - counts.trained_base * size) or None
@@ -248,6 +258,9 @@ def _activations(config: RunConfig, layers: Layers, length: int) -> tuple[float,
     if config.model.attention == "eager":
         layer += tokens * length * (model.heads or 1) * (size + 4)
     gradients = tokens * (GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide) * size
+    if (ring := config.distributed.context_parallel_size) > 1:
+        rows = 2 * ring * (model.kv_heads or 0) * size + RING_SUMS * 4 * (model.heads or 0)
+        gradients += tokens * (model.head_dim or 0) * rows
     if (share := layers.at_once) is not None:
         whole = layer
         layer *= (kept - kept_wide) / kept

@@ -18,6 +18,7 @@ from engine.planning import memory_model
 
 SPEC = fields.distributed.strategy
 REPLICAS, SHARES = fields.distributed.dp_replicate_size, fields.distributed.dp_shard_size
+OFFLOADED = fields.distributed.cpu_offload
 _DDP = take(SPEC, "ddp")
 _BY_DDP = "Each process holds the whole model there."
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop")
@@ -78,15 +79,42 @@ refused(
         leave_out(fields.distributed.reshard_after_forward),
         beside={SPEC: one_of("ddp")},
     ),
+    Refused(
+        "cpu-offload-needs-fsdp2",
+        OFFLOADED,
+        one_of(True),
+        "left out with ddp",
+        f"{_BY_DDP} memory.layer_offloading keeps frozen layers in main memory.",
+        leave_out(OFFLOADED),
+        beside={SPEC: one_of("ddp")},
+    ),
+    Refused(
+        "cpu-offload-needs-gpus",
+        OFFLOADED,
+        one_of(True),
+        "left out without a GPU",
+        "Main memory is where all of it is then.",
+        leave_out(OFFLOADED),
+        gpu=False,
+    ),
+    Refused(
+        "cpu-offload-steps-with-adam",
+        fields.optim.optim,
+        other_than("adamw_torch_fused", "adamw_torch", "sgd"),
+        "adamw_torch_fused, adamw_torch or sgd with distributed.cpu_offload",
+        "The optimizer steps in main memory, where the others were not tried.",
+        take(fields.optim.optim, "adamw_torch_fused"),
+        beside={OFFLOADED: one_of(True)},
+    ),
 )
 
 
 def _asked(config: RunConfig) -> tuple[FieldSpec, ...]:
     """The sizes that are asked for; they mean something with fsdp2 alone."""
-    return tuple(spec for spec in (REPLICAS, SHARES) if spec.value(config) != spec.default)
+    return tuple(spec for spec in (REPLICAS, SHARES, OFFLOADED) if spec.value(config) != spec.default)
 
 
-@rule(reads=(SPEC, REPLICAS, SHARES))
+@rule(reads=(SPEC, REPLICAS, SHARES, OFFLOADED))
 def replicas_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     taken = config.distributed.strategy
     problem = _unserved(config, facts) if taken == "auto" and _asked(config) else None
@@ -114,6 +142,13 @@ def replicas_divide_the_processes(config: RunConfig, facts: Facts) -> Iterator[F
         fix = take(REPLICAS, devices // shares, f"take {devices // shares} replicas") if fits else leave_out(SHARES)
         many = f" in {replicas} replicas" if replicas > 1 else ""
         yield must(SHARES.path, f"{devices // replicas} {processes}{many}", shares, todo, fix=fix)
+
+
+@rule(reads=(OFFLOADED, fields.run.devices, fields.distributed.nodes))
+def cpu_offload_needs_several_devices(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.distributed.cpu_offload and device_count(config, facts) == 1:
+        todo = "It moves shares of a model, and one device has no share. memory.layer_offloading keeps frozen layers there."
+        yield must(OFFLOADED.path, "left out with one device", True, todo, fix=leave_out(OFFLOADED))
 
 
 @rule(reads=(SPEC, fields.run.devices))

@@ -29,7 +29,10 @@ def unused(config: RunConfig) -> tuple[str, ...]:
     asked = {name for tracker, names in OF_TRACKERS.items() if tracker in config.run.report_to for name in names}
     names = [*NEVER, *({name for names in OF_TRACKERS.values() for name in names} - asked)]
     if _plain_numbers(config):
-        if config.model.quantization in ("none", "fp8") and KINDS[config.optim.optim].package != "bitsandbytes":
+        if (
+            config.model.quantization in ("none", "fp8", "mxfp4")
+            and KINDS[config.optim.optim].package != "bitsandbytes"
+        ):
             names.append("bitsandbytes")
         if config.kernels.quantization_aware is False:
             names.append("torchao")
@@ -51,4 +54,6 @@ def _plain_numbers(config: RunConfig) -> bool:
     specs = reward_specs(getattr(config.method, "reward_funcs", ()))
     named += [(spec.argument, None) for spec in specs if spec.kind == "model"]
     known = [model_facts(name, revision) for name, revision in named]
-    return all(each is not None and not (each.remote or each.missing) and each.stored in ("", "fp8") for each in known)
+    return all(
+        each is not None and not (each.remote or each.missing) and each.stored in ("", "fp8", "mxfp4") for each in known
+    )

@@ -221,7 +221,7 @@ def saved_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterato
 @rule(reads=(fields.adapter.kind, fields.adapter.modules_to_save, fields.model.quantization))
 def saved_modules_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     adapter, path = config.adapter, fields.adapter.modules_to_save.path
-    if adapter.kind != "lora" or config.model.quantization == "none" or facts.model is None:
+    if adapter.kind != "lora" or config.model.quantization in ("none", "mxfp4") or facts.model is None:
         return
     linear = {name for name, *_ in facts.model.linears}
     bad = [name for name in adapter.modules_to_save if name in linear]

@@ -24,6 +24,7 @@ from engine.errors import WorkbenchError, visible
 from engine.run import inside
 from engine.run.disk import CAUSES, StorageError, guarded, length_limit, named_by, of_library, storage_error
 from engine.run.inside import UnsafeRunFile
+from engine.run.lock import RunLock
 from engine.run.store import RunFolder
 
 COMMIT = "COMMIT.json"
@@ -270,6 +271,13 @@ def newest_valid(folder: RunFolder, *, hashes: bool = True) -> tuple[Path | None
     return None, skipped
 
 
+def to_go_on_from(folder: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """As `newest_valid` for a run whose worker is gone, what that left half done collected as the next one will."""
+    with RunLock(folder).acquire_soon():
+        collect(folder)
+    return newest_valid(folder)
+
+
 def prune(folder: RunFolder, keep: int, best: int | None = None) -> list[Path]:
     """Delete all but the `keep` newest valid checkpoints (never fewer than two) and that of the step `best`, and return
     what went.
@@ -302,7 +310,8 @@ def collect(folder: RunFolder) -> list[Path]:
     A `.tmp` whose COMMIT.json is whole was complete (its worker died just before the rename): it gets its name.
     """
     gone = []
-    for path in [folder.checkpoints / name for name in inside.names(folder, folder.checkpoints)]:
+    names = inside.names(folder, folder.checkpoints) if inside.exists(folder, folder.checkpoints) else []
+    for path in [folder.checkpoints / name for name in names]:
         if path.name.startswith(".trash-"):
             inside.remove(folder, path)
             gone.append(path)

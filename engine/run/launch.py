@@ -128,7 +128,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     if run.state == "finished" and not changed_settings(run):
         raise WorkbenchError(f"{run.id} is finished; there is nothing left to go on with.", "Start another run.")
     attend(run)
-    newest, skipped = checkpoint.newest_valid(run)
+    newest, skipped = checkpoint.to_go_on_from(run)
     wanted = _devices_wanted(run)
     job = slurm.is_job(run)
     chosen = Choice((), 1) if job else choose_free(wanted, run.path.parent)

@@ -94,6 +94,17 @@ class RunLock:
             threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True).start()
         return self
 
+    def acquire_soon(self, patience: float = 5.0) -> RunLock:
+        """As `acquire`, after so many seconds at most: a dead worker's lock is free at once, its children's a little later."""
+        give_up = time.monotonic() + patience
+        while True:
+            try:
+                return self.acquire()
+            except RunBusy:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.05)
+
     def release(self) -> None:
         if self._handle >= 0:
             self._stop.set()

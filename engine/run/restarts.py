@@ -28,7 +28,10 @@ class Restarts:
         if final["kind"] != "failed" or not cause.passes(final):
             return ""
         most = self._most()
-        newest, _ = checkpoint.newest_valid(self.run)
+        try:
+            newest, _ = checkpoint.to_go_on_from(self.run)
+        except (OSError, WorkbenchError):
+            return ""  # no worker could begin either
         step = (checkpoint.step_of(newest) if newest is not None else None) or 0
         before = self.run.read_json().get("restarted_from")
         vain = self._in_vain() + 1 if isinstance(before, int) and step <= before else 1

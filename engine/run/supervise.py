@@ -256,7 +256,7 @@ class Supervisor:
         self.killed = False
         self.answered, self.first_seen, self.oom_before = {}, {}, cause.oom_kills()
         try:
-            _acquire_soon(RunLock(self.run)).release()
+            RunLock(self.run).acquire_soon().release()
             self.start()
         except (WorkbenchError, OSError) as problem:
             self.fail_to_begin(problem)
@@ -269,7 +269,7 @@ class Supervisor:
 
     def _append(self, event: Mapping[str, Any]) -> None:
         """Write an event where no worker does any more."""
-        lock = _acquire_soon(RunLock(self.run))
+        lock = RunLock(self.run).acquire_soon()
         try:
             with EventWriter(self.run, segment=self.segment) as writer:
                 writer.write(**event)
@@ -345,7 +345,7 @@ class Supervisor:
         else:
             lines = list(found.lines)
             self.final = {"kind": "failed", "cause": found.cause, "message": found.message, "lines": lines}
-        lock = _acquire_soon(RunLock(self.run))
+        lock = RunLock(self.run).acquire_soon()
         try:
             with EventWriter(self.run, segment=self.segment) as writer:
                 if asked is not None and self.answered.get(asked.id, "accepted") == "accepted":
@@ -525,18 +525,6 @@ class Supervisor:
         now = self.run.read_json()
         if any(now.get(key) != value for key, value in {**fixed, **changes}.items()):
             self.run.update_json(**fixed, **changes)
-
-
-def _acquire_soon(lock: RunLock, patience: float = 5.0) -> RunLock:
-    """The kernel frees a dead worker's lock at once, but its children may need a moment to go."""
-    give_up = time.monotonic() + patience
-    while True:
-        try:
-            return lock.acquire()
-        except RunBusy:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.05)
 
 
 def claim(run: RunFolder, patience: float) -> int:

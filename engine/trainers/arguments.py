@@ -86,7 +86,11 @@ def sharding(config: RunConfig) -> dict[str, Any]:
         return {}
     own = {"version": 2, "reshard_after_forward": config.distributed.reshard_after_forward}
     # The layers of the model are what is put together at once; checkpoints are ours.
-    shared = {"fsdp": True, "fsdp_config": {**own, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+    shared: dict[str, Any] = {"fsdp": True, "fsdp_config": {**own, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+    if config.distributed.cpu_offload:
+        shared["fsdp_config"]["cpu_offload"] = True
+        # Gradients are measured where they lie, in main memory.
+        shared["ddp_backend"] = "cuda:nccl,cpu:gloo"
     if (replicas := config.distributed.dp_replicate_size) == 1:
         return shared
     sizes = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=processes // replicas)

@@ -28,6 +28,7 @@ from engine.features.built import Notes, base_model
 from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
 from engine.models.load import Loaded
+from engine.models.packed_experts import packed_experts
 from engine.models.processors import UnreadVideos, pixel_limits
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
@@ -35,6 +36,7 @@ from engine.models.vision_parts import vision_parts
 from engine.run.nodes import hosts
 from engine.run.store import RunFolder
 from engine.trainers import sharded, trackers
+from engine.trainers.context_parallel import Ring
 from engine.trainers.optimizers.building import told
 from engine.trainers.saving import RunTrainer
 
@@ -77,10 +79,14 @@ def receipt(
             _processes(config, ranks, trainer.run),
             _strategy(config, trainer, (why or {}).get("distributed.strategy")),
         ]
+    if (ring := getattr(trainer, "ring", None)) is not None:
+        entries.append(_ring(config, ring))
     if config.model.quantization not in ("none", "fp8"):  # which engine.features.fp8_base.apply tells
         entries.append(_quantization(config, model))
     if loaded is not None and loaded.stored_fp8 is not None:
         entries.append(_stored_fp8(model, loaded.stored_fp8))
+    if loaded is not None and loaded.stored_mxfp4:
+        entries.append(_stored_mxfp4(model))
     if config.data.packing:
         apart = config.data.packing_cross_doc_attn_mask
         entries.append(
@@ -156,7 +162,8 @@ def _processes(config: RunConfig, ranks: int, run: RunFolder) -> dict[str, Any]:
     if not torch.cuda.is_available():
         threads = torch.get_num_threads()
         where = f"on the CPU, {threads} thread{'' if threads == 1 else 's'} each"
-    together = config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps * ranks
+    batches = ranks // config.distributed.context_parallel_size
+    together = config.optim.per_device_train_batch_size * config.optim.gradient_accumulation_steps * batches
     detail = f"{where}; a step averages the gradients of {together} rows (or answers) over them"
     if (several := config.distributed.nodes) > 1:
         detail += f"; on {several} nodes: {', '.join(hosts(run, several))}"
@@ -166,6 +173,7 @@ def _processes(config: RunConfig, ranks: int, run: RunFolder) -> dict[str, Any]:
 def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None) -> dict[str, Any]:
     """How the processes hold the model, by the weights themselves: those that are shared out are DTensors."""
     split, weights, here, numbers = sharded.shares(trainer.model)
+    offloaded = all(sharded.local(weight).device.type == "cpu" for weight in trainer.model.parameters())
     replicas, shares = sharded.mesh(trainer.model)
     if split:
         resharded = config.distributed.reshard_after_forward
@@ -173,12 +181,22 @@ def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None) -> dict[
         if replicas > 1:
             detail += f"; {replicas} replicas, each on {shares} processes"
         detail += "" if resharded else "; layers stay together between forward and backward pass"
+        detail += "; shares lie in main memory" if config.distributed.cpu_offload and offloaded else ""
     else:
         detail = f"each process holds all {numbers:,} numbers"
     detail += f"; {auto}" if auto else ""
     asked = config.distributed.strategy if auto is None else "auto"
     as_asked = split and replicas == config.distributed.dp_replicate_size
+    as_asked = as_asked and (offloaded or not config.distributed.cpu_offload)
     return _entry("strategy", asked, "fsdp2" if split else "ddp", split if as_asked else 0, detail)
+
+
+def _ring(config: RunConfig, ring: Ring) -> dict[str, Any]:
+    """Over how many processes rows are divided, by the ring that the trainer attends in."""
+    several = ring.ranks // ring.size
+    rings = f"{several} rings of {ring.size}, each" if several > 1 else f"all {ring.size} processes"
+    detail = f"{rings} with a batch between them: {2 * ring.size} pieces of each row, two on a process; torch's ring attention"
+    return _entry("context parallelism", config.distributed.context_parallel_size, ring.size, ring.size, detail)
 
 
 def _determinism() -> dict[str, Any]:
@@ -274,6 +292,10 @@ def _checkpointing(config: RunConfig, model: PreTrainedModel | PeftModel, auto: 
 
 
 def _quantization(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
+    if config.model.quantization == "mxfp4":
+        count = sum(1 for _ in packed_experts(model))
+        detail = f"weights of experts; other layers in {config.model.dtype}"
+        return _entry("quantization", "mxfp4", "mxfp4" if count else "none", count, detail)
     kinds = Counter(
         type(module).__name__
         for module in model.modules()
@@ -301,6 +323,14 @@ def _stored_fp8(model: PreTrainedModel | PeftModel, held: Held) -> dict[str, Any
         return _entry("stored weights", "fp8", _name(kept[0]), len(kept), detail)
     detail = f"linear layers; {scales}; scaled once, as full weights are trained"
     return _entry("stored weights", "fp8", _name(next(model.parameters()).dtype), held.layers, detail)
+
+
+def _stored_mxfp4(model: PreTrainedModel | PeftModel) -> dict[str, Any]:
+    """What became of experts that the model's files hold in MXFP4."""
+    if kept := sum(1 for _ in packed_experts(model)):
+        return _entry("stored weights", "mxfp4", "mxfp4", kept, "weights of experts, whose bytes stay as stored")
+    wide = [weight for name, weight in model.named_parameters() if ".experts." in name and weight.dim() == 3]
+    return _entry("stored weights", "mxfp4", _name(wide[0].dtype), len(wide), "weights of experts, widened once")
 
 
 def _loss(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:

@@ -69,12 +69,15 @@ class WithRows:
     def __init__(self, collator: Any) -> None:
         self.collator = collator
         self.collate = self._collate
+        self.part: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        """What of a batch is this rank's, where several divide its rows."""
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return self.collate(rows)
 
     def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.collator(rows)
+        batch = batch if self.part is None else self.part(batch)
         packed = bool(rows) and "rows" in rows[0]
         ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
         batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)))

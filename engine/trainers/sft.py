@@ -8,11 +8,11 @@ from trl import SFTConfig, SFTTrainer
 
 from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
+from engine.trainers.context_parallel import DividesRows
 from engine.trainers.job import Job
-from engine.trainers.saving import RunTrainer
 
 
-class Sft(RunTrainer, SFTTrainer):
+class Sft(DividesRows, SFTTrainer):
     """TRL's trainer with our saving. Its loss is the mean over trained tokens of the whole optimizer step."""
 
 
@@ -28,4 +28,7 @@ def arguments(config: RunConfig, run_folder: str | Path) -> SFTConfig:
 
 def build(job: Job) -> Sft:
     """The trainer, ready to `attach` to its run."""
-    return Sft(args=arguments(job.config, job.run_folder), **job.given())
+    trainer = Sft(args=arguments(job.config, job.run_folder), **job.given())
+    if (size := job.config.distributed.context_parallel_size) > 1:
+        trainer.divide_rows(size)
+    return trainer

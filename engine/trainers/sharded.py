@@ -85,7 +85,8 @@ def _shared_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     value = value.to(like.device)
     if not isinstance(like, DTensor):
         return value
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    # On a mesh of GPUs it comes to lie on one, also where the shares are in main memory.
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).to(local(like).device)
 
 
 def restore_weights(model: torch.nn.Module, folder: Path) -> None:

@@ -153,6 +153,18 @@ def test_a_run_that_ended_well_while_nothing_watched_is_finished(start):
     assert launch.attend(run) == "finished"
 
 
+def test_resume_names_the_checkpoint_that_a_dying_worker_had_written_but_not_named(start):
+    run = running(start(save_steps=5), step=12)
+    kill(run)
+    until(lambda: over(run))
+    newest, _ = checkpoint.newest_valid(run)
+    newest.rename(newest.with_name(f"{newest.name}.tmp"))
+    said, _ = launch.resume(run)
+    assert said == newest
+    running(run, step=checkpoint.step_of(newest) + 1)
+    assert view_of(run).resumed_from == checkpoint.step_of(newest)
+
+
 def test_resume_is_exact_and_marks_what_it_left(start):
     whole = start(steps=60, save_steps=10, step_seconds=0.005)
     broken = start(steps=60, save_steps=10, step_seconds=0.005, die=9, die_at=37)

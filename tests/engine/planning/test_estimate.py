@@ -294,6 +294,40 @@ def test_replicas_hold_more_each_and_ask_for_shares() -> None:
     )
 
 
+def test_devices_that_divide_rows_keep_their_parts_activations() -> None:
+    facts = Facts(machine=parse_machine("2xH200-141GB"), model=LARGE)
+    sections: dict[str, Any] = {
+        "model": {"name": LARGE.name}, "adapter": {"kind": "lora"}, "kernels": {"use_cut_ce": True},
+        "optim": {"per_device_train_batch_size": 1, "max_steps": 10}, "memory": {"gradient_checkpointing": True},
+        "data": {"max_length": 40_960}, "run": {"devices": 2},
+    }  # fmt: skip
+    whole, halves = (
+        read(sections | {"distributed": {"context_parallel_size": size, "strategy": "ddp"}}, facts) for size in (1, 2)
+    )
+    assert not [each for each in halves.findings if each.path.startswith("distributed")]
+    before, after = (estimate(each.config, facts) for each in (whole, halves))
+    # What goes round the ring comes on top of half the activations.
+    assert 0.5 < after.memory["activations"] / before.memory["activations"] < 0.58
+    assert after.memory["weights"] == before.memory["weights"]
+    accumulated = halves.config.optim.gradient_accumulation_steps
+    assert (before.effective_batch, after.effective_batch) == (2 * accumulated, accumulated)
+    told = paragraph(halves.config, facts, after)
+    assert "Of 2 devices each holds the whole model (ddp). All divide the tokens of each row between them." in told
+
+
+def test_shares_in_main_memory_leave_the_layers_that_are_computed() -> None:
+    facts = Facts(machine=parse_machine("2xH200-141GB"), model=LARGE)
+    sections: dict[str, Any] = {"run": {"devices": 2}, "model": {"name": LARGE.name, "dtype": "float32"}}
+    here, there = (
+        read(sections | {"distributed": {"strategy": "fsdp2", "cpu_offload": asked}}, facts) for asked in (False, True)
+    )
+    assert not [each for each in there.findings if each.path.startswith("distributed")]
+    on_card, away = (estimate(each.config, facts) for each in (here, there))
+    assert away.memory.get("optimizer", 0) == 0
+    assert away.memory["weights"] < on_card.memory["weights"] - 0.45 * 4 * (LARGE.parameters or 0)
+    assert "each holds a share of the model (fsdp2), in main memory" in paragraph(there.config, facts, away)
+
+
 def of_config(config: Any, strategy: str, facts: Facts) -> dict[str, int]:
     """The memory of this config with this strategy."""
     taken = config.distributed.model_copy(update={"strategy": strategy})

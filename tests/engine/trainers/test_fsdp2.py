@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from torch.distributed.fsdp import CPUOffloadPolicy
+from transformers import AutoModelForCausalLM, TrainingArguments
 
 from engine.config.files import as_yaml, parse
 from engine.errors import ModelError
@@ -19,9 +21,11 @@ from engine.export.__main__ import answer
 from engine.export.places import Source
 from engine.export.shards import put_together
 from engine.model_files import SHARES, weight_files
+from engine.rules import read
 from engine.run import checkpoint
 from engine.run.store import RunFolder
 from engine.run.view import RANK_FIGURES
+from engine.trainers.arguments import sharding
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
 from tests.engine.trainers.two_ranks import TwoRanks, run_folder
@@ -193,6 +197,18 @@ def test_an_adapter_is_one_plain_folder(lora: Pair) -> None:
     assert names[0] == names[1] == {"adapter_config.json", "adapter_model.safetensors"}
     assert not (at[0] / SHARES).exists()
     alike(*lora, tolerance=2e-2)  # bfloat16
+
+
+def test_shares_in_main_memory_are_asked_of_accelerate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CPU has no other memory: what they do is shown on cards, by `benchmarks/context_parallel.py --parts sharded`."""
+    asked = read({"run": {"devices": 2}, "distributed": {"strategy": "fsdp2", "cpu_offload": True}}).config
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    given = sharding(asked)
+    monkeypatch.delenv("WORLD_SIZE")
+    # Shares in main memory are measured by gloo, those that are put together travel by NCCL.
+    assert given.pop("ddp_backend") == "cuda:nccl,cpu:gloo"
+    plugin = TrainingArguments(str(tmp_path), use_cpu=True, **given).fsdp_plugin_args
+    assert isinstance(FullyShardedDataParallelPlugin(**plugin).cpu_offload, CPUOffloadPolicy)
 
 
 DDP = {"run.devices": 2, "distributed.strategy": "ddp"}

@@ -22,7 +22,7 @@ def run_folder(root: Any, settings: dict[str, Any]) -> RunFolder:
     return create(root, as_yaml(mapping), {"method": "test", "model": "builtin/tiny"})
 
 
-def _serve(rank: int, ranks: int, port: int, cache: str, asked: Any, told: Any) -> None:
+def _serve(rank: int, ranks: int, port: int, cache: str, asked: Any, told: Any, first: Any) -> None:
     os.environ |= {"WORKBENCH_CACHE": cache, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     if rank < ranks:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -34,6 +34,8 @@ def _serve(rank: int, ranks: int, port: int, cache: str, asked: Any, told: Any) 
     from engine.worker import main
 
     torch.set_num_threads(1)
+    if first is not None:
+        first()
     while (folder := asked.get()) is not None:
         told.put(main(folder))
         # Each run has a process of its own elsewhere; accelerate keeps how the one before was divided.
@@ -47,13 +49,14 @@ class TwoRanks:
 
     RANKS = 2
 
-    def __init__(self, cache: str) -> None:
+    def __init__(self, cache: str, first: Any = None) -> None:
+        """`first` is a function that each process calls before its first run."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         context = get_context("spawn")
         self._asked, self._told = [context.Queue() for _ in range(self.RANKS + 1)], context.Queue()
         self._ranks = [
-            context.Process(target=_serve, args=(rank, self.RANKS, port, cache, asked, self._told), daemon=True)
+            context.Process(target=_serve, args=(rank, self.RANKS, port, cache, asked, self._told, first), daemon=True)
             for rank, asked in enumerate(self._asked)
         ]
 

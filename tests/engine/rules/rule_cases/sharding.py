@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config.facts import Facts
-from tests.engine.rules.rule_cases.shared import GRPO, LORA, Case, model
+from tests.engine.rules.rule_cases.shared import CPU, GRPO, LORA, Case, model
 
 SHARED = {"distributed.strategy": "fsdp2", "run.devices": 2}
 _BESIDE: dict[str, dict[str, Any]] = {
@@ -30,6 +30,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "adapters-on-experts": {**LORA, "adapter.target_parameters": ["experts.down_proj"]},
     "dora": {**LORA, "adapter.use_dora": True},
 }
+OFFLOADED = {**SHARED, "distributed.cpu_offload": True}
 CASES: dict[str, list[Case]] = {
     **{
         f"fsdp2-without-{name}": [({**SHARED, **beside}, Facts(), "distributed.strategy", "error")]
@@ -51,6 +52,12 @@ CASES: dict[str, list[Case]] = {
             "distributed.dp_replicate_size",
             "error",
         ),
+        (
+            {"run.devices": 2, "distributed.cpu_offload": True, "model.dtype": "float16"},
+            Facts(),
+            "distributed.cpu_offload",
+            "error",
+        ),
     ],
     "replicas-divide-the-processes": [
         ({"run.devices": 8, "distributed.dp_replicate_size": many}, Facts(), "distributed.dp_replicate_size", "error")
@@ -68,4 +75,12 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "cpu-offload-needs-fsdp2": [
+        ({**OFFLOADED, "distributed.strategy": "ddp"}, Facts(), "distributed.cpu_offload", "error")
+    ],
+    "cpu-offload-needs-several-devices": [
+        ({"distributed.cpu_offload": True}, Facts(), "distributed.cpu_offload", "error")
+    ],
+    "cpu-offload-needs-gpus": [(OFFLOADED, Facts(machine=CPU), "distributed.cpu_offload", "error")],
+    "cpu-offload-steps-with-adam": [({**OFFLOADED, "optim.optim": "adagrad"}, Facts(), "optim.optim", "error")],
 }
