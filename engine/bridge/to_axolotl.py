@@ -66,6 +66,8 @@ def _quantization(value: Any, giving: Giving) -> Answer:
         return unsupported(
             "Axolotl does not hold base weights in 8-bit floating point: nf4, fp4 and int8 are known there."
         )
+    if value == "mxfp4":
+        return unsupported("Axolotl does not pack experts into MXFP4: nf4, fp4 and int8 are known there.")
     more = {"bnb_config_kwargs": {"bnb_4bit_quant_type": "fp4"}} if value == "fp4" else {}
     return mapped({"load_in_4bit": True, **more})
 
@@ -193,6 +195,11 @@ def _entry(source: DataSource, giving: Giving) -> dict[str, Any] | str:
         entry["type"], names = "completion", {"text": "field"}
     else:
         return f"Axolotl has nothing that reads {form} as it is read here: bring the rows as messages."
+    if source.chat_template:
+        written = _template(source.chat_template, giving)
+        if entry["type"] != "chat_template" or written.outcome != "mapped":
+            return written.reason or "Axolotl takes a template of a source with messages alone."
+        entry |= written.settings
     names = {**names, "tools": "field_tools", "system": "field_system"} if entry["type"] == "chat_template" else names
     for part, column in columns.items():
         if part not in names:

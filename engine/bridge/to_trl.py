@@ -78,6 +78,8 @@ def _quantization(value: Any, giving: Giving) -> Answer:
         return unsupported(
             "TRL's command does not hold base weights in 8-bit floating point: nf4, fp4 and int8 are known there."
         )
+    if value == "mxfp4":
+        return unsupported("TRL's command does not pack experts into MXFP4: nf4, fp4 and int8 are known there.")
     return mapped({"load_in_4bit": True, "bnb_4bit_quant_type": value, "use_bnb_nested_quant": True})
 
 
@@ -188,6 +190,8 @@ def _problem(source: DataSource, wanted: tuple[str, ...], giving: Giving) -> str
     if source.format is None and giving.config.method.kind in ("sft", "pretrain"):
         return "What is learned of a row depends on what it holds: name its format."
     named = {part for part in source.columns if part != "text" or giving.config.method.kind != "pretrain"}
+    if source.chat_template:
+        return "TRL writes the rows of all sources in one chat template: name it as model.chat_template."
     if named or source.properties or source.roles:
         return "TRL takes columns, keys and roles by their own names: rename them in the rows."
     return "TRL takes every row of a source once in an epoch: leave out its weight." if source.weight != 1 else ""

@@ -58,12 +58,11 @@ ABSENT = (
         "distributed.strategy: fsdp2 shares weights, gradients and optimizer states out over run.devices, as its stage 3 does.",
     ),
     Absent(
-        "tensor, context, pipeline and expert parallelism",
-        ("tp_size", "cp_size", "pp_size", "ep_size", "sp_size", "ring_attn_func",
-         "heads_k_stride"),
-        ("tensor_parallel", "context_parallel", "sequence_parallel", "pipeline_parallel", "pipeline_model_parallel",
+        "tensor, pipeline and expert parallelism",
+        ("tp_size", "pp_size", "ep_size"),
+        ("tensor_parallel", "pipeline_parallel", "pipeline_model_parallel",
          "expert_parallel", "expert_model_parallel", "tensor_model_parallel"),
-        "With run.devices above 1 each GPU takes batches of its own.",
+        "With run.devices above 1 each GPU takes batches of its own; distributed.context_parallel_size divides rows over them.",
     ),
     Absent(
         "vLLM and SGLang for sampled answers",

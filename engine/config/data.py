@@ -62,6 +62,9 @@ class DataSource(Section):
     split: Annotated[str | None, Advanced] = None
     """Which split of a data set, such as `train`. Files have none."""
 
+    chat_template: Annotated[str | None, Control("path"), Expert] = None
+    """The chat template that this source's rows are written in, as `model.chat_template` names one. Empty means that one."""
+
     rows: Annotated[int | None, Ge(1), Le(1_000_000_000_000), Advanced, Unit("rows")] = None
     """Use only the first so many rows. Empty means all. Of synthetic rows, how many there are: 1,000 where it is empty."""
 

@@ -178,7 +178,8 @@ def counting_limits(config: RunConfig) -> tuple[str, ...]:
     """The settings that decide what becomes of a row once it is tokenized, as texts that can be compared."""
     model, data = config.model, config.data
     # A template is named by its file wherever that lies.
-    template = Path(str(model.chat_template)).name
+    named = [each.chat_template for each in (*data.train, *data.eval)]
+    template = ", ".join(Path(str(each)).name for each in (model.chat_template, *(named if any(named) else ())))
     length = (data.max_length, data.excess_length, data.truncation_side)
     packs = (data.packing, data.packing_cross_doc_attn_mask)
     images = (data.min_pixels, data.max_pixels)

@@ -237,6 +237,8 @@ def _absolute_sources(value: Any, folder: Path) -> Any:
     for entry in [value] if isinstance(value, dict) else value if isinstance(value, list) else []:
         if isinstance(entry, dict) and isinstance(entry.get("path"), str):
             entry["path"] = place_of(entry["path"], folder)
+        if isinstance(entry, dict) and isinstance(entry.get("chat_template"), str):
+            entry["chat_template"] = place_of(entry["chat_template"], folder)
     if isinstance(value, list):
         return [{"path": place_of(entry, folder)} if isinstance(entry, str) else entry for entry in value]
     return value

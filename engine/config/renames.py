@@ -18,6 +18,8 @@ Meaning = Callable[[Any, File], Changes | None]
 
 # The same value under our name.
 NAMES: dict[str, str] = {
+    "cp_size": "distributed.context_parallel_size",
+    "sequence_parallel_degree": "distributed.context_parallel_size",
     "base_model": "model.name",
     "model_name_or_path": "model.name",
     "model_name": "model.name",
@@ -313,6 +315,8 @@ INSTEAD: dict[str, str] = {
     "tokenizer_type": _CLASS,
     "num_labels": "A reward model has one score, a process reward model a verdict on each step: method.kind says which.",
     "num_processes": "run.devices says on how many GPUs a run works.",
+    "ring_attn_func": "distributed.context_parallel_size divides rows over GPUs; its ring is torch's own.",
+    "heads_k_stride": "distributed.context_parallel_size divides rows over GPUs; its ring is torch's own.",
     "num_machines": _NODES,
     "num_nodes": _NODES,
     "nnodes": _NODES,
@@ -324,10 +328,10 @@ INSTEAD: dict[str, str] = {
     "mixed_precision": "model.dtype says in which numbers a run computes.",
     "peft_config": "Its settings stand below adapter, with kind: lora.",
     "lora_config": "Its settings stand below adapter, with kind: lora.",
-    "quantization_config": "model.quantization names how the base weights are held: nf4, fp4, int8 or fp8.",
+    "quantization_config": "model.quantization names how the base weights are held: nf4, fp4, int8, fp8 or mxfp4.",
     "bnb_4bit_quant_type": "model.quantization says it: nf4 or fp4.",
     "quantization_type": "model.quantization says it: nf4 or fp4.",
-    "quantization_method": "model.quantization names how the base weights are held: nf4, fp4, int8 or fp8.",
+    "quantization_method": "model.quantization names how the base weights are held: nf4, fp4, int8, fp8 or mxfp4.",
     "pretraining_dataset": "Plain text is named below data.train, with method.kind pretrain; reading it as a stream is "
     "not here yet.",
     "freeze_trainable_layers": "adapter.unfrozen_parameters names the weights that are trained, with kind: none.",

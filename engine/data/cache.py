@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from engine.data.cache_entries import Progress, cache_folder, locked
 from engine.data.image_references import changed_images, folder_of
-from engine.data.plan import Plan, Source
+from engine.data.plan import Plan, Source, named_template
 from engine.data.vision import images_of, read_by
 from engine.errors import WorkbenchError, redact, visible
 
@@ -95,6 +95,8 @@ class Store:
 def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int], None]) -> str:
     """The key of a plan's prepared rows."""
     parts = {**tokens_parts(plan, processing_class), "sources": source_parts(plan, progress)}
+    if any(templates := [template_part(source, processing_class) for source in plan.sources]):
+        parts["templates"] = templates
     if plan.val_set_size is not None:
         parts["held out"] = [plan.val_set_size, plan.seed]
     if plan.deduplicate is not None:
@@ -105,6 +107,13 @@ def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int]
 def source_parts(plan: Plan, progress: Callable[[str, int, int], None]) -> list[dict[str, Any]]:
     """What decides which rows a plan's sources give, by their content."""
     return [_source(source, plan.seed, progress) for source in plan.sources]
+
+
+def template_part(source: Source, processing_class: Any) -> dict[str, Any]:
+    """The text of the template that a source names for its rows; nothing where it names none."""
+    if source.template is None:
+        return {}
+    return {"template": named_template(source.template, processing_class, "chat_template of a source")[0]}
 
 
 def digest_of(parts: Mapping[str, Any]) -> str:

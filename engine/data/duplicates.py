@@ -49,7 +49,7 @@ def _found(plan: Plan, progress: Progress) -> list[tuple[int, int, int]]:
             example, row = plan.example(number, index)
         except WorkbenchError:
             continue  # a row that cannot be read is told of where rows are prepared
-        said = [vars(example), row if plan.reads_columns else None]
+        said = [{**vars(example), "template": None}, row if plan.reads_columns else None]
         digest = hashlib.blake2b(json.dumps(said, sort_keys=True, default=repr).encode(), digest_size=16).digest()
         earlier = first.setdefault(digest, bases[number] + index)
         if earlier != bases[number] + index:

@@ -82,6 +82,11 @@ def look_at(
         files={
             **{path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))},
             **_template_there(config.model.chat_template, model, folder),
+            **{
+                path: there
+                for entry in (*config.data.train, *config.data.eval)
+                for path, there in _template_there(entry.chat_template, model, folder).items()
+            },
         },
         tokenizer=_tokenizer(config, folder),
         scratch=_scratch() if here else "",

@@ -63,7 +63,7 @@ def _place(config: RunConfig, base: Path, model: ModelFacts | None) -> Path | No
     rows = [entry.model_dump() | {"path": place_of(entry.path, base)} for entry in entries]
     tokenizer = place_of(config.model.tokenizer, base) if config.model.tokenizer else ""
     folders = [Path(folder) for folder in (model.folder, tokenizer) if folder]
-    template = place_of(config.model.chat_template, base) if config.model.chat_template else ""
+    templates = [each for each in (config.model.chat_template, *(entry.chat_template for entry in entries)) if each]
     hangs_on = {
         "format": FORMAT,
         "model": [place_of(config.model.name, base), config.model.revision, tokenizer],
@@ -72,7 +72,7 @@ def _place(config: RunConfig, base: Path, model: ModelFacts | None) -> Path | No
         "limits": counting_limits(config),
         "sources": sources,
         "tokenizer": [_stamp(str(folder / name)) for folder in folders for name in _TOKENIZER],
-        "template": _stamp(template) if template else "",
+        "templates": [_stamp(place_of(each, base)) for each in templates],
         "versions": dict(_versions(("transformers", "tokenizers", "jinja2"))),
     }
     key = hashlib.sha256(json.dumps(hangs_on, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -75,6 +75,8 @@ class Example:
     images: list[Any] = field(default_factory=list)
     drawn: Drawn | None = None
     """Of a synthetic row, whose tokens are drawn where the vocabulary is known."""
+    template: str | None = None
+    """The chat template that the source names for its rows."""
     sees: bool = False
     """Whether tokens of images may stand among `input_ids`, or in the text by the processor's own words."""
 

@@ -42,6 +42,8 @@ class Source:
     weight: float = 1.0
     limit: int | None = None
     split: str | None = None
+    template: str | None = None
+    """The chat template of its rows by the name in the config, where that is not the run's."""
     stamp: tuple[int, int, int] | None = None
     """Size, date and number of its file when it was opened."""
 
@@ -105,6 +107,7 @@ class Plan:
         source = self.sources[number]
         row = source.rows[index]
         example = read_example(row, source.detection.format or "", source.detection.columns)
+        example.template = source.template
         if example.images:
             if not learns_from_images(self.method):
                 raise FormatError(
@@ -246,7 +249,9 @@ def open_source(
     columns = columns_of(entry.columns, entry.properties, entry.roles)
     detection = detect(rows, columns, "synthetic" if entry.path == SYNTHETIC else entry.format)
     refuse_problems(entry.path, detection, on_bad_row)
-    return Source(entry.path, rows, detection, entry.weight, entry.rows, entry.split, stamp)
+    return Source(
+        entry.path, rows, detection, entry.weight, entry.rows, entry.split, template=entry.chat_template, stamp=stamp
+    )
 
 
 def refuse_problems(path: str, detection: Detection, on_bad_row: str) -> None:
@@ -335,7 +340,13 @@ class ListRows(Rows):
 
 def template_of(config: RunConfig, processing_class: Any) -> tuple[str | None, str]:
     """The chat template's text and a name for it in messages; no text where there is none."""
-    wanted = config.model.chat_template
+    return named_template(config.model.chat_template, processing_class)
+
+
+def named_template(
+    wanted: str | None, processing_class: Any, setting: str = "model.chat_template"
+) -> tuple[str | None, str]:
+    """The text of the template that a setting names, the processing class's own where it names none, and its name."""
     if not wanted:
         return own_template(processing_class)
     own = _own_templates(processing_class)
@@ -358,7 +369,7 @@ def template_of(config: RunConfig, processing_class: Any) -> tuple[str | None, s
         guess = nearest(file.name, known)
         hint = f"Did you mean {guess}?" if guess else f"Known names: {', '.join(known)}; or name a file."
         reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8"
-        raise WorkbenchError(f"model.chat_template: {visible(wanted)} cannot be read ({reason})", hint) from None
+        raise WorkbenchError(f"{setting}: {visible(wanted)} cannot be read ({reason})", hint) from None
 
 
 def own_template(processing_class: Any) -> tuple[str | None, str]:

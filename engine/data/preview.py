@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from engine.config.tree import RunConfig
@@ -85,15 +86,15 @@ def preview(
         return result
     chosen = places if places is not None else choose(config, processing_class, plan, wanted, count, on_progress)
     result["rows"] = [shown_row(plan, tokens, collate, number, index) for number, index in chosen]
-    if config.data.streaming and split == "train":
-        tokens.notes.add(streamed_note(sum(source.count() for source in plan.sources)))
+    streamed = config.data.streaming and split == "train"
+    notes = {streamed_note(sum(source.count() for source in plan.sources))} if streamed else set[str]()
     if plan.told is not None:
         result["fingerprint"], warnings = plan.told
-        result["warnings"] = sorted({*warnings, *tokens.notes})
+        result["warnings"] = sorted({*warnings, *notes, *tokens.notes})
         return result
     fixed = _fixed(plan, tokens)
     result["fingerprint"] = fingerprint(fixed) if fixed else ""
-    result["warnings"] = sorted(tokens.notes)
+    result["warnings"] = sorted(notes | tokens.notes)
     return result
 
 
@@ -246,6 +247,8 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
     shown |= {"length": row["length"], "truncated": bool(row.get("cut")), "images": _images(row, tokens.images)}
     shown |= {name: row[name] for name in ("left_out", "refused") if row[name]}
     shown["flaws"] = list(row["flaws"])
+    if source.template is not None:
+        shown["template"] = Path(source.template).name
     if not shape_of(plan.method).length(row):
         return shown
     for each in (row, *row["beside"]):
@@ -267,7 +270,7 @@ def _prepared(plan: Plan, tokens: Tokens, which: int, index: int) -> Row:
     source = plan.sources[which]
     try:
         example, given = plan.example(which, index)
-        shape = shape_of(plan.method)
+        shape, tokens = shape_of(plan.method), tokens.of(example)
         if shape is SHAPES["language"]:
             rows = tokens.rows([tokens.piece(example)])
         else:
@@ -414,6 +417,7 @@ def _described(source: Source) -> dict[str, Any]:
     detection = source.detection
     return {
         "path": source.path,
+        "template": source.template,
         "format": detection.format,
         "columns": dict(detection.columns),
         "why": detection.why,

@@ -7,8 +7,10 @@ as TRL's DPO does. Tokenizers without character offsets are refused, since their
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 from engine.config.method import learns_from_images
@@ -28,10 +30,12 @@ from engine.data.chat import (
     token_mask,
 )
 from engine.data.parts import IMAGE, Example, FormatError, with_image_parts
-from engine.data.plan import Plan, template_of
+from engine.data.plan import Plan, named_template, template_of
 from engine.data.pretokenized import IGNORED, refuse_strange
 from engine.data.vision import ImageTokens, images_of, no_processor
 from engine.errors import WorkbenchError
+
+_BEGIN, _END = itemgetter(0), itemgetter(1)
 
 
 @dataclass
@@ -80,13 +84,26 @@ class Tokens:
             if plan.template
             else None
         )
+        self._others: dict[str, Tokens] = {}
         self._flaws: list[str] = []
         self._vocabulary: list[int] | None = None
         self._ends = tuple(token for token in map(str, self.tokenizer.added_tokens_encoder) if token.strip())
 
     @property
     def notes(self) -> set[str]:
-        return self.chat.notes if self.chat else set()
+        """What the templates noted of the rows so far."""
+        return set[str]().union(*(each.chat.notes for each in (self, *self._others.values()) if each.chat))
+
+    def of(self, example: Example) -> Tokens:
+        """These, or those that write in the chat template which the example's source names. Raises `WorkbenchError`."""
+        name = example.template
+        if name is None:
+            return self
+        if name not in self._others:
+            text, shown = named_template(name, self.processing_class, "chat_template of a source")
+            plan = replace(self.plan, template=text, template_name=shown)
+            self._others[name] = Tokens(plan, self.processing_class)
+        return self._others[name]
 
     # -- SFT and pretraining -------------------------------------------------------------------------------------------
     def piece(self, example: Example, rendered: Rendered | MaskError | None = None) -> Piece:
@@ -174,11 +191,14 @@ class Tokens:
         return sorted(rows, key=lambda row: order[id(row["piece"])])
 
     def _row(self, piece: Piece, ids: list[int], offsets: list[Span]) -> dict[str, Any]:
-        mask = token_mask(offsets, piece.spans)
         if piece.special and piece.spans and piece.spans[0][0] == 0:
             # Plain text: special tokens that the tokenizer adds at its start belong to it.
-            mask = [True] * len(ids)
-        labels = [token if trained else IGNORED for token, trained in zip(ids, mask, strict=True)]
+            labels = list(ids)
+        elif piece.special:
+            mask = token_mask(offsets, piece.spans)
+            labels = [token if trained else IGNORED for token, trained in zip(ids, mask, strict=True)]
+        else:
+            labels = _learned(ids, offsets, piece.spans)
         if self.images is None:
             return {"input_ids": ids, "labels": labels}
         images = [place for place, drawn in enumerate(token_mask(offsets, piece.places)) if drawn]
@@ -409,6 +429,20 @@ def _pair_messages(example: Example, trained: str) -> tuple[list[Message], str]:
     if trained == "flag" and any(flag_of(turn) is not None for turn in last):
         return [*asked, *last], trained
     return [*asked, *last], "last" if trained == "last" else "assistant"
+
+
+def _learned(ids: list[int], offsets: list[Span], spans: Sequence[Span]) -> list[int]:
+    """The ids where `token_mask` says so, elsewhere `IGNORED`. The tokens are those of the text alone, in its order, so that
+    each span is looked for and only its own tokens are looked at."""
+    labels, done = [IGNORED] * len(ids), 0
+    for first, last in spans:
+        begin = bisect_right(offsets, first, done, key=_END)
+        done = bisect_left(offsets, last, begin, key=_BEGIN)
+        within = zip(ids[begin:done], offsets[begin:done], strict=True)
+        labels[begin:done] = [token if start < end else IGNORED for token, (start, end) in within]
+        # A token may begin in one span and end in the next.
+        done = max(done - 1, begin)
+    return labels
 
 
 def _common(ids: Sequence[int], other: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from engine.config.rule import RULES as _ENTERED
 from engine.config.rule import Rule, rule
 from engine.config.tree import RunConfig
 from engine.features.table import FEATURES
-from engine.planning import sharding
+from engine.planning import context_parallel, sharding
 from engine.rules import (
     data,
     fit,
@@ -39,6 +39,7 @@ __all__ = ["RULES", "Rule", "read", "rule", "run_rules"]
 
 
 _MODULES = (
+    context_parallel,
     data,
     fit,
     *FEATURES,

@@ -16,6 +16,7 @@ from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
 
 _PLACES = (fields.data.train, fields.data.eval)
+WITHOUT_TEMPLATE = ("text", "tokens", "distill", "embedding", "multimodal_pretrain", "synthetic")
 SEEN = "multimodal_pretrain"
 """Text with images, or its tokens: a processor must read the images as it read those of the tokens."""
 
@@ -46,6 +47,18 @@ def columns_name_parts_of_a_row(config: RunConfig, facts: Facts) -> Iterator[Fin
                 else:
                     todo = "They have no columns."
                 yield must(f"{path}.columns.{part}", f"a part of {rows}", part, todo)
+
+
+@rule(reads=(*_PLACES, fields.model.name))
+def templates_of_sources_are_there_and_used(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    for path, entry, form in _entries(config, facts):
+        place, wanted = f"{path}.chat_template", entry.chat_template
+        if wanted and facts.files is not None and facts.files.get(wanted) is False:
+            todo = "Known names are chatml, llama3, plain and none; a path starts at the config's folder."
+            yield must(place, "a template's name or a Jinja file that is there", wanted, todo)
+        elif wanted and form in WITHOUT_TEMPLATE:
+            remove = Fix("remove it", unset=(place,))
+            yield must(place, f"left out for {form}", wanted, "These rows go through no chat template.", fix=remove)
 
 
 def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:

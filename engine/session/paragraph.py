@@ -69,7 +69,8 @@ def _trained(config: RunConfig, estimate: Estimate) -> str:
     how_many = "how many is not known yet" if trained is None else large(trained)
     if isinstance(config.adapter, Lora):
         share = f", {percent(trained / total, 1)} of all" if trained and total else ""
-        bits = ", held in 4 bits," if config.model.quantization == "nf4" else ""
+        held = {"nf4": ", held in 4 bits,", "mxfp4": ", its experts held in 4 bits,"}
+        bits = held.get(config.model.quantization, "")
         lora = f"LoRA, rank {config.adapter.r}: {how_many} parameters{share}"
         return f"The model{bits} stays as it is; what learns are small matrices beside it ({lora})."
     if trained is not None and total is not None and trained < total:
@@ -102,7 +103,12 @@ def _devices(config: RunConfig, facts: Facts) -> str:
     how = "each holds a share of the model (fsdp2)" if taken == "fsdp2" else "each holds the whole model (ddp)"
     if taken == "fsdp2" and (replicas := config.distributed.dp_replicate_size) > 1:
         how = f"every {many // replicas} hold one of {replicas} replicas of the model between them (fsdp2)"
-    return f"Of {many} devices {how}{f': {why}' if why else ''}."
+    if config.distributed.cpu_offload and taken == "fsdp2":
+        how += ", in main memory"
+    told = f"Of {many} devices {how}{f': {why}' if why else ''}."
+    if (ring := config.distributed.context_parallel_size) > 1:
+        told += f" {'All' if ring == many else f'Every {ring}'} divide the tokens of each row between them."
+    return told
 
 
 def _memory(facts: Facts, estimate: Estimate) -> str:

@@ -136,7 +136,7 @@ def head_words(draft: Draft, found: Mapping[str, Any], row: Mapping[str, Any] | 
         parts.append(prompt if of_prompts(draft) else trained_words(row))
         if row.get("truncated"):
             parts.append(f"cut at {count(draft.config.data.max_length)}")
-        if template := found.get("template"):
+        if template := row.get("template") or found.get("template"):
             parts.append("its own template" if "tokenizer" in template else f"template {template}")
     return parts
 

@@ -145,7 +145,8 @@ def show(found: dict[str, Any]) -> None:
     total = found.get("total")
     for source in found.get("sources", []):
         rows = f"{source['rows']:,} rows" if source["rows"] is not None else "rows still counted"
-        echo(f"{without_secrets(source['path'])}: {source['why']} ({rows})")
+        template = f"; template {without_secrets(source['template'])}" if source.get("template") else ""
+        echo(f"{without_secrets(source['path'])}: {source['why']} ({rows}){template}")
     echo(f"method {found['method']}; {found.get('template') or 'no chat template'}; mask {found['fingerprint']}")
     for warning in found.get("warnings", []):
         echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))

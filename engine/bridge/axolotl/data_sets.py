@@ -68,6 +68,8 @@ def _entry(setting: str, number: int, entry: Mapping[str, Any], file: File) -> l
             answer = _properties(at, value) if key != "roles" else _roles(at, value)
         elif key in ("message_field_role", "message_field_content"):
             answer = mapped({f"{at}.properties": {key.rpartition("_")[2]: value}})
+        elif key in ("chat_template", "chat_template_jinja"):
+            answer = _template(at, key, value, file)
         else:
             answer = _IN_ENTRY[key].means(value, file) if key in _IN_ENTRY else unsupported(_NO_SUCH)
         inner = answer if isinstance(answer, list) else [("", value, answer)]
@@ -80,6 +82,15 @@ def _entry(setting: str, number: int, entry: Mapping[str, Any], file: File) -> l
         name, item, part = parts[0]
         parts[0] = (name, item, Answer(part.outcome, {"method.kind": "pretrain", **part.settings}, part.reason))
     return parts
+
+
+def _template(at: str, key: str, value: Any, file: File) -> Answer:
+    """The template of one source: the model's where it is the only one, so that samples and export speak the same."""
+    answer = values.template(value, file) if key == "chat_template" else values.jinja(value, file)
+    if at == "data.train.0" and len(file.get("datasets") or ()) == 1:
+        return answer
+    settings = {f"{at}.chat_template": name for name in answer.settings.values()}
+    return Answer(answer.outcome, settings, answer.reason)
 
 
 def _synthetic(at: str, number: int, entry: Mapping[str, Any], file: File) -> list[Part]:
@@ -227,8 +238,6 @@ _IN_ENTRY: dict[str, Key] = {
     "input_transform": unless_off("Rows are taken as they stand: change them in a file of your own."),
     "input_format": unless_off(_PROMPT),
     "conversation": nothing("The preview says what was seen in the rows; format and columns say it otherwise."),
-    "chat_template": Key(lambda value, file: values.template(value, file)),
-    "chat_template_jinja": Key(lambda value, file: values.jinja(value, file)),
     "field_human": unless_off("columns names the columns of a source by their parts."),
     "field_model": unless_off("columns names the columns of a source by their parts."),
     "field_thinking": unless_off("properties names the key inside a message, as `thinking: reasoning`."),

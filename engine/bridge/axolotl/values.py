@@ -19,10 +19,12 @@ from engine.bridge.keys import (
     needless,
     unsupported,
 )
+from engine.bridge.sharding import ring_of
 from engine.config.renames import TEMPLATES, is_off, sentence_for
 
 PAIRS = ("dpo", "ipo", "simpo", "orpo", "reward")
 KINDS = ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo")
+_RING = "GPUs that divide rows attend in a ring of torch's own attention."
 _OWN_TEMPLATE = "Axolotl's templates have names of their own: the tokenizer's own template stands here."
 
 
@@ -89,7 +91,30 @@ def bnb(value: Any, file: File) -> Answer | list[Part]:
     ]
 
 
-QUANTIZED = "model.quantization takes nf4, fp4, int8 or fp8, each as the QLoRA paper and bitsandbytes have it."
+def quantizer(value: Any, file: File) -> Answer:
+    """gpt-oss's own format, which Axolotl widens where `dequantize` says so."""
+    if is_off(value):
+        return needless(OFF)
+    if value != "Mxfp4Config":
+        return unsupported(QUANTIZED)
+    if file.get("model_quantization_config_kwargs") == {"dequantize": True}:
+        return mapped({"model.quantize_moe_experts": False}, "Experts that files hold in MXFP4 are widened.")
+    return needless("Files that hold experts in MXFP4 are taken as they are.")
+
+
+def quantizer_kwargs(value: Any, file: File) -> Answer:
+    if is_off(value):
+        return needless(OFF)
+    known = file.get("model_quantization_config") == "Mxfp4Config" and value in (
+        {"dequantize": True},
+        {"dequantize": False},
+    )
+    return needless("Said with model_quantization_config.") if known else unsupported(QUANTIZED)
+
+
+QUANTIZED = (
+    "model.quantization takes nf4, fp4, int8, fp8 or mxfp4; files that hold experts in MXFP4 are taken as they are."
+)
 
 
 def bf16(value: Any, file: File) -> Answer:
@@ -111,6 +136,8 @@ def targets(value: Any, file: File) -> Answer:
 def packing(value: Any, file: File) -> Answer:
     if is_off(value):
         return mapped({"data.packing": False}) if value is False else needless(OFF)
+    if ring_of(file) > 1:
+        return changed({}, "Rows that GPUs divide are not packed: each is padded to the longest of its batch.")
     apart = file.get("pretrain_multipack_attn", True) if file.get("pretraining_dataset") else True
     return mapped({"data.packing": True, "data.packing_cross_doc_attn_mask": bool(apart)})
 
@@ -237,7 +264,15 @@ def attention(words: str) -> Key:
     return flag({"model.attention": words})
 
 
+def flash_attention(value: Any, file: File) -> Answer | list[Part]:
+    if not is_off(value) and ring_of(file) > 1:
+        return changed({}, _RING)
+    return attention("flash_attention_2").means(value, file)
+
+
 def attn_implementation(value: Any, file: File) -> Answer:
+    if "flash" in str(value) and ring_of(file) > 1:
+        return changed({}, _RING)
     return mapped({"model.attention": value})
 
 

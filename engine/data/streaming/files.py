@@ -17,7 +17,7 @@ from typing import Any
 from engine.config.files import COMPRESSIONS, scheme_of
 from engine.config.kinds import BUILTIN_ROWS
 from engine.config.tree import RunConfig
-from engine.data.cache import tokens_parts
+from engine.data.cache import template_part, tokens_parts
 from engine.data.detect import detect
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
@@ -199,7 +199,9 @@ def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = 
                 refuse_problems(path, detection, policy)
             size = _guessed_size(str(copy.file) if copy else path)
             files.files.append(StreamFile(path, entry, cut.count, cut.units, size, cut.known_rows, copy))
-            plan.sources.append(Source(path, cut.rows, detection, split=entry.split, stamp=stamp))
+            plan.sources.append(
+                Source(path, cut.rows, detection, split=entry.split, template=entry.chat_template, stamp=stamp)
+            )
             cut.rows.close()
         check_fit(plan.sources[-1], plan.method)
         if plan.method == "kto" and plan.sources[-1].detection.format != "unpaired_preference":
@@ -238,6 +240,7 @@ def stream_parts(plan: Plan, files: Files, processing_class: Any) -> dict[str, A
             "columns": dict(source.detection.columns),
             "limit": file.entry.rows,
             "split": file.entry.split,
+            **template_part(source, processing_class),
         }
         for source, file in zip(plan.sources, files.files, strict=True)
     ]

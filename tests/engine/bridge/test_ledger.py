@@ -366,6 +366,16 @@ def test_paths_are_written_as_the_new_file_needs_them(tmp_path: Path) -> None:
     assert [entry["path"] for entry in ledger.mapping["data"]["train"]] == ["../../rows.jsonl", "a/c"]
 
 
+def test_the_template_of_one_of_several_sources_is_its_own(tmp_path: Path) -> None:
+    talks = {"path": "a/b", "type": "chat_template"}
+    alone = taken({"base_model": "a/b", "datasets": [{**talks, "chat_template": "chatml"}]}, "axolotl", tmp_path)
+    assert alone.mapping["model"]["chat_template"] == "chatml"
+    both = [{**talks, "chat_template": "chatml"}, {**talks, "chat_template": "llama3"}, talks]
+    ledger = taken({"base_model": "a/b", "datasets": both}, "axolotl", tmp_path)
+    assert [each.get("chat_template") for each in ledger.mapping["data"]["train"]] == ["chatml", "llama3", None]
+    assert "chat_template" not in ledger.mapping["model"]
+
+
 def test_no_secret_of_a_file_is_shown_or_written(tmp_path: Path) -> None:
     secret = "k" * 40
     for tool, key in (
@@ -397,6 +407,18 @@ def test_a_key_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None:
     row = next(row for row in ledger.rows if row.key == "speed")
     assert row.outcome == "unsupported"
     assert "no key that is known of Axolotl" in row.reason
+
+
+def test_what_axolotl_says_of_gpt_oss_in_its_own_format(tmp_path: Path) -> None:
+    told = {"base_model": "openai/gpt-oss-20b", "adapter": "lora", "model_quantization_config": "Mxfp4Config"}
+    for kwargs, wide in (({"dequantize": True}, True), ({"dequantize": False}, False), (None, False)):
+        ledger = taken({**told, "model_quantization_config_kwargs": kwargs}, "axolotl", tmp_path)
+        assert read(ledger.mapping).config.model.quantize_moe_experts is not wide
+        rows = {row.key: row.outcome for row in ledger.rows if row.key.startswith("model_quantization_config")}
+        assert rows["model_quantization_config"] == ("mapped" if wide else "needless")
+        assert "unsupported" not in rows.values()
+    ledger = taken({**told, "model_quantization_config": "FineGrainedFP8Config"}, "axolotl", tmp_path)
+    assert next(row for row in ledger.rows if row.key == "model_quantization_config").outcome == "unsupported"
 
 
 def test_nothing_of_it_imports_torch() -> None:
@@ -432,7 +454,7 @@ def test_what_shares_a_model_out_is_answered_by_what_does_it_here(tmp_path: Path
     assert {key.removeprefix("deepspeed."): outcome for key, (outcome, _) in found.items()} == {
         "deepspeed": "needless",
         "zero_optimization.stage": "changed",
-        "zero_optimization.offload_optimizer.device": "unsupported",
+        "zero_optimization.offload_optimizer.device": "changed",
         "zero_optimization.overlap_comm": "needless",
         "bf16.enabled": "mapped",
         "gradient_clipping": "mapped",
@@ -443,13 +465,14 @@ def test_what_shares_a_model_out_is_answered_by_what_does_it_here(tmp_path: Path
     assert "reshard_after_forward: false" in found["deepspeed.zero_optimization.stage"][1]
     assert outcomes("deepspeed: configs/zero3_bf16.json")["deepspeed"][0] == "changed"
     assert outcomes("deepspeed: configs/zero3_offload.json")["deepspeed"][0] == "unsupported"
+    assert "distributed.cpu_offload: true" in found["deepspeed.zero_optimization.offload_optimizer.device"][1]
     assert "no JSON file" in outcomes("deepspeed: pipe.json")["deepspeed"][1]
     found = outcomes(
         "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true, fsdp_state_dict_type: FULL_STATE_DICT, "
         "fsdp_transformer_layer_cls_to_wrap: Qwen3DecoderLayer, fsdp_odd: 1, activation_checkpointing: true}"
     )
     assert [outcome for outcome, _ in found.values()] == [
-        "changed", "unsupported", "changed", "needless", "unsupported", "mapped"
+        "changed", "changed", "changed", "needless", "unsupported", "mapped"
     ]  # fmt: skip
     assert (
         "a share lacks its scales"
@@ -459,6 +482,26 @@ def test_what_shares_a_model_out_is_answered_by_what_does_it_here(tmp_path: Path
     sizes = {"dp_shard_size": 4, "dp_replicate_size": 2}
     written = take_over(parse(as_yaml({"base_model": "a/b", **sizes})), TOOLS["axolotl"]).mapping
     assert (written["distributed"], written["run"]["devices"]) == (sizes, 8)
+    ring = {
+        "context_parallel_size": 2,
+        "flash_attention": True,
+        "sample_packing": True,
+        "ring_attn_func": "varlen_llama3",
+    }
+    taken = take_over(parse(as_yaml({"base_model": "a/b", **ring})), TOOLS["axolotl"])
+    assert (taken.mapping["distributed"], taken.mapping["run"]["devices"]) == ({"context_parallel_size": 2}, 2)
+    assert "attention" not in taken.mapping["model"]
+    assert "packing" not in taken.mapping.get("data", {})
+    assert {row.key: row.outcome for row in taken.rows if row.key in ring} == dict.fromkeys(ring, "changed") | {
+        "ring_attn_func": "needless"
+    }
+    both = take_over(parse(as_yaml({"base_model": "a/b", **sizes, **ring})), TOOLS["axolotl"]).mapping
+    assert both["distributed"] == {"dp_shard_size": 8, "dp_replicate_size": 2, "context_parallel_size": 2}
+    assert both["run"]["devices"] == 16
+    mesh = {"parallelism_config": {"dp_shard_size": 2, "cp_size": 2, "tp_size": 2}}
+    taken = take_over(parse(as_yaml({"model_name_or_path": "a/b", **mesh})), TOOLS["trl"])
+    assert taken.mapping["distributed"] == {"dp_replicate_size": 1, "dp_shard_size": 4, "context_parallel_size": 2}
+    assert next(row for row in taken.rows if row.key == "parallelism_config.tp_size").outcome == "unsupported"
 
 
 def test_synthetic_rows_of_axolotl_are_as_many_and_as_long_here():

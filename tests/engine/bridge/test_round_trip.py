@@ -188,6 +188,14 @@ def test_a_config_there_and_back_means_the_same_or_what_is_missing_is_named(tool
             {"model": {"name": "a/b", "quantization": "fp8"}, "adapter": {"kind": "lora"}},
             "model.quantization",
         ),
+        *(
+            (
+                tool,
+                {"model": {"name": "a/b", "quantization": "mxfp4"}, "adapter": {"kind": "lora"}},
+                "model.quantization",
+            )
+            for tool in ("axolotl", "trl")
+        ),
         ("axolotl", {"data": {"train": [{"path": "a/b", "format": "messages", "weight": 2.0}]}}, "data.train"),
         ("trl", {"method": {"kind": "simpo"}}, "method.kind"),
         (

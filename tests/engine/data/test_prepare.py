@@ -272,6 +272,47 @@ def test_a_template_file_and_an_unknown_name(write: Write, make_config: Config, 
     assert "Did you mean chatml?" in caught.value.hint
 
 
+def test_a_source_is_written_in_the_template_that_it_names(
+    write: Write, make_config: Config, minimind: Any, tmp_path: Path
+) -> None:
+    """Each as if it were prepared alone under that template, whatever stands beside it, in language rows and in pairs."""
+    from engine.config.data import DataSource
+
+    own, before = tmp_path / "own.jinja", minimind.chat_template
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    own.write_text(text + "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}")
+    talks = [write([_chat(f"one {n}?", f"first {n}")], f"talk{n}.jsonl") for n in range(3)]
+    pair = {"prompt": [{"role": "user", "content": "Which?"}]}
+    pair |= {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    pairs = [write([{**pair, "id": n}], f"pair{n}.jsonl") for n in range(3)]
+    for method, files, columns in (
+        ("sft", talks, ("input_ids", "labels")),
+        ("dpo", pairs, ("prompt_ids", "chosen_ids", "rejected_ids")),
+    ):
+        named = [None, str(own), "plain"]
+        sources = [DataSource(path=str(path), chat_template=name) for path, name in zip(files, named, strict=True)]
+        mixed = prepare(make_config(source=sources, method=method), minimind).dataset
+        alone = []
+        for path, name in zip(files, named, strict=True):
+            tokenizer = copy.deepcopy(minimind)
+            config = make_config(path, method=method, model={"chat_template": name} if name else None)
+            alone.append(prepare(config, tokenizer).dataset[0])
+        assert [[row[name] for name in columns] for row in mixed] == [[row[name] for name in columns] for row in alone]
+        assert len({str(row[columns[0]][:4]) for row in mixed}) == 3
+        # The text of the file decides, not its name.
+        own.write_text(own.read_text().replace(": ", " says: "))
+        again = prepare(make_config(source=sources, method=method), minimind).dataset
+        assert again[1][columns[0]] != mixed[1][columns[0]]
+        assert again[0][columns[0]] == mixed[0][columns[0]]
+    shown = preview(make_config(source=sources, method="dpo"), minimind, {"kind": "index", "index": 1}, 1)
+    assert shown["rows"][0]["template"] == "own.jinja"
+    assert minimind.chat_template == before
+    lost = [DataSource(path=str(talks[0]), chat_template="chatlm")]
+    with pytest.raises(WorkbenchError, match=r"chat_template of a source: chatlm cannot be read") as caught:
+        prepare(make_config(source=lost), minimind)
+    assert "Did you mean chatml?" in caught.value.hint
+
+
 def test_the_wrong_kind_of_data_for_the_method(write: Write, make_config: Config, minimind: Any) -> None:
     pairs = write([{"prompt": "a", "chosen": "b", "rejected": "c"}], "pairs.jsonl")
     chats = write([_chat("one?", "first")])

@@ -121,6 +121,26 @@ def test_sources_are_read_as_often_as_they_weigh_and_mixed(opened, gpt2, tmp_pat
     assert 25 <= sum(count == 3 for count in others) <= 55
 
 
+def test_each_source_of_a_stream_is_written_in_its_own_template(opened, gpt2, tmp_path):
+    talk = [
+        {"messages": [{"role": "user", "content": f"ask {n}"}, {"role": "assistant", "content": "x"}]} for n in range(9)
+    ]
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>{% endfor %}")
+    paths = [written(tmp_path / name, talk) for name in ("one.jsonl", "two.jsonl")]
+
+    def begins() -> Counter[str]:
+        sources = [
+            DataSource(path=str(path), chat_template=str(each))
+            for path, each in zip(paths, ("chatml", own), strict=True)
+        ]
+        return Counter(gpt2.decode(row["input_ids"])[:7] for row in opened(*sources, steps=None))
+
+    assert begins() == {"<|im_st": 9, "[user] ": 9}
+    own.write_text(own.read_text().replace("[{{", "<{{"))
+    assert begins() == {"<|im_st": 9, "<user] ": 9}
+
+
 def test_the_disk_that_shards_take_is_bounded(opened, tmp_path, monkeypatch):
     path = written(tmp_path / "rows.jsonl", texts(400))
     most = 20_000

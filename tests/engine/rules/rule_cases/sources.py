@@ -25,6 +25,10 @@ CASES: dict[str, list[Case]] = {
         (entry(path="builtin/synthetic", format="synthetic", columns={"text": "t"}), Facts(), "data.train.0.columns.text", "error"),
         ({"data.eval": [{"path": "held.jsonl", "columns": {"mesages": "m"}}]}, Facts(), "data.eval.0.columns.mesages", "error"),
     ],
+    "templates-of-sources-are-there-and-used": [
+        (entry(chat_template="lost.jinja"), Facts(files={"lost.jinja": False}), "data.train.0.chat_template", "error"),
+        (entry(chat_template="chatml", format="text"), Facts(), "data.train.0.chat_template", "error"),
+    ],
     "synthetic-rows-are-drawn-in-the-size-that-is-said": [
         (entry(format="synthetic"), Facts(), "data.train.0.path", "error"),
         (entry(path="builtin/synthetic", format="text"), Facts(), "data.train.0.format", "error"),
