@@ -205,13 +205,15 @@ ACTIONS: tuple[Action, ...] = (
     Action("next_curve(-1)", "V", "previous curve", "Show the previous curve", ("monitor",)),
     Action("chart('back')", "left", "cursor back", "A cursor on the curve, a point back", ("monitor",), "left"),
     Action("chart('on')", "right", "cursor on", "A point on; Tab goes to the other charts", ("monitor",), "right"),
-    Action("chart('log')", "L", "log scale", "Log scale, or not", ("monitor",)),
+    Action("chart('log')", "L", "log scale", "Log scale, or not, with every value on the axis", ("monitor",)),
     Action("chart('smooth')", "m", "smooth", "Running mean, running median, or as it is", ("monitor",)),
     Action(
         "chart('in')", "plus,equals_sign", "zoom in", "Zoom to the cursor, or to the newest steps", ("monitor",), "+"
     ),
     Action("chart('out')", "minus", "zoom out", "Zoom out", ("monitor",), "-"),
-    Action("chart('whole')", "0", "whole run", "Show the whole curve again", ("monitor",)),
+    Action(
+        "chart('whole')", "0", "whole run", "Show the whole curve again, the axis chosen by its values", ("monitor",)
+    ),
     Action("batch", "enter", "batch", "The rows behind the point under the cursor", ("monitor",), "enter"),
     Action("find", "slash", "find", "Find words in the log or the config", ("monitor",), "/"),
     Action("back", "escape", "back", "Take the cursor away; then go back", ("monitor",), "esc", quiet=True),

@@ -109,6 +109,34 @@ function ticks(low, high, want) {
   return out;
 }
 
+/** Points from which the axis is chosen by most of them, and by how much a few must stretch it to be left beyond it. */
+const [MANY, STRETCHED] = [20, 3];
+
+/**
+ * The axis of these values (finite, ascending: the lowest and the highest of each point): `low`, `high`, `log`, and `beyond`, what
+ * lies outside. Most of them decide: a curve that lies at the foot of its range is drawn on a log scale (where `mayLog`), and
+ * single points that would stretch the range are left beyond it.
+ */
+function axisOf(lows, highs, mayLog) {
+  const whole = { low: lows[0] ?? Infinity, high: highs.at(-1) ?? -Infinity, log: false, beyond: [] };
+  if (lows.length < MANY) return whole;
+  const few = Math.max(1, Math.floor(lows.length / 50));
+  const most = [lows[few], highs[highs.length - 1 - few]];
+  const atFoot = lows[Math.floor(lows.length / 2)] <= most[0] + 0.1 * (most[1] - most[0]);
+  const log = mayLog && whole.low > 0 && most[1] >= 20 * most[0] && atFoot;
+  const [to, back] = log ? [Math.log10, (value) => 10 ** value] : [(value) => value, (value) => value];
+  const [from, until] = most.map(to);
+  const span = until - from;
+  if (!(span > 0) || to(whole.high) - to(whole.low) <= STRETCHED * span) return { ...whole, log };
+  const [above, below] = [to(whole.high) > until + span / 10, to(whole.low) < from - span / 10];
+  return {
+    low: below ? back(from - span / 10) : whole.low,
+    high: above ? back(until + span / 10) : whole.high,
+    log,
+    beyond: [...(above ? [whole.high] : []), ...(below ? [whole.low] : [])],
+  };
+}
+
 /**
  * One chart of one or more curves over steps. `options`: `title`, `small`, `format`, and `least`, the share of its value
  * that the height stands for at least: what moves less is drawn as the calm line it is. With `runs` the lines are one curve
@@ -119,6 +147,7 @@ export class Chart {
   constructor(options) {
     this.options = options;
     this.lines = [];
+    this.scale = "auto"; // or "linear", "log": with every value
     this.log = false;
     this.smooth = 0;
     this.range = null;
@@ -128,10 +157,11 @@ export class Chart {
     this.canvas = h("canvas", { class: "ftw-canvas", tabindex: "0", role: "img" });
     this.value = h("span", { class: "ftw-chart-value" });
     this.title = h("span", { class: "ftw-chart-title" }, options.title);
+    this.how = h("span", { class: "ftw-quiet" });
     this.element = h(
       "figure",
       { class: options.small ? "ftw-chart ftw-chart-small" : "ftw-chart" },
-      h("figcaption", {}, this.title, this.value),
+      h("figcaption", {}, this.title, this.how, this.value),
       this.canvas,
     );
     this.listen();
@@ -207,9 +237,12 @@ export class Chart {
     this.draw();
   }
 
-  /** First and last step and value in view. */
+  /** First and last step in view, and the axis of its values. */
   bounds() {
-    let [first, last, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
+    let [first, last] = [Infinity, -Infinity];
+    const [lows, highs] = [[], []];
+    const byValues = this.scale === "auto";
+    this.log = this.scale === "log";
     for (const { curve } of this.lines) {
       if (!curve.steps.length) continue;
       first = Math.min(first, curve.steps[0]);
@@ -221,12 +254,16 @@ export class Chart {
       for (let at = 0; at < curve.steps.length; at += 1) {
         if (curve.steps[at] < first || curve.steps[at] > last) continue;
         const [down, up] = tone || !middles ? [curve.low[at], curve.high[at]] : [middles[at], middles[at]];
-        if (this.log && !(down > 0)) continue;
-        if (down < low) low = down;
-        if (up > high) high = up;
+        if (!Number.isFinite(down) || !Number.isFinite(up) || (this.log && !(down > 0))) continue;
+        lows.push(down);
+        highs.push(up);
       }
     }
-    return { first, last, low, high };
+    [lows, highs].forEach((values) => values.sort((one, other) => one - other));
+    if (!byValues) return { first, last, low: lows[0] ?? Infinity, high: highs.at(-1) ?? -Infinity, beyond: [] };
+    const axis = axisOf(lows, highs, !this.options.small);
+    this.log = axis.log;
+    return { first, last, ...axis };
   }
 
   draw() {
@@ -253,6 +290,8 @@ export class Chart {
       this.value.title = "";
       return;
     }
+    const said = [...(this.log ? ["log scale"] : []), ...(box.beyond.length ? [`beyond: ${box.beyond.map(format).join(", ")}`] : [])].join(", ");
+    if (this.how.textContent !== said) this.how.textContent = said;
     this.plot(pen, colour, format, box, width, height);
   }
 

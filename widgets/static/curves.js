@@ -8,18 +8,18 @@ export const FORMATS = { bytes, brief, share: (value) => `${number(value * 100)}
 /** Smoothing and scale of `charts`, a map of them; `apply` sets what is chosen. */
 export function chartTools(charts, ...more) {
   const smoothing = h("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: "0", "aria-label": "smoothing" });
-  const logScale = h("input", { type: "checkbox" });
+  const scale = h("select", {}, [["auto", "by the values"], ["linear", "linear, every value"], ["log", "log, every value"]].map(([value, words]) => h("option", { value }, words)));
   const words = h("span", { class: "ftw-quiet" }, "drag to zoom, double click for all, arrow keys for values");
   const apply = () => {
     charts.forEach((chart) => {
       chart.smooth = Number(smoothing.value);
-      chart.log = chart.options.small ? false : logScale.checked;
+      chart.scale = chart.options.small && scale.value === "log" ? "linear" : scale.value;
       chart.draw();
     });
   };
   smoothing.addEventListener("input", apply);
-  logScale.addEventListener("change", apply);
-  return { element: h("div", { class: "ftw-tools" }, more, h("label", {}, "smoothing ", smoothing), h("label", {}, logScale, " log scale"), words), apply };
+  scale.addEventListener("change", apply);
+  return { element: h("div", { class: "ftw-tools" }, more, h("label", {}, "smoothing ", smoothing), h("label", {}, "axis ", scale), words), apply };
 }
 
 /** The curves: the main one large, the others small, the newest values as a list. */

@@ -18,12 +18,14 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from workbench.panels.curve import SMOOTHINGS, Curves, Line, Window
+from workbench.panels.curve import SMOOTHINGS, Curves, Line, Window, axis_of
 from workbench.panels.picture import Cursor, Picture
 
 
 class Chart(Widget, can_focus=True):
-    """One chart. Arrows move the cursor, `+` and `-` zoom, Shift with arrows pans, `0` shows the whole run."""
+    """One chart. Arrows move the cursor, `+` and `-` zoom, Shift with arrows pans, `0` shows the whole run.
+
+    The axis follows most of the values until `L` chooses: linear or logarithmic, with every value."""
 
     DEFAULT_CSS = """
     Chart { height: 1fr; width: 1fr; }
@@ -69,7 +71,8 @@ class Chart(Widget, can_focus=True):
     def __init__(self, title: str = "", *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self.title = title
-        self.log_scale = False
+        self.log_scale: bool | None = None
+        """None: the values decide."""
         self.curves = Curves()
         self.cursor: int | None = None
         self.draws = 0  # how often the picture was made anew; a quiet run makes none
@@ -146,11 +149,12 @@ class Chart(Widget, can_focus=True):
         self._changed()
 
     def action_whole(self) -> None:
-        self.curves.zoomed = self.cursor = None
+        self.curves.zoomed = self.cursor = self.log_scale = None
         self._changed()
 
     def action_log(self) -> None:
-        self.log_scale = not self.log_scale
+        axis = axis_of(self.curves.fetched(self.size.width), self.log_scale)
+        self.log_scale = not (self.log_scale if axis is None else axis.log)
         self._changed()
 
     def action_smooth(self) -> None:

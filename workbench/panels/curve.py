@@ -167,19 +167,60 @@ def smoothed(values: Sequence[float], how: str) -> list[float]:
     return result
 
 
-def bounds_of(columns: Sequence[Fetched], log: bool) -> tuple[float, float] | None:
-    """Lowest and highest finite value of all lines, opened a little when they are one."""
-    lows = [v for c in columns for v in c.low if math.isfinite(v) and (v > 0 or not log)]
-    highs = [v for c in columns for v in c.high if math.isfinite(v) and (v > 0 or not log)]
+MANY = 20
+"""Points from which the axis is chosen by most of them."""
+STRETCHED = 3.0
+"""By how much a few points must stretch the axis before they are left beyond it."""
+
+
+class Axis(NamedTuple):
+    """The range of values that is drawn, and how."""
+
+    low: float
+    high: float
+    log: bool
+    beyond: tuple[float, ...] = ()
+    """The highest and the lowest value, as far as they lie beyond the range."""
+
+
+def axis_of(columns: Sequence[Fetched], log: bool | None) -> Axis | None:
+    """The axis for all lines; None where no finite value has a place on it.
+
+    With `log` None the values decide, once there are `MANY`: a curve most of which lies at the foot of its range is drawn on a
+    log scale, and single points that would stretch the range are left beyond it. Else every value has its place.
+    """
+    lows = sorted(v for c in columns for v in c.low if math.isfinite(v) and (v > 0 or not log))
+    highs = sorted(v for c in columns for v in c.high if math.isfinite(v) and (v > 0 or not log))
     if not lows or not highs:
         return None
-    low, high = min(lows), max(highs)
-    if high - low <= 1e-12 * max(abs(high), abs(low)):
-        if log:
-            return low / 2, high * 2
-        pad = abs(high) * 0.1 or 1.0
-        return low - pad, high + pad
-    return low, high
+    low, high = lows[0], highs[-1]
+    if log is not None or len(lows) < MANY:
+        return Axis(*_opened(low, high, bool(log)), bool(log))
+    few = max(1, len(lows) // 50)
+    most = lows[few], highs[-1 - few]
+    middle = lows[len(lows) // 2]
+    by_log = low > 0 and most[1] >= 20 * most[0] and middle <= most[0] + 0.1 * (most[1] - most[0])
+    to, back = (math.log10, lambda value: 10.0**value) if by_log else (float, float)
+    span, room = to(most[1]) - to(most[0]), (to(most[1]) - to(most[0])) / 10
+    if span <= 0 or to(high) - to(low) <= STRETCHED * span:
+        return Axis(*_opened(low, high, by_log), by_log)
+    above, below = to(high) > to(most[1]) + room, to(low) < to(most[0]) - room
+    return Axis(
+        back(to(most[0]) - room) if below else low,
+        back(to(most[1]) + room) if above else high,
+        by_log,
+        (*((high,) if above else ()), *((low,) if below else ())),
+    )
+
+
+def _opened(low: float, high: float, log: bool) -> tuple[float, float]:
+    """A range, opened a little where its ends are one."""
+    if high - low > 1e-12 * max(abs(high), abs(low)):
+        return low, high
+    if log:
+        return low / 2, high * 2
+    pad = abs(high) * 0.1 or 1.0
+    return low - pad, high + pad
 
 
 def to_dot(first: int, last: int, across: int) -> Callable[[int], int]:

@@ -16,7 +16,7 @@ from textual.strip import Strip
 from engine.errors import visible
 from engine.figures import count, number
 from workbench.panels import raster
-from workbench.panels.curve import Fetched, Line, Value, Window, bounds_of, by_column, newest_by_column, to_dot
+from workbench.panels.curve import Axis, Fetched, Line, Value, Window, axis_of, by_column, newest_by_column, to_dot
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import cut
 
@@ -40,7 +40,8 @@ class Picture:
     """Steps and signs of one cell, drawn on the axis."""
     cursor: int | None
     at: Cursor | None
-    log_scale: bool
+    log_scale: bool | None
+    """None: the values decide."""
     smoothing: str
     style: Callable[[str], Style]
     """A part's name (title, axis, faint, cursor, line-0 to line-3) to its style."""
@@ -49,9 +50,9 @@ class Picture:
     def strips(self, width: int, height: int) -> list[Strip]:
         """`height` strips of `width` cells; words instead of a plot where there is no value or no room."""
         base, fetched = self.base, self.fetched
-        bounds = bounds_of(fetched, self.log_scale)
-        title = self._title_strip(width)
-        if bounds is None or height < 3 or width < 12:
+        axis = axis_of(fetched, self.log_scale)
+        title = self._title_strip(width, axis)
+        if axis is None or height < 3 or width < 12:
             blank = [Strip.blank(width, base) for _ in range(height - 1)]
             if blank:
                 words = "no values yet" if not fetched else "no values above zero for a log scale"
@@ -60,10 +61,9 @@ class Picture:
             return [title, *blank]
         axis_rows = 1 if height >= 5 else 0
         rows = height - 1 - axis_rows
-        low, high = bounds
-        place = raster.scale(low, high, rows if ascii_only() else 4 * rows, self.log_scale)
-        values = raster.ticks(low, high, max(2, rows // 2), self.log_scale)
-        labels = dict(zip(values, _labels(values, self.log_scale), strict=True))
+        place = raster.scale(axis.low, axis.high, rows if ascii_only() else 4 * rows, axis.log)
+        values = raster.ticks(axis.low, axis.high, max(2, rows // 2), axis.log)
+        labels = dict(zip(values, axis_labels(values, axis.log), strict=True))
         gutter = max((len(label) for label in labels.values()), default=1)
         window = self.window or (fetched[0].steps[0], fetched[0].steps[-1])
         grid = raster.Grid(max(1, width - gutter - 1), rows, plain=ascii_only())
@@ -162,19 +162,21 @@ class Picture:
             return _fit([*segments, Segment(after, style)], width, base)
         return _fit([Segment(" " * left + "".join(cells[:room]), style)], width, base)
 
-    def _title_strip(self, width: int) -> Strip:
-        """The values under the cursor, else a legend of several lines, else the title; then what is switched on."""
+    def _title_strip(self, width: int, axis: Axis | None) -> Strip:
+        """The values under the cursor, else a legend of several lines, else the title; then how the values are drawn."""
+        log = bool(self.log_scale) if axis is None else axis.log
+        beyond = f"beyond: {', '.join(map(number, axis.beyond))}" if axis and axis.beyond else ""
+        flags = [word for word in ("log" if log else "", beyond, self.smoothing, "zoom" if self.zoomed else "") if word]
+        said = "  " + " ".join(flags) if flags else ""
+        room = max(width // 2, width - cell_len(said))
         if self.at is not None:
-            segments = self._at_cursor(*self.at, width)
+            segments = self._at_cursor(*self.at, room)
         elif len(self.lines) > 1:
-            segments = self._legend(width)
+            segments = self._legend(room)
         else:
-            segments = [Segment(self._whole_title(width), self.base + self.style("title"))]
-        flags = [
-            word for word in ("log" if self.log_scale else "", self.smoothing, "zoom" if self.zoomed else "") if word
-        ]
-        if flags:
-            segments.append(Segment("  " + " ".join(flags), self.base + self.style("axis")))
+            segments = [Segment(self._whole_title(room), self.base + self.style("title"))]
+        if said:
+            segments.append(Segment(said, self.base + self.style("axis")))
         return _fit(segments, width, self.base)
 
     def _whole_title(self, width: int) -> str:
@@ -239,8 +241,10 @@ def _between(value: Value) -> str:
     return (low if low == high else f"{low} to {high}") + (f" {value.unit}" if value.unit else "")
 
 
-def _labels(values: Sequence[float], log: bool) -> list[str]:
-    return [raster.tick_labels([value])[0] for value in values] if log else raster.tick_labels(values)
+def axis_labels(values: Sequence[float], log: bool) -> list[str]:
+    """Labels of an axis; of a logarithmic one each as short as it can be, unless two would be the same."""
+    each = [raster.tick_labels([value])[0] for value in values] if log else []
+    return each if len(set(each)) == len(values) else raster.tick_labels(values)
 
 
 def _fit(segments: list[Segment], width: int, base: Style) -> Strip:

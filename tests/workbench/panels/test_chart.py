@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
 
 from engine.run.series import Series
-from workbench.panels import glyphs, raster
+from workbench.panels import glyphs, picture, raster
 from workbench.panels.chart import Chart
-from workbench.panels.curve import Line, smoothed
+from workbench.panels.curve import Fetched, Line, axis_of, smoothed
 
 
 def recorded(values: list[float], every: int = 1) -> Series:
@@ -97,12 +97,13 @@ def test_a_gap_is_left_empty_and_a_lone_point_is_seen() -> None:
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 12), st.booleans())
+@example(1.0, 0.015625, 2, True)
 def test_labels_lie_on_the_axis_and_differ(low: float, span: float, most: int, log: bool) -> None:
     high = low + span
     if not high > low or span < abs(low) * 1e-6:
         return
     values = raster.ticks(low, high, most, log)
-    labels = [raster.tick_labels([value])[0] for value in values] if log else raster.tick_labels(values)
+    labels = picture.axis_labels(values, log)
     assert all(low - span * 1e-6 <= value <= high + span * 1e-6 for value in values)
     assert len(values) <= 2 * most + 1
     if not (log and low > 0 and high / low >= 8) and max(map(abs, values), default=0) < 1e6 and span > 1e-2:
@@ -239,6 +240,44 @@ async def test_log_scale_leaves_out_what_is_not_positive_and_says_when_nothing_i
         await pilot.pause()
         assert "10" in text_of(app)
         assert "log" in text_of(app)
+
+
+async def test_the_axis_follows_most_of_the_values_says_so_and_a_key_brings_every_value() -> None:
+    spiked = [1.0 + 0.01 * (step % 7) for step in range(200)]
+    spiked[3], spiked[90] = 40.0, 900.0
+    app = ChartApp(Line("grad_norm", recorded(spiked)))
+    async with app.run_test(size=(60, 12)) as pilot:
+        await pilot.pause()
+        assert "beyond: 900" in text_of(app)
+        assert "log" not in text_of(app)
+        assert "1.04┤" in text_of(app), "the labels are of the values near one"
+        await pilot.press("L")
+        assert " log" in text_of(app).splitlines()[0]
+        assert "beyond" not in text_of(app)
+        await pilot.press("L")
+        assert "800" in text_of(app)
+        await pilot.press("0")
+        assert "beyond: 900" in text_of(app)
+
+        fell = [6.0 * 0.96**step for step in range(200)]  # most of it lies at the foot of a linear axis
+        app.query_one(Chart).show([Line("loss", recorded(fell), stamp=2)])
+        await pilot.pause()
+        assert " log" in text_of(app).splitlines()[0]
+        app.query_one(Chart).show([Line("loss", recorded(fell[:12]), stamp=3)])
+        await pilot.pause()
+        assert "log" not in text_of(app).splitlines()[0], "the first steps are drawn as they are"
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=80))
+def test_an_axis_holds_most_values_and_names_what_it_leaves_out(values: list[float]) -> None:
+    axis = axis_of([Fetched("loss", range(len(values)), values, values)], None)
+    finite = sorted(value for value in values if math.isfinite(value))
+    assert (axis is None) == (not finite)
+    if axis is not None:
+        out = [value for value in finite if not axis.low <= value <= axis.high]
+        assert len(out) <= 2 * max(1, len(finite) // 50)
+        assert set(axis.beyond) == {value for value in (finite[0], finite[-1]) if value in out}
+        assert axis.low < axis.high
 
 
 @pytest.mark.parametrize("size", [(80, 24), (20, 5), (12, 3), (6, 2), (1, 1)])
