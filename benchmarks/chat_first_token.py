@@ -1,21 +1,25 @@
-"""How much later the first token of a chat comes than that of transformers' own `generate`, in pairs on this machine.
+"""How a chat answers beside transformers' own `generate`: the first token, and tokens a second, in pairs on this machine.
 
-`python -m benchmarks.chat_first_token RUN [PAIRS]`: each pair asks the chat's process and calls `generate` here, in turns of
-changing order, with the same model, prompt and threads. Prints the medians and the median of the differences with its
-95 % interval (bootstrap), in milliseconds.
+    python benchmarks/chat_first_token.py RUN [--pairs 200] [--tokens 128] [--device auto|cpu] [--results FILE --commit HASH]
+    python benchmarks/chat_first_token.py --make FOLDER
+
+Each pair asks the chat's process and calls `generate` here, in turns of changing order, with the same model, prompt and
+device; both must give the same tokens. Prints medians and the median of the ratios with its 95 % interval (bootstrap).
+`--make` writes a model of Qwen3-0.6B's shape with random weights into a folder and prints what trains it for two steps.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import random
 import statistics
-import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
+from _figures import Results, ratio, result_options
 
 from engine.chat.models import load_sides
 from engine.run.store import RunFolder
@@ -24,55 +28,125 @@ from engine.session.chat import ChatSession, who_answers
 PROMPT = "What is 3 March 2021 in ISO form?"
 
 
-def first_of_chat(session: ChatSession) -> float:
-    """Seconds from asking to the first token, through the pipe."""
-    came = threading.Event()
-    at: list[float] = []
+class Chat:
+    """The chat's process, asked through its pipe."""
 
-    def hear(_: dict[str, Any]) -> None:
-        at.append(time.perf_counter())
-        came.set()
+    def __init__(self, session: ChatSession) -> None:
+        self.session = session
 
-    began = time.perf_counter()
-    messages = [{"role": "user", "content": PROMPT}]
-    ticket = session._client.ask("answer", on_progress=hear, side=0, messages=messages, sampling={"max_new_tokens": 1})
-    ticket.result(60)
-    came.wait(60)
-    return at[0] - began
+    def __call__(self, tokens: int) -> tuple[float, float, list[int]]:
+        """Seconds from asking to the first token and to the end, and the ids."""
+        came = threading.Event()
+        at: list[float] = []
 
+        def hear(_: dict[str, Any]) -> None:
+            at.append(time.perf_counter())
+            came.set()
 
-def first_of_generate(side: Any) -> float:
-    """Seconds from the text to the first token, here: rendered, tokenized and generated."""
-    began = time.perf_counter()
-    text = side.chat.render([{"role": "user", "content": PROMPT}], prompt=True)
-    ids = side.tokenizer(text, add_special_tokens=False, return_tensors="pt")
-    with torch.no_grad(), side.active() as model:
-        model.generate(**ids, do_sample=False, max_new_tokens=1, eos_token_id=side.stops, pad_token_id=0)
-    return time.perf_counter() - began
+        sampling = {"max_new_tokens": tokens, "temperature": 0.0, "top_p": 1.0, "seed": 0}
+        messages = [{"role": "user", "content": PROMPT}]
+        began = time.perf_counter()
+        ticket = self.session._client.ask("answer", on_progress=hear, side=0, messages=messages, sampling=sampling)
+        found = ticket.result(120)
+        ended = time.perf_counter()
+        came.wait(60)
+        return at[0] - began, ended - began, found["ids"]
 
 
-def main(place: str, pairs: int) -> None:
-    """Measure and print."""
+class Generate:
+    """transformers in this process: the text rendered, tokenized and generated from."""
+
+    def __init__(self, side: Any) -> None:
+        self.side = side
+
+    def __call__(self, tokens: int) -> tuple[float, float, list[int]]:
+        """Seconds until one token was made and until all were, and the ids."""
+        first, _ = self._run(1)
+        whole, ids = self._run(tokens) if tokens > 1 else (first, [])
+        return first, whole, ids
+
+    def _run(self, tokens: int) -> tuple[float, list[int]]:
+        side = self.side
+        began = time.perf_counter()
+        text = side.chat.render([{"role": "user", "content": PROMPT}], prompt=True)
+        given = side.tokenizer(text, add_special_tokens=False, return_tensors="pt").to(side.model.device)
+        with torch.no_grad(), side.active() as model:
+            made = model.generate(
+                **given, do_sample=False, max_new_tokens=tokens, eos_token_id=side.stops, pad_token_id=0
+            )
+        ids = made[0, given["input_ids"].shape[1] :].tolist()
+        return time.perf_counter() - began, [each for each in ids if each not in side.stops]
+
+
+def make(folder: Path) -> None:
+    """A model to talk to: random weights, the tokenizer of the built-in model."""
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from engine.builtin import tiny
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    config = Qwen3Config(
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=128, vocab_size=151_936, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config_file = folder.parent / "chat.yaml"
+    config_file.write_text(
+        f"version: 1\nmodel: {{name: {folder}, dtype: bfloat16}}\nmethod: {{kind: sft}}\nadapter: {{kind: lora}}\n"
+        "data: {train: [{path: builtin/dates}]}\noptim: {max_steps: 2}\nkernels: {torch_compile: false}\n"
+    )
+    print(f"workbench train {config_file}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=1, help="of an answer; 1 for the first token alone")
+    parser.add_argument("--device", choices=["auto", "cpu"], default="cpu")
+    parser.add_argument("--make", type=Path, metavar="FOLDER")
+    result_options(parser)
+    options = parser.parse_args()
+    if options.make:
+        make(options.make.absolute())
+        return
+    place = os.path.abspath(options.run)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     run = RunFolder(place)
-    with ChatSession(who_answers([run], only="tuned"), device="cpu") as session:
+    with ChatSession(who_answers([run], only="tuned"), device=options.device) as session:
         session.load().result(300)
-        (side,) = load_sides([{"title": "here", "run": place, "checkpoint": session.who[0].checkpoint}], lambda _: None)
-        times: list[tuple[float, float]] = []
-        for number in range(-5, pairs):
-            if number % 2:
-                one, other = first_of_chat(session), first_of_generate(side)
-            else:
-                other, one = first_of_generate(side), first_of_chat(session)
+        told = {"title": "here", "run": place, "checkpoint": session.who[0].checkpoint}
+        (side,) = load_sides([told], lambda _: None)
+        arms = Chat(session), Generate(side)
+        found: tuple[list[Any], list[Any]] = [], []
+        for number in range(-3, options.pairs):
+            order = (0, 1) if number % 2 else (1, 0)
+            said = {each: arms[each](options.tokens) for each in order}
+            if options.tokens > 1 and said[0][2] != said[1][2]:
+                raise SystemExit(f"other tokens: {said[0][2][:20]} and {said[1][2][:20]}")
             if number >= 0:
-                times.append((one * 1000, other * 1000))
-    more = [one - other for one, other in times]
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(more, k=len(more))) for _ in range(2000))
-    chat, here = (statistics.median(column) for column in zip(*times, strict=True))
-    print(f"chat {chat:.1f} ms, generate {here:.1f} ms, {pairs} pairs")
-    print(f"later by {statistics.median(more):+.1f} ms (95 %: {medians[50]:+.1f} to {medians[1949]:+.1f})")
+                found[0].append(said[0])
+                found[1].append(said[1])
+    where = f"{side.model.device.type}, {sum(p.numel() for p in side.model.parameters()):,} numbers"
+    device = torch.cuda.get_device_name() if side.model.device.type == "cuda" else "cpu"
+    results = Results(options, device, "torch")
+    for column, work in enumerate(("chat_first_token", "chat_answer") if options.tokens > 1 else ("chat_first_token",)):
+        ours, theirs = ([1000 * each[column] for each in side_found] for side_found in found)
+        middle, low, high = ratio(list(zip(ours, theirs, strict=True)))
+        shape = (
+            f"{options.tokens} tokens; {where}; {options.pairs} pairs; / generate {middle:.3f} [{low:.3f}, {high:.3f}]"
+        )
+        print(f"{work}: chat {statistics.median(ours):.1f} ms, generate {statistics.median(theirs):.1f} ms, {shape}")
+        results.add(work, shape, "ours", ms=ours)
+        results.add(
+            work, f"{options.tokens} tokens; {where}; {options.pairs} pairs", "transformers generate", ms=theirs
+        )
 
 
 if __name__ == "__main__":
-    main(os.path.abspath(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 200)
+    main()
