@@ -22,7 +22,13 @@ from tests import warm
 from workbench.app import WorkbenchApp
 from workbench.screens.monitor import MonitorScreen
 
-HOT = ("optim.optim=sgd", "optim.learning_rate=10", "optim.max_grad_norm=0", "optim.lr_scheduler_type=constant")
+HOT = (
+    "optim.optim=sgd",
+    "optim.learning_rate=10",
+    "optim.max_grad_norm=0",
+    "optim.lr_scheduler_type=constant",
+    "optim.weight_decay=1",  # weights grow ninefold a step on any machine, whatever the gradients are
+)
 SMALL = (
     "optim.max_steps=30",
     "optim.per_device_train_batch_size=4",

@@ -160,7 +160,13 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named_and_the_run_goes_o
 
 
 def test_two_ranks_that_diverge_end_with_that_as_the_cause(runs):
-    hot = "optim.optim=sgd", "optim.adam_beta2=0.999", "optim.learning_rate=10", "optim.max_grad_norm=0"
+    hot = (
+        "optim.optim=sgd",
+        "optim.adam_beta2=0.999",
+        "optim.learning_rate=10",
+        "optim.max_grad_norm=0",
+        "optim.weight_decay=1",
+    )
     run = demo(runs, "hot", "run.devices=2", "optim.max_steps=200", "run.save_steps=2", *hot)
     until(lambda: over(run))
     (ending,) = [event for event in Tail(run.events).read() if event["kind"] in FINAL]
