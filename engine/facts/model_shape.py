@@ -18,6 +18,7 @@ from engine import model_files
 from engine.config.architectures import loaders_of, needs_torchvision
 from engine.config.facts import ModelFacts, TokenizerFacts, VisionFacts
 from engine.errors import ModelError, visible
+from engine.facts.stored import stored_as
 from engine.model_files import Tensor
 
 Shape = Mapping[str, Any]
@@ -266,7 +267,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         "processor": any((folder / each).is_file() for each in model_files.PROCESSORS) if folder else None,
         **_image_facts(folder),
         "folder": str(folder) if folder else "",
-        "stored": _stored(config),
+        "stored": stored_as(config.get("quantization_config")),
         "vision": _vision(config),
     }
     bare = ModelFacts(name, **facts)
@@ -345,11 +346,6 @@ def _unlike(model: ModelFacts, stored: Mapping[str, Tensor]) -> str:
                 f"its {visible(found[0])} has the shape {held}, and its config.json wants {want}. Mend its config.json."
             )
     return ""
-
-
-def _stored(config: Shape) -> str:
-    quantization = config.get("quantization_config")
-    return str(quantization.get("quant_method", ""))[:60] if isinstance(quantization, Mapping) else ""
 
 
 def _linears(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, int]]:
