@@ -331,6 +331,10 @@ def test_what_is_not_served_is_refused_in_words(folders, tmp_path, monkeypatch):
     with pytest.raises(ModelError, match=r"no weight 'mlp\.experts\.gate_proj'") as lost:
         add_adapter(model, config.model_copy(update={"adapter": lora}))
     assert "experts.gate_up_proj" in lost.value.hint
+    for name in ("experts", "layers.1.mlp"):
+        whole = config.adapter.model_copy(update={"modules_to_save": [name]})
+        with pytest.raises(ModelError, match=r"modules_to_save: .* has experts that are held in few bits"):
+            add_adapter(model, config.model_copy(update={"adapter": whole}))
 
 
 def test_what_the_estimate_says_of_experts():
