@@ -1,10 +1,12 @@
 """Experts with LoRA beside their peers on one CUDA device: time, extra memory and the floor, in one run.
 
-    python benchmarks/moe_experts.py [WORK ...] [--packed [--kind mxfp4]] [--results benchmarks/results.csv] [--commit HASH]
+    python benchmarks/moe_experts.py [WORK ...] [--packed [--kind mxfp4] [--room 64]] [--results FILE] [--commit HASH]
 
 Works are `even skewed long mixtral olmoe many gptoss`: shapes of Qwen3-30B-A3B with 4,096 tokens spread evenly, unevenly,
 and with 16,384, then those of other models. Forward and backward, frozen base in bfloat16, adapters on both projections.
-Refuses to report while the accuracy cases fail; everyone's result and gradients must agree with a float32 reference.
+With `--packed` ours over experts in few bits beside ours over 16 bits (work `moe_lora_KIND`), and one launch that unpacks four
+experts of them all (`unpack_KIND`); numbers in nf4 are drawn by chance where bitsandbytes is not installed, which takes as
+long. Refuses to report while the accuracy cases fail; everyone's result and gradients must agree with a float32 reference.
 The floor is the larger of the base products at 790 TFLOP/s and of the weights read twice with each tensor of rows written
 and read once at 3.0 TB/s (one H100 SXM).
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +25,17 @@ from _figures import Results, result_options
 from dense_kernels import contest
 
 from engine.kernels.experts import ExpertLoRA, expert_mlp, expert_mlp_reference
-from engine.kernels.experts.packed import Packer
+from engine.kernels.experts import packed as packing
+from engine.kernels.experts.packed import Form, Held, PackedExperts, Packer
 
 BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
 SCALE = 2.0
-KINDS = ("nf4", "mxfp4")
+KINDS = ("nf4", "mxfp4", "nvfp4", "fp8")
+NF4 = (
+    -1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0, 0.0795803, 0.1609302,
+    0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+)  # fmt: skip
+MiB = 2**20
 Step = Callable[[], tuple[torch.Tensor, ...]]
 
 
@@ -101,14 +110,8 @@ class Block:
         leaves = self.leaves()
         return lambda: self.gradients(lambda *t: self._mlp(expert_mlp, *t), leaves)
 
-    def packed(self, kind: str) -> Step:
+    def packed(self, held: list[torch.Tensor]) -> Step:
         """Ours over experts that are held in few bits and unpacked as they are routed."""
-        held = list[torch.Tensor]()
-        for weight in (self.gate_up, self.down):
-            packer = Packer(len(weight), kind, weight.dtype)
-            for expert in weight:
-                packer.add(expert)
-            held.append(packer.done())
         leaves = self.leaves()
         return lambda: self.gradients(lambda *t: self._mlp(expert_mlp, *t, base=held), leaves)
 
@@ -200,6 +203,59 @@ class Block:
         return lambda: tuple(F.grouped_mm(a, b, offs=ends) for a, b in pairs)
 
 
+def held_in(kind: str, weight: torch.Tensor) -> PackedExperts:
+    """The experts in few bits."""
+    if kind == "nf4" and find_spec("bitsandbytes") is None:
+        return drawn_in_nf4(weight)
+    packer = Packer(len(weight), kind, weight.dtype)
+    for expert in weight:
+        packer.add(expert)
+    return packer.done()
+
+
+def drawn_in_nf4(weight: torch.Tensor) -> PackedExperts:
+    """Numbers by chance as bitsandbytes holds NF4 with scales quantized again."""
+    experts, rows, columns = weight.shape
+    blocks = rows * columns // 64
+    random = {"dtype": torch.uint8, "device": "cuda"}
+    held = Held(
+        torch.randint(0, 256, (experts, rows * columns // 2), **random),
+        torch.randint(0, 256, (experts, blocks), **random),
+        torch.full((experts,), 0.04, device="cuda"),
+        torch.full((experts, -(-blocks // 256)), 0.01, device="cuda"),
+        torch.tensor(NF4, device="cuda"),
+        torch.linspace(-1, 1, 256, device="cuda"),
+    )
+    return PackedExperts(held, Form("nf4", rows, columns, False, 64, 256, weight.dtype, True))
+
+
+def contest_packed(block: Block, kind: str, rooms: list[int], results: Results) -> None:
+    """Ours packed and over 16 bits, with each of these rooms in MiB, and one launch that unpacks four experts."""
+    held = [held_in(kind, weight) for weight in (block.gate_up, block.down)]
+    entrants = {"ours": block.packed(held), "ours over 16 bits": block.ours()}
+    own = packing.EXPERT_BUFFER
+    for room in rooms:
+
+        def in_room(step: Step = entrants["ours"], room: int = room) -> tuple[torch.Tensor, ...]:
+            packing.EXPERT_BUFFER = room * MiB
+            try:
+                return step()
+            finally:
+                packing.EXPERT_BUFFER = own
+
+        entrants[f"ours, {room} MiB at a time"] = in_room
+    work = block.work
+    contest(f"moe_lora_{kind}", work.shape, work.floor, entrants, results)
+    gate_up, experts = held[0], work.experts
+    places = torch.arange(experts + 1, device="cuda")
+    starts = torch.bucketize(places, places[experts // 5 :: experts // 5][:4]).int()
+    out = torch.empty_like(block.gate_up)
+    weights = gate_up.form.rows * gate_up.form.columns
+    floor = 4 * (gate_up.packed_bytes / experts + 2 * weights) / BYTES_PER_MS
+    shape = f"4 of {experts}, {gate_up.form.rows} x {gate_up.form.columns}"
+    contest(f"unpack_{kind}", shape, floor, {"ours": lambda: gate_up.unpack_range(0, out, starts)}, results)
+
+
 def agreeing(block: Block, entrants: dict[str, Step]) -> dict[str, Step]:
     """Those whose result and gradients are a rounding away from float32; of the others it says how far they are."""
     truth = [each.detach() for each in block.truth()]
@@ -221,21 +277,22 @@ def agreeing(block: Block, entrants: dict[str, Step]) -> dict[str, Step]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("works", nargs="*", default=list(WORKS))
-    parser.add_argument("--packed", action="store_true", help="experts held in four bits beside 16 bits, and no peers")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="of the four bits; both without it")
+    parser.add_argument("--packed", action="store_true", help="experts held in few bits beside 16 bits, and no peers")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="of the few bits; all without it")
+    parser.add_argument("--room", action="append", type=int, default=[], help="MiB unpacked at a time, beside its own")
     parser.add_argument("--unchecked", action="store_true", help="the accuracy cases have passed just now")
     result_options(parser)
     options = parser.parse_args()
     if not options.unchecked:
-        refuse_while_red("experts_cases", "experts_plan")
+        refuse_while_red("experts_cases", "experts_plan", *(["experts_packed"] if options.packed else []))
     results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
     for name in options.works:
         work = WORKS[name]
         block = Block(work)
         if options.packed:
             for kind in options.kind or KINDS:
-                pair = {"ours": block.packed(kind), "ours over 16 bits": block.ours()}
-                contest(f"moe_lora_{kind}", work.shape, work.floor, pair, results)
+                contest_packed(block, kind, options.room, results)
+                torch.cuda.empty_cache()
             continue
         entrants = {
             "ours": block.ours(),

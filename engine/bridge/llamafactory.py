@@ -300,7 +300,7 @@ def _bits(value: Any, file: File) -> Answer:
     return mapped({"model.quantization": kinds[value], **EXPERTS_STAY}) if value in (4, 8) else unsupported(_QUANTIZED)
 
 
-_QUANTIZED = "model.quantization takes nf4, fp4, int8, fp8 or mxfp4."
+_QUANTIZED = "model.quantization takes nf4, fp4, int8, fp8, mxfp4 or nvfp4."
 
 
 def _length(value: Any, file: File) -> Answer:

@@ -66,8 +66,8 @@ def _quantization(value: Any, giving: Giving) -> Answer:
         return unsupported(
             "Axolotl does not hold base weights in 8-bit floating point: nf4, fp4 and int8 are known there."
         )
-    if value == "mxfp4":
-        return unsupported("Axolotl does not pack experts into MXFP4: nf4, fp4 and int8 are known there.")
+    if value in ("mxfp4", "nvfp4"):
+        return unsupported(f"Axolotl does not pack experts into {value.upper()}: nf4, fp4 and int8 are known there.")
     more = {"bnb_config_kwargs": {"bnb_4bit_quant_type": "fp4"}} if value == "fp4" else {}
     return mapped({"load_in_4bit": True, **more})
 

@@ -78,8 +78,10 @@ def _quantization(value: Any, giving: Giving) -> Answer:
         return unsupported(
             "TRL's command does not hold base weights in 8-bit floating point: nf4, fp4 and int8 are known there."
         )
-    if value == "mxfp4":
-        return unsupported("TRL's command does not pack experts into MXFP4: nf4, fp4 and int8 are known there.")
+    if value in ("mxfp4", "nvfp4"):
+        return unsupported(
+            f"TRL's command does not pack experts into {value.upper()}: nf4, fp4 and int8 are known there."
+        )
     return mapped({"load_in_4bit": True, "bnb_4bit_quant_type": value, "use_bnb_nested_quant": True})
 
 

@@ -20,8 +20,10 @@ from engine.config.files import parse
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, WorkbenchError, redact, visible
+from engine.features.packed_experts import EXPERTS_ALONE
 from engine.figures import size
 from engine.hub import COMMITS, COMMITS_FILE, commit_of, reaching_hub
+from engine.planning.memory_model import QUANTIZED
 from engine.run import checkpoint, inside
 from engine.run.store import RunFolder
 
@@ -200,7 +202,7 @@ def _weights_of(side: Side, folder: Path | None, number: int) -> str:
 
 def _placed(config: RunConfig) -> bool:
     """Whether loading has put the model on its device already."""
-    return config.model.quantization not in ("none", "fp8", "mxfp4")
+    return config.model.quantization not in ("none", "fp8", *EXPERTS_ALONE)
 
 
 def _check_memory(configs: Sequence[RunConfig], device: torch.device) -> None:
@@ -220,9 +222,15 @@ def _check_memory(configs: Sequence[RunConfig], device: torch.device) -> None:
                 config.model.quantization, getattr(torch, config.model.dtype).itemsize * 8
             )
             for name, weight in weights.items():
-                experts = config.model.quantization == "mxfp4" and ".experts." in name and len(weight.shape) > 1
-                # Bytes that hold MXFP4 already stay bytes.
-                own = 8 if weight.dtype == "U8" else 4.25 if experts else bits
+                experts = config.model.quantization in EXPERTS_ALONE and ".experts." in name and len(weight.shape) > 1
+                # Bytes that hold MXFP4 or FP8 already stay bytes.
+                own = (
+                    8
+                    if weight.dtype in ("U8", "F8_E4M3")
+                    else 8 * QUANTIZED[config.model.quantization]
+                    if experts
+                    else bits
+                )
                 need += int(_numel(weight.shape) * own / 8)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if need > free:

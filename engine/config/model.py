@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from engine.config.section import Advanced, Control, Expert, Required, Section, Source, Title, Words
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-Quantization = Literal["none", "fp8", "nf4", "fp4", "int8", "mxfp4"]
+Quantization = Literal["none", "fp8", "nf4", "fp4", "int8", "mxfp4", "nvfp4"]
 Attention = Literal[
     "auto",
     "sdpa",
@@ -76,6 +76,7 @@ class Model(Section):
             fp4="fp4, 4 bits",
             int8="int8, 8 bits",
             mxfp4="mxfp4, experts alone in 4 bits",
+            nvfp4="nvfp4, experts alone in 4.5 bits",
         ),
         Source("arXiv:2305.14314"),
     ] = "none"
@@ -83,12 +84,12 @@ class Model(Section):
     the small numbers themselves cannot be trained. `fp8` multiplies in 8 bits too, forward and for input gradients, on
     cards of compute capability 8.9 and above; small layers, routers and heads stay as they are. The others widen the
     weights again for each product. `mxfp4` holds the experts of a mixture as gpt-oss is published, a power of two for each
-    32 numbers along what goes in, and leaves all other layers in `dtype`. Files that hold experts so already need no setting:
-    under a LoRA adapter they stay as stored."""
+    32 numbers along what goes in, and leaves all other layers in `dtype`; `nvfp4` has a finer scale for each 16, which loses
+    less. Files that hold experts in MXFP4 or FP8 already need no setting: under a LoRA adapter they stay as stored."""
 
     quantize_moe_experts: Annotated[bool, Title("Quantize experts"), Advanced] = True
     """Hold the experts of a mixture in the bits of `quantization` too, which most of its weights are. Each expert is packed
-    as it is read, so that loading needs room for one in full; those that files hold in MXFP4 are taken as they are. A pass of
+    as it is read, so that loading needs room for one in full; those that files hold in MXFP4 or FP8 are taken as they are. A pass of
     its own unpacks those that tokens were sent to, a few at a time, and again for gradients. Off leaves experts in the format
     of `dtype`, in several times the memory."""
 

@@ -328,10 +328,10 @@ INSTEAD: dict[str, str] = {
     "mixed_precision": "model.dtype says in which numbers a run computes.",
     "peft_config": "Its settings stand below adapter, with kind: lora.",
     "lora_config": "Its settings stand below adapter, with kind: lora.",
-    "quantization_config": "model.quantization names how the base weights are held: nf4, fp4, int8, fp8 or mxfp4.",
+    "quantization_config": "model.quantization names how the base weights are held: nf4, fp4, int8, fp8, mxfp4 or nvfp4.",
     "bnb_4bit_quant_type": "model.quantization says it: nf4 or fp4.",
     "quantization_type": "model.quantization says it: nf4 or fp4.",
-    "quantization_method": "model.quantization names how the base weights are held: nf4, fp4, int8, fp8 or mxfp4.",
+    "quantization_method": "model.quantization names how the base weights are held: nf4, fp4, int8, fp8, mxfp4 or nvfp4.",
     "pretraining_dataset": "Plain text is named below data.train, with method.kind pretrain; reading it as a stream is "
     "not here yet.",
     "freeze_trainable_layers": "adapter.unfrozen_parameters names the weights that are trained, with kind: none.",

@@ -23,8 +23,8 @@ from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
 from engine.export.stored import Share, is_turned, read_weight, shares, stored_name, wide_header, wide_weights
-from engine.features.packed_experts import packs
-from engine.kernels.experts import ExpertLoRA, mxfp4
+from engine.features.packed_experts import EXPERTS_ALONE, packs
+from engine.kernels.experts import ExpertLoRA, mxfp4, nvfp4
 from engine.models.packed_experts import PROJECTIONS
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _quantized(config: RunConfig, model: Any) -> set[str]:
     from engine.models.load import quantization_config
 
     settings = quantization_config(config)
-    if settings is None or config.model.quantization == "mxfp4":
+    if settings is None or config.model.quantization in EXPERTS_ALONE:
         return set()
     from transformers.quantizers.base import get_keys_to_not_convert
 
@@ -345,7 +345,7 @@ def _as_packed(config: RunConfig, made: Plan, name: str, value: torch.Tensor, ba
                 held = value if there == name else others[there] if there in others else read_weight(base, there)
                 part = held[expert] if each.expert is None else held
                 whole[each.rows] = part.mT if each.turned else part
-        other = turned and config.model.quantization != "mxfp4"  # whose blocks lie along what goes in
+        other = turned and config.model.quantization not in EXPERTS_ALONE  # whose blocks lie along what goes in
         trained = _as_trained(config, whole.mT.contiguous() if other else whole).to(getattr(torch, config.model.dtype))
         rows = (trained.mT if other else trained)[share.rows]
         seen[expert if share.expert is None else ...] = rows.mT if share.turned else rows
@@ -379,6 +379,8 @@ def _as_trained(config: RunConfig, value: torch.Tensor) -> torch.Tensor:
     kind, dtype = config.model.quantization, getattr(torch, config.model.dtype)
     if kind == "mxfp4":
         return mxfp4.unpacked(*mxfp4.packed(value.to(dtype)), value.shape[1])
+    if kind == "nvfp4":
+        return nvfp4.unpacked(*nvfp4.packed(value.to(dtype)), value.shape[1])
     import bitsandbytes.functional as bnb
 
     if kind == "int8":

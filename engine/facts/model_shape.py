@@ -1,7 +1,7 @@
 """The shape of a model from the files that lie on this machine: `config.json` as JSON, safetensors headers, nothing run.
 
 Counts come from the headers where the weights are here, else from the shape by the family's formula (Llama, Mistral,
-Qwen2, Qwen3, Gemma, Phi-3, OLMo, their mixtures of experts, gpt-oss, GPT-2). A family that is not known has unknown counts.
+Qwen2, Qwen3, Gemma, Phi-3, OLMo, their mixtures of experts, gpt-oss, GPT-2, and those of `engine.facts.mixtures`). A family that is not known has unknown counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from engine import model_files
 from engine.config.architectures import loaders_of, needs_torchvision
 from engine.config.facts import ModelFacts, TokenizerFacts, VisionFacts
 from engine.errors import ModelError, visible
+from engine.facts import mixtures
+from engine.facts.stored import stored_as
 from engine.model_files import Tensor
 
 Shape = Mapping[str, Any]
@@ -266,7 +268,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         "processor": any((folder / each).is_file() for each in model_files.PROCESSORS) if folder else None,
         **_image_facts(folder),
         "folder": str(folder) if folder else "",
-        "stored": _stored(config),
+        "stored": stored_as(config.get("quantization_config")),
         "vision": _vision(config),
     }
     bare = ModelFacts(name, **facts)
@@ -347,19 +349,18 @@ def _unlike(model: ModelFacts, stored: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _stored(config: Shape) -> str:
-    quantization = config.get("quantization_config")
-    return str(quantization.get("quant_method", ""))[:60] if isinstance(quantization, Mapping) else ""
-
-
 def _linears(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, int]]:
     """Linear layers as `(name, in, out, how many)`, without the head; fused experts are no linear layers."""
-    hidden, layers, wide = model.hidden_size, model.layers, model.intermediate_size
+    hidden, layers = model.hidden_size, model.layers
+    wide = model.intermediate_size or _number(shape, "moe_intermediate_size")
     if not (hidden and layers and model.heads and model.kv_heads and model.head_dim and wide):
         return
     if model.model_type == "gpt2":
         yield from (("c_attn", hidden, 3 * hidden, layers), ("attn.c_proj", hidden, hidden, layers))
         yield from (("c_fc", hidden, wide, layers), ("mlp.c_proj", wide, hidden, layers))
+        return
+    if model.model_type in mixtures.KNOWN and model.experts:
+        yield from mixtures.linears(model.model_type, shape, hidden, layers)
         return
     if model.model_type not in _LIKE_LLAMA:
         return
@@ -384,8 +385,9 @@ def _expert_weights(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int,
     """What transformers holds the experts of a layer in, as `(name, in, out, how many)` for one expert."""
     wide = _number(shape, "moe_intermediate_size") or model.intermediate_size
     if model.experts and model.hidden_size and model.layers and wide:
-        yield ("gate_up_proj", model.hidden_size, 2 * wide, model.layers)
-        yield ("down_proj", wide, model.hidden_size, model.layers)
+        layers = mixtures.layers_with_experts(shape, model.layers)
+        yield ("gate_up_proj", model.hidden_size, 2 * wide, layers)
+        yield ("down_proj", wide, model.hidden_size, layers)
 
 
 def _formula(model: ModelFacts, shape: Shape, linears: tuple[tuple[str, int, int, int], ...]) -> int | None:
@@ -399,6 +401,10 @@ def _formula(model: ModelFacts, shape: Shape, linears: tuple[tuple[str, int, int
     if model.model_type == "gpt2":
         biases = sum(wide_out * count for _, _, wide_out, count in linears)
         return total + biases + layers * 4 * hidden + 2 * hidden + (model.max_length or 0) * hidden
+    if model.model_type in mixtures.KNOWN:
+        total += mixtures.vectors(model.model_type, shape, hidden, layers)
+        wide = _number(shape, "moe_intermediate_size") or model.intermediate_size or 0
+        return total + mixtures.layers_with_experts(shape, layers) * (model.experts or 0) * 3 * hidden * wide
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     total += layers * hidden * (4 if model.model_type in _FOUR_NORMS else 2) + hidden
     if model.model_type in _QK_NORM:

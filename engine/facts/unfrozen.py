@@ -15,8 +15,9 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def trained_by_name(model: ModelFacts, patterns: list[str]) -> int | None:
-    """Parameters whose names begin with a match of one of the regular expressions; None where no name can be known."""
-    if not model.linears or not model.layers or not model.hidden_size or not model.vocab_size:
+    """Parameters whose names begin with a match of one of the regular expressions; None where no name can be known, as those
+    of a mixture's experts."""
+    if model.experts or not model.linears or not model.layers or not model.hidden_size or not model.vocab_size:
         return None
     try:
         known = [re.compile(pattern) for pattern in patterns]

@@ -175,13 +175,21 @@ def _check_saved(model: torch.nn.Module, names: list[str]) -> None:
                 f"adapter.modules_to_save: the model has no module {name!r}.",
                 f"Did you mean {near!r}?" if near else f"It has {', '.join(leaves[:12])}.",
             )
+    from engine.kernels.experts.packed import PackedExperts
     from engine.models.stored_fp8 import Fp8Linear
 
-    for path, module in model.named_modules():
-        if isinstance(module, Fp8Linear) and any(path == name or path.endswith("." + name) for name in names):
+    for path, module in model.named_modules() if names else ():
+        if not any(path == name or path.endswith("." + name) for name in names):
+            continue
+        if isinstance(module, Fp8Linear):
             raise ModelError(
                 f"adapter.modules_to_save: {path!r} is held in FP8 and cannot be trained whole.",
                 "Give it an adapter through target_modules.",
+            )
+        if any(isinstance(weight, PackedExperts) for weight in module.parameters()):
+            raise ModelError(
+                f"adapter.modules_to_save: {path!r} has experts that are held in few bits and cannot be trained whole.",
+                "Give them an adapter through target_parameters, or set model.quantize_moe_experts to false.",
             )
 
 

@@ -21,9 +21,14 @@ from engine.config.method import METHODS
 from engine.config.rule import raise_first
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, redact, visible
-from engine.features.packed_experts import kind_of
+from engine.facts.stored import stored_as
+from engine.features.packed_experts import EXPERTS_ALONE, kind_of
 from engine.hub import commit_of, reaching_hub
-from engine.rules.model import stored_weights_take_no_second_format, weights_stored_in_fp8_take_plain_lora
+from engine.rules.model import (
+    stored_weights_are_of_a_known_format,
+    stored_weights_take_no_second_format,
+    weights_stored_in_fp8_take_plain_lora,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,7 +111,10 @@ def _model(config: RunConfig, source: str) -> Loaded:
         folder = model_files.complete(source, revision)
     except UNREADABLE as problem:
         raise _cannot_load("model", source, problem) from problem
-    served = loaders_of(str(model_files.read_json(folder / "config.json").get("model_type", "")))
+    told = model_files.read_json(folder / "config.json")
+    held = ModelFacts(config.model.name, stored=stored_as(told.get("quantization_config")))
+    raise_first(stored_weights_are_of_a_known_format(config, Facts(model=held)))
+    served = loaders_of(str(told.get("model_type", "")))
     loader = getattr(transformers, loader_of(head, served))
     attention = config.model.attention if config.model.attention in ("sdpa", "eager") else None
     if attention is None and model_files.names_attention(folder):
@@ -160,18 +168,21 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
         raise_first(check(config, known))
     if labels is not None:
         stored.config.num_labels = labels
-    model, held = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora")
+    from engine.models.packed_experts import ExpertsAlone
+
+    experts = ExpertsAlone("keep", "fp8", stored.block) if kind_of(config, "fp8") else None
+    model, held = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora", experts=experts)
     return Loaded(model, stored_fp8=held)
 
 
 def weight_settings(config: RunConfig, source: str, revision: str | None) -> dict[str, Any]:
     """What `from_pretrained` is told of how weights are held: a `quantization_config` where one is needed, and the `config` of
     a model whose files hold experts in MXFP4, which stay so under an adapter and are widened once without."""
-    from engine.models.packed_experts import Mxfp4Experts, stored_mxfp4
+    from engine.models.packed_experts import ExpertsAlone, stored_mxfp4
 
     stored = stored_mxfp4(source, revision)
     if stored is not None:
-        return {"config": stored, "quantization_config": Mxfp4Experts("keep" if kind_of(config, "mxfp4") else "widen")}
+        return {"config": stored, "quantization_config": ExpertsAlone("keep" if kind_of(config, "mxfp4") else "widen")}
     asked = quantization_config(config)
     return {} if asked is None else {"quantization_config": asked}
 
@@ -185,10 +196,10 @@ def quantization_config(config: RunConfig) -> Any:
     kind = config.model.quantization
     if kind in ("none", "fp8"):
         return None
-    if kind == "mxfp4":
-        from engine.models.packed_experts import Mxfp4Experts
+    if kind in EXPERTS_ALONE:
+        from engine.models.packed_experts import ExpertsAlone
 
-        return Mxfp4Experts("pack") if config.model.quantize_moe_experts else None
+        return ExpertsAlone("pack", kind) if config.model.quantize_moe_experts else None
     # A new head is trained whole, so it stays as it is.
     whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score", "lm_head"]
     if kind == "int8":

@@ -1,18 +1,19 @@
-"""Loading a model whose experts are packed into few bits one at a time, or are in MXFP4 in its files and stay so.
+"""Loading a model whose experts are packed into few bits one at a time, or are in few bits in its files and stay so.
 
-Linear layers beside them are bitsandbytes', or as they are beside MXFP4. transformers hands an experts' weight to a quantizer when all experts of the layer are together in 16 bits; bitsandbytes'
+Linear layers beside them are bitsandbytes', or as they are beside MXFP4 and NVFP4. transformers hands an experts' weight to a quantizer when all experts of the layer are together in 16 bits; bitsandbytes'
 quantizers in transformers leave such weights as they are. Here each expert is read from its file, brought into the model's
 layout by the model's own conversions and packed before the next is read: above the packed numbers there is one expert.
-What files hold in MXFP4 (`quant_method: mxfp4`, as gpt-oss is published) is taken byte by byte and never widened;
-transformers would widen it to 16 bits, or compute it by kernels that have no gradients.
+What files hold in MXFP4 (`quant_method: mxfp4`, as gpt-oss is published) or FP8 (`quant_method: fp8`, as DeepSeek-V3 is) is
+taken byte by byte and never widened; transformers would widen it to 16 bits, or compute it by kernels without gradients.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
@@ -24,11 +25,15 @@ from transformers.utils.quantization_config import QuantizationConfigMixin, Quan
 
 from engine.errors import ModelError
 from engine.kernels.experts.module import unserved
-from engine.kernels.experts.packed import PackedExperts, Packer, of_mxfp4
+from engine.kernels.experts.packed import PackedExperts, Packer, of_fp8, of_mxfp4
+from engine.models.stored_fp8 import fitting
 
 PROJECTIONS = ("gate_up_proj", "down_proj")
 _BY = "workbench_{}bit_with_experts"
-_MXFP4 = "workbench_mxfp4_experts"
+_ALONE = "workbench_experts_alone"
+_BYTES = {"mxfp4": 4.25 / 8, "nvfp4": 4.5 / 8, "fp8": 1.0}
+_MOVES = "MergeModulelist", "Concatenate", "Transpose", "_AsStored"
+"""Conversions that put scales where they put the numbers."""
 
 
 def with_experts(asked: BitsAndBytesConfig) -> BitsAndBytesConfig:
@@ -37,13 +42,16 @@ def with_experts(asked: BitsAndBytesConfig) -> BitsAndBytesConfig:
     return asked
 
 
-class Mxfp4Experts(QuantizationConfigMixin):
-    """What `from_pretrained` does about experts in MXFP4: `pack` plain ones, `keep` them as the files hold them, or `widen`
-    what the files hold so. All else is loaded as it is, and transformers then knows the model as a plain one."""
+class ExpertsAlone(QuantizationConfigMixin):
+    """What `from_pretrained` does about experts in few bits: `pack` plain ones, `keep` them as the files hold them, or `widen`
+    what the files hold so. All else is loaded as it is, and transformers then knows the model as a plain one. `block`: rows
+    and columns of one scale of what files hold in FP8, None for one a matrix."""
 
-    def __init__(self, todo: Literal["pack", "keep", "widen"] = "pack") -> None:
-        self.quant_method = _MXFP4  # type: ignore[assignment]
-        self.todo = todo
+    def __init__(
+        self, todo: Literal["pack", "keep", "widen"] = "pack", kind: str = "mxfp4", block: tuple[int, int] | None = None
+    ) -> None:
+        self.quant_method = _ALONE  # type: ignore[assignment]
+        self.todo, self.kind, self.block = todo, kind, block
 
 
 def stored_mxfp4(source: str, revision: str | None) -> PreTrainedConfig | None:
@@ -74,10 +82,13 @@ class _PacksExperts(HfQuantizer):
         found = super().update_weight_conversions(weight_conversions, *model)  # an older one tells no model
         ends = self._ends
         known = [each for each in found if isinstance(each, WeightConverter) and _makes(each, ends)]
-        ours = [_OneByOne.of(each) for each in known]
+        ours = [self._one_by_one(each) for each in known]
         # Weights that lie in the file as the model holds them.
         as_stored = [self._whole(f".experts.{end}") for end in sorted(ends)]
         return [each for each in found if each not in known] + ours + as_stored
+
+    def _one_by_one(self, known: WeightConverter) -> _OneByOne:
+        return _OneByOne.of(known)
 
     def _whole(self, name: str) -> _OneByOne:
         return _OneByOne(name, name, [_AsStored()])
@@ -111,11 +122,11 @@ class _EightBits(_BesideBitsAndBytes, Bnb8BitHfQuantizer):
     pass
 
 
-@register_quantizer(_MXFP4)
+@register_quantizer(_ALONE)
 class _ExpertsAlone(_PacksExperts):
-    """Does what `Mxfp4Experts` says."""
+    """Does what `ExpertsAlone` says."""
 
-    quantization_config: Mxfp4Experts
+    quantization_config: ExpertsAlone
     is_trainable = True
 
     def is_serializable(self) -> bool:
@@ -123,15 +134,23 @@ class _ExpertsAlone(_PacksExperts):
 
     def param_element_size(self, model: PreTrainedModel, param_name: str, param: torch.Tensor) -> float:
         packed = self.quantization_config.todo != "widen" and self.param_needs_quantization(model, param_name)
-        return 4.25 / 8 if packed else param.element_size()
+        return _BYTES[self.quantization_config.kind] if packed else param.element_size()
 
     def get_quantize_ops(self) -> ConversionOps:
-        return _Pack(None, "mxfp4")
+        return _Pack(None, self.quantization_config.kind)
 
     def postprocess_model(self, model: PreTrainedModel, **more: Any) -> None:
         self.remove_quantization_config(model)
 
+    def _one_by_one(self, known: WeightConverter) -> _OneByOne:
+        return _InFp8.of(known) if self._in_fp8() else super()._one_by_one(known)
+
+    def _in_fp8(self) -> bool:
+        return self.quantization_config.todo == "keep" and self.quantization_config.kind == "fp8"
+
     def _whole(self, name: str) -> _OneByOne:
+        if self._in_fp8():
+            return _InFp8.of(super()._whole(name))
         if self.quantization_config.todo == "pack":
             return super()._whole(name)
         return _InBlocks([f"{name}_blocks", f"{name}_scales"], name, [_AsStored()])
@@ -191,9 +210,30 @@ class _OneByOne(WeightConverter):
 
     @classmethod
     def of(cls, other: WeightConverter) -> _OneByOne:
-        made = cls(list(other._original_source_patterns), list(other._original_target_patterns), list(other.operations))
+        sources = cls._sources(list(other._original_source_patterns))
+        made = cls(sources, list(other._original_target_patterns), list(other.operations))
         made.scope_prefix, made.base_model_prefix = other.scope_prefix, other.base_model_prefix
         return made
+
+    @staticmethod
+    def _sources(names: list[str]) -> list[str]:
+        """The entries of the files that are read, by those that the plain conversion reads."""
+        return names
+
+    def _converted(
+        self, found: dict[str, Any], sources: list[str], layer_name: str, like: Any, config: Any
+    ) -> torch.Tensor:
+        """The conversion of one expert's parts, by the entries that they are of; some look at a weight `like` it to see
+        whether the file has it turned."""
+        alone = SimpleNamespace(get_parameter=lambda name: like)
+        for operation in self.operations:
+            found = operation.convert(
+                found, source_patterns=sources, target_patterns=self.target_patterns, full_layer_name=layer_name,
+                model=alone, config=config, missing_keys=None,
+            )  # fmt: skip
+        (made,) = found.values()
+        part: torch.Tensor = made[0] if isinstance(made, list) else made
+        return part[0] if part.dim() == 3 else part
 
     def convert(
         self, layer_name: str, model: Any = None, config: Any = None, hf_quantizer: Any = None, loading_info: Any = None
@@ -203,19 +243,11 @@ class _OneByOne(WeightConverter):
             return super().convert(layer_name, model, config, hf_quantizer, loading_info)
         read = {key: [_Reader(job) for job in jobs] for key, jobs in self.collected_tensors.items()}
         count, *sides = model.get_parameter(layer_name).shape
-        # Some conversions look at the weight to see whether the file has it turned.
-        alone = SimpleNamespace(get_parameter=lambda name: torch.empty(1, *sides, device="meta"))
+        like = torch.empty(1, *sides, device="meta")
 
         def expert(number: int) -> torch.Tensor:
-            found: dict[str, Any] = {key: [_part(readers, count, number)] for key, readers in read.items()}
-            for operation in self.operations:
-                found = operation.convert(
-                    found, source_patterns=self.source_patterns, target_patterns=self.target_patterns,
-                    full_layer_name=layer_name, model=alone, config=config, missing_keys=None,
-                )  # fmt: skip
-            (made,) = found.values()
-            made = made[0] if isinstance(made, list) else made
-            return made[0] if made.dim() == 3 else made
+            found = {key: [_part(readers, count, number)] for key, readers in read.items()}
+            return self._converted(found, self.source_patterns, layer_name, like, config)
 
         given = {layer_name: _Experts(count, expert)}
         return self.quantization_operation.convert(given, self.source_patterns, self.target_patterns, model=model)
@@ -231,7 +263,7 @@ class _InBlocks(_OneByOne):
     ) -> dict[str, Any]:
         """The weight by its name. Raises ModelError for bytes that are not those of the model's weight."""
         found = {
-            key.rpartition("_")[2]: _Reader(job).as_stored()
+            key.rpartition("_")[2]: _Reader(job).as_stored().to(torch.uint8)
             for key, jobs in self.collected_tensors.items()
             for job in jobs
         }
@@ -251,6 +283,87 @@ class _InBlocks(_OneByOne):
         return {layer_name: torch.nn.Parameter(packed, requires_grad=False)}
 
 
+class _InFp8(_OneByOne):
+    """Takes numbers and scales of all experts as the files hold them."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _sources(names: list[str]) -> list[str]:
+        """Scales first: older transformers take the first name that a key begins with."""
+        return [f"{name}{end}" for end in ("_scale_inv", "_scale") for name in names] + names
+
+    def convert(
+        self, layer_name: str, model: Any = None, config: Any = None, hf_quantizer: Any = None, loading_info: Any = None
+    ) -> dict[str, Any]:
+        """The weight by its name. Raises ModelError for numbers without scales, or in another format or layout."""
+        for operation in self.operations:
+            if (name := type(operation).__name__) not in _MOVES:
+                _stays_wide(layer_name, f"{name} of transformers moves numbers, and not their scales")
+        wide = [name for name in self.source_patterns if not name.endswith(("_scale_inv", "_scale"))]
+        read = {name: [_Reader(job) for job in self.collected_tensors.get(name, ())] for name in wide}
+        scaled = {
+            name: [
+                _Reader(job) for end in ("_scale_inv", "_scale") for job in self.collected_tensors.get(name + end, ())
+            ]
+            for name in wide
+        }
+        weight = model.get_parameter(layer_name)
+        turned = model.get_submodule(layer_name.rpartition(".")[0]).is_transposed
+        lies = [type(each).__name__ for each in self.operations] != ["_AsStored"] and turned
+        like = torch.empty(1, *weight.shape[1:], device="meta")
+        numbers = scales = None
+        for expert in range(count := weight.shape[0]):
+            parts = {}
+            for name in wide:
+                part = _part(read[name], count, expert, torch.Tensor.contiguous)
+                if part.dtype != torch.float8_e4m3fn:
+                    _stays_wide(layer_name, f"its files hold it in {str(part.dtype).removeprefix('torch.')}")
+                scale = _part(scaled[name], count, expert, torch.Tensor.float) if scaled[name] else None
+                part = part[0] if part.dim() == 3 else part
+                scale = scale[0] if scale is not None and scale.dim() == 3 else scale
+                parts[name] = part, *fitting(layer_name, part.shape, scale, hf_quantizer.quantization_config.block)
+            columns = {block[1] for _, _, block in parts.values()}
+            if len(columns) > 1:
+                _stays_wide(layer_name, "parts of it have scales of blocks of other sizes")
+            rows = _common(parts.values())
+            codes = {name: [part.view(torch.uint8)] for name, (part, _, _) in parts.items()}
+            by_block = {
+                name: [scale.repeat_interleave(block[0] // rows, 0)[: -(-len(part) // rows)]]
+                for name, (part, scale, block) in parts.items()
+            }
+            made = [self._converted(each, wide, layer_name, like, config) for each in (codes, by_block)]
+            if numbers is None or scales is None:
+                numbers, scales = (each.new_empty(count, *each.shape) for each in made)
+                block = (columns.pop(), rows) if lies else (rows, columns.pop())
+            numbers[expert], scales[expert] = made
+        assert numbers is not None
+        assert scales is not None
+        try:
+            packed = of_fp8(numbers.view(torch.float8_e4m3fn), scales, block, weight.dtype)
+        except ValueError as problem:
+            raise ModelError(f"model.name: {layer_name} cannot be read: {problem}.") from problem
+        if packed.shape != weight.shape:
+            wanted, held = (" x ".join(map(str, each.shape)) for each in (weight, packed))
+            raise ModelError(f"model.name: {layer_name} in FP8 has the shape {held}, and {wanted} is wanted.")
+        return {layer_name: torch.nn.Parameter(packed, requires_grad=False)}
+
+
+def _common(parts: Iterable[tuple[torch.Tensor, torch.Tensor, tuple[int, int]]]) -> int:
+    """Rows of one scale of parts that are put under each other: fewer than a block has where one of them is cut off."""
+    every = list(parts)
+    sizes = [block[0] for _, _, block in every]
+    if len(every) > 1:
+        sizes += [len(part) for part, _, _ in every]
+    return math.gcd(*sizes)
+
+
+def _stays_wide(name: str, reason: str) -> NoReturn:
+    raise ModelError(
+        f"model.quantize_moe_experts: {name} cannot stay in FP8: {reason}.", "Set model.quantize_moe_experts to false."
+    ).mended_by({"model.quantize_moe_experts": False})
+
+
 class _Reader:
     """One entry of the files, not read yet."""
 
@@ -260,9 +373,9 @@ class _Reader:
         self.told = told if told.keys() >= {"tensor", "device", "dtype"} else None
 
     def as_stored(self) -> torch.Tensor:
-        """The entry in the files' own format, of 8 bits."""
+        """The entry in the files' own format."""
         if self.told is None:
-            return self.whole().to(torch.uint8)
+            return self.whole()
         found: torch.Tensor = self.told["tensor"][...]
         return found.to(device=self.told["device"])
 
@@ -270,19 +383,24 @@ class _Reader:
         found: torch.Tensor = self.job() if callable(self.job) else self.job.result()
         return found
 
-    def one(self, number: int) -> torch.Tensor:
-        """Of an entry that holds all experts [E, ...] this one, [1, ...], the others unread."""
+    def one(self, number: int, stored: bool = False) -> torch.Tensor:
+        """Of an entry that holds all experts [E, ...] this one, [1, ...], the others unread; as `stored`, or in the model's
+        format."""
         if self.told is not None:
             part: torch.Tensor = self.told["tensor"][number : number + 1]
-            return part.to(device=self.told["device"], dtype=self.told["dtype"])
+            return part.to(device=self.told["device"], dtype=None if stored else self.told["dtype"])
         return self.whole()[number : number + 1]
 
 
-def _part(readers: list[_Reader], count: int, number: int) -> torch.Tensor:
+def _part(
+    readers: list[_Reader], count: int, number: int, stored: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> torch.Tensor:
+    """One expert's part in the model's format, or what `stored` makes of it in the files'."""
     if len(readers) == count:
-        return readers[number].whole()
+        return readers[number].whole() if stored is None else stored(readers[number].as_stored())
     if len(readers) == 1:
-        return readers[0].one(number)
+        found = readers[0].one(number, stored is not None)
+        return found if stored is None else stored(found)
     raise ValueError(f"the files hold {len(readers)} of a layer's {count} experts")
 
 
@@ -303,8 +421,8 @@ class _Pack(ConversionOps):
                 found |= self.of_linears.convert({name: value}, **patterns, **more)
                 continue
             model = more["model"]
-            # Blocks of MXFP4 lie along what goes in, whichever way the model holds its experts.
-            turned = self.kind == "mxfp4" and model.get_submodule(name.rpartition(".")[0]).is_transposed
+            # Blocks of four bits lie along what goes in, whichever way the model holds its experts.
+            turned = self.kind in ("mxfp4", "nvfp4") and model.get_submodule(name.rpartition(".")[0]).is_transposed
             packer = Packer(value.count, self.kind, model.get_parameter(name).dtype, turned=turned)
             for number in range(value.count):
                 packer.add(value.read(number))

@@ -1,10 +1,12 @@
-"""Models whose files hold FP8 numbers with scales (`quant_method: fp8`, as DeepSeek-V3 and Qwen3-FP8 are published).
+"""Models whose files hold FP8 numbers with scales, as DeepSeek-V3 and Qwen3-FP8 are published, or as llm-compressor, Model
+Optimizer and FBGEMM write them (`engine.facts.stored`).
 
 Under an adapter the weights stay in FP8, one byte a number, and are scaled to the model's format in each product, forward
 and backward; without one they are scaled once and trained as plain numbers. Scales are applied here and not by
 transformers, whose loader takes the size of a block from the number of scales, which is wrong where the last block is
-ragged, and needs a GPU and kernels from a hub to keep FP8. Experts, which the model fuses, are scaled once in any case.
-Refuses numbers that bring no scale.
+ragged, and needs a GPU and kernels from a hub to keep FP8. Experts, which the model fuses, stay so too where the pass over
+packed experts computes them (`engine.models.packed_experts`), and are scaled once elsewhere. Refuses numbers that bring no
+scale.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ModelError, visible
+from engine.facts.stored import block_of, stored_as
 from engine.kernels.experts.packed import PackedExperts
 from engine.model_files import weight_files
 
@@ -45,7 +48,9 @@ class Held:
     kept: bool
     block: Block | None
     fused: int
-    """Matrices that the model fuses with others (experts), scaled once in any case."""
+    """Matrices that the model fuses with others (experts)."""
+    packed: bool = False
+    """Whether these stay in FP8 too."""
 
 
 def stored_fp8(source: str, revision: str | None) -> Stored | None:
@@ -55,19 +60,21 @@ def stored_fp8(source: str, revision: str | None) -> Stored | None:
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     found = getattr(config, "quantization_config", None)
     found = found if isinstance(found, dict) or found is None else found.to_dict()
-    if found is None or found.get("quant_method") != "fp8":
+    if found is None or stored_as(found) != "fp8":
         return None
     del config.quantization_config
-    size = found.get("weight_block_size")
-    return Stored(config, (int(size[0]), int(size[1])) if size else None, source, revision)
+    return Stored(config, block_of(found), source, revision)
 
 
-def load_fp8(loader: Any, stored: Stored, settings: dict[str, Any], *, keep: bool) -> tuple[PreTrainedModel, Held]:
+def load_fp8(
+    loader: Any, stored: Stored, settings: dict[str, Any], *, keep: bool, experts: Any = None
+) -> tuple[PreTrainedModel, Held]:
     """`loader.from_pretrained` of the model, with the scales applied, and what became of its numbers; `keep` leaves linear
     layers in FP8.
 
     Linear layers are loaded with the numbers as they stand, which every wider format holds exactly, and take their scales
-    then. Numbers that the model fuses with others, as those of experts, are scaled before. Raises ModelError for numbers
+    then. Numbers that the model fuses with others, as those of experts, are scaled before, or left to `experts`, the
+    `quantization_config` that packs them, where all of them are experts'. Raises ModelError for numbers
     without a scale, with scales that do not cover them, or that the model has no place for.
     """
     formats, scales = _read(stored)
@@ -76,18 +83,23 @@ def load_fp8(loader: Any, stored: Stored, settings: dict[str, Any], *, keep: boo
     fused = [
         name for name in formats if type(_layer(shell, name)[2]) is not torch.nn.Linear and not _spare(shell, name)
     ]
-    if fused:
+    packs = experts is not None and bool(fused) and all(".experts." in name for name in fused)
+    if packs:
+        settings = {**settings, "quantization_config": experts}
+    if fused and not packs:
         model = _with_scaled(type(shell), stored, settings, fused, scales)
     else:
-        model = loader.from_pretrained(
-            stored.source, config=stored.config, use_safetensors=True, trust_remote_code=False, **settings
-        )
+        model, info = loader.from_pretrained(
+            stored.source, config=stored.config, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+            **settings,
+        )  # fmt: skip
+        _refuse_without_place(fused, info)
     layers = 0
     for name in formats.keys() - set(fused):
         parent, leaf, module = _layer(model, name)
         if module is None:
             continue
-        scale, block = _fitting(name, module.weight.shape, scales.get(name), stored.block)
+        scale, block = fitting(name, module.weight.shape, scales.get(name), stored.block)
         if keep:
             setattr(parent, leaf, Fp8Linear(module, module.weight.data.to(formats[name]), scale, block))
         else:
@@ -98,7 +110,7 @@ def load_fp8(loader: Any, stored: Stored, settings: dict[str, Any], *, keep: boo
         raise ModelError(
             f"model.name: {visible(stored.source)} says that it is stored in FP8 and holds no such numbers."
         )
-    return model, Held(layers, keep, stored.block, len(fused))
+    return model, Held(layers, keep, stored.block, len(fused), packs)
 
 
 def _with_scaled(
@@ -113,14 +125,20 @@ def _with_scaled(
             numbers |= {key: tensors.get_tensor(key) for key in tensors.keys() if not key.endswith(_SUFFIXES)}  # noqa: SIM118
     for name in names:
         key = f"{name}.weight"
-        scale, block = _fitting(name, numbers[key].shape, scales.get(name), stored.block)
+        if key not in numbers:
+            raise ModelError(f"model.name: {visible(name)} is stored in FP8 in a form that is not known here.")
+        scale, block = fitting(name, numbers[key].shape, scales.get(name), stored.block)
         numbers[key] = dequantized(numbers[key], scale, block, settings["dtype"])
     own = {key: value for key, value in settings.items() if key != "revision"}
     model, info = kind.from_pretrained(None, config=stored.config, state_dict=numbers, output_loading_info=True, **own)
+    _refuse_without_place(names, info)
+    return model
+
+
+def _refuse_without_place(names: list[str], info: Any) -> None:
     lost = sorted({f"{name}.weight" for name in names} & set(info["unexpected_keys"]))
     if lost:
         raise ModelError(f"model.name: the model has no place for {visible(lost[0])}, which its files hold in FP8.")
-    return model
 
 
 def _spare(model: PreTrainedModel, name: str) -> bool:
@@ -243,7 +261,7 @@ def _layer(model: PreTrainedModel, name: str) -> tuple[Any, str, Any]:
     return None, name.rpartition(".")[2], None
 
 
-def _fitting(
+def fitting(
     name: str, shape: torch.Size, scale: torch.Tensor | None, block: Block | None
 ) -> tuple[torch.Tensor, Block]:
     """The scales as a float32 matrix and the size of a block, or ModelError where they do not cover the weight."""

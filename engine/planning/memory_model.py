@@ -36,7 +36,7 @@ MiB = 1024**2
 GiB = 1024**3
 BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
 # bits of a quantized weight with its scales: nf4 with double quantization 4.127, int8 with row scales 8.03
-QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8, "mxfp4": 4.25 / 8}
+QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8, "mxfp4": 4.25 / 8, "nvfp4": 4.5 / 8}
 # bytes of optimizer state for each byte of a trained parameter
 STATES = {
     "adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.02, "sgd": 0.0, "adagrad": 1.0, "rmsprop": 1.0,
@@ -220,14 +220,14 @@ def _linear_size(config: RunConfig, model: ModelFacts) -> float:
     """Bytes of one number of the layers' linear weights, where all are held alike."""
     if model.stored == "fp8" and config.adapter.kind == "lora":
         return 1.0
-    # MXFP4 is the experts' alone.
-    wide = config.model.quantization == "mxfp4"
+    wide = config.model.quantization in packed_experts.EXPERTS_ALONE
     return BYTES[config.model.dtype] if wide else QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
 
 
 def _expert_size(config: RunConfig, model: ModelFacts) -> float:
     """Bytes of one number of the experts."""
-    return QUANTIZED.get(packed_experts.kind_of(config, model.stored), BYTES[config.model.dtype])
+    kind = packed_experts.kind_of(config, model.stored)
+    return 1.0 if kind == "fp8" else QUANTIZED.get(kind, BYTES[config.model.dtype])
 
 
 def layers_bytes(config: RunConfig, facts: Facts) -> float | None:

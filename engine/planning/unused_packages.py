@@ -30,7 +30,7 @@ def unused(config: RunConfig) -> tuple[str, ...]:
     names = [*NEVER, *({name for names in OF_TRACKERS.values() for name in names} - asked)]
     if _plain_numbers(config):
         if (
-            config.model.quantization in ("none", "fp8", "mxfp4")
+            config.model.quantization in ("none", "fp8", "mxfp4", "nvfp4")
             and KINDS[config.optim.optim].package != "bitsandbytes"
         ):
             names.append("bitsandbytes")

@@ -13,13 +13,14 @@ from engine.config.rule import Refused, leave_out, one_of, other_than, refused, 
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
 from engine.facts import counts as counted
+from engine.facts.stored import SERVED
 from engine.features import packed_experts
 from engine.planning import memory_model
 from engine.planning.auto import resolved
 
 _DTYPE, _QUANTIZATION = fields.model.dtype, fields.model.quantization
 _WIDENED = other_than("none", "fp8")
-_BY_BITSANDBYTES = other_than("none", "fp8", "mxfp4")
+_BY_BITSANDBYTES = other_than("none", "fp8", *packed_experts.EXPERTS_ALONE)
 _STORED = {
     "fp8": ("weights are stored in FP8", "eight", ("none",)),
     "mxfp4": ("experts are stored in MXFP4", "four", ("none", "mxfp4")),
@@ -234,7 +235,11 @@ def experts_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Findi
         bits = 8 * int(memory_model.BYTES[config.model.dtype])
         held = f"{figures.size(kept)} of the weights' {figures.size(peak['weights'])}"
         fp8 = config.model.quantization == "fp8"
-        todo = "nf4, fp4, int8 and mxfp4 pack them too." if fp8 else f"{packed_experts.SETTING.path} packs them too."
+        todo = (
+            "nf4, fp4, int8, mxfp4 and nvfp4 pack them too."
+            if fp8
+            else f"{packed_experts.SETTING.path} packs them too."
+        )
         yield say(path, f"the experts stay in {bits} bits: {held}. {todo}")
 
 
@@ -264,6 +269,22 @@ def messages_need_a_chat_template(config: RunConfig, facts: Facts) -> Iterator[F
     if turns or formats & {"messages", "sharegpt", "alpaca"}:
         todo = "Its tokenizer brings none: name one such as chatml, or give a Jinja file."
         yield must(path, f"a template for {model.name}", None, todo, fix=Fix("use chatml", {path: "chatml"}))
+
+
+@rule(reads=(fields.model.name,))
+def stored_weights_are_of_a_known_format(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, path = counted.known_model(config, facts), fields.model.name.path
+    if model is not None and model.stored not in SERVED:
+        todo = (
+            "Nothing here has gradients through such weights: take the model that they were made from, and model.quantization: "
+            "nf4 or int8 holds it in as few bits."
+        )
+        yield must(
+            path,
+            "a model in plain numbers, FP8, MXFP4 or bitsandbytes' formats",
+            f"one in {visible(model.stored)}",
+            todo,
+        )
 
 
 @rule(reads=(fields.model.quantization, fields.model.name))

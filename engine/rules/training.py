@@ -14,6 +14,7 @@ from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
 from engine.facts.counts import known_model
 from engine.facts.unfrozen import trained_by_name
+from engine.features.packed_experts import EXPERTS_ALONE
 
 _FLOAT32_ADAPTER, _STABILISED = fields.adapter.autocast_adapter_dtype, fields.adapter.use_rslora
 _LORA = one_of("lora")
@@ -221,7 +222,7 @@ def saved_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterato
 @rule(reads=(fields.adapter.kind, fields.adapter.modules_to_save, fields.model.quantization))
 def saved_modules_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     adapter, path = config.adapter, fields.adapter.modules_to_save.path
-    if adapter.kind != "lora" or config.model.quantization in ("none", "mxfp4") or facts.model is None:
+    if adapter.kind != "lora" or config.model.quantization in ("none", *EXPERTS_ALONE) or facts.model is None:
         return
     linear = {name for name, *_ in facts.model.linears}
     bad = [name for name in adapter.modules_to_save if name in linear]

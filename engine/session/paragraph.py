@@ -17,6 +17,7 @@ from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import visible
 from engine.facts.counts import device_count
+from engine.features.packed_experts import EXPERTS_ALONE
 from engine.figures import brief, count, large, number, percent, size, size_of
 from engine.planning import sharding
 from engine.planning.estimate import Estimate
@@ -69,7 +70,7 @@ def _trained(config: RunConfig, estimate: Estimate) -> str:
     how_many = "how many is not known yet" if trained is None else large(trained)
     if isinstance(config.adapter, Lora):
         share = f", {percent(trained / total, 1)} of all" if trained and total else ""
-        held = {"nf4": ", held in 4 bits,", "mxfp4": ", its experts held in 4 bits,"}
+        held = {"nf4": ", held in 4 bits,", **dict.fromkeys(EXPERTS_ALONE, ", its experts held in 4 bits,")}
         bits = held.get(config.model.quantization, "")
         lora = f"LoRA, rank {config.adapter.r}: {how_many} parameters{share}"
         return f"The model{bits} stays as it is; what learns are small matrices beside it ({lora})."

@@ -27,6 +27,7 @@ from engine.features.attention_backend.sdpa_cudnn_workaround import NAME as WHOL
 from engine.features.built import Notes, base_model
 from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
+from engine.features.packed_experts import EXPERTS_ALONE
 from engine.models.load import Loaded
 from engine.models.packed_experts import packed_experts
 from engine.models.processors import UnreadVideos, pixel_limits
@@ -292,10 +293,10 @@ def _checkpointing(config: RunConfig, model: PreTrainedModel | PeftModel, auto: 
 
 
 def _quantization(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
-    if config.model.quantization == "mxfp4":
+    if (kind := config.model.quantization) in EXPERTS_ALONE:
         count = sum(1 for _ in packed_experts(model))
         detail = f"weights of experts; other layers in {config.model.dtype}"
-        return _entry("quantization", "mxfp4", "mxfp4" if count else "none", count, detail)
+        return _entry("quantization", kind, kind if count else "none", count, detail)
     kinds = Counter(
         type(module).__name__
         for module in model.modules()
@@ -316,7 +317,8 @@ def _quantization(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict
 def _stored_fp8(model: PreTrainedModel | PeftModel, held: Held) -> dict[str, Any]:
     """What became of weights that the model's files hold in FP8."""
     scales = f"blocks of {held.block[0]} x {held.block[1]}" if held.block else "a scale for each matrix"
-    scales += f"; {held.fused} matrices of experts scaled once" if held.fused else ""
+    of_experts = "as they are stored" if held.packed else "scaled once"
+    scales += f"; {held.fused} matrices of experts {of_experts}" if held.fused else ""
     kept = [module.weight.dtype for module in model.modules() if isinstance(module, Fp8Linear)]
     if kept:
         detail = f"linear layers; {scales}; numbers stay as stored and are scaled in each product"

@@ -112,9 +112,7 @@ def quantizer_kwargs(value: Any, file: File) -> Answer:
     return needless("Said with model_quantization_config.") if known else unsupported(QUANTIZED)
 
 
-QUANTIZED = (
-    "model.quantization takes nf4, fp4, int8, fp8 or mxfp4; files that hold experts in MXFP4 are taken as they are."
-)
+QUANTIZED = "model.quantization takes nf4, fp4, int8, fp8, mxfp4 or nvfp4; files that hold experts in MXFP4 are taken as they are."
 
 
 def bf16(value: Any, file: File) -> Answer:

@@ -132,7 +132,8 @@ def fused_experts_have_adapters_of_small_rank(config: RunConfig, facts: Facts) -
 
 @rule(reads=(SETTING, fields.model.quantization))
 def fused_experts_read_plain_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    stored = facts.model.stored if facts.model is not None and facts.model.stored != "mxfp4" else ""
+    model = known_model(config, facts)
+    stored = model.stored if model is not None and not packs(config, model) else ""
     if config.kernels.fused_experts is True and (stored or config.model.quantization == "fp8"):
         held = f"weights stored in {stored}" if stored else "weights in fp8"
         todo = "The kernels multiply experts in bfloat16, float16 and float32."

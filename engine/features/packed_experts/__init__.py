@@ -16,6 +16,10 @@ AFTER = ()
 
 
 _GATE = "its gate is none of those that the kernels compute"
+EXPERTS_ALONE = "mxfp4", "nvfp4"
+"""What of `model.quantization` holds experts and nothing else."""
+STORED = "mxfp4", "fp8"
+"""What files may hold experts in that stays as it is under an adapter."""
 UNSERVED = {
     "deepseek_v4": _GATE,
     "glm5_next_text": _GATE,
@@ -29,12 +33,12 @@ UNSERVED = {
 
 def kind_of(config: RunConfig, stored: str = "") -> str:
     """What experts are packed in, if the model has some; empty where they are not. `stored` is how its files hold weights:
-    under an adapter MXFP4 stays as it is."""
+    under an adapter MXFP4 and FP8 stay as they are."""
     if not config.model.quantize_moe_experts:
         return ""
-    if stored == "mxfp4":
+    if stored in STORED:
         return stored if config.adapter.kind == "lora" else ""
-    return config.model.quantization if config.model.quantization in ("nf4", "fp4", "int8", "mxfp4") else ""
+    return config.model.quantization if config.model.quantization in ("nf4", "fp4", "int8", *EXPERTS_ALONE) else ""
 
 
 def packs(config: RunConfig, model: ModelFacts | None = None) -> bool:
@@ -66,7 +70,7 @@ def buffer_bytes(config: RunConfig, facts: Facts, size: float) -> float:
 
 
 def _off(config: RunConfig) -> Fix:
-    wide = {} if config.model.quantization == "mxfp4" else {SETTING.path: False}
+    wide = {} if config.model.quantization in EXPERTS_ALONE else {SETTING.path: False}
     return Fix("leave experts in 16 bits", wide, () if wide else (fields.model.quantization.path,))
 
 
@@ -120,16 +124,17 @@ def packed_experts_are_compiled_on_a_card(config: RunConfig, facts: Facts) -> It
 
 
 @rule(reads=(fields.model.quantization, fields.model.name))
-def mxfp4_holds_experts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+def formats_of_experts_need_some(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model, spec = known_model(config, facts), fields.model.quantization
-    if config.model.quantization == "mxfp4" and model is not None and model.model_type and not model.experts:
-        todo = "MXFP4 is for the experts of a mixture, and this model has none: nf4 holds its layers in four bits."
+    kind = config.model.quantization
+    if kind in EXPERTS_ALONE and model is not None and model.model_type and not model.experts:
+        todo = f"{kind.upper()} is for the experts of a mixture, and this model has none: nf4 holds its layers in four bits."
         fix = Fix("take nf4", {spec.path: "nf4"})
-        yield must(spec.path, f"another than mxfp4 for the model type {model.model_type}", "mxfp4", todo, fix=fix)
+        yield must(spec.path, f"another than {kind} for the model type {model.model_type}", kind, todo, fix=fix)
 
 
 @rule(reads=(SETTING, fields.model.quantization))
-def mxfp4_packs_experts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.model.quantization == "mxfp4" and not config.model.quantize_moe_experts:
-        todo = "Nothing but experts is held in MXFP4: pack them, or set model.quantization to none."
-        yield must(SETTING.path, "true with model.quantization: mxfp4", False, todo, fix=leave_out(SETTING))
+def formats_of_experts_pack_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if (kind := config.model.quantization) in EXPERTS_ALONE and not config.model.quantize_moe_experts:
+        todo = f"Nothing but experts is held in {kind.upper()}: pack them, or set model.quantization to none."
+        yield must(SETTING.path, f"true with model.quantization: {kind}", False, todo, fix=leave_out(SETTING))

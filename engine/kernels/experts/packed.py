@@ -1,7 +1,7 @@
 """Frozen experts held in four or eight bits.
 
 `PackedExperts` shows the shape and the format of the weight that it stands for, so that modules and adapters take it for
-one. Each expert is packed by itself, by bitsandbytes or into MXFP4.
+one. Each expert is packed by itself: by bitsandbytes, or into MXFP4, NVFP4 or FP8 in plain torch.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import torch
 from torch import Tensor
 
 from engine.kernels.device import kernel_serves
-from engine.kernels.experts import mxfp4
+from engine.kernels.experts import fp8, mxfp4, nvfp4
 from engine.kernels.requirements import EXPERT_BUFFER
 
-KINDS = ("nf4", "fp4", "int8", "mxfp4")
+KINDS = ("nf4", "fp4", "int8", "mxfp4", "nvfp4", "fp8")
+PLAIN = "mxfp4", "nvfp4", "fp8"
+"""Packed and unpacked without bitsandbytes."""
 _Aten: Any = torch.ops.aten
 
 
 class Held(NamedTuple):
     """What all experts of one weight are held in, an expert's numbers in one row of each.
 
-    numbers: [E, bytes] uint8, two weights in each, or [E, rows * columns] int8; scales: [E, blocks] uint8, or float32 of
-    each row; of bitsandbytes' four bits also `middle` [E] and `steps` [E, blocks of scales], float32, by which the scales were quantized
-    again, and the two tables that codes stand for.
+    numbers: [E, bytes] uint8, two weights in each or, of FP8, one, or [E, rows * columns] int8; scales: [E, blocks] uint8, or
+    float32 of each row (INT8) or block (FP8). Of NVFP4 also `middle` [E], an expert's own scale. Of bitsandbytes' four bits
+    also `middle` [E] and `steps` [E, blocks of scales], float32, by which the scales were quantized again, and the two tables
+    that codes stand for.
     """
 
     numbers: Tensor
@@ -38,7 +41,8 @@ class Held(NamedTuple):
 
 class Form(NamedTuple):
     """How it is packed: kind, rows and columns of one expert as stored, whether it is shown turned, weights of one scale
-    and scales of one step, the format that it is unpacked to, and whether every number was finite."""
+    and scales of one step (of FP8 columns and rows of one scale), the format that it is unpacked to, and whether every number
+    was finite."""
 
     kind: str
     rows: int
@@ -211,6 +215,25 @@ def of_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype, *, turned: bool
     return PackedExperts(held, Form("mxfp4", rows, count * mxfp4.BLOCK, turned, mxfp4.BLOCK, 1, dtype, finite))
 
 
+def of_fp8(
+    numbers: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype, *, turned: bool = False
+) -> PackedExperts:
+    """The weight that these numbers [E, rows, columns], float8_e4m3fn, and scales [E, blocks of rows, blocks of columns],
+    float32, stand for; shown as [E, columns, rows] where `turned`. `block` is the rows and columns of one scale. Nothing is
+    copied. Raises ValueError for other shapes or formats."""
+    sides, given = numbers.shape[1:], (numbers.dtype, scales.dtype, len(numbers))
+    wanted = tuple(-(-side // size) for side, size in zip(sides, block, strict=False))
+    if given != (torch.float8_e4m3fn, torch.float32, len(scales)) or len(sides) != 2 or scales.shape[1:] != wanted:
+        raise ValueError(
+            f"FP8 is numbers [E, rows, columns] and a float32 scale for each block of {block[0]} x {block[1]}; got "
+            f"{numbers.dtype} {tuple(numbers.shape)} and {scales.dtype} {tuple(scales.shape)}"
+        )
+    codes = numbers.view(torch.uint8)
+    finite = bool(torch.stack([((each & 127) != 127).all() for each in codes]).all() & scales.isfinite().all())
+    held = Held(codes.flatten(1), scales.flatten(1))
+    return PackedExperts(held, Form("fp8", *sides, turned, block[1], block[0], dtype, finite))
+
+
 class Packer:
     """Takes the experts of one weight in order and packs each as it comes: [rows, columns] as stored, or the other way round
     where the weight is stored `turned`."""
@@ -258,6 +281,14 @@ def _packed(expert: Tensor, kind: str) -> tuple[Held, Form]:
         return Held(numbers.flatten(), scales.flatten()), Form(
             kind, rows, columns, False, mxfp4.BLOCK, 1, expert.dtype, True
         )
+    if kind == "nvfp4":
+        numbers, scales, whole = nvfp4.packed(expert)
+        form = Form(kind, rows, columns, False, nvfp4.BLOCK, 1, expert.dtype, True)
+        return Held(numbers.flatten(), scales.flatten(), whole), form
+    if kind == "fp8":
+        numbers, scales = fp8.packed(expert)
+        form = Form(kind, rows, columns, False, fp8.BLOCK, fp8.BLOCK, expert.dtype, True)
+        return Held(numbers.flatten(), scales.flatten()), form
     from bitsandbytes import functional
 
     if kind == "int8":
@@ -269,11 +300,22 @@ def _packed(expert: Tensor, kind: str) -> tuple[Held, Form]:
     return held, Form(kind, rows, columns, False, state.blocksize, second.blocksize, expert.dtype, True)
 
 
+def _in_plain_torch(held: Held, form: Form, expert: int) -> Tensor:
+    numbers, scales = held.numbers[expert], held.scales[expert]
+    if form.kind == "fp8":
+        by_block = scales.view(-(-form.rows // form.scale_block), -1)
+        return fp8.unpacked(numbers.view(form.rows, form.columns), by_block, form.scale_block, form.block)
+    scales = scales.view(form.rows, -1)
+    numbers = numbers.view(*scales.shape, -1)
+    if held.middle is None:
+        return mxfp4.unpacked(numbers, scales, form.columns)
+    return nvfp4.unpacked(numbers, scales, held.middle[expert], form.columns)
+
+
 def _unpacked(held: Held, form: Form, expert: int, out: Tensor | None) -> Tensor:
     shape, numbers, scales = (form.rows, form.columns), held.numbers[expert], held.scales[expert]
-    if form.kind == "mxfp4":
-        powers = scales.view(form.rows, -1)
-        found = mxfp4.unpacked(numbers.view(*powers.shape, -1), powers, form.columns).to(form.dtype)
+    if form.kind in PLAIN:
+        found = _in_plain_torch(held, form, expert).to(form.dtype)
         return found if out is None else out.copy_(found)
     from bitsandbytes import functional
 

@@ -1,4 +1,4 @@
-"""Routed experts unpacked in one launch, bit for bit as bitsandbytes, or plain torch MXFP4, unpacks each of them."""
+"""Routed experts unpacked in one launch, bit for bit as bitsandbytes, or plain torch, unpacks each of them."""
 
 from __future__ import annotations
 
@@ -67,12 +67,30 @@ def _e2m1(code):
     return tl.where(code < 8, value, -value)
 
 
+@triton.jit
+def _power(scale):
+    """2^(scale - 127) in float32, of which the smallest has no bit of an exponent; 255 is not a number."""
+    bits = tl.where(scale == 0, 1 << 22, tl.where(scale == 255, 0x7FC00000, scale << 23))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _e4m3(code):
+    """What eight bits stand for, in float32: from 8 on their bits are those of a float32 moved to their place."""
+    size = code & 127
+    bits = tl.where(size == 127, 0x7FC00000, (size << 20) + (120 << 23))
+    value = tl.where(size < 8, size.to(tl.float32) * 0.001953125, bits.to(tl.float32, bitcast=True))
+    return tl.where(code < 128, value, -value)
+
+
 @triton.jit(do_not_specialize=["first"])
-def unpack_mxfp4_kernel(
-    starts, numbers, scales, out, first, bytes_each, scales_each, weights_each, columns, row_bytes,
-    BLOCK: tl.constexpr, PADDED: tl.constexpr, ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+def unpack_blocks_kernel(
+    starts, numbers, scales, middle, out, first, bytes_each, scales_each, weights_each, columns, row_bytes,
+    BLOCK: tl.constexpr, WHOLE: tl.constexpr, PADDED: tl.constexpr, ROUTED: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
-    """As `unpack_kernel`; PADDED where rows end in a block that is not full."""
+    """As `unpack_kernel` for MXFP4, and with WHOLE, where an expert has a scale too, NVFP4; PADDED where rows end in a block
+    that is not full."""
     place = tl.program_id(1).to(tl.int64)
     expert = first + place
     if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
@@ -82,9 +100,8 @@ def unpack_mxfp4_kernel(
         at = tile * TILE + tl.arange(0, TILE)
         there = at < bytes_each
         held = tl.load(numbers + expert * bytes_each + at, mask=there, other=0).to(tl.int32)
-        power = tl.load(scales + expert * scales_each + at * 2 // BLOCK, mask=there, other=0).to(tl.int32)
-        bits = tl.where(power == 0, 1 << 22, tl.where(power == 255, 0x7FC00000, power << 23))
-        scale = bits.to(tl.float32, bitcast=True)
+        coded = tl.load(scales + expert * scales_each + at * 2 // BLOCK, mask=there, other=0).to(tl.int32)
+        scale = _e4m3(coded) * tl.load(middle + expert) if WHOLE else _power(coded)
         low = (_e2m1(held & 15) * scale).to(out.dtype.element_ty)
         high = (_e2m1(held >> 4) * scale).to(out.dtype.element_ty)
         both = tile * (2 * TILE) + tl.arange(0, 2 * TILE)
@@ -97,6 +114,27 @@ def unpack_mxfp4_kernel(
         tl.store(out + place * weights_each + both, tl.interleave(low, high), mask=kept)
 
 
+@triton.jit(do_not_specialize=["first"])
+def unpack_fp8_kernel(
+    starts, numbers, scales, out, first, scales_each, weights_each, columns, across, rows_of_block, columns_of_block,
+    ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """As `unpack_kernel` for FP8, with a scale for each block; `across` of them lie side by side."""
+    place = tl.program_id(1).to(tl.int64)
+    expert = first + place
+    if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
+        if tl.load(starts + expert) == tl.load(starts + expert + 1):
+            return
+    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
+        at = tile * TILE + tl.arange(0, TILE)
+        there = at < weights_each
+        held = tl.load(numbers + expert * weights_each + at, mask=there, other=0).to(tl.int32)
+        row = at // columns
+        block = row // rows_of_block * across + (at - row * columns) // columns_of_block
+        scale = tl.load(scales + expert * scales_each + block, mask=there, other=0.0)
+        tl.store(out + place * weights_each + at, (_e4m3(held) * scale).to(out.dtype.element_ty), mask=there)
+
+
 def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None) -> None:
     """Writes the experts from the number `first` on into `out` [n, rows, columns], of any float format.
 
@@ -104,19 +142,27 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None)
     are not fused, so that they round as theirs do.
     """
     weights, four = form.rows * form.columns, form.kind != "int8"
-    bytes_each = held.numbers.shape[1]
-    if form.kind == "mxfp4":
-        row_bytes = bytes_each // form.rows
-        unpack_mxfp4_kernel[triton.cdiv(bytes_each, TILE * TILES), out.shape[0]](
-            held.scales if starts is None else starts, held.numbers, held.scales, out, first, bytes_each,
-            held.scales.shape[1], weights, form.columns, row_bytes, BLOCK=form.block, PADDED=form.columns != 2 * row_bytes,
-            ROUTED=starts is not None, TILE=TILE, TILES=TILES, num_warps=4,
+    bytes_each, scales_each = held.numbers.shape[1], held.scales.shape[1]
+    grid = triton.cdiv(bytes_each, TILE * TILES), out.shape[0]
+    routed = {"ROUTED": starts is not None, "TILE": TILE, "TILES": TILES, "num_warps": 4}
+    starts = held.scales if starts is None else starts
+    if form.kind == "fp8":
+        unpack_fp8_kernel[grid](
+            starts, held.numbers, held.scales, out, first, scales_each, weights, form.columns,
+            triton.cdiv(form.columns, form.block), form.scale_block, form.block, **routed,
         )  # fmt: skip
         return
-    unpack_kernel[triton.cdiv(bytes_each, TILE * TILES), out.shape[0]](
-        held.scales if starts is None else starts, held.numbers, held.scales,
+    if form.kind in ("mxfp4", "nvfp4"):
+        row_bytes = bytes_each // form.rows
+        unpack_blocks_kernel[grid](
+            starts, held.numbers, held.scales, held.scales if held.middle is None else held.middle, out, first, bytes_each,
+            scales_each, weights, form.columns, row_bytes, BLOCK=form.block, WHOLE=held.middle is not None,
+            PADDED=form.columns != 2 * row_bytes, **routed,
+        )  # fmt: skip
+        return
+    unpack_kernel[grid](
+        starts, held.numbers, held.scales,
         *((held.middle, held.steps, held.code, held.scale_code) if four else [held.scales] * 4),
-        out, first, bytes_each, held.scales.shape[1], held.steps.shape[1] if four else 0, weights, form.columns,
-        BLOCK=form.block, SCALE_BLOCK=form.scale_block, FOUR=four, ROUTED=starts is not None, TILE=TILE, TILES=TILES,
-        num_warps=4, enable_fp_fusion=False,
+        out, first, bytes_each, scales_each, held.steps.shape[1] if four else 0, weights, form.columns,
+        BLOCK=form.block, SCALE_BLOCK=form.scale_block, FOUR=four, enable_fp_fusion=False, **routed,
     )  # fmt: skip

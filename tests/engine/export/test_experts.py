@@ -151,6 +151,7 @@ def test_a_mixture_in_16_bits_is_held_against_the_weights_rounded_alike(make_run
         ("qwen3_moe", "nf4"),
         ("mixtral", "int8"),
         ("gpt_oss", "mxfp4"),
+        ("gpt_oss", "nvfp4"),
         pytest.param("gpt_oss", "nf4", marks=pytest.mark.slow),
         pytest.param("qwen3_moe", "mxfp4", marks=pytest.mark.slow),
     ],

@@ -10,6 +10,15 @@ import pytest
 
 from engine.facts.model_shape import model_facts
 
+EXPERTS: dict[str, object] = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 2,
+    "n_shared_experts": 2, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+LATENT: dict[str, object] = {"kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 6}
+GATED: dict[str, object] = {
+    "num_experts": 4, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56, "head_dim": 24,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": {},
     "qwen2": {},
@@ -23,6 +32,12 @@ FAMILIES: dict[str, dict[str, object]] = {
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
     "mixtral": {"num_local_experts": 4},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 16},
+    "deepseek_v2": {**EXPERTS, **LATENT, "q_lora_rank": None},
+    "deepseek_v3": {**EXPERTS, **LATENT, "q_lora_rank": 20, "attention_bias": True},
+    "glm4_moe": {**EXPERTS, "head_dim": 24, "use_qk_norm": True, "attention_bias": True},
+    "minimax_m2": {"num_local_experts": 4, "head_dim": 24},
+    "qwen3_next": {**GATED, "num_hidden_layers": 5},
+    "qwen3_5_moe_text": {**GATED, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "gpt2": {},
     "olmo": {},
     "olmo2": {},
@@ -63,7 +78,7 @@ def built(out: Path) -> dict[str, tuple[int, int | None]]:
 
 
 def test_counts_are_those_of_the_built_models(tmp_path: Path) -> None:
-    """Parameters of seventeen families, tied and untied, and of LoRA on all linear layers."""
+    """Parameters of each family, tied and untied, and of LoRA on all linear layers."""
     from engine.config.facts import Facts
     from engine.facts.counts import parameters
     from engine.rules import read

@@ -163,7 +163,16 @@ def launch_experts(half: torch.dtype) -> None:
     def leaf(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=half, requires_grad=True)
 
-    for like_gpt_oss, held in ((False, None), (True, None), (False, "nf4"), (False, "int8"), (True, "mxfp4")):
+    kinds = (
+        (False, None),
+        (True, None),
+        (False, "nf4"),
+        (False, "int8"),
+        (True, "mxfp4"),
+        (False, "nvfp4"),
+        (False, "fp8"),
+    )
+    for like_gpt_oss, held in kinds:
         gate_up, down = (
             torch.zeros(experts, 2 * width, hidden, dtype=half),
             torch.zeros(experts, hidden, width, dtype=half),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import torch
 
 from engine.kernels.experts import ACTIVATIONS, ExpertLoRA, Gate, expert_mlp, expert_mlp_reference
+from engine.kernels.experts import packed as packing
 from engine.kernels.experts.launch import planned
+from engine.kernels.experts.packed import KINDS, PLAIN, Packer
 from tests.engine.kernels.judging import DEVICE, DTYPES, INTERPRETED, combined, compare, rms, said
 
 
@@ -102,6 +105,60 @@ def check(case: Case, name: str) -> None:
     names, ours = block(case, expert_mlp, ids)
     _, theirs = block(case, expert_mlp_reference, ids)
     compare(f"experts {name}", ours, theirs, inputs(case, names), 1, handful=INTERPRETED or case.tokens < 16)
+
+
+def held_in(kind: str, weight: torch.Tensor, turned: bool) -> torch.Tensor:
+    """All experts [E, ...] packed; `turned` ones are the other way round in the kinds that go along what comes in."""
+    packer = Packer(len(weight), kind, weight.dtype, turned=turned and kind in ("mxfp4", "nvfp4"))
+    for expert in weight.detach():
+        packer.add(expert)
+    return packer.done()
+
+
+def check_packed(kind: str, case: Case, room: int) -> None:
+    """As `check`, over packed weights, of which so many experts are unpacked at a time; the truth has their numbers."""
+    ids = case.ids()
+    names, theirs = block(case, expert_mlp_reference, ids)
+    given = dict(zip(names, inputs(case, names), strict=True))
+    held = {name: held_in(kind, given[name], case.transposed) for name in ("gate_up", "down")}
+    given |= {name: each.all_unpacked().detach() for name, each in held.items()}
+    turned = {name: each.transpose(1, 2) if case.transposed else each for name, each in held.items()}
+
+    def over_packed(x, ids, routing, gate_up, down, **more):
+        return expert_mlp(x, ids, routing, turned["gate_up"], turned["down"], **more)
+
+    ours = block(case, over_packed, ids)[1]
+    before = packing.EXPERT_BUFFER
+    packing.EXPERT_BUFFER = room * 2 * case.width * case.hidden * case.dtype.itemsize
+    try:
+        compare(
+            f"experts in {kind} {case}", ours, theirs, list(given.values()), 1, handful=INTERPRETED or case.tokens < 16
+        )
+    finally:
+        packing.EXPERT_BUFFER = before
+
+
+def experts_packed() -> None:
+    """Packed experts of every kind that can be had here, or of KIND alone, all at once and a few at a time."""
+    torch.manual_seed(4)
+    common = (
+        Case(dtype=torch.float16)
+        if INTERPRETED
+        else Case(tokens=300, experts=8, hidden=256, width=192, top_k=4, rank=16)
+    )
+    odd = replace(
+        common, hidden=40, width=18, activation="clamped_swiglu", interleaved=True, transposed=True, biased=True,
+        routing="sentinels",
+    )  # fmt: skip
+    served = KINDS if find_spec("bitsandbytes") else PLAIN
+    for kind in [os.environ["KIND"]] if "KIND" in os.environ else served:
+        for case, room in ((common, 3), (odd, 1)):
+            check_packed(kind, case, room)
+        if INTERPRETED:
+            continue
+        for more in ({"tokens": 1}, {"tokens": 5000}, {"routing": "one"}, {"routing": "empty"}, {"adapted": "none"}):
+            check_packed(kind, replace(common, **more), 100)
+        check_packed(kind, replace(common, dtype=torch.float16, experts=33, hidden=130), 7)
 
 
 def axes() -> dict[str, list[Case]]:

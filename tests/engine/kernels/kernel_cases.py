@@ -30,6 +30,7 @@ from tests.engine.kernels.experts_cases import (
     experts_empty,
     experts_far,
     experts_formats,
+    experts_packed,
     experts_plan,
     experts_registered,
 )
@@ -422,6 +423,7 @@ CHECKS = WIDE | {
         experts_empty,
         experts_far,
         experts_formats,
+        experts_packed,
         registered,
         linear_cross_entropy_scaled,
         unknown_targets,

@@ -6,12 +6,13 @@ import copy
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
-from engine.kernels.experts.packed import KINDS, PackedExperts, Packer, of_mxfp4
+from engine.kernels.experts.packed import KINDS, PLAIN, PackedExperts, Packer, of_fp8, of_mxfp4
 
 pytest.importorskip("bitsandbytes", reason="bits are bitsandbytes'")
 EXPERTS, WIDTH, HIDDEN, TOKENS, TOP_K, RANK = 6, 24, 32, 11, 2, 3
@@ -29,6 +30,8 @@ CASES = [
     {"kind": "fp4", "dtype": torch.bfloat16},
     {"kind": "int8"},
     {"kind": "mxfp4", "dtype": torch.bfloat16},
+    {"kind": "nvfp4", "dtype": torch.bfloat16},
+    {"kind": "fp8", "gate": Gate("clamped_swiglu", interleaved=True), "turned": True, "biased": True},
     {"adapted": False},
     {"gate": Gate("clamped_swiglu", interleaved=True), "turned": True, "biased": True, "kind": "mxfp4"},
     *({"routing": name} for name in ROUTINGS if name != "even"),
@@ -199,6 +202,49 @@ def test_packing_into_mxfp4_takes_the_nearest_numbers_and_what_is_one_already_as
     assert not weight_of(weight, "mxfp4").form.finite
 
 
+def test_nvfp4_has_the_nearest_numbers_of_the_better_of_two_scales():
+    torch.manual_seed(6)
+    weight = torch.randn(2, 8, 40) * torch.logspace(-1, 1, 8)[:, None]
+    weight[0, 0, 16:32] = 0
+    held = weight_of(weight, "nvfp4")
+    found = held.all_unpacked()
+    scales = held.held.scales.view(2, 8, 3)
+    steps = scales.view(torch.float8_e4m3fn).float() * held.held.middle[:, None, None]
+    step = steps.repeat_interleave(16, 2)[..., :40]
+    nearest = (weight.abs() / step).unsqueeze(-1).sub(SIZES).abs().amin(-1) * step
+    torch.testing.assert_close((weight - found).abs(), nearest.nan_to_num(), rtol=1e-5, atol=1e-5)
+    # Both choices are taken, each where it is the closer one, and less is lost than with MXFP4's powers of two.
+    most = (torch.nn.functional.pad(weight, (0, 8)).unflatten(2, (3, 16)).abs().amax(-1) / steps).nan_to_num()
+    assert {4, 6} <= set(most.round().flatten().tolist()) <= {0, 4, 5, 6, 7}
+    assert (weight - found).norm() < 0.8 * (weight - weight_of(weight, "mxfp4").all_unpacked()).norm()
+    assert held.packed_bytes == 2 * 8 * 3 * (8 + 1) + 2 * 4
+    assert not weight_of(torch.zeros(1, 4, 20), "nvfp4").all_unpacked().any()
+    weight[1, 2, 3] = torch.nan
+    assert not weight_of(weight, "nvfp4").form.finite
+
+
+def test_fp8_is_a_number_times_the_scale_of_its_block():
+    torch.manual_seed(7)
+    weight = torch.randn(2, 200, 130) * torch.logspace(-3, 3, 200)[:, None]
+    held = weight_of(weight, "fp8")
+    assert held.held.scales.shape == (2, 4)
+    found = held.all_unpacked()
+    for rows in (slice(128), slice(128, None)):
+        for columns in (slice(128), slice(128, None)):
+            own, back = weight[:, rows, columns], found[:, rows, columns]
+            largest = own.abs().amax((1, 2))[:, None, None]
+            assert ((own - back).abs() <= torch.maximum(own.abs() / 16, largest / 448 / 2**10) * 1.0001).all()
+    numbers = held.held.numbers.view(2, 200, 130).view(torch.float8_e4m3fn)
+    again = of_fp8(numbers, held.held.scales.view(2, 2, 2), (128, 128), torch.float32, turned=True)
+    assert torch.equal(again.all_unpacked(), found.mT)
+    assert again.held.numbers.data_ptr() == numbers.data_ptr()
+    assert again.form.finite
+    numbers.view(torch.uint8)[1, 5, 5] = 127
+    assert not of_fp8(numbers, held.held.scales.view(2, 2, 2), (128, 128), torch.float32).form.finite
+    with pytest.raises(ValueError, match=r"a float32 scale for each block of 64 x 128; got .* \(2, 2, 2\)"):
+        of_fp8(numbers, held.held.scales.view(2, 2, 2), (64, 128), torch.float32)
+
+
 def unpacked_alike(device):
     """One launch gives those of some experts that have rows, bit for bit as bitsandbytes or plain torch unpacks each,
     whatever its size."""
@@ -213,7 +259,7 @@ def unpacked_alike(device):
         held.unpack_range(0, out)
         for expert, found in enumerate(out):
             assert torch.equal(found, held.unpack(expert)), (dtype, expert)
-    for kind in KINDS:
+    for kind in KINDS if device == "cpu" or find_spec("bitsandbytes") else PLAIN:
         exact = device == "cuda" or kind == "mxfp4"
         for dtype in formats[: 3 if exact else 2]:  # the interpreter cuts bfloat16 where cards round
             for rows, columns in ((7, 24), (64, 100), (40, 448)):
@@ -230,7 +276,17 @@ def unpacked_alike(device):
                 held.unpack_range(1, out)
                 assert torch.equal(out, torch.stack([held.unpack(expert) for expert in range(1, 5)]))
                 launches.append(len(out))
-    assert len(launches) == (4 * 9 if device == "cuda" else 3 * 6 + 9)
+    # Numbers and scales as files hold them: every code, and blocks that are no squares and are cut off.
+    numbers = torch.arange(256, dtype=torch.uint8).repeat(3, 8, 1).view(3, 16, 128)[..., :100].contiguous()
+    numbers = numbers.masked_fill(numbers & 127 == 127, 0).view(torch.float8_e4m3fn)
+    for block in ((1, 100), (16, 100), (5, 48), (32, 128)):
+        sides = [-(-side // size) for side, size in zip((16, 100), block, strict=True)]
+        scales = torch.rand(3, *sides) * torch.logspace(-3, 3, 3)[:, None, None]
+        held = of_fp8(numbers.to(device), scales.to(device), block, torch.float16)
+        out = torch.empty(3, 16, 100, dtype=torch.float16, device=device)
+        held.unpack_range(0, out)
+        assert torch.equal(out, torch.stack([held.unpack(expert) for expert in range(3)])), block
+    assert len(launches) == (9 * len(KINDS) if device == "cuda" else 6 * (len(KINDS) - 1) + 9)
 
 
 @pytest.mark.gpu

@@ -13,20 +13,37 @@ import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoTokenizer,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from engine.builtin import tiny
 from engine.errors import ModelError
-from engine.features.built import decoder_layers
+from engine.facts.model_shape import model_facts
+from engine.features.built import Built, decoder_layers
 from engine.features.compile.apply import compile_layers
 from engine.features.load import load, load_model
+from engine.features.packed_experts.apply import prepare
 from engine.models.adapters import add_adapter
+from engine.models.packed_experts import packed_experts
 from engine.models.stored_fp8 import Fp8Linear, dequantized, load_fp8, stored_fp8
-from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
+from tests.engine.features.families import made as made_family
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from, source, train  # noqa: F401
 
 # The last blocks are ragged, and their number divides the sizes, which must not be taken for a block of another size.
 BLOCKS = [(48, 48), (40, 128), None]
 LINEARS = 4 * 7
+DEEPSEEK = {
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 256,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
 NUMBERS = 4 * (4 * 64 * 64 + 3 * 64 * 128)
 
 
@@ -145,8 +162,135 @@ def test_a_model_stored_in_fp8_is_trained_whole_as_plain_numbers(plain, tmp_path
             assert torch.equal(weight, other), name
 
 
+def mixtures(where, family, block, **changes):
+    """The folders of a mixture of this family."""
+    if family == "deepseek_v3":
+        model = DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK))
+        torch.nn.init.normal_(model.model.layers[1].mlp.gate.weight, std=0.5)
+    else:
+        model = made_family(family, vocab_size=256, **changes)
+    model.save_pretrained(where / "plain")
+    return folders(where / "plain", where, block)
+
+
+@pytest.mark.parametrize(
+    ("family", "block"),
+    # Blocks that end where gate and up meet, that do not, and one scale a matrix.
+    [("qwen3_moe", (8, 16)), ("qwen3_moe", (24, 24)), ("qwen3_moe", None), ("deepseek_v3", (16, 48))],
+)
+def test_experts_stored_in_fp8_stay_so_under_an_adapter(tmp_path, family, block):
+    torch.manual_seed(0)
+    fp8, twin = mixtures(tmp_path, family, block)
+    found = []
+    for folder in (fp8, twin):
+        torch.manual_seed(1)
+        made = config(
+            folder, target_parameters=["experts.gate_up_proj", "experts.down_proj"], target_modules=["o_proj"]
+        )
+        loaded = load(made)
+        model = add_adapter(loaded.model, made)
+        if folder == fp8:
+            held = dict(packed_experts(model))
+            told = prepare(made, Built(model))
+        found.append((loaded, *gradients(model)))
+    (ours, loss, grads), (theirs, twin_loss, twin_grads) = found
+    layers, wide = len(held) // 2, dict(theirs.model.named_parameters())
+    assert told.effective == "fp8"
+    assert told.count == layers * 4
+    assert (ours.stored_fp8.fused, ours.stored_fp8.packed) == (layers * 4 * 3, True)
+    for name, weight in held.items():
+        assert torch.equal(weight.all_unpacked(), wide[name.removeprefix("base_model.model.")])
+        assert weight.held.numbers.numel() == weight.numel()
+        assert weight.form.finite
+    assert loss == pytest.approx(twin_loss, rel=1e-6)
+    assert grads.keys() == twin_grads.keys()
+    assert any("experts" in name for name in grads)
+    for name, gradient in twin_grads.items():
+        assert (grads[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-8, name
+
+
+def test_experts_in_fp8_that_cannot_stay_so_are_refused_in_a_sentence(tmp_path):
+    torch.manual_seed(0)
+    fp8, _ = mixtures(tmp_path, "qwen3_moe", (24, 24))
+    name = "model.layers.0.mlp.experts.2.up_proj.weight"
+    files = load_file(fp8 / "model.safetensors")
+    for change, sentence in (
+        ({name: files[name].to(torch.float8_e5m2)}, r"cannot stay in FP8: its files hold it in float8_e5m2"),
+        ({f"{name}_scale_inv": None}, r"hold 3 of a layer's 4 experts|without a scale"),
+        ({f"{name}_scale_inv": torch.ones(3, 3)}, r"has scales of shape \(3, 3\) for a weight of 16 x 32"),
+    ):
+        changed = {key: value for key, value in {**files, **change}.items() if value is not None}
+        save_file(changed, fp8 / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ModelError, match=sentence):
+            load(config(fp8))
+
+
+def test_a_mixture_stored_in_fp8_trains_and_goes_on_bit_for_bit(train, source, tmp_path):  # noqa: F811
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    torch.manual_seed(0)
+    made_family("qwen3_moe", vocab_size=len(tokenizer), max_position_embeddings=512).save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    fp8, _ = folders(tmp_path / "plain", tmp_path, (16, 16))
+    asked = {
+        "model.name": str(fp8), "model.dtype": "bfloat16", "adapter.kind": "lora", "adapter.r": 3,
+        "adapter.target_modules": ["q_proj"], "optim.learning_rate": 1e-2, "optim.max_steps": 4, "run.save_steps": 2,
+        "adapter.target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        "data.train": [{"path": source(CONVERSATIONS)}],
+    }  # fmt: skip
+    run = train(asked)
+    losses = [event["loss"] for event in lines(run, "metrics")]
+    assert losses[-1] < losses[0]
+    told = {entry["feature"]: entry for entry in lines(run, "receipt")[0]["entries"]}
+    assert told["stored weights"]["effective"] == "float8_e4m3fn"
+    assert "24 matrices of experts as they are stored" in told["stored weights"]["detail"]
+    assert (told["packed experts"]["effective"], told["packed experts"]["count"]) == ("fp8", 8)
+    copied = resumed_from(run, 2, tmp_path / "copy")
+    train(folder=copied)
+    ends = [load_file(each.checkpoints / "checkpoint-4/adapter_model.safetensors") for each in (run, copied)]
+    assert all(torch.equal(weight, ends[1][name]) for name, weight in ends[0].items())
+
+
+@pytest.mark.parametrize("writer", ["compressed-tensors", "modelopt", "fbgemm_fp8"])
+def test_fp8_of_other_writers_is_read_as_that_of_deepseek(plain, tmp_path, writer):
+    """Scales of rows, of matrices, or of blocks, under another name and another note in the config."""
+    rows = writer == "fbgemm_fp8"
+    fp8, twin = folders(plain, tmp_path, (1, 10_000) if rows else (48, 48) if writer == "compressed-tensors" else None)
+    files = load_file(fp8 / "model.safetensors")
+    files = {name.replace("_scale_inv", "_scale"): weight for name, weight in files.items()}
+    save_file(files, fp8 / "model.safetensors", metadata={"format": "pt"})
+    weights = {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [48, 48], "symmetric": True}
+    notes = {
+        "compressed-tensors": {"format": "float-quantized", "config_groups": {"group_0": {"weights": weights}}},
+        "modelopt": {"quant_algo": "FP8"},
+        "fbgemm_fp8": {"activation_scale_ub": 1200.0},
+    }
+    told = json.loads((fp8 / "config.json").read_text())
+    told["quantization_config"] = {"quant_method": writer, **notes[writer]}
+    (fp8 / "config.json").write_text(json.dumps(told))
+    assert model_facts(str(fp8)).stored == "fp8"
+    found = []
+    for folder in (fp8, twin):
+        torch.manual_seed(1)
+        loaded = load(made := config(folder))
+        found.append((loaded, *gradients(add_adapter(loaded.model, made))))
+    assert found[0][1] == found[1][1]
+    for name, gradient in found[1][2].items():
+        assert (found[0][2][name] - gradient).norm() <= 1e-6 * gradient.norm(), name
+    assert found[0][0].stored_fp8.layers == LINEARS
+    # Whole numbers of four bits in the same wrapping are another format.
+    told["quantization_config"] |= {
+        "format": "pack-quantized",
+        "quant_algo": "NVFP4",
+        "quant_method": "compressed-tensors",
+    }
+    (fp8 / "config.json").write_text(json.dumps(told))
+    assert model_facts(str(fp8)).stored == "compressed-tensors"
+    with pytest.raises(ModelError, match="got one in compressed-tensors"):
+        load(config(fp8))
+
+
 @pytest.mark.parametrize("adapter", ["lora", "none"])
-def test_experts_stored_in_fp8_are_scaled_and_the_rest_stays(tmp_path, adapter):
+def test_experts_stored_in_fp8_are_scaled_where_that_is_asked_for_and_the_rest_stays(tmp_path, adapter):
     shape = {
         "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 40, "num_experts": 4, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "num_experts_per_tok": 2,
@@ -157,6 +301,7 @@ def test_experts_stored_in_fp8_are_scaled_and_the_rest_stays(tmp_path, adapter):
     for folder in folders(tmp_path / "plain", tmp_path, (24, 24)):
         torch.manual_seed(1)
         made = config(folder, adapter=adapter, target_parameters=["experts.down_proj"] if adapter == "lora" else [])
+        made.model.quantize_moe_experts = adapter == "none"
         loaded = load(made)
         held.append(loaded.stored_fp8)
         model = add_adapter(loaded.model, made)
@@ -165,7 +310,7 @@ def test_experts_stored_in_fp8_are_scaled_and_the_rest_stays(tmp_path, adapter):
     assert loss == twin_loss
     assert grads.keys() == twin_grads.keys()
     assert all((grads[name] - twin_grads[name]).norm() <= 1e-6 * twin_grads[name].norm() for name in grads)
-    assert held[0].fused == 2 * 4 * 3
+    assert (held[0].fused, held[0].packed) == (2 * 4 * 3, False)
     layers = sum(isinstance(module, Fp8Linear) for module in ours.modules())
     assert layers == (2 * 4 if adapter == "lora" else 0)
 

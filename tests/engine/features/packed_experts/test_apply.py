@@ -22,6 +22,7 @@ from engine.errors import ModelError
 from engine.facts.model_shape import model_facts
 from engine.features.built import Built
 from engine.features.load import load_model
+from engine.features.packed_experts import EXPERTS_ALONE
 from engine.features.packed_experts.apply import prepare
 from engine.hardware import parse_machine
 from engine.kernels.experts.packed import PackedExperts, Packer
@@ -113,7 +114,7 @@ def same(ours, theirs, tolerance=1e-5):
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "qwen3_vl_moe"])
 def test_loss_and_gradients_are_those_of_the_unpacked_numbers(folders, family):
-    for kind in ("nf4", "fp4", "int8", "mxfp4"):
+    for kind in ("nf4", "fp4", "int8", "mxfp4", "nvfp4"):
         config = settings(folders[family], kind)
         model, told = adapted(config)
         held = dict(packed_experts(model))
@@ -125,10 +126,10 @@ def test_loss_and_gradients_are_those_of_the_unpacked_numbers(folders, family):
         same(ours, learned(unpacked(model)))
         plain, loaded = load_model(settings(folders[family], "none")), load_model(config)
         assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in plain.named_parameters()]
-        # Beside MXFP4 the other layers are plain, and so is the model to transformers, PEFT and TRL.
+        # Beside MXFP4 and NVFP4 the other layers are plain, and so is the model to transformers, PEFT and TRL.
         linears = {type(module).__name__ for module in loaded.modules()} & {"Linear4bit", "Linear8bitLt"}
-        assert bool(linears) is (kind != "mxfp4")
-        assert hasattr(loaded, "hf_quantizer") is (kind != "mxfp4")
+        assert bool(linears) is (kind not in EXPERTS_ALONE)
+        assert hasattr(loaded, "hf_quantizer") is (kind not in EXPERTS_ALONE)
 
 
 def test_an_expert_at_a_time_is_read_and_packed(tmp_path, monkeypatch):
@@ -330,6 +331,10 @@ def test_what_is_not_served_is_refused_in_words(folders, tmp_path, monkeypatch):
     with pytest.raises(ModelError, match=r"no weight 'mlp\.experts\.gate_proj'") as lost:
         add_adapter(model, config.model_copy(update={"adapter": lora}))
     assert "experts.gate_up_proj" in lost.value.hint
+    for name in ("experts", "layers.1.mlp"):
+        whole = config.adapter.model_copy(update={"modules_to_save": [name]})
+        with pytest.raises(ModelError, match=r"modules_to_save: .* has experts that are held in few bits"):
+            add_adapter(model, config.model_copy(update={"adapter": whole}))
 
 
 def test_what_the_estimate_says_of_experts():

@@ -98,6 +98,9 @@ CASES: dict[str, list[Case]] = {
         )
         for experts in ({"model.quantize_moe_experts": False}, {"model.quantization": "fp8"})
     ],
+    "stored-weights-are-of-a-known-format": [
+        ({**LORA}, model(stored=stored), "model.name", "error") for stored in ("gptq", "awq", "compressed-tensors")
+    ],
     "stored-weights-take-no-second-format": [
         ({**LORA, "model.quantization": "nf4"}, model(stored=stored), "model.quantization", "error")
         for stored in ("fp8", "mxfp4")
