@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from engine.errors import Cancelled, Diverged, Redacting, WorkbenchError, redact, visible
 from engine.figures import unit_of
 from engine.run import checkpoint, inside, proposals, stack
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.control import STOPS, Controls
 from engine.run.launch import versions
 from engine.run.lock import RunLock, is_held
@@ -72,7 +72,7 @@ def main(folder: str) -> int:
     if (rank := int(os.environ.get("RANK", "0"))) > 0:
         with _log_of_its_own(run, rank):
             return _guarded(run, None, None)
-    with RunLock(run), LateWriter(run) as writer:
+    with RunLock(run), AsyncWriter(run) as writer:
         checkpoint.collect(run)
         controls = Controls(run, writer)
         controls.listen(writer)
@@ -123,7 +123,7 @@ def wait(method: str, without: str) -> int:
     return main(folder.decode())
 
 
-def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | None) -> int:
+def _guarded(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None) -> int:
     """The process boundary: whatever goes wrong becomes one `failed` event, with the details in the log."""
     begun = time.monotonic()
     try:
@@ -163,9 +163,9 @@ def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:
     if isinstance(problem, Diverged):
         newest = checkpoint.newest_valid(run, hashes=False)[0] if run is not None else None
         way = proposals.after_divergence(settings, newest.name if newest else None)
-        return "diverged", visible(redact(f"{problem.told} {way}"))
+        return "diverged", visible(redact(f"{problem.full_message} {way}"))
     if isinstance(problem, WorkbenchError):
-        return problem.cause, visible(redact(problem.told))
+        return problem.cause, visible(redact(problem.full_message))
     if isinstance(problem, torch.cuda.OutOfMemoryError):
         return "cuda_oom", f"The GPU ran out of memory. {proposals.after_out_of_memory(settings)}"
     # torch has no type of its own for the host's memory.
@@ -181,7 +181,7 @@ def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:
     return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
 
 
-def _train_or_stop(run: RunFolder, writer: LateWriter | None, controls: Controls | None, begun: float) -> int:
+def _train_or_stop(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, begun: float) -> int:
     """Trains, or says that the run was stopped where a person asked for that before the first step."""
     try:
         return _train(run, writer, controls, begun)
@@ -199,7 +199,7 @@ def _train_or_stop(run: RunFolder, writer: LateWriter | None, controls: Controls
     return code
 
 
-def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None, begun: float) -> int:
+def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, begun: float) -> int:
     say = _Speaker(run, writer, controls)
     say.phase("Reading the config")
     config = _config(run)
@@ -424,7 +424,7 @@ def _write_receipt(
 
 def _watching(
     run: RunFolder,
-    writer: LateWriter | None,
+    writer: AsyncWriter | None,
     controls: Controls | None,
     config: RunConfig,
     newest: Path | None,
@@ -536,7 +536,7 @@ def _devices() -> list[str]:
 class _Speaker:
     """Events before training begins, and the ear for who wants it to stop; other ranks say nothing and follow the first."""
 
-    def __init__(self, run: RunFolder, writer: LateWriter | None, controls: Controls | None) -> None:
+    def __init__(self, run: RunFolder, writer: AsyncWriter | None, controls: Controls | None) -> None:
         self._run, self._writer, self._controls = run, writer, controls
         self._next = 0.0
 

@@ -77,7 +77,7 @@ FAULTS = (
     Fault("widgets/curves.py", ' and not name.startswith("gpu")', "", "widgets"),
     Fault("engine/figures.py", "{100 * share:.{places}f} %", "{share:.{places}f} %", "widgets workbench/panels"),
     Fault("widgets/protocol.py", 'clean[: limit - 1] + "…"', "clean", "widgets"),
-    Fault("widgets/wire.py", "if choice not in spec.later", "if choice", "widgets/test_form_messages.py"),
+    Fault("widgets/wire.py", "if choice not in spec.unsupported", "if choice", "widgets/test_form_messages.py"),
     Fault("workbench/calling.py", "if run.path.parent == runs_dir()", "if run.path.parent != runs_dir()", "workbench/test_calling.py"),
     Fault("workbench/cli/compare.py", 'if len({run["method"] for run in runs}) > 1:', 'if len({run["method"] for run in runs}) > 2:', "workbench/cli/test_compare.py"),
     Fault("workbench/cli/output.py", ' and not os.environ.get("NO_COLOR")', "", "workbench/cli/test_output.py"),

@@ -58,7 +58,7 @@ class ComparePart(Part):
         Raises WorkbenchError where a config cannot be read. Of long runs all is read first, which may take seconds.
         """
         for run in self._given:
-            self._monitor.read_whole(run)
+            self._monitor.read_completely(run)
         found, problem = self._found(self._given)
         if problem:
             raise WorkbenchError(problem)

@@ -132,11 +132,11 @@ class MonitorPart(Part):
         with reader.lock:
             return tell(reader.poll())
 
-    def read_whole(self, run: str) -> None:
+    def read_completely(self, run: str) -> None:
         """Waits until the whole curves of a run are read, and not its end alone."""
         reader = self._reader(run)
         with reader.lock:
-            reader.watch.read_whole()
+            reader.watch.read_completely()
 
     def seen_together(self, runs: Sequence[str], tell: Callable[[list[RunView]], Told]) -> Told:
         """`seen` for several runs at once; their locks are always taken in one order."""

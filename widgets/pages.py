@@ -144,7 +144,7 @@ def _launch(session: BuildSession) -> Iterator[Block]:
         yield from drawn(pages.uncounted(session))
         yield from drawn(pages.waiting(session))
     yield title("Where")
-    yield say(f"On {pages.machine_words(session.draft.facts.machine)}.")
+    yield say(f"On {pages.machine_text(session.draft.facts.machine)}.")
     yield say(f"Its folder is made in {session.runs_dir}.")
     yield title("When this notebook closes")
     yield say(

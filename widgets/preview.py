@@ -21,7 +21,7 @@ from engine.config.tree import fields
 from engine.data.gather_facts import outcome
 from engine.errors import WorkbenchError, visible
 from engine.session.draft import Draft
-from engine.session.rows import RowQuestion, image_words, pack_words, trained_words, why_none
+from engine.session.rows import RowQuestion, image_text, pack_text, trained_text, why_none
 from widgets.asking import Asker
 from widgets.protocol import Face, Part, bundle, shown, style, verb
 
@@ -113,7 +113,7 @@ class PreviewPart(Part):
         if found is None:
             return told
         if isinstance(found, WorkbenchError):
-            return {**told, "words": "", "rows": [], "error": shown(found.told)}
+            return {**told, "words": "", "rows": [], "error": shown(found.full_message)}
         if not found["rows"]:
             return {**told, "words": "", "rows": [], "error": why_none(self._question.wanted)}
         return {
@@ -191,7 +191,7 @@ def _raw(index: int, text: str) -> dict[str, Any]:
 
 def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
     parts = [_part(name, tokens) for name, tokens in row["parts"].items()]
-    words = ", ".join(filter(None, (trained_words(row), pack_words(row))))
+    words = ", ".join(filter(None, (trained_text(row), pack_text(row))))
     trouble = row.get("error") or outcome(row)
     return {
         "index": row["index"],
@@ -202,7 +202,7 @@ def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
         "parts": parts,
         "marks": _marks(row),
         "images": [
-            {"words": shown(image_words(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []
+            {"words": shown(image_text(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []
         ],
         "of": total,
     }

@@ -13,7 +13,7 @@ from engine.errors import redact, visible
 from engine.export.llama_cpp import makes_k_quants, offered_quants
 from engine.export.places import FORMS
 from engine.run import proposals, silence
-from engine.run.best import best_words
+from engine.run.best import best_text
 from engine.run.curves import concern, watch_for
 from engine.run.ending import End
 from engine.run.stopping import ways
@@ -88,7 +88,7 @@ def _forms() -> dict[str, Any]:
 
 def _end(view: RunView) -> str:
     """Why it ended, and its best checkpoint."""
-    return ". ".join(each for each in (view.cause, best_words(view)) if each)
+    return ". ".join(each for each in (view.cause, best_text(view)) if each)
 
 
 def summary_of(view: RunView) -> str:
@@ -101,7 +101,7 @@ def summary_of(view: RunView) -> str:
         lines.append("  " + silence.advice(visible(view.id), view.silent_seconds))
     if view.cause:
         lines.append(f"  {visible(view.cause)}")
-    if best := best_words(view):
+    if best := best_text(view):
         lines.append(f"  {best}")
     lines.append(f"  In a terminal: workbench watch {visible(view.id)}")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from engine.config.coercion import Unmeant, expectation, meaning
+from engine.config.coercion import Uncoerced, coerce, expectation
 from engine.config.findings import Finding
 from engine.config.recipes import recipe_mapping
 from engine.config.steps import step_of_path
@@ -37,7 +37,7 @@ def options(spec: FieldSpec) -> list[tuple[Any, str]]:
     found: list[tuple[Any, str]] = [("auto", "auto")] if spec.auto else []
     choices = spec.choices or ((True, False) if spec.control == "bool" else ())
     for choice in choices:
-        if choice not in spec.later:
+        if choice not in spec.unsupported:
             words = spec.label(choice)
             plain = words.startswith(str(choice)) or isinstance(choice, bool) or ": " in words
             found.append((choice, words if plain else f"{choice}: {words}"))
@@ -99,12 +99,12 @@ def _entry(spec: FieldSpec, entry: Any) -> dict[str, Any]:
     }
 
 
-def meant(spec: FieldSpec, value: Any, now: Any) -> Any:
+def parse_control(spec: FieldSpec, value: Any, now: Any) -> Any:
     """The plain value that a control's raw one stands for; `now` is what is written. Raises UsageError for a wrong kind."""
     control = control_of(spec)
     if control == "sources" and isinstance(value, list):
         written = now if isinstance(now, list) else []
-        return [_meant_entry(spec, entry, written[at] if at < len(written) else {}) for at, entry in enumerate(value)]
+        return [_parse_entry(spec, entry, written[at] if at < len(written) else {}) for at, entry in enumerate(value)]
     fits = {
         "bool": isinstance(value, bool),
         CHOICE: value is None or isinstance(value, (bool, int, float, str)),
@@ -116,7 +116,7 @@ def meant(spec: FieldSpec, value: Any, now: Any) -> Any:
     return value
 
 
-def _meant_entry(spec: FieldSpec, entry: Any, written: Any) -> dict[str, Any]:
+def _parse_entry(spec: FieldSpec, entry: Any, written: Any) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise UsageError(f"{spec.path}: each source must be settings; got {type(entry).__name__}.")
     known = {item.name: item for item in spec.items}
@@ -130,8 +130,8 @@ def _meant_entry(spec: FieldSpec, entry: Any, written: Any) -> dict[str, Any]:
         elif key in before and raw == shown_value(item, before[key]):
             found[key] = before[key]
         else:
-            value = meaning(item, meant(item, raw, before.get(key)))
-            found[key] = raw if isinstance(value, Unmeant) else value
+            value = coerce(item, parse_control(item, raw, before.get(key)))
+            found[key] = raw if isinstance(value, Uncoerced) else value
     return found
 
 

@@ -64,7 +64,7 @@ class LaunchPart(Part):
         problem = job.exception()
         if problem is None:
             return {"done": True, "run": job.result().id}
-        told = problem.told if isinstance(problem, WorkbenchError) else f"{type(problem).__name__}: {problem}"
+        told = problem.full_message if isinstance(problem, WorkbenchError) else f"{type(problem).__name__}: {problem}"
         return {"done": True, "run": "", "error": shown(told)}
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ LARGEST = 1 << 20  # bytes; a config of more is refused by the reader anyway
 
 
 @dataclass(frozen=True)
-class Kept:
+class UnsavedConfig:
     """A config that was not saved: its text, the file and recipe it came from, when, and the file that holds it now."""
 
     text: str
@@ -91,12 +91,12 @@ class Unsaved:
                 return place
         raise FileExistsError(place)
 
-    def left(self, path: Path | None) -> list[Kept]:
+    def left(self, path: Path | None) -> list[UnsavedConfig]:
         """What windows that are gone have left: of this file, or of any where none is open; the newest first."""
         found = [kept for place in _entries(self._folder) if (kept := self._take(place, path)) is not None]
         return sorted(found, key=lambda kept: -kept.when)
 
-    def _take(self, place: Path, path: Path | None) -> Kept | None:
+    def _take(self, place: Path, path: Path | None) -> UnsavedConfig | None:
         try:
             said = json.loads(place.read_bytes()) if place.stat().st_size <= LARGEST * 2 else {}
         except (OSError, ValueError):
@@ -121,7 +121,7 @@ class Unsaved:
                 os.rename(taken, place)  # there is no room for it: the next start tries again
             return None
         recipe, when = said.get("recipe"), said.get("when")
-        return Kept(
+        return UnsavedConfig(
             said["text"],
             source,
             recipe if isinstance(recipe, str) else None,

@@ -19,7 +19,7 @@ from engine.config.kinds import BUILTIN_ROWS
 from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
 from engine.data.image_folder import is_image_folder, metadata_of
-from engine.data.kept import kept
+from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, visible
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
@@ -74,7 +74,7 @@ def look_at(
     return Facts(
         machine=this_machine(folder / config.run.output_dir) if machine is None else machine,
         model=model,
-        data=kept(config, folder, model),
+        data=load_counts(config, folder, model),
         packages=Installed() if here else None,
         sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
         if sources

@@ -26,7 +26,7 @@ from engine.run.process import signal_name
 from engine.run.store import ENDED, RunFolder
 
 if TYPE_CHECKING:
-    from engine.run.async_writer import LateWriter
+    from engine.run.async_writer import AsyncWriter
     from engine.run.events import EventWriter
     from engine.run.view import RunView
 
@@ -138,7 +138,7 @@ class Controls:
         self._listening = False
         self._heard: list[Request] = []
 
-    def listen(self, writer: LateWriter) -> None:
+    def listen(self, writer: AsyncWriter) -> None:
         """From now on the folder is looked at beside the steps."""
         self._listening = True
         writer.beside(self._hear)

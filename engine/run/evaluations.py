@@ -117,7 +117,7 @@ def step_of(run: RunFolder, wanted: str | None) -> int:
 
 def _best_step(run: RunFolder) -> int:
     with open_view(run) as watch:
-        watch.read_whole()
+        watch.read_completely()
         best = watch.view.best
     if best is None:
         raise UsageError(
@@ -133,13 +133,13 @@ def _best_step(run: RunFolder) -> int:
     return step
 
 
-def whole_steps(run: RunFolder) -> list[int]:
+def complete_steps(run: RunFolder) -> list[int]:
     """The steps of its whole checkpoints, in order."""
     return sorted(checkpoint.step_of(path) or 0 for path in checkpoint.newest_first(run) if checkpoint.is_valid(path))
 
 
 def _those_of(run: RunFolder) -> str:
-    steps = whole_steps(run)
+    steps = complete_steps(run)
     return f"Its whole ones: {', '.join(map(str, steps))}." if steps else "It has none that is whole."
 
 

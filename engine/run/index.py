@@ -80,7 +80,7 @@ class Watch:
         self._keep()
         return changed
 
-    def read_whole(self) -> None:
+    def read_completely(self) -> None:
         """Wait until the curve between a long run's beginning and its end is read too, which may take seconds."""
         while self.loading < 1:
             self.poll()

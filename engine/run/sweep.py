@@ -137,7 +137,7 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
     for run in runs:
         values = run.read_json()
         with open_view(run) as watch:
-            watch.read_whole()
+            watch.read_completely()
             view = watch.view.copy()
         said = values.get("sweep") or {}
         metric, greater = str(said.get("metric") or "loss"), bool(said.get("greater_is_better"))

@@ -137,7 +137,7 @@ class RunView:
         return found
 
     @property
-    def slowest_words(self) -> str:
+    def slowest_text(self) -> str:
         """The same in words; empty where none stands out."""
         if self.slowest is None:
             return ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config.coercion import Unmeant, meaning
+from engine.config.coercion import Uncoerced, coerce
 from engine.config.files import absolute, placed, put
 from engine.config.findings import RANK, Finding
 from engine.config.reading import Reading
@@ -37,7 +37,7 @@ READ_BEFORE = ("review", "launch")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StepStatus:
     """How a step stands: the gravest of its findings (nothing without one), its errors and its other findings."""
 
     step: str
@@ -130,8 +130,8 @@ class BuildSession:
             mapping = without.mapping
         else:
             mapping = copy.deepcopy(draft.mapping)
-            meant = meaning(spec, text) if spec is not None else text
-            put(mapping, path, text if isinstance(meant, Unmeant) else meant)
+            meant = coerce(spec, text) if spec is not None else text
+            put(mapping, path, text if isinstance(meant, Uncoerced) else meant)
         self._tried = (asked, read(mapping, draft.facts).findings)
         return self._tried[1]
 
@@ -261,13 +261,13 @@ def _require_no_errors(reading: Reading) -> None:
         raise WorkbenchError(f"The config has an error, so no run was started. {first.message}")
 
 
-def standings(findings: Iterable[Finding]) -> list[Standing]:
+def step_statuses(findings: Iterable[Finding]) -> list[StepStatus]:
     """How each step stands by these findings."""
     mine: dict[str, list[Any]] = {step.id: [] for step in STEPS}
     for finding in findings:
         mine.setdefault(step_of_path(finding.path), []).append(finding.severity)
     return [
-        Standing(
+        StepStatus(
             step.id,
             min(mine[step.id], key=lambda severity: RANK[severity], default=""),
             mine[step.id].count("error"),

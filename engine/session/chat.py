@@ -278,7 +278,7 @@ class ChatSession:
         self._now("ready", "")
 
     def _failed(self, problem: WorkbenchError) -> None:
-        self.problem = "" if isinstance(problem, Cancelled) else problem.told
+        self.problem = "" if isinstance(problem, Cancelled) else problem.full_message
         self._now("failed", "")
 
     def _now(self, state: str, phase: str) -> None:
@@ -429,7 +429,7 @@ class ChatSession:
 
     def _answered(self, turn: Turn, answer: Answer, ticket: Ticket) -> None:
         if ticket.error is not None:
-            answer.problem = ticket.error.told
+            answer.problem = ticket.error.full_message
         else:
             result = answer.result = ticket.result()
             answer.ended, answer.tokens = result.get("ended", ""), result.get("tokens", 0)

@@ -206,7 +206,7 @@ class FactsCollector:
 
 
 def _told(problem: BaseException) -> str:
-    return problem.told if isinstance(problem, WorkbenchError) else str(problem)
+    return problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
 
 
 # What runs in threads; the imports stand here because the app's first frame does not wait for them.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import files
-from engine.config.coercion import Unmeant, meaning
+from engine.config.coercion import Uncoerced, coerce
 from engine.config.edit import MISSING, rewrite
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix
@@ -115,8 +115,8 @@ class Draft:
         """Write one setting. A text is written as the value that it means (`"3e-4"` as 0.0003)."""
         spec = fields.get(path)
         if spec is not None and isinstance(value, str):
-            meant = meaning(spec, value)
-            value = value if isinstance(meant, Unmeant) else meant
+            meant = coerce(spec, value)
+            value = value if isinstance(meant, Uncoerced) else meant
         self._change(_with(self._now.mapping, path.split("."), _plain(value)))
 
     def unset(self, path: str) -> None:

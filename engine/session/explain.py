@@ -108,9 +108,9 @@ def of_setting(spec: FieldSpec) -> Explanation:
         ]
     elif spec in AUTO:
         facts.append(("auto", "chosen by method, adapter, machine and size; the review shows auto -> value"))
-    if spec.later:
+    if spec.unsupported:
         facts.append(
-            ("later", f"{', '.join(shown(value) for value in spec.later)}: known, and refused by this version")
+            ("later", f"{', '.join(shown(value) for value in spec.unsupported)}: known, and refused by this version")
         )
     if spec.kinds and spec.name != "kind":
         facts.append(("only with", f"{spec.section}.kind {' or '.join(spec.kinds)}"))

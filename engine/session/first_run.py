@@ -25,7 +25,7 @@ from engine.session.build import BuildSession
 from engine.session.collector import Ask
 from engine.session.draft import Draft
 from engine.session.first_rows import COLUMNAR, Look, look_at
-from engine.session.pages import GAP, Block, machine_words
+from engine.session.pages import GAP, Block, machine_text
 from engine.session.rows import tokens_of
 
 PAGES = ("machine", "goal", "rows", "tokens", "rehearsal", "next")
@@ -449,7 +449,7 @@ def _about_machine(machine: Machine | None) -> Iterator[Block]:
     if machine is None:
         yield Block("dim", "Looking at this machine …")
         return
-    yield Block("title", machine_words(machine))
+    yield Block("title", machine_text(machine))
     if machine.gpus:
         yield _text("There is a GPU: models of billions of parameters can be trained here, small ones in minutes.")
     else:

@@ -179,13 +179,13 @@ class Guide:
             value = result()
         except (WorkbenchError, OSError) as problem:
             self._problems[_PAGE_OF.get(what, what)] = (
-                problem.told if isinstance(problem, WorkbenchError) else str(problem)
+                problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
             )
             return
         if what == "machine":
             self._machine = value
         elif what == "tokens":
-            self.first.row = {"refused": value.told} if isinstance(value, WorkbenchError) else value
+            self.first.row = {"refused": value.full_message} if isinstance(value, WorkbenchError) else value
         elif what == "run":
             self.follow(value)
         else:

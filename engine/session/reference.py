@@ -100,8 +100,8 @@ def _setting(spec: FieldSpec) -> Iterator[str]:
         rows.append((f"with `{kind}`", f"{takes}; default `{shown(other.default)}`. {other.help}{source}"))
     if spec.kinds and spec.name != "kind":
         rows.append(("only with", f"`{spec.section}.kind: {' or '.join(spec.kinds)}`"))
-    if spec.later:
-        rows.append(("not in this version", ", ".join(f"`{shown(value)}`" for value in spec.later)))
+    if spec.unsupported:
+        rows.append(("not in this version", ", ".join(f"`{shown(value)}`" for value in spec.unsupported)))
     rows.append(("level", spec.level))
     if spec.source:
         rows.append(("source", spec.source))

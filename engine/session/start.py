@@ -20,7 +20,7 @@ from engine.errors import WorkbenchError
 from engine.figures import count, duration, number
 from engine.rules import read
 from engine.run.listing import Listing, Summary
-from engine.session.build import standings
+from engine.session.build import step_statuses
 from engine.session.draft import Draft
 from engine.session.recent import Recent, with_sources
 
@@ -225,4 +225,4 @@ def _alike(one: type[MethodSection], other: type[MethodSection]) -> bool:
 
 def open_step(draft: Draft) -> str:
     """The step with the first open question: the first with an error, or else the review."""
-    return next((each.step for each in standings(draft.findings) if each.errors), "review")
+    return next((each.step for each in step_statuses(draft.findings) if each.errors), "review")

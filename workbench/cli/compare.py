@@ -20,7 +20,7 @@ from engine.run.store import RunFolder
 from engine.run.view import RunView
 from workbench.cli.following import state_text
 from workbench.cli.output import echo, print_json
-from workbench.panels.beside import GAP, beside
+from workbench.panels.columns import GAP, beside
 
 CURVES = 6
 """Curves of the table; `--json` has all of them."""
@@ -56,7 +56,7 @@ def _whole(folders: Sequence[RunFolder]) -> list[RunView]:
     with ExitStack() as stack:
         watches = [stack.enter_context(open_view(folder)) for folder in folders]
         for watch in watches:
-            watch.read_whole()
+            watch.read_completely()
         return [watch.view.copy() for watch in watches]
 
 

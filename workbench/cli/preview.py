@@ -17,7 +17,7 @@ from engine.data.gather_facts import outcome
 from engine.errors import DataError, UsageError, visible, without_secrets
 from engine.figures import size
 from engine.run.store import find, runs_dir
-from engine.session.rows import image_words, length_words, pack_words, tokens_of, why_none
+from engine.session.rows import image_text, length_text, pack_text, tokens_of, why_none
 from workbench.cli.output import Styled, clear, coloured, echo, print_json, styled
 from workbench.cli.progress import on_stderr
 
@@ -159,16 +159,16 @@ def _show_row(row: dict[str, Any], total: int | None) -> None:
     learned = sum(token["trained"] for token in tokens_of(row))
     of = f" of {total:,}" if total is not None else ""
     cut = "; cut to data.max_length" if row["truncated"] else ""
-    echo(styled(f"row {row['index']}{of}: {length_words(row)}, {learned:,} learned{cut}", bold=True))
+    echo(styled(f"row {row['index']}{of}: {length_text(row)}, {learned:,} learned{cut}", bold=True))
     if words := outcome(row):
         echo(styled(words, fg="yellow"))
     if row.get("error"):
         echo(without_secrets(row["error"]))
         echo(styled(row.get("clipped", "")[:2000], dim=True), lines=True)
-    if words := pack_words(row):
+    if words := pack_text(row):
         echo(words)
     for image in row["images"]:
-        echo(f"image {without_secrets(image_words(image))}")
+        echo(f"image {without_secrets(image_text(image))}")
     for name, part in row["parts"].items():
         if len(row["parts"]) > 1:
             echo(styled(f"{name}:", bold=True))

@@ -36,7 +36,7 @@ def command(name: str, keep: int, yes: bool, runs: str | None, as_json: bool) ->
     """
     run = store.find(name, store.runs_dir(runs))
     with open_view(run) as watch:
-        watch.read_whole()
+        watch.read_completely()
         view = watch.view.copy()
     best = view.best["step"] if view.best else None
     found = plan(run, keep, best)

@@ -91,5 +91,5 @@ def counts(
             ticket.cancel()
             raise click.Abort from None
         except WorkbenchError as problem:
-            return None, problem.told
+            return None, problem.full_message
     return DataFacts.counted_from(found), ""

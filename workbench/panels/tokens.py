@@ -17,7 +17,7 @@ from textual.strip import Strip
 
 from engine.data.gather_facts import outcome
 from engine.errors import visible
-from engine.session.rows import image_words
+from engine.session.rows import image_text
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.images import INK, LEAST_ROWS, SIXEL, Images
@@ -115,7 +115,7 @@ def lines_of_row(
     if made:
         made.append([])
     for image in row.get("images") or []:
-        made += paragraph(clean(f"image {image_words(image)}"), width, "dim")
+        made += paragraph(clean(f"image {image_text(image)}"), width, "dim")
         made += picture(image, width) if picture is not None else []
     documents = row.get("documents") or []
     if documents:

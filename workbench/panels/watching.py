@@ -15,7 +15,7 @@ from textual.content import Content
 from engine.figures import brief, count, duration, number, percent, size, size_of
 from engine.figures import doing as doing_words
 from engine.run import silence, stopping
-from engine.run.best import best_words
+from engine.run.best import best_text
 from engine.run.curves import concern, leading, titled, watch_for, worded
 from engine.run.view import RunView
 from workbench.panels.bars import Bar
@@ -258,7 +258,7 @@ class StatusLine(Bar):
         found = f"! {view.findings[-1]['message']}" if view.findings else ""
         if view.state == "finished" and not view.cause and (steps := view.committed):
             done = f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}."
-            if view.best and (best := best_words(view)):
+            if view.best and (best := best_text(view)):
                 end = "which is the end" if view.best["step"] == steps[-1] else f"the end is checkpoint-{steps[-1]}"
                 done = f"Done: {best}; {end} of {view.id}."
             return f"{done}  {found}".rstrip(), "$wb-dim"
@@ -268,8 +268,8 @@ class StatusLine(Bar):
             return f"{view.cause or 'stopped'}: {kept}", "$wb-dim"
         if not view.over and (words := concern(view.method, view.series)):
             return f"! {words}", "$warning"
-        if not view.over and view.slowest_words:
-            return f"! {view.slowest_words}: 8 shows all", "$warning"
+        if not view.over and view.slowest_text:
+            return f"! {view.slowest_text}: 8 shows all", "$warning"
         if found:
             return found, "$warning"
         if last and last["status"] == "refused":
@@ -277,7 +277,7 @@ class StatusLine(Bar):
         if view.bad_lines:
             return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
         if view.state == "finished" and view.cause:
-            return ". ".join(each for each in (view.cause, best_words(view)) if each), "$wb-dim"
+            return ". ".join(each for each in (view.cause, best_text(view)) if each), "$wb-dim"
         return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"
 
 
@@ -385,7 +385,7 @@ class Ranks(Scrolled):
             late = slowest is not None and slowest[0] == rank
             row = "".join(f"{cell:>12}" for cell in (str(rank), *cells))
             made.append([(f"{row}  slowest" if late else row, "given" if late else "value")])
-        told = view.slowest_words or "none stands out by a tenth of a step"
+        told = view.slowest_text or "none stands out by a tenth of a step"
         explained = (
             f"Of one step, on average: {told}. Ranks wait for each other in the backward pass, so the slowest sets the pace of "
             "all. With fsdp2 they wait in the forward pass too, where layers are put together. ] and [ show the log of each."

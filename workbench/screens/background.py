@@ -19,7 +19,7 @@ from workbench.screens.leave import alive
 if TYPE_CHECKING:
     from engine.run.store import RunFolder
     from workbench.app import WorkbenchApp
-    from workbench.unsaved import Kept
+    from workbench.unsaved import UnsavedConfig
 
 RUNS_EVERY = 5.0
 KEEP_AFTER = 0.7  # seconds after an edit until what is unsaved is written
@@ -41,7 +41,7 @@ class Background:
         """How many runs go on, in words."""
         self.logout = ""
         """What a logout does to runs, where it does something."""
-        self.left: list[Kept] = []
+        self.left: list[UnsavedConfig] = []
         """Configs that earlier windows left unsaved."""
         self.starting = False
         self.problem = ""
@@ -125,7 +125,7 @@ class Background:
             try:
                 run, problem = start(), ""
             except WorkbenchError as error:
-                run, problem = None, error.told
+                run, problem = None, error.full_message
             app.call_from_thread(ended, run, problem)
 
         self._screen.run_worker(work, thread=True, group="launch")

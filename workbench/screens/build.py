@@ -17,7 +17,7 @@ from textual.containers import Vertical
 from engine.config.findings import Finding
 from engine.config.steps import STEPS
 from engine.config.tree import fields
-from engine.session.pages import machine_words
+from engine.session.pages import machine_text
 from workbench.actions import bindings
 from workbench.messages import EditWanted, FactsArrived
 from workbench.panels.bars import FindingLine, KeyLine, TitleBar
@@ -29,7 +29,7 @@ from workbench.screens.steps import Steps
 
 if TYPE_CHECKING:
     from engine.run.store import RunFolder
-    from workbench.screens.row_beside import RowBeside
+    from workbench.screens.first_row import FirstRow
 
 WIDE = 110
 ROOMY = 160
@@ -47,7 +47,7 @@ class BuildScreen(EditingScreen):
     def __init__(self, step: str = "goal") -> None:
         super().__init__()
         self._first = step
-        self._row: RowBeside | None = None
+        self._row: FirstRow | None = None
 
     # Frame
 
@@ -85,9 +85,9 @@ class BuildScreen(EditingScreen):
         roomy = event.size.width >= ROOMY
         self.set_class(roomy, "roomy")
         if roomy and self._row is None:
-            from workbench.screens.row_beside import RowBeside  # what it imports is not needed where it has no room
+            from workbench.screens.first_row import FirstRow  # what it imports is not needed where it has no room
 
-            self._row = RowBeside(self.draft, self.app.inspector)
+            self._row = FirstRow(self.draft, self.app.inspector)
             self.steps.mount(self._row, before="#side")
             self._follow()
 
@@ -100,7 +100,7 @@ class BuildScreen(EditingScreen):
         self.draw_foot()
         self._follow()
         new = f"new config, from recipe {draft.recipe}" if draft.recipe else "new config"
-        machine = machine_words(draft.facts.machine) if draft.facts.machine else ""
+        machine = machine_text(draft.facts.machine) if draft.facts.machine else ""
         self.title_bar.show(draft.path.name if draft.path else new, draft.dirty, machine, self.background.activity)
 
     @on(Steps.Moved)

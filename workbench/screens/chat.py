@@ -232,7 +232,7 @@ class ChatScreen(Screen[None]):
         try:
             self.session.say(text)
         except WorkbenchError as problem:
-            self._tell(problem.told)
+            self._tell(problem.full_message)
             return False
         view = self.query_one(ChatView)
         view.redraw()
@@ -243,7 +243,7 @@ class ChatScreen(Screen[None]):
         try:
             act()
         except WorkbenchError as problem:
-            self._tell(problem.told)
+            self._tell(problem.full_message)
 
     def action_again(self) -> None:
         """The newest text once more, with the settings as they are now."""
@@ -283,7 +283,7 @@ class ChatScreen(Screen[None]):
                 found = self.session.prompt(side, words).result(30)
                 texts.append((f"{who.title}: {found['tokens']} tokens", found["text"]))
         except (WorkbenchError, TimeoutError) as problem:
-            said = problem.told if isinstance(problem, WorkbenchError) else str(problem)
+            said = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
             self.app.call_from_thread(self._tell, said)
             return
         if len({text for _, text in texts}) == 1:
@@ -311,7 +311,7 @@ class ChatScreen(Screen[None]):
         try:
             self.session.settings = self.session.settings.changed(name, text)
         except WorkbenchError as problem:
-            self._tell(problem.told)
+            self._tell(problem.full_message)
         else:
             self._tell(f"{name} is set; ^r answers once more with it.")
 

@@ -25,8 +25,8 @@ from engine.run.view import RunView
 from workbench.actions import bindings
 from workbench.panels import raster
 from workbench.panels.bars import Bar, KeyLine
-from workbench.panels.beside import GAP, beside, padded
 from workbench.panels.chart import Chart
+from workbench.panels.columns import GAP, beside, padded
 from workbench.panels.curve import Line as Curve
 from workbench.panels.drawn import Scrolled
 from workbench.panels.glyphs import ascii_only, look, sign
@@ -229,8 +229,8 @@ def _row(
 def _words(value: object) -> str:
     """A setting's value as the file has it; sources by their files."""
     from engine.config.findings import shown
-    from workbench.panels.fields import entry_words
+    from workbench.panels.fields import entry_text
 
     if isinstance(value, list | tuple) and value:
-        return ", ".join(entry_words(entry) for entry in value)
+        return ", ".join(entry_text(entry) for entry in value)
     return "-" if value is None else shown(value)

@@ -195,7 +195,7 @@ class EditingScreen(Screen[None]):
             self.session.edit(lambda: self.draft.replace_text(written))
             self._not_taken = None
         except WorkbenchError as problem:
-            self.tell(f"Not taken; y opens it again as you left it. {problem.told}", bad=True)
+            self.tell(f"Not taken; y opens it again as you left it. {problem.full_message}", bad=True)
         except (OSError, UnicodeDecodeError) as problem:
             self.tell(f"The config is as it was: {problem}", bad=True)
         finally:

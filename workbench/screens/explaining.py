@@ -47,7 +47,7 @@ def _recipe_title(name: str, row: Row) -> str:
     return next((recipe.title for recipe in recipes() if recipe.name == name), row.label)
 
 
-def explain_found(panel: Explain, found: str) -> None:
+def explain_term(panel: Explain, found: str) -> None:
     """A term (`term:` and its name), or a setting that the config has no row for now."""
     term = found.removeprefix("term:")
     if term in TERMS:

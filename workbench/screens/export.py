@@ -164,7 +164,7 @@ class ExportScreen(Dialog[None]):
                 export.run(tell)
                 self.post_message(Told("end", ""))
             except WorkbenchError as problem:
-                self.post_message(Told("end", f"✗ {problem.told}"))
+                self.post_message(Told("end", f"✗ {problem.full_message}"))
 
         self.run_worker(work, thread=True, group="export", exit_on_error=True)
         self._draw()

@@ -27,18 +27,18 @@ from engine.session.pages import (
     about_model,
     changed_from,
     in_sentences,
-    machine_words,
+    machine_text,
     uncounted,
     waiting,
 )
 from engine.session.start import goal_of
 from workbench.calling import program
-from workbench.panels.fields import entry_words, in_words, row_of, unit_of
+from workbench.panels.fields import entry_text, in_words, row_of, unit_of
 from workbench.panels.form import Row
 from workbench.panels.paint import clean
 
 if TYPE_CHECKING:
-    from workbench.unsaved import Kept
+    from workbench.unsaved import UnsavedConfig
 
 LEVELS = ("basic", "advanced", "expert")
 LAUNCH, QUEUE = "launch!", "queue!"
@@ -64,7 +64,7 @@ class View:
     problem: str = ""
     """Why the run could not be started."""
     starting: bool = False
-    left: tuple[Kept, ...] = ()
+    left: tuple[UnsavedConfig, ...] = ()
     """Configs that earlier windows left unsaved."""
 
     @property
@@ -274,7 +274,7 @@ def _review(view: View) -> Iterator[Row]:
 
 def _shown(spec: FieldSpec, value: Any) -> str:
     if isinstance(value, list) and value:
-        return clean(", ".join(entry_words(entry) for entry in value))
+        return clean(", ".join(entry_text(entry) for entry in value))
     return in_words(spec, value) if value not in (None, "", [], {}) else "none"
 
 
@@ -303,7 +303,7 @@ def _launch(view: View) -> Iterator[Row]:
     yield text(
         "",
         ("Where", "bold"),
-        f"On {machine_words(view.draft.facts.machine)}.",
+        f"On {machine_text(view.draft.facts.machine)}.",
         f"Its folder is made in {clean(short_path(str(view.session.runs_dir)))}.",
     )
     yield text("", ("When this window closes", "bold"), f"The run goes on. `{program()} NAME` shows it again.")

@@ -69,7 +69,7 @@ class RunActions:
                 "compare": lambda: self._compare(run),
             }[what]()
         except WorkbenchError as problem:
-            self._tell(problem.told, SECONDS)
+            self._tell(problem.full_message, SECONDS)
 
     def close(self) -> None:
         """What was begun for this screen alone ends with it."""
@@ -98,7 +98,7 @@ class RunActions:
         try:
             self._asked = (control.request(run, do, by="the app"), do, time.monotonic())
         except WorkbenchError as problem:
-            self._tell(problem.told, SECONDS)
+            self._tell(problem.full_message, SECONDS)
         else:
             self._changed()
 
@@ -230,7 +230,7 @@ class RunActions:
             draft = Draft()
             draft.replace_text(run.read_config())
         except WorkbenchError as problem:
-            self._tell(problem.told, SECONDS)
+            self._tell(problem.full_message, SECONDS)
         else:
             self._screen.app.build(draft, step)  # type: ignore[attr-defined]
 
@@ -251,7 +251,7 @@ class RunActions:
             try:
                 self._evaluate(run, tasks_of([path], "task"))
             except WorkbenchError as problem:
-                self._tell(problem.told, SECONDS)
+                self._tell(problem.full_message, SECONDS)
 
         if not has_harness():
             raise WorkbenchError("task: needs lm-evaluation-harness, which is not installed.", INSTALL)
@@ -316,7 +316,7 @@ class RunActions:
             try:
                 found = work()
             except WorkbenchError as problem:
-                self._screen.call_later(self._told, problem.told)
+                self._screen.call_later(self._told, problem.full_message)
             else:
                 self._screen.call_later(then, found)
 

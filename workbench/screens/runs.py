@@ -251,7 +251,7 @@ class RunsScreen(Screen[None]):
             if answer == "delete":
                 self._tell(f"deleting {row.run.id} …", 600)
                 self.run_worker(
-                    lambda: self.post_message(Told(deleted_words(row.run))),
+                    lambda: self.post_message(Told(deleted_text(row.run))),
                     thread=True, group="delete", exit_on_error=True,
                 )  # fmt: skip
 
@@ -268,7 +268,7 @@ class RunsScreen(Screen[None]):
         try:
             now = move(row.run, ids.index(row.run.id) + by)
         except WorkbenchError as problem:
-            self._tell(problem.told)
+            self._tell(problem.full_message)
             return
         self._tell(
             f"{row.run.id} is number {[run.id for run in now].index(row.run.id) + 1} of {len(now)} in the queue."
@@ -307,12 +307,12 @@ def about(row: Row) -> str:
     return "   ".join(part for part in parts if part)
 
 
-def deleted_words(run: RunFolder) -> str:
+def deleted_text(run: RunFolder) -> str:
     """Delete the run and say so, or why not."""
     try:
         delete(run)
     except WorkbenchError as problem:
-        return problem.told
+        return problem.full_message
     return f"{run.id} is deleted."
 
 

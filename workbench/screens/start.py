@@ -19,14 +19,14 @@ from engine.errors import WorkbenchError, redact, visible
 from engine.run.index import peek
 from engine.run.store import RunFolder
 from engine.session.draft import Draft
-from engine.session.pages import machine_words
+from engine.session.pages import machine_text
 from engine.session.start import BEGIN, Entry, Section, StartList, open_step
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine, TitleBar
 from workbench.panels.paint import clean, cut
 from workbench.panels.start_table import StartTable
 from workbench.screens.run_actions import RunActions
-from workbench.unsaved import Kept
+from workbench.unsaved import UnsavedConfig
 
 if TYPE_CHECKING:
     from workbench.app import WorkbenchApp
@@ -53,7 +53,7 @@ class Machine(Message):
 class Left(Message):
     """Configs that earlier windows left unsaved."""
 
-    def __init__(self, left: list[Kept]) -> None:
+    def __init__(self, left: list[UnsavedConfig]) -> None:
         super().__init__()
         self.left = left
 
@@ -73,7 +73,7 @@ class StartScreen(Screen[None]):
         self._list = list_
         self._runs_dir = runs_dir
         self._read_sections: list[Section] = [Section("Begin", BEGIN)]
-        self._left: list[Kept] = []
+        self._left: list[UnsavedConfig] = []
         self._runs, self._machine = 0, ""
         self.actions = RunActions(self, lambda words, seconds: self.words.tell(words))
 
@@ -119,7 +119,7 @@ class StartScreen(Screen[None]):
     def _read_machine(self) -> None:
         from engine.hardware import this_machine
 
-        self.post_message(Machine(machine_words(this_machine())))
+        self.post_message(Machine(machine_text(this_machine())))
 
     def _read_left(self) -> None:
         self.post_message(Left(self.app.unsaved.left(None)))

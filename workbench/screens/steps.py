@@ -17,7 +17,7 @@ from textual.message import Message
 from engine.config.findings import RANK, Finding
 from engine.config.steps import STEPS, step_of_path
 from engine.errors import visible
-from engine.session.build import standings
+from engine.session.build import step_statuses
 from workbench.messages import FieldChosen
 from workbench.panels.consequences import Consequences
 from workbench.panels.explain import Explain
@@ -25,7 +25,7 @@ from workbench.panels.fields import findings_at
 from workbench.panels.form import Form, FormPane
 from workbench.panels.rail import Rail, Stop
 from workbench.screens.background import Background
-from workbench.screens.explaining import explain_found, explain_kind, explain_row
+from workbench.screens.explaining import explain_kind, explain_row, explain_term
 from workbench.screens.pages import LEVELS, View, page
 
 
@@ -104,7 +104,7 @@ class Steps(Horizontal):
         done = self._visited - {self._at, len(STEPS) - 1}
         stops = tuple(
             Stop(each.id, each.title, now.worst or ("done" if index in done else "open"))
-            for index, (each, now) in enumerate(zip(STEPS, standings(found), strict=True))
+            for index, (each, now) in enumerate(zip(STEPS, step_statuses(found), strict=True))
         )
         totals = dict(Counter[str](each.severity for each in found))
         self.rail.show(stops, self._at, totals, self._background.session.uncounted)
@@ -125,7 +125,7 @@ class Steps(Horizontal):
         recipe = row.key.removeprefix("recipe:") if row is not None and row.key.startswith("recipe:") else None
         self.consequences.display = recipe in (None, view.draft.recipe)
         if self._aside is not None:
-            explain_found(self.explain, self._aside)
+            explain_term(self.explain, self._aside)
         else:
             explain_row(self.explain, row, self.step, view)
 
