@@ -135,11 +135,11 @@ def _guarded(run: RunFolder, writer: AsyncWriter | None, controls: Controls | No
         if writer is not None and not _lost_rank(problem):
             cause, message = _cause(problem, run)
             # An error that is worded for people needs no lines of our code beside it; the log keeps them.
-            told = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
+            traceback_lines = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
             more: dict[str, Any] = {"step": problem.step} if isinstance(problem, Diverged) else {}
             if mends := _mends(problem):
                 more["mends"] = mends
-            writer.write("failed", cause=cause, message=message, lines=told, **more)
+            writer.write("failed", cause=cause, message=message, lines=traceback_lines, **more)
         return 1
 
 

@@ -77,7 +77,7 @@ class FormPart(Part):
     @verb
     def fix(self, *, finding: Name, specs: Known = 0) -> dict[str, Any]:
         """Apply the fix of a finding that still stands."""
-        fixes = [each.fix for each in self.draft.findings if key_of(each) == finding and each.fix is not None]
+        fixes = [known.fix for known in self.draft.findings if key_of(known) == finding and known.fix is not None]
         if not fixes:
             return self._state(specs)
         return self._edit(lambda: self.draft.apply(fixes[0]), specs)
@@ -167,14 +167,14 @@ class FormPart(Part):
         }
 
     def _steps(self, findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
-        found, uncounted = [], self.session.uncounted
+        steps, uncounted = [], self.session.uncounted
         for step, standing in zip(STEPS, step_statuses(findings), strict=True):
             bad, soft = standing.errors, standing.others
             mark, kind = ("✗", "error") if bad else ("?", "hint") if soft else ("✓", "ok")
             words = f"{bad} to mend" if bad else f"{soft} to look at" if soft else "nothing to mend"
             if step.id == step_of_path(fields.data.train.path) and not standing.worst and uncounted:
                 mark, words = "·", uncounted
-            found.append(
+            steps.append(
                 {
                     "id": step.id,
                     "title": step.title,
@@ -184,14 +184,14 @@ class FormPart(Part):
                     "words": words,
                 }
             )
-        return found
+        return steps
 
     def summary(self) -> str:
         """The config in a few lines, for where widgets cannot be shown."""
         draft = self.draft
         lines = [f"Config: {draft.path or draft.recipe or 'new'}{' (changed)' if draft.dirty else ''}"]
         lines += [f"  {finding.severity}: {visible(finding.message)}" for finding in draft.findings[:10]]
-        lines += [f"  {each.label}: {each.text}" for each in self.session.consequences]
+        lines += [f"  {number.label}: {number.text}" for number in self.session.consequences]
         return "\n".join(lines)
 
     def close(self) -> None:

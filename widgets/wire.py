@@ -34,16 +34,16 @@ def control_of(spec: FieldSpec) -> str:
 
 def options(spec: FieldSpec) -> list[tuple[Any, str]]:
     """The choices with their words; those that this version refuses are left out."""
-    found: list[tuple[Any, str]] = [("auto", "auto")] if spec.auto else []
+    labelled: list[tuple[Any, str]] = [("auto", "auto")] if spec.auto else []
     choices = spec.choices or ((True, False) if spec.control == "bool" else ())
     for choice in choices:
         if choice not in spec.unsupported:
             words = spec.label(choice)
             plain = words.startswith(str(choice)) or isinstance(choice, bool) or ": " in words
-            found.append((choice, words if plain else f"{choice}: {words}"))
+            labelled.append((choice, words if plain else f"{choice}: {words}"))
     if spec.nullable and None not in choices:
-        found.append((None, "none"))
-    return found
+        labelled.append((None, "none"))
+    return labelled
 
 
 def spec_data(spec: FieldSpec) -> dict[str, Any]:
@@ -121,18 +121,18 @@ def _parse_entry(spec: FieldSpec, entry: Any, written: Any) -> dict[str, Any]:
         raise UsageError(f"{spec.path}: each source must be settings; got {type(entry).__name__}.")
     known = {item.name: item for item in spec.items}
     before = written if isinstance(written, Mapping) else {}
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for key, raw in entry.items():
         item = known.get(key)
         if item is None:
             if key in before:
-                found[key] = before[key]
+                parsed[key] = before[key]
         elif key in before and raw == shown_value(item, before[key]):
-            found[key] = before[key]
+            parsed[key] = before[key]
         else:
             value = coerce(item, parse_control(item, raw, before.get(key)))
-            found[key] = raw if isinstance(value, Uncoerced) else value
-    return found
+            parsed[key] = raw if isinstance(value, Uncoerced) else value
+    return parsed
 
 
 class Settings:
@@ -147,13 +147,13 @@ class Settings:
         """How each of these stands now."""
         draft, reading = self._draft, self._draft.reading
         troubled = {finding.path for finding in reading.findings}
-        found = []
+        settings = []
         for spec in specs:
             inside = spec.path + "."
             broken = any(path == spec.path or path.startswith(inside) for path in reading.invalid)
             value = draft.value(spec.path) if broken else spec.value(reading.config)
             auto = becomes.get(spec.path) if value == "auto" else None
-            found.append(
+            settings.append(
                 {
                     "spec": self._specs.setdefault(spec, len(self._specs)),
                     "value": shown_value(spec, value),
@@ -164,7 +164,7 @@ class Settings:
                     "finding": any(path == spec.path or path.startswith(inside) for path in troubled),
                 }
             )
-        return found
+        return settings
 
     def since(self, known: int) -> list[list[Any]]:
         """Number and data of the settings that a view which has `known` of them lacks."""

@@ -64,8 +64,8 @@ class LaunchPart(Part):
         problem = job.exception()
         if problem is None:
             return {"done": True, "run": job.result().id}
-        told = problem.full_message if isinstance(problem, WorkbenchError) else f"{type(problem).__name__}: {problem}"
-        return {"done": True, "run": "", "error": shown(told)}
+        error = problem.full_message if isinstance(problem, WorkbenchError) else f"{type(problem).__name__}: {problem}"
+        return {"done": True, "run": "", "error": shown(error)}
 
     def close(self) -> None:
         if self._pool is not None:
@@ -101,8 +101,8 @@ def _stamp(run: RunFolder) -> tuple[int, ...]:
     stamp = []
     for path in (run.events, run.json):
         try:
-            found = path.stat()
-            stamp += [found.st_mtime_ns, found.st_size]
+            info = path.stat()
+            stamp += [info.st_mtime_ns, info.st_size]
         except OSError:
             stamp += [0, 0]
     return tuple(stamp)

@@ -379,14 +379,14 @@ def key_line(screen: str, *holds: str) -> list[tuple[str, str]]:
 def keymap(file: Path) -> tuple[Mapping[str, str], str]:
     """A person's own keys, `{"undo": "ctrl+y"}` by action, and what is wrong with the file in one sentence, if anything."""
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}, ""
     except (OSError, ValueError) as problem:
         return {}, f"{file}: cannot be read as keys: {problem}. The usual keys stand."
     known = {action.id for action in ACTIONS if action.keys}
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         return {}, f'{file}: must be settings of the form {{"undo": "ctrl+y"}}; the usual keys stand.'
-    odd = [str(name) for name, keys in said.items() if name not in known or not isinstance(keys, str)]
-    mine = {name: keys for name, keys in said.items() if name in known and isinstance(keys, str)}
+    odd = [str(name) for name, keys in document.items() if name not in known or not isinstance(keys, str)]
+    mine = {name: keys for name, keys in document.items() if name in known and isinstance(keys, str)}
     return mine, f"{file}: knows no action {', '.join(odd[:3])}." if odd else ""

@@ -171,8 +171,8 @@ def choice(words: Mapping[Any, Answer], otherwise: str = "", default: Any = NO_D
     """A value out of some, each with its own answer."""
 
     def means(value: Any, file: File) -> Answer:
-        found = next((answer for word, answer in words.items() if word == value and type(word) is type(value)), None)
-        return found or unsupported(otherwise or f"This value is not known here: {BY_HAND}")
+        known = next((answer for word, answer in words.items() if word == value and type(word) is type(value)), None)
+        return known or unsupported(otherwise or f"This value is not known here: {BY_HAND}")
 
     return Key(means, default, why)
 
@@ -327,7 +327,7 @@ def _settled(row: Row, kinds: Mapping[str, str], claims: dict[tuple[str, Any], t
 
 def _is_unsupported(value: Any, spec: FieldSpec) -> bool:
     """Whether a value is one that the schema knows and this version refuses."""
-    return any(value == each and type(value) is type(each) for each in spec.unsupported)
+    return any(value == known and type(value) is type(known) for known in spec.unsupported)
 
 
 def _claimed(path: str, value: Any, key: str, claims: dict[tuple[str, Any], tuple[str, Any]]) -> tuple[str, Any] | None:

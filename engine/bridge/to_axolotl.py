@@ -117,11 +117,11 @@ def _scaled(value: Any, giving: Giving) -> Answer:
 
 
 def _rewards(value: Any, giving: Giving) -> Answer:
-    found, problem = rewards(value, giving)
-    names = [module_of(spec, giving) if spec.kind == "function" else None for spec in found]
+    specs, problem = rewards(value, giving)
+    names = [module_of(spec, giving) if spec.kind == "function" else None for spec in specs]
     if problem or not all(names):
         return unsupported(problem or "Axolotl takes functions of modules in the folder where it is started.")
-    weights = [spec.weight for spec in found]
+    weights = [spec.weight for spec in specs]
     more = {"trl.reward_weights": weights} if set(weights) != {1.0} else {}
     return mapped({"trl.reward_funcs": names, **more})
 

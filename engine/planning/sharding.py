@@ -218,6 +218,6 @@ def _with(config: RunConfig, strategy: Literal["ddp", "fsdp2"]) -> RunConfig:
 def _unserved(config: RunConfig, facts: Facts) -> str | None:
     """What the first row that refuses fsdp2 says it must be."""
     asked = _with(config, "fsdp2")
-    own = (each.check for each in RULES if each.module == __name__)
-    found = (finding for check in own for finding in check(asked, facts))
-    return next((finding.todo for finding in found if finding.path == SPEC.path), None)
+    own = (entered.check for entered in RULES if entered.module == __name__)
+    findings = (finding for check in own for finding in check(asked, facts))
+    return next((finding.todo for finding in findings if finding.path == SPEC.path), None)

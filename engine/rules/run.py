@@ -288,18 +288,18 @@ def the_name_fits_a_folder(config: RunConfig, facts: Facts) -> Iterator[Finding]
 )
 def checkpoints_fit_the_disk(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Kept checkpoints and the one being written lie there at once."""
-    each = checkpoint_bytes(config, facts)
+    checkpoint = checkpoint_bytes(config, facts)
     free = facts.machine.disk_free_bytes if facts.machine else None
-    if each is None or free is None:
+    if checkpoint is None or free is None:
         return
-    need = each * (config.run.save_total_limit + 1)
+    need = checkpoint * (config.run.save_total_limit + 1)
     path = fields.run.save_total_limit.path
     if need > free:
         sentence = (
-            f"the checkpoints will need {figures.size(need)} ({figures.size(each)} each) and {figures.size(free)} are free. "
+            f"the checkpoints will need {figures.size(need)} ({figures.size(checkpoint)} each) and {figures.size(free)} are free. "
             "Keep fewer, train an adapter, or choose another run.output_dir."
         )
-        fewer = int(free // each) - 1
+        fewer = int(free // checkpoint) - 1
         fix = Fix(f"keep {fewer}", {path: fewer}) if 2 <= fewer < config.run.save_total_limit else None
         yield say(path, sentence, severity="error", fix=fix)
     elif need > 0.8 * free:

@@ -97,13 +97,13 @@ def launch(
             )
             slurm.submit(run)
             return run
-        said = None
+        node = None
         if warm is not None and not waits and chosen.processes == 1 and "rendezvous" not in details:
-            said = warm.take(run, wanted(details, chosen, without))
-        if said is None:
+            node = warm.take(run, wanted(details, chosen, without))
+        if node is None:
             _start_supervisor(run, "start")
         else:
-            code, _, words = said.partition(" ")
+            code, _, words = node.partition(" ")
             _require_started(run, int(code), words)
     except BaseException:
         if run.worker() is None:
@@ -207,11 +207,11 @@ def changed_settings(run: RunFolder) -> list[str]:
     if not isinstance(before, str) or before == now:
         return []
     old = parse(before).mapping
-    found = []
+    changed = []
     for path, value in changes(old, parse(now, path=run.config).mapping):
         shown = "removed" if value is MISSING else repr(value)
-        found.append(f"{'.'.join(map(str, path))}: {_at(old, path)!r} -> {shown}")
-    return found
+        changed.append(f"{'.'.join(map(str, path))}: {_at(old, path)!r} -> {shown}")
+    return changed
 
 
 def _at(place: Any, path: tuple[Any, ...]) -> Any:
@@ -297,7 +297,7 @@ def _said_last_word(run: RunFolder) -> bool:
 
 
 def _alive(run: RunFolder) -> bool:
-    return any(found is not None and found.alive for found in (run.worker(), run.supervisor()))
+    return any(process is not None and process.alive for process in (run.worker(), run.supervisor()))
 
 
 def devices_of_live(root: Path, *, leaving: bool = True) -> dict[str, list[str]]:
@@ -340,8 +340,8 @@ def _require_started(run: RunFolder, code: int, words: str) -> None:
     """Raises RunBusy or WorkbenchError where its supervisor says that it could not begin."""
     if code == 0:
         return
-    said = visible(redact(words), lines=True).strip()
-    last = said.splitlines()[-1] if said else f"exit code {code}"
+    message = visible(redact(words), lines=True).strip()
+    last = message.splitlines()[-1] if message else f"exit code {code}"
     if code == 3:
         raise RunBusy(last)
     raise WorkbenchError(f"run {run.id} could not be started: {last}")
@@ -408,10 +408,10 @@ def locks_hold(root: Path) -> tuple[bool, str]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    installed_versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed_versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed_versions

@@ -109,14 +109,14 @@ class BuildSession:
 
     def begin_from(self, recipe: str, *, keep_own: bool = False) -> None:
         """Take a ready config, all of it or all but this one's model and data. Raises UsageError for an unknown one."""
-        made = Draft.new(recipe)
+        recipe_draft = Draft.new(recipe)
         for section in (fields.model.name.section, fields.data.train.section) if keep_own else ():
             mine = self.draft.value(section)
             if mine is None:
-                made.unset(section)
+                recipe_draft.unset(section)
             else:
-                made.set(section, mine)
-        self.begin(made.text(), recipe)
+                recipe_draft.set(section, mine)
+        self.begin(recipe_draft.text(), recipe)
 
     def typed(self, path: str, text: str) -> tuple[Finding, ...]:
         """What would be found if this text were kept as the value of a setting; the draft stays as it is."""
@@ -140,7 +140,7 @@ class BuildSession:
     @property
     def becomes(self) -> dict[str, Effective]:
         """What each setting becomes, by its path."""
-        return {each.path: each for each in effective(self.draft.config, self.draft.facts)}
+        return {setting.path: setting for setting in effective(self.draft.config, self.draft.facts)}
 
     @property
     def estimate(self) -> Estimate:
@@ -165,8 +165,8 @@ class BuildSession:
         """What the newest rehearsal of this very config measured, in words; empty without one."""
         from engine.run.rehearsal import last
 
-        found = last(self.draft.config, self.draft.facts, self.draft.base)
-        return found.words() if found else ""
+        rehearsal = last(self.draft.config, self.draft.facts, self.draft.base)
+        return rehearsal.words() if rehearsal else ""
 
     @property
     def paragraph(self) -> str:

@@ -70,9 +70,9 @@ class Guide:
     @property
     def blocks(self) -> list[Block]:
         """What this page says now."""
-        said = self.first.page(self.page, self._machine, self.view)
+        page = self.first.page(self.page, self._machine, self.view)
         problem = self._problems.get(self.page)
-        return [*said, GAP, Block("bad", visible(problem))] if problem else said
+        return [*page, GAP, Block("bad", visible(problem))] if problem else page
 
     @property
     def terms(self) -> list[tuple[str, str]]:

@@ -48,7 +48,7 @@ def json_schema() -> str:
 def _own_settings(choice: FieldSpec, spec: FieldSpec, name: str, own: Mapping[str, Own]) -> dict[str, Any]:
     """What the mapping takes when this is the optimizer, or the schedule."""
     default = {"required": [choice.name]} if name != choice.default else {}
-    known = {key: each.as_json_schema() for key, each in own.items()}
+    known = {key: own_setting.as_json_schema() for key, own_setting in own.items()}
     return {
         "if": {"properties": {choice.name: {"const": name}}, **default},
         "then": {"properties": {spec.name: {"properties": known, "additionalProperties": False}}},

@@ -89,8 +89,8 @@ class RowQuestion:
         self._ticket = None
         if isinstance(ticket.error, Cancelled):
             return None
-        found: dict[str, Any] = ticket.result(0) if ticket.error is None else {}
-        return ticket.error or found
+        answer: dict[str, Any] = ticket.result(0) if ticket.error is None else {}
+        return ticket.error or answer
 
     def cancel(self) -> bool:
         """Give up the question; False where none was open."""
@@ -126,9 +126,9 @@ def of_prompts(draft: Draft) -> bool:
     return type(draft.config.method).rows == "prompts"
 
 
-def head_text(draft: Draft, found: Mapping[str, Any], row: Mapping[str, Any] | None, at: int) -> list[str]:
-    """What stands above row `at` of an answer `found`: its place, the method, its tokens, the cut, the template."""
-    total = found.get("total")
+def head_text(draft: Draft, answer: Mapping[str, Any], row: Mapping[str, Any] | None, at: int) -> list[str]:
+    """What stands above row `at` of an answer `answer`: its place, the method, its tokens, the cut, the template."""
+    total = answer.get("total")
     kind = "Pack" if row and row.get("documents") else "Row"
     parts = [f"{kind} {count(at)}" + (f" of {count(total)}" if total else ""), draft.config.method.kind.upper()]
     if row:
@@ -136,7 +136,7 @@ def head_text(draft: Draft, found: Mapping[str, Any], row: Mapping[str, Any] | N
         parts.append(prompt if of_prompts(draft) else trained_text(row))
         if row.get("truncated"):
             parts.append(f"cut at {count(draft.config.data.max_length)}")
-        if template := row.get("template") or found.get("template"):
+        if template := row.get("template") or answer.get("template"):
             parts.append("its own template" if "tokenizer" in template else f"template {template}")
     return parts
 

@@ -80,8 +80,8 @@ def command(
     known = estimate(reading.config, facts)
     words = paragraph(reading.config, facts, known)
     if as_json:
-        told = [finding.as_json() for finding in findings]
-        print_json({"ok": not bad, "findings": told, "data": known.shares(), "summary": words, **mended})
+        listed = [finding.as_json() for finding in findings]
+        print_json({"ok": not bad, "findings": listed, "data": known.shares(), "summary": words, **mended})
         return int(bad)
     from workbench.cli.findings import count_text, show
 

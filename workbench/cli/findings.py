@@ -23,9 +23,9 @@ def show(findings: Iterable[Finding], lines: Mapping[str, int | None], *, err: b
 
 def require_no_errors(findings: Iterable[Finding], name: str, consequence: str) -> None:
     """Show the findings on stderr. Raises ConfigRefused, which says that `consequence`, where one is an error."""
-    found = list(findings)
-    show(found, {}, err=True)
-    errors = [finding for finding in found if finding.severity == "error"]
+    listed = list(findings)
+    show(listed, {}, err=True)
+    errors = [finding for finding in listed if finding.severity == "error"]
     if errors:
         raise ConfigRefused(
             f"{name}: the config has {count_text(errors)}; {consequence}.",

@@ -107,20 +107,20 @@ def command(
         folder = find(against, runs_dir(runs))
         numbers = list(range(first, first + count)) if first is not None else None
         asked = {"run": str(folder.path), "numbers": numbers, "count": count, "split": split}
-        found = _answer("against", as_json, config=mapping, base=str(base), **asked)
+        answer = _answer("against", as_json, config=mapping, base=str(base), **asked)
         if as_json:
-            print_json(found)
+            print_json(answer)
         else:
-            show_difference(found)
+            show_difference(answer)
         return 0
-    found = _answer("preview", as_json, config=mapping, base=str(base), rows=wanted, count=count, split=split)
+    answer = _answer("preview", as_json, config=mapping, base=str(base), rows=wanted, count=count, split=split)
     if as_json:
-        print_json(found)
+        print_json(answer)
     else:
-        show(found)
-        if not found["rows"]:
+        show(answer)
+        if not answer["rows"]:
             echo(why_none(wanted))
-    bad = [row["error"] for row in found["rows"] if row.get("error")]
+    bad = [row["error"] for row in answer["rows"] if row.get("error")]
     if bad and not as_json:
         raise DataError(bad[0])
     return 1 if bad else 0
@@ -131,26 +131,26 @@ def _answer(question: str, as_json: bool, **params: Any) -> dict[str, Any]:
     with Inspector() as inspector:
         ticket = inspector.ask(question, on_progress=None if as_json else on_stderr, **params)
         try:
-            found: dict[str, Any] = ticket.result()
+            answer: dict[str, Any] = ticket.result()
         except KeyboardInterrupt:
             ticket.cancel()
             raise click.Abort from None
     if not as_json:
         clear()
-    return found
+    return answer
 
 
-def show(found: dict[str, Any]) -> None:
+def show(answer: dict[str, Any]) -> None:
     """Header with counts, then each row as text with the learned tokens marked."""
-    total = found.get("total")
-    for source in found.get("sources", []):
+    total = answer.get("total")
+    for source in answer.get("sources", []):
         rows = f"{source['rows']:,} rows" if source["rows"] is not None else "rows still counted"
         template = f"; template {without_secrets(source['template'])}" if source.get("template") else ""
         echo(f"{without_secrets(source['path'])}: {source['why']} ({rows}){template}")
-    echo(f"method {found['method']}; {found.get('template') or 'no chat template'}; mask {found['fingerprint']}")
-    for warning in found.get("warnings", []):
+    echo(f"method {answer['method']}; {answer.get('template') or 'no chat template'}; mask {answer['fingerprint']}")
+    for warning in answer.get("warnings", []):
         echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
-    for row in found["rows"]:
+    for row in answer["rows"]:
         echo()
         _show_row(row, total)
 
@@ -184,12 +184,12 @@ _AROUND = {"same": ("", ""), "removed": ("[-", "-]"), "added": ("{+", "+}")}
 _TOKENS_LISTED = 40
 
 
-def show_difference(found: dict[str, Any]) -> None:
+def show_difference(answer: dict[str, Any]) -> None:
     """What differs from a run in one sentence a split, then each row with what went [-away-] and {+came+}."""
-    for name, split in found["splits"].items():
-        same = f"data.{name}: all {split['now']:,} rows are those that {found['run']} was trained on"
+    for name, split in answer["splits"].items():
+        same = f"data.{name}: all {split['now']:,} rows are those that {answer['run']} was trained on"
         echo(f"{same if split['same'] else split['sentence']}.")
-    for row in found["rows"]:
+    for row in answer["rows"]:
         echo("")
         echo(styled(f"row {row['index']}", bold=True))
         if not row["known"]:
@@ -211,21 +211,21 @@ def show_difference(found: dict[str, Any]) -> None:
 
 def changed(part: list[dict[str, Any]], *, colour: bool) -> list[Styled]:
     """The text of a part in stretches, what was removed and added marked; without colour by [- -] and {+ +}."""
-    made: list[Styled] = []
+    pieces: list[Styled] = []
     for op, tokens in groupby(part, key=lambda token: str(token["op"])):
         text = "".join(token["text"] for token in tokens)
         before, after = ("", "") if colour else _AROUND[op]
-        made.append(styled(f"{before}{text}{after}", **_CHANGED_LOOK[op]))
-    return made
+        pieces.append(styled(f"{before}{text}{after}", **_CHANGED_LOOK[op]))
+    return pieces
 
 
 def marked(part: list[dict[str, Any]], *, colour: bool) -> list[Styled]:
     """The text of a part in stretches, the learned ones marked."""
-    made: list[Styled] = []
+    parts: list[Styled] = []
     for learned, tokens in groupby(part, key=lambda token: bool(token["trained"])):
         text = "".join(token["text"] for token in tokens)
         if learned and colour:
-            made.append(styled(text, fg="green", underline=True))
+            parts.append(styled(text, fg="green", underline=True))
         else:
-            made.append(styled(f"‹{text}›" if learned else text))
-    return made
+            parts.append(styled(f"‹{text}›" if learned else text))
+    return parts

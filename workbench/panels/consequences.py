@@ -32,20 +32,20 @@ class Consequences(Drawn):
 
     def lines(self, width: int) -> list[Line]:
         """A line a number; what is not known at all is left out."""
-        made: list[Line] = []
-        for each in self._numbers:
-            if each.name == "checkpoints_bytes" and width < NARROW:
+        drawn: list[Line] = []
+        for number in self._numbers:
+            if number.name == "checkpoints_bytes" and width < NARROW:
                 continue
-            text = each.part if each.part and width < NARROW else each.text
-            shown = f"{text} !" if each.over else text
-            beside = f"({each.change}) " if each.change else ""
-            gap = width - cell_len(each.short) - cell_len(beside) - cell_len(shown)
-            style = "bad" if each.over else "accent" if each.change else "value"
+            text = number.part if number.part and width < NARROW else number.text
+            shown = f"{text} !" if number.over else text
+            beside = f"({number.change}) " if number.change else ""
+            gap = width - cell_len(number.short) - cell_len(beside) - cell_len(shown)
+            style = "bad" if number.over else "accent" if number.change else "value"
             if gap >= 1:
-                made.append([(each.short, "dim"), (" " * gap, ""), (beside, "accent"), (shown, style)])
+                drawn.append([(number.short, "dim"), (" " * gap, ""), (beside, "accent"), (shown, style)])
             else:
-                gap = max(1, width - cell_len(each.short) - cell_len(shown))
-                made.append([(each.short, "dim"), (" " * gap, ""), (shown, style)])
-                if each.change:
-                    made.append([(f"{each.change} by this edit".rjust(width), "accent")])
-        return made or [[("not known yet", "dim")]]
+                gap = max(1, width - cell_len(number.short) - cell_len(shown))
+                drawn.append([(number.short, "dim"), (" " * gap, ""), (shown, style)])
+                if number.change:
+                    drawn.append([(f"{number.change} by this edit".rjust(width), "accent")])
+        return drawn or [[("not known yet", "dim")]]

@@ -113,25 +113,25 @@ class Form(Drawn, can_focus=True):
 
     def lines(self, width: int) -> list[Line]:
         """All rows, drawn."""
-        made: list[Line] = []
+        drawn: list[Line] = []
         self._starts = []
         space = 1 if width < NARROW_FORM else 3
         longest = max((len(row.label) + space for row in self.rows if row.kind == "field"), default=NARROW)
         self.label_width = min(max(longest, NARROW), LABEL)
         for index, row in enumerate(self.rows):
-            self._starts.append(len(made))
+            self._starts.append(len(drawn))
             if row.kind == "text":
                 for text, style, most in row.lines:
                     if most == 1:
-                        made.append([(INDENT + cut(text, width - 1 - GUTTER), style)])
+                        drawn.append([(INDENT + cut(text, width - 1 - GUTTER), style)])
                     else:
-                        made.extend(_few(paragraph(text, width - 1, style, INDENT), most))
+                        drawn.extend(_few(paragraph(text, width - 1, style, INDENT), most))
             else:
-                made.extend(self._head(row, width, index == self.at))
+                drawn.extend(self._head(row, width, index == self.at))
                 if index == self.at:
                     for text, style in row.notes:
-                        made.extend(paragraph(text, width - GUTTER - 1, style, INDENT))
-        return made
+                        drawn.extend(paragraph(text, width - GUTTER - 1, style, INDENT))
+        return drawn
 
     def _head(self, row: Row, width: int, here: bool) -> list[Line]:
         sign, look = MARKS.get(row.mark, (" ", ""))

@@ -85,21 +85,21 @@ class Background:
 
         def work() -> None:
             try:
-                found = find()
+                value = find()
             except (WorkbenchError, OSError) as problem:
-                found = problem
-            screen.post_message(FactsArrived(what, found))
+                value = problem
+            screen.post_message(FactsArrived(what, value))
 
         screen.run_worker(work, thread=True, group=what, exit_on_error=True)
 
-    def learn(self, what: str, found: Any) -> None:
+    def learn(self, what: str, value: Any) -> None:
         """Take in what one of the threads found."""
-        if what == "logout" and isinstance(found, tuple):
-            self.logout = found[1]
-        elif what == "left" and not isinstance(found, Exception):
-            self.left = found
+        if what == "logout" and isinstance(value, tuple):
+            self.logout = value[1]
+        elif what == "left" and not isinstance(value, Exception):
+            self.left = value
         elif what == "running":
-            self.activity = found
+            self.activity = value
 
     def keep(self) -> None:
         """Keep the unsaved draft, a moment after an edit."""

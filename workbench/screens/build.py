@@ -133,7 +133,7 @@ class BuildScreen(EditingScreen):
 
     def action_step(self, step: str) -> None:
         """To a step by its id."""
-        self.steps.go(next(index for index, each in enumerate(STEPS) if each.id == step))
+        self.steps.go(next(index for index, known in enumerate(STEPS) if known.id == step))
 
     def action_to_form(self) -> None:
         """From the rail or the explanation back to the form."""

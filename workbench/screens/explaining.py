@@ -36,7 +36,7 @@ def explain_row(panel: Explain, row: Row | None, step: str, view: View) -> None:
         name = row.key.removeprefix("recipe:")
         panel.say(_recipe_title(name, row), [*of_recipe(name), "", "Enter takes this recipe; u takes it back."])
     else:
-        asked = next(each for each in STEPS if each.id == step)
+        asked = next(known for known in STEPS if known.id == step)
         panel.say(asked.title, [asked.question])
 
 
@@ -47,13 +47,13 @@ def _recipe_title(name: str, row: Row) -> str:
     return next((recipe.title for recipe in recipes() if recipe.name == name), row.label)
 
 
-def explain_term(panel: Explain, found: str) -> None:
+def explain_term(panel: Explain, name: str) -> None:
     """A term (`term:` and its name), or a setting that the config has no row for now."""
-    term = found.removeprefix("term:")
+    term = name.removeprefix("term:")
     if term in TERMS:
         panel.say(term, [TERMS[term]])
     else:
-        panel.show(fields[found], None)
+        panel.show(fields[name], None)
 
 
 def explain_kind(panel: Explain, section: str, kind: str) -> None:

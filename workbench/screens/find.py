@@ -14,12 +14,12 @@ def find_items(config: RunConfig) -> list[Item]:
     """One entry a setting or term; those of other methods and adapters say whose they are."""
     return [
         Item(
-            each.path or f"term:{each.title}",
+            item.path or f"term:{item.title}",
             Content.assemble(
-                (each.title, "bold"), ("  " + "  ".join(filter(None, (each.path, each.whose))), "$wb-dim")
+                (item.title, "bold"), ("  " + "  ".join(filter(None, (item.path, item.whose))), "$wb-dim")
             ),
-            Content.styled(clean(first_sentence(each.help).replace("`", "").rstrip(".")), "$wb-dim"),
-            each.text,
+            Content.styled(clean(first_sentence(item.help).replace("`", "").rstrip(".")), "$wb-dim"),
+            item.text,
         )
-        for each in findable(config)
+        for item in findable(config)
     ]

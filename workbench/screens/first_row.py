@@ -64,12 +64,12 @@ class FirstRow(TokenView, can_focus=False):
 
     def on_first_row_answered(self) -> None:
         """Show what came."""
-        found = self._question.take()
-        if isinstance(found, WorkbenchError):
-            self.row, self.problem = None, found.full_message
-        elif found is not None:
-            rows = found.get("rows") or [None]
-            self._found, self.row, self.problem = found, rows[0], "" if rows[0] else "There is no row."
+        answer = self._question.take()
+        if isinstance(answer, WorkbenchError):
+            self.row, self.problem = None, answer.full_message
+        elif answer is not None:
+            rows = answer.get("rows") or [None]
+            self._found, self.row, self.problem = answer, rows[0], "" if rows[0] else "There is no row."
             self.to_top()
         self.redraw()
 
@@ -78,8 +78,8 @@ class FirstRow(TokenView, can_focus=False):
         if not self._asked:
             return paragraph(NONE_YET, width, "faint")
         words = [clean(part) for part in head_text(self._draft, self._found, self.row, 0)]
-        made: list[Line] = [[(words[0], "bold")], *paragraph(", ".join(words[1:]), width, "dim")]
+        drawn: list[Line] = [[(words[0], "bold")], *paragraph(", ".join(words[1:]), width, "dim")]
         warned = [] if self._question.open else self._found.get("warnings", [])[:1]
-        made += paragraph(clean(warned[0]), width, "warn") if warned else []
-        made.append([(clean(self._question.progress) if self._question.open else "", "faint")])
-        return [*made, *super().lines(width), [], [("p shows all rows", "faint")]]
+        drawn += paragraph(clean(warned[0]), width, "warn") if warned else []
+        drawn.append([(clean(self._question.progress) if self._question.open else "", "faint")])
+        return [*drawn, *super().lines(width), [], [("p shows all rows", "faint")]]

@@ -103,9 +103,9 @@ class RunActions:
             self._changed()
 
     def _stack(self, run: RunFolder) -> None:
-        def show(found: str) -> None:
+        def show(frames: str) -> None:
             self._tell("", 0)
-            self._screen.app.push_screen(Show(f"Where the worker of {clean(run.id)} is", found))
+            self._screen.app.push_screen(Show(f"Where the worker of {clean(run.id)} is", frames))
 
         self._tell("asking the worker where it is …", 60)
         self._beside("stack", lambda: stack.ask(run), show)
@@ -314,10 +314,10 @@ class RunActions:
 
         def run() -> None:
             try:
-                found = work()
+                result = work()
             except WorkbenchError as problem:
                 self._screen.call_later(self._told, problem.full_message)
             else:
-                self._screen.call_later(then, found)
+                self._screen.call_later(then, result)
 
         self._screen.run_worker(run, thread=True, exclusive=True, group=group, exit_on_error=True)

@@ -70,8 +70,8 @@ def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
         curve = before.curve
     else:
         # The whole curve lies in the snapshot that a watch has left; without one the newest stretch must do.
-        found = snapshot.load(run)
-        series = (found[0] if found is not None else view).series.get("loss") or view.series.get("loss")
+        stored = snapshot.load(run)
+        series = (stored[0] if stored is not None else view).series.get("loss") or view.series.get("loss")
         if series:
             curve = tuple((low + high) / 2 for low, high in zip(*series.points(width=64)[1:], strict=True))
     return Row(run, view, size_of(run.path), curve, stamp, time.time())
@@ -79,14 +79,14 @@ def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
 
 def _stamp(run: RunFolder) -> tuple[int, ...]:
     """What changes when the run does."""
-    found: list[int] = []
+    stamp: list[int] = []
     for path in (run.events, run.json, run.checkpoints):
         try:
             state = os.stat(path)
-            found += [state.st_size, state.st_mtime_ns]
+            stamp += [state.st_size, state.st_mtime_ns]
         except OSError:
-            found += [0, 0]
-    return tuple(found)
+            stamp += [0, 0]
+    return tuple(stamp)
 
 
 class RunsScreen(Screen[None]):

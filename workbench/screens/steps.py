@@ -38,7 +38,7 @@ class Steps(Horizontal):
     def __init__(self, background: Background, step: str) -> None:
         super().__init__(id="body")
         self._background = background
-        self._at = next(index for index, each in enumerate(STEPS) if each.id == step)
+        self._at = next(index for index, known in enumerate(STEPS) if known.id == step)
         self._visited = {self._at}
         self._level = LEVELS[0]
         self._focus: dict[str, str] = {}
@@ -168,15 +168,15 @@ class Steps(Horizontal):
         step = step_of_path(path)
         for level in LEVELS[LEVELS.index(self._level) :]:
             self._level = level
-            self.go(next(index for index, each in enumerate(STEPS) if each.id == step), path)
+            self.go(next(index for index, known in enumerate(STEPS) if known.id == step), path)
             for key in (path, ".".join(path.split(".")[:2])):
                 if self.pane.form.go_to(key):
                     self.draw(key)
                     return
 
-    def look_up(self, found: str) -> None:
+    def look_up(self, name: str) -> None:
         """Explain a term, or a setting that has no row now."""
-        self._aside = found
+        self._aside = name
         self.draw()
 
     @on(FieldChosen)
