@@ -17,6 +17,7 @@ from textual.binding import Binding
 from textual.content import Content
 from textual.geometry import Offset
 from textual.message import Message
+from textual.reactive import reactive
 from textual.suggester import Suggester
 from textual.widget import Widget
 from textual.widgets import Input, OptionList
@@ -282,6 +283,9 @@ class FormPane(Widget):
             super().__init__()
             self.key, self.value = key, value
 
+    editor: reactive[str] = reactive("", layout=False)
+    """The editor that is open: `text`, `choice`, or none."""
+
     def __init__(self) -> None:
         super().__init__()
         self.form = Form(id="form")
@@ -330,6 +334,7 @@ class FormPane(Widget):
 
     def _begin(self, row: Row, editor: Input | OptionList) -> None:
         self._key, self._editor = row.key, editor
+        self.editor = "text" if isinstance(editor, Input) else "choice"
         self.form.editing = True
         self.mount(editor)
         editor.focus()
@@ -347,6 +352,7 @@ class FormPane(Widget):
         """Take the editor away and give the keys back to the form."""
         if self._editor is not None:
             editor, self._editor, self.typed = self._editor, None, None
+            self.editor = ""
             self.form.editing = False
             self.form.focus()
             editor.remove()
