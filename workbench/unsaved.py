@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.errors import WorkbenchError
 from engine.run.process import host, identity, identity_from
 
 if TYPE_CHECKING:
@@ -35,6 +36,19 @@ class UnsavedConfig:
     recipe: str | None
     when: float
     place: Path
+
+    def draft(self) -> Draft:
+        """The draft again, of the file that it came from. Raises WorkbenchError where its text cannot be read."""
+        from engine.session.draft import Draft
+
+        draft = Draft(recipe=self.recipe)
+        try:
+            draft.replace_text(self.text)
+        except WorkbenchError as problem:
+            raise WorkbenchError(f"It cannot be read: {problem.message} It lies in {self.place}.") from problem
+        if self.path is not None and self.path.exists():
+            draft.path = self.path
+        return draft
 
     @property
     def clock(self) -> str:

@@ -9,6 +9,7 @@ import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.config.files import load, short_path
 from engine.config.kinds import MethodSection
@@ -23,6 +24,9 @@ from engine.run.listing import Listing, Summary
 from engine.session.build import step_statuses
 from engine.session.draft import Draft
 from engine.session.recent import Recent, with_sources
+
+if TYPE_CHECKING:
+    from engine.bridge.ledger import Ledger
 
 LIVE_SHOWN = 8
 
@@ -221,6 +225,18 @@ def _alike(one: type[MethodSection], other: type[MethodSection]) -> bool:
     """Whether two methods are ways to the same goal: answers by preference, or by reward."""
     same = {"pairs": "preference", "rated": "preference"}
     return same.get(one.rows, one.rows) == same.get(other.rows, other.rows)
+
+
+def open_config(path: Path) -> Draft | Ledger:
+    """A config file as a draft; one of another tool as what becomes of its keys. Raises ConfigUnreadable, UsageError."""
+    from engine.bridge.detect import detect
+
+    document = load(path)
+    if detect(document.mapping) is None:
+        return Draft.open(path)
+    from engine.bridge.tools import take_over
+
+    return take_over(document, out=Path.cwd())
 
 
 def open_step(draft: Draft) -> str:

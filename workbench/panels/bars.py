@@ -88,6 +88,19 @@ class KeyLine(Bar):
         return Content.assemble(*parts)
 
 
+class PassingLine(Bar):
+    """A sentence in passing, until the next key."""
+
+    def tell(self, words: str, *, bad: bool = False) -> None:
+        """Show it."""
+        room = max(10, self.app.size.width - 2)
+        self.say(Content.styled(" " + cut(clean(words), room), "$error" if bad else "$accent"))
+
+    def hush(self) -> None:
+        """It has been read."""
+        self.say(Content(""))
+
+
 class FindingLine(Bar):
     """The finding in view, with its fix if it has one: always two lines, so that nothing moves."""
 
