@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 
     from engine.config.tree import RunConfig
     from engine.data.prepare import Prepared
+    from engine.data.streaming.stream import Stream
     from engine.features.built import Notes
     from engine.features.sequence import Features
     from engine.models.load import Loaded
+    from engine.trainers.job import Job
     from engine.trainers.saving import RunTrainer
     from engine.trainers.watching import Watching
 
@@ -205,20 +207,14 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
     config = _config(run)
     say.phase("Loading the libraries")
     _load_libraries(config)
-    from transformers import PrinterCallback
-
     from engine.data.collate import collator_for
     from engine.features.built import Notes
     from engine.hub import COMMITS, COMMITS_FILE
     from engine.models.load import load_processing_class
-    from engine.models.vocabulary import check_of_rows
     from engine.rehearse import Measuring
     from engine.trainers import trackers
     from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
-    from engine.trainers.best import HeldOutBest
-    from engine.trainers.finite import FiniteSteps
     from engine.trainers.job import Job
-    from engine.trainers.watching import AllStepsMade
 
     config, why = by_free_memory(config, reasons(run, config), run.path, planned=launched_for(run))
     module = _method(config, run)
@@ -237,33 +233,19 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
     newest = _newest(run, say)
     watching = _watching(run, writer, controls, config, newest, processing_class)
     trackers.prepare(config, run.path)
-    trainer = module.build(
-        Job(
-            config,
-            run.path,
-            model,
-            processing_class,
-            collator_for(config, processing_class),
-            measuring.dataset if measuring else prepared.dataset,
-            held_out.dataset if held_out else None,
-            [watching, measuring] if measuring else [watching],
-        )
+    job = Job(
+        config,
+        run.path,
+        model,
+        processing_class,
+        collator_for(config, processing_class),
+        measuring.dataset if measuring else prepared.dataset,
+        held_out.dataset if held_out else None,
+        [watching, measuring] if measuring else [watching],
     )
-    watching.trainer = trainer
+    trainer = _trainer(module, job, watching, run, prepared.fingerprint)
     stream = prepared.stream if measuring is None else None
-    trainer.remove_callback(PrinterCallback)
-    if held_out is not None:
-        watching.best = HeldOutBest(config, writer)
-        trainer.add_callback(watching.best)
-    finite = FiniteSteps(config.run.on_nan, config.run.max_skipped_steps)
-    trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint), finite)
-    if stream is not None:
-        stream.check = check_of_rows(config, model, processing_class)
-        trainer.read_from(stream)
-    if newest is not None:
-        trainer.restore(newest)
-    if stream is not None and config.data.ignore_data_skip:
-        stream.begin_epoch()
+    _restore(trainer, job, stream, newest)
     features.apply(trainer.built(notes))
     built = functools.partial(_write_receipt, config, trainer, prepared, loaded, why, features.entries(), say)
     if trainer.is_fsdp_enabled:
@@ -273,8 +255,7 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
     forget_tokens()
     say.phase("Training")
     try:
-        with contextlib.suppress(AllStepsMade):
-            trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+        _run_steps(trainer, newest)
     finally:
         features.undo()
         if prepared.stream is not None:
@@ -395,6 +376,46 @@ def _model(
     return loaded, model, features
 
 
+def _trainer(module: Any, job: Job, watching: Watching, run: RunFolder, fingerprint: str) -> RunTrainer:
+    """The method's trainer, with what every run adds: the best held-out score, steps that are not finite, checkpoints."""
+    from transformers import PrinterCallback
+
+    from engine.trainers.best import HeldOutBest
+    from engine.trainers.finite import FiniteSteps
+
+    config: RunConfig = job.config
+    trainer: RunTrainer = module.build(job)
+    watching.trainer = trainer
+    trainer.remove_callback(PrinterCallback)
+    if job.eval is not None:
+        watching.best = HeldOutBest(config, watching.writer)
+        trainer.add_callback(watching.best)
+    finite = FiniteSteps(config.run.on_nan, config.run.max_skipped_steps)
+    trainer.attach(run, watching.writer, config.run.save_total_limit, _commit_info(run, fingerprint), finite)
+    return trainer
+
+
+def _restore(trainer: RunTrainer, job: Job, stream: Stream | None, newest: Path | None) -> None:
+    """Has the trainer read its rows from the stream, if there is one, and go on from the newest checkpoint."""
+    from engine.models.vocabulary import check_of_rows
+
+    if stream is not None:
+        stream.check = check_of_rows(job.config, job.model, job.processing_class)
+        trainer.read_from(stream)
+    if newest is not None:
+        trainer.restore(newest)
+    if stream is not None and job.config.data.ignore_data_skip:
+        stream.begin_epoch()
+
+
+def _run_steps(trainer: RunTrainer, newest: Path | None) -> None:
+    """Trains to the end; nothing is left to do where the run was killed after its last step."""
+    from engine.trainers.watching import AllStepsMade
+
+    with contextlib.suppress(AllStepsMade):
+        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+
+
 def _newest(run: RunFolder, say: _Speaker) -> Path | None:
     """The checkpoint to go on from; those that are skipped are named."""
     newest, skipped = checkpoint.newest_valid(run)
@@ -479,17 +500,9 @@ def _config(run: RunFolder) -> RunConfig:
     Raises WorkbenchError with the first error in it.
     """
     from engine.config.files import parse
-    from engine.data.gather_facts import look_at
-    from engine.planning.auto import effective, resolved
-    from engine.rules import read
+    from engine.data.gather_facts import resolved_config
 
-    reading = read(parse(run.read_config(), path=run.config).mapping)
-    for finding in reading.findings:
-        if finding.severity == "error":
-            raise WorkbenchError(finding.message)
-    config = reading.config
-    asked = any(entry.requested == "auto" for entry in effective(config))
-    return resolved(config, look_at(config, run.path)) if asked else resolved(config)
+    return resolved_config(parse(run.read_config(), path=run.config).mapping, run.path)
 
 
 def _rehearsed(config: RunConfig) -> tuple[int, int, int, int]:

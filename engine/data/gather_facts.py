@@ -25,6 +25,8 @@ from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
 from engine.model_files import read_json
+from engine.planning.auto import effective, resolved
+from engine.rules import read
 from engine.rules.data import FROM_COUNTS
 
 if TYPE_CHECKING:
@@ -60,6 +62,17 @@ class Installed(Mapping[str, str | None]):
 
     def __hash__(self) -> int:
         return hash(Installed)
+
+
+def resolved_config(mapping: Mapping[str, Any], base: str | Path) -> RunConfig:
+    """The config that `mapping` describes, no `auto` left. Raises WorkbenchError with the first error in it."""
+    reading = read(mapping)
+    for finding in reading.findings:
+        if finding.severity == "error":
+            raise WorkbenchError(finding.message)
+    config = reading.config
+    asked = any(entry.requested == "auto" for entry in effective(config))
+    return resolved(config, look_at(config, base)) if asked else resolved(config)
 
 
 def look_at(

@@ -65,16 +65,7 @@ def launch(
     root = Path(runs_dir).absolute()
     _preflight(root, int(details.get("forecast_bytes") or 0))
     chosen = Choice((), 1) if job is not None else choose_free(devices, root)
-    waits: dict[str, Any] = {}
-    if job is not None:
-        waits = {
-            "state": "queued",
-            "cluster": slurm.NAME,
-            "submitted": time.time(),
-            "message": "handed over to SLURM",
-        }
-    if queue or after is not None:
-        waits = {"state": "queued", "after": str(after.path) if after is not None else None}
+    waits = _waits(job is not None, queue, after)
     run = store.create(
         root,
         config_text,
@@ -91,11 +82,7 @@ def launch(
     )
     try:
         if job is not None:
-            grace = float(details.get("grace_seconds") or 0)
-            inside.replace(
-                run, run.path / slurm.SCRIPT, slurm.script(run.path, run.id, job, grace, rendezvous_of(run).nodes)
-            )
-            slurm.submit(run)
+            _submit(run, job, float(details.get("grace_seconds") or 0))
             return run
         node = None
         if warm is not None and not waits and chosen.processes == 1 and "rendezvous" not in details:
@@ -110,6 +97,23 @@ def launch(
             shutil.rmtree(run.path)
         raise
     return run
+
+
+def _waits(job: bool, queue: bool, after: RunFolder | None) -> dict[str, Any]:
+    """What run.json says of a run that waits: for a device, another run or a cluster; nothing of one that starts now."""
+    if queue or after is not None:
+        return {"state": "queued", "after": str(after.path) if after is not None else None}
+    if job:
+        message = "handed over to SLURM"
+        return {"state": "queued", "cluster": slurm.NAME, "submitted": time.time(), "message": message}
+    return {}
+
+
+def _submit(run: RunFolder, options: tuple[str, ...], grace: float) -> None:
+    """Hands the run over to SLURM, with a script in its folder."""
+    text = slurm.script(run.path, run.id, options, grace, rendezvous_of(run).nodes)
+    inside.replace(run, run.path / slurm.SCRIPT, text)
+    slurm.submit(run)
 
 
 def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, list[tuple[Path, str]]]:

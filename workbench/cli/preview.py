@@ -69,17 +69,9 @@ def command(
         raise UsageError("--export writes all rows; leave the other choice out")
     if out is not None and out.suffix.lower() not in (".jsonl", ".parquet"):
         raise UsageError(f"--export: must end in .jsonl or .parquet; got {visible(str(out))}")
-    if sum((first is not None, at_random, worst is not None, search is not None)) > 1:
-        raise UsageError("--row, --random, --worst and --search exclude each other; choose one")
-    if against is not None and (at_random or worst is not None or search is not None):
+    wanted = _wanted(first, at_random, worst, search)
+    if against is not None and wanted["kind"] != "index":
         raise UsageError("--against shows the rows that differ, or those from --row on; leave the other choice out")
-    wanted: dict[str, Any] = {"kind": "index", "index": first or 0}
-    if at_random:
-        wanted = {"kind": "random"}
-    elif worst:
-        wanted = {"kind": "worst", "by": worst}
-    elif search is not None:
-        wanted = {"kind": "search", "text": search}
     from engine.config.files import load
     from engine.rules import read
     from workbench.cli.ledger import kept
@@ -91,29 +83,16 @@ def command(
     for finding in () if as_json else read(mapping).findings:
         if finding.severity == "error":
             echo(f"x {finding.message}", err=True)
-    split = "eval" if held_out else "train"
+    rows = {"config": mapping, "base": str(base), "split": "eval" if held_out else "train"}
     if place is not None:
-        if split == "train" and (mapping.get("data") or {}).get("streaming") is True:
-            raise UsageError("--export: the rows are streamed.", "Add data.streaming=false.")
-        written = _answer("export_rows", as_json, config=mapping, base=str(base), split=split, place=str(place))
-        if as_json:
-            print_json(written)
-            return 0
-        for warning in written["warnings"]:
-            echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
-        echo(f"{out}: {written['rows']:,} rows of {', '.join(written['columns'])}, {size(written['bytes'])}")
-        return 0
+        return _export(rows, place, out, as_json)
     if against is not None:
-        folder = find(against, runs_dir(runs))
         numbers = list(range(first, first + count)) if first is not None else None
-        asked = {"run": str(folder.path), "numbers": numbers, "count": count, "split": split}
-        answer = _answer("against", as_json, config=mapping, base=str(base), **asked)
-        if as_json:
-            print_json(answer)
-        else:
-            show_difference(answer)
+        folder = find(against, runs_dir(runs))
+        answer = _answer("against", as_json, run=str(folder.path), numbers=numbers, count=count, **rows)
+        print_json(answer) if as_json else show_difference(answer)
         return 0
-    answer = _answer("preview", as_json, config=mapping, base=str(base), rows=wanted, count=count, split=split)
+    answer = _answer("preview", as_json, rows=wanted, count=count, **rows)
     if as_json:
         print_json(answer)
     else:
@@ -124,6 +103,31 @@ def command(
     if bad and not as_json:
         raise DataError(bad[0])
     return 1 if bad else 0
+
+
+def _wanted(first: int | None, at_random: bool, worst: str | None, search: str | None) -> dict[str, Any]:
+    """Which rows to show, as the inspector is asked for them. Raises UsageError for more than one choice."""
+    if sum((first is not None, at_random, worst is not None, search is not None)) > 1:
+        raise UsageError("--row, --random, --worst and --search exclude each other; choose one")
+    if at_random:
+        return {"kind": "random"}
+    if worst:
+        return {"kind": "worst", "by": worst}
+    return {"kind": "search", "text": search} if search is not None else {"kind": "index", "index": first or 0}
+
+
+def _export(rows: dict[str, Any], place: Path, out: Path | None, as_json: bool) -> int:
+    """Write all prepared rows to a file."""
+    if rows["split"] == "train" and (rows["config"].get("data") or {}).get("streaming") is True:
+        raise UsageError("--export: the rows are streamed.", "Add data.streaming=false.")
+    written = _answer("export_rows", as_json, place=str(place), **rows)
+    if as_json:
+        print_json(written)
+        return 0
+    for warning in written["warnings"]:
+        echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
+    echo(f"{out}: {written['rows']:,} rows of {', '.join(written['columns'])}, {size(written['bytes'])}")
+    return 0
 
 
 def _answer(question: str, as_json: bool, **params: Any) -> dict[str, Any]:
