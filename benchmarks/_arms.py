@@ -35,7 +35,7 @@ from engine.models.adapters import add_adapter, lora_config
 from engine.models.packed_experts import PROJECTIONS
 from engine.planning.auto import resolved
 from engine.rules import read
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.control import Controls
 from engine.run.store import create
 from engine.trainers.job import Job
@@ -282,7 +282,7 @@ class Builder:
         features.prepare(Built(model, notes=Notes(place)))
         run = create(place, as_yaml({"version": 1}), {})
         stack = contextlib.ExitStack()
-        writer = stack.enter_context(LateWriter(run))
+        writer = stack.enter_context(AsyncWriter(run))
         stack.callback(features.undo)
         opening = {"method": self.method, "model": "bench", "devices": []}
         watching = Watching(run, writer, Controls(run, writer), opening, 1, [], 1, list)

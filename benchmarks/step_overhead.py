@@ -37,7 +37,7 @@ from engine.data.collate import LanguageCollator
 from engine.models.adapters import add_adapter
 from engine.planning.auto import resolved
 from engine.rules import read
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.control import Controls
 from engine.run.store import create
 from engine.trainers import saving, sft
@@ -144,7 +144,7 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
         trainer.train()
         return pace(clock)
     run = create(folder, as_yaml({"version": 1}), {})
-    with LateWriter(run) as writer:
+    with AsyncWriter(run) as writer:
         controls = Controls(run, writer)
         controls.listen(writer)
         watching = Watching(run, writer, controls, {"method": "sft", "model": "bench", "devices": []}, 1, [], 1, list)

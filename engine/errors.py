@@ -35,7 +35,7 @@ class WorkbenchError(Exception):
         return self
 
     @property
-    def told(self) -> str:
+    def full_message(self) -> str:
         """Message and hint one after the other, where there is one line for both."""
         stop = "." if self.hint and not self.message.endswith((".", "?", ":")) else ""
         return f"{self.message}{stop} {self.hint}".strip()

@@ -36,10 +36,10 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
     run = RunFolder(asked["run"])
     if asked.get("tasks"):
         return {**_by_tasks(run, asked, report), "seconds": round(time.monotonic() - begun, 3)}
-    found = run.checkpoints / f"checkpoint-{asked['step']}"
+    folder = run.checkpoints / f"checkpoint-{asked['step']}"
     report("Reading the checkpoint", 0, 1)
-    if reason := checkpoint.problem_with(found, hashes=True):
-        raise WorkbenchError(f"run {visible(run.id)}: {found.name} cannot be measured: it {reason}.")
+    if reason := checkpoint.problem_with(folder, hashes=True):
+        raise WorkbenchError(f"run {visible(run.id)}: {folder.name} cannot be measured: it {reason}.")
     config = _config(run, asked["data"])
     if not config.data.evaluates:
         raise WorkbenchError(
@@ -53,7 +53,6 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
     with import_warnings.dropped():
         import transformers
 
-        from engine.data.compare import differences
         from engine.data.prepare import prepare
         from engine.hub import COMMITS, COMMITS_FILE
         from engine.models.load import load_processing_class
@@ -67,13 +66,7 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
     processing_class = load_processing_class(config)
     rows = prepare(config, processing_class, "eval", report)
     if asked["data"] is None:
-        tokenizer = getattr(processing_class, "tokenizer", processing_class)
-        changed = [each for each in differences(run, {"eval": rows}, tokenizer, tolerant=True) if each.split == "eval"]
-        if said := [each.sentence for each in changed if each]:
-            raise WorkbenchError(
-                f"run {visible(run.id)}: its held-out rows are others now, so its numbers would mean something else: {said[0]}.",
-                "Put the rows back, or name a file with --data.",
-            )
+        _require_same_rows(run, rows, processing_class)
     report("Loading the model", 0, 1)
     trainer, features = _trainer(run, config, processing_class, rows, report)
     before = None
@@ -81,15 +74,15 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
         if asked["base"]:
             report("Measuring the base", 0, 1)
             before = _measured(trainer, 0)
-        report(f"Measuring {found.name}", 0, 1)
-        trainer.take_weights(found)
+        report(f"Measuring {folder.name}", 0, 1)
+        trainer.take_weights(folder)
         metrics = _measured(trainer, asked["step"])
     finally:
         if (rewards := getattr(trainer, "rewards", None)) is not None:
             rewards.close()
         features.undo()
     return {
-        "checkpoint": found.name,
+        "checkpoint": folder.name,
         "step": asked["step"],
         "method": config.method.kind,
         "rows": len(rows.dataset),
@@ -99,6 +92,20 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
         "base": before,
         "seconds": round(time.monotonic() - begun, 3),
     }
+
+
+def _require_same_rows(run: RunFolder, rows: Prepared, processing_class: Any) -> None:
+    """Raises WorkbenchError where the run's own held-out rows are not those it was measured by."""
+    from engine.data.compare import differences
+
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    for difference in differences(run, {"eval": rows}, tokenizer, tolerant=True):
+        if difference.split == "eval" and difference:
+            raise WorkbenchError(
+                f"run {visible(run.id)}: its held-out rows are others now, so its numbers would mean something else: "
+                f"{difference.sentence}.",
+                "Put the rows back, or name a file with --data.",
+            )
 
 
 def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
@@ -167,9 +174,7 @@ def _scores(task: str, numbers: Message) -> dict[str, float | None]:
 def _config(run: RunFolder, data: str | None) -> RunConfig:
     """The run's config, no `auto` left, with the rows of a file in the place of its held-out ones where one is named."""
     from engine.config.files import parse
-    from engine.data.gather_facts import look_at
-    from engine.planning.auto import effective, resolved
-    from engine.rules import read
+    from engine.data.gather_facts import resolved_config
 
     mapping = dict(parse(run.read_config(), path=run.config).mapping)
     if data is not None:
@@ -179,13 +184,7 @@ def _config(run: RunFolder, data: str | None) -> RunConfig:
         mapping["data"] = section
     # What is for training alone: a tracker would begin a run of its own.
     mapping["run"] = {**(mapping.get("run") or {}), "report_to": []}
-    reading = read(mapping)
-    for finding in reading.findings:
-        if finding.severity == "error":
-            raise WorkbenchError(finding.message)
-    config = reading.config
-    asked = any(entry.requested == "auto" for entry in effective(config))
-    return resolved(config, look_at(config, run.path)) if asked else resolved(config)
+    return resolved_config(mapping, run.path)
 
 
 def _shape(section: dict[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def complete(
     # Batches of like length need little padding.
     order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
     answers = [""] * len(ids)
-    with untouched(model), torch.no_grad():
+    with preserving_state(model), torch.no_grad():
         for start in range(0, len(order), batch_size):
             part = order[start : start + batch_size]
             made = _complete(model, [ids[number] for number in part], stops, max_new_tokens, tokenizer)
@@ -120,7 +120,7 @@ def end_of_turn(tokenizer: Any, chat: Chat | None) -> list[int]:
 
 
 @contextlib.contextmanager
-def untouched(model: torch.nn.Module) -> Iterator[None]:
+def preserving_state(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode inside; afterwards every module's mode and the random state are what they were."""
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from engine.errors import Cancelled, Diverged, Redacting, WorkbenchError, redact, visible
 from engine.figures import unit_of
 from engine.run import checkpoint, inside, proposals, stack
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.control import STOPS, Controls
 from engine.run.launch import versions
 from engine.run.lock import RunLock, is_held
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 
     from engine.config.tree import RunConfig
     from engine.data.prepare import Prepared
+    from engine.data.streaming.stream import Stream
     from engine.features.built import Notes
     from engine.features.sequence import Features
     from engine.models.load import Loaded
+    from engine.trainers.job import Job
     from engine.trainers.saving import RunTrainer
     from engine.trainers.watching import Watching
 
@@ -72,7 +74,7 @@ def main(folder: str) -> int:
     if (rank := int(os.environ.get("RANK", "0"))) > 0:
         with _log_of_its_own(run, rank):
             return _guarded(run, None, None)
-    with RunLock(run), LateWriter(run) as writer:
+    with RunLock(run), AsyncWriter(run) as writer:
         checkpoint.collect(run)
         controls = Controls(run, writer)
         controls.listen(writer)
@@ -123,7 +125,7 @@ def wait(method: str, without: str) -> int:
     return main(folder.decode())
 
 
-def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | None) -> int:
+def _guarded(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None) -> int:
     """The process boundary: whatever goes wrong becomes one `failed` event, with the details in the log."""
     begun = time.monotonic()
     try:
@@ -135,11 +137,11 @@ def _guarded(run: RunFolder, writer: LateWriter | None, controls: Controls | Non
         if writer is not None and not _lost_rank(problem):
             cause, message = _cause(problem, run)
             # An error that is worded for people needs no lines of our code beside it; the log keeps them.
-            told = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
+            traceback_lines = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
             more: dict[str, Any] = {"step": problem.step} if isinstance(problem, Diverged) else {}
             if mends := _mends(problem):
                 more["mends"] = mends
-            writer.write("failed", cause=cause, message=message, lines=told, **more)
+            writer.write("failed", cause=cause, message=message, lines=traceback_lines, **more)
         return 1
 
 
@@ -163,9 +165,9 @@ def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:
     if isinstance(problem, Diverged):
         newest = checkpoint.newest_valid(run, hashes=False)[0] if run is not None else None
         way = proposals.after_divergence(settings, newest.name if newest else None)
-        return "diverged", visible(redact(f"{problem.told} {way}"))
+        return "diverged", visible(redact(f"{problem.full_message} {way}"))
     if isinstance(problem, WorkbenchError):
-        return problem.cause, visible(redact(problem.told))
+        return problem.cause, visible(redact(problem.full_message))
     if isinstance(problem, torch.cuda.OutOfMemoryError):
         return "cuda_oom", f"The GPU ran out of memory. {proposals.after_out_of_memory(settings)}"
     # torch has no type of its own for the host's memory.
@@ -181,7 +183,7 @@ def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:
     return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
 
 
-def _train_or_stop(run: RunFolder, writer: LateWriter | None, controls: Controls | None, begun: float) -> int:
+def _train_or_stop(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, begun: float) -> int:
     """Trains, or says that the run was stopped where a person asked for that before the first step."""
     try:
         return _train(run, writer, controls, begun)
@@ -199,26 +201,20 @@ def _train_or_stop(run: RunFolder, writer: LateWriter | None, controls: Controls
     return code
 
 
-def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None, begun: float) -> int:
+def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, begun: float) -> int:
     say = _Speaker(run, writer, controls)
     say.phase("Reading the config")
     config = _config(run)
     say.phase("Loading the libraries")
     _load_libraries(config)
-    from transformers import PrinterCallback
-
     from engine.data.collate import collator_for
     from engine.features.built import Notes
     from engine.hub import COMMITS, COMMITS_FILE
     from engine.models.load import load_processing_class
-    from engine.models.vocabulary import check_of_rows
     from engine.rehearse import Measuring
     from engine.trainers import trackers
     from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
-    from engine.trainers.best import HeldOutBest
-    from engine.trainers.finite import FiniteSteps
     from engine.trainers.job import Job
-    from engine.trainers.watching import AllStepsMade
 
     config, why = by_free_memory(config, reasons(run, config), run.path, planned=launched_for(run))
     module = _method(config, run)
@@ -237,33 +233,19 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     newest = _newest(run, say)
     watching = _watching(run, writer, controls, config, newest, processing_class)
     trackers.prepare(config, run.path)
-    trainer = module.build(
-        Job(
-            config,
-            run.path,
-            model,
-            processing_class,
-            collator_for(config, processing_class),
-            measuring.dataset if measuring else prepared.dataset,
-            held_out.dataset if held_out else None,
-            [watching, measuring] if measuring else [watching],
-        )
+    job = Job(
+        config,
+        run.path,
+        model,
+        processing_class,
+        collator_for(config, processing_class),
+        measuring.dataset if measuring else prepared.dataset,
+        held_out.dataset if held_out else None,
+        [watching, measuring] if measuring else [watching],
     )
-    watching.trainer = trainer
+    trainer = _trainer(module, job, watching, run, prepared.fingerprint)
     stream = prepared.stream if measuring is None else None
-    trainer.remove_callback(PrinterCallback)
-    if held_out is not None:
-        watching.best = HeldOutBest(config, writer)
-        trainer.add_callback(watching.best)
-    finite = FiniteSteps(config.run.on_nan, config.run.max_skipped_steps)
-    trainer.attach(run, writer, config.run.save_total_limit, _commit_info(run, prepared.fingerprint), finite)
-    if stream is not None:
-        stream.check = check_of_rows(config, model, processing_class)
-        trainer.read_from(stream)
-    if newest is not None:
-        trainer.restore(newest)
-    if stream is not None and config.data.ignore_data_skip:
-        stream.begin_epoch()
+    _restore(trainer, job, stream, newest)
     features.apply(trainer.built(notes))
     built = functools.partial(_write_receipt, config, trainer, prepared, loaded, why, features.entries(), say)
     if trainer.is_fsdp_enabled:
@@ -273,8 +255,7 @@ def _train(run: RunFolder, writer: LateWriter | None, controls: Controls | None,
     forget_tokens()
     say.phase("Training")
     try:
-        with contextlib.suppress(AllStepsMade):
-            trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+        _run_steps(trainer, newest)
     finally:
         features.undo()
         if prepared.stream is not None:
@@ -395,6 +376,46 @@ def _model(
     return loaded, model, features
 
 
+def _trainer(module: Any, job: Job, watching: Watching, run: RunFolder, fingerprint: str) -> RunTrainer:
+    """The method's trainer, with what every run adds: the best held-out score, steps that are not finite, checkpoints."""
+    from transformers import PrinterCallback
+
+    from engine.trainers.best import HeldOutBest
+    from engine.trainers.finite import FiniteSteps
+
+    config: RunConfig = job.config
+    trainer: RunTrainer = module.build(job)
+    watching.trainer = trainer
+    trainer.remove_callback(PrinterCallback)
+    if job.eval is not None:
+        watching.best = HeldOutBest(config, watching.writer)
+        trainer.add_callback(watching.best)
+    finite = FiniteSteps(config.run.on_nan, config.run.max_skipped_steps)
+    trainer.attach(run, watching.writer, config.run.save_total_limit, _commit_info(run, fingerprint), finite)
+    return trainer
+
+
+def _restore(trainer: RunTrainer, job: Job, stream: Stream | None, newest: Path | None) -> None:
+    """Has the trainer read its rows from the stream, if there is one, and go on from the newest checkpoint."""
+    from engine.models.vocabulary import check_of_rows
+
+    if stream is not None:
+        stream.check = check_of_rows(job.config, job.model, job.processing_class)
+        trainer.read_from(stream)
+    if newest is not None:
+        trainer.restore(newest)
+    if stream is not None and job.config.data.ignore_data_skip:
+        stream.begin_epoch()
+
+
+def _run_steps(trainer: RunTrainer, newest: Path | None) -> None:
+    """Trains to the end; nothing is left to do where the run was killed after its last step."""
+    from engine.trainers.watching import AllStepsMade
+
+    with contextlib.suppress(AllStepsMade):
+        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+
+
 def _newest(run: RunFolder, say: _Speaker) -> Path | None:
     """The checkpoint to go on from; those that are skipped are named."""
     newest, skipped = checkpoint.newest_valid(run)
@@ -424,7 +445,7 @@ def _write_receipt(
 
 def _watching(
     run: RunFolder,
-    writer: LateWriter | None,
+    writer: AsyncWriter | None,
     controls: Controls | None,
     config: RunConfig,
     newest: Path | None,
@@ -479,17 +500,9 @@ def _config(run: RunFolder) -> RunConfig:
     Raises WorkbenchError with the first error in it.
     """
     from engine.config.files import parse
-    from engine.data.gather_facts import look_at
-    from engine.planning.auto import effective, resolved
-    from engine.rules import read
+    from engine.data.gather_facts import resolved_config
 
-    reading = read(parse(run.read_config(), path=run.config).mapping)
-    for finding in reading.findings:
-        if finding.severity == "error":
-            raise WorkbenchError(finding.message)
-    config = reading.config
-    asked = any(entry.requested == "auto" for entry in effective(config))
-    return resolved(config, look_at(config, run.path)) if asked else resolved(config)
+    return resolved_config(parse(run.read_config(), path=run.config).mapping, run.path)
 
 
 def _rehearsed(config: RunConfig) -> tuple[int, int, int, int]:
@@ -536,7 +549,7 @@ def _devices() -> list[str]:
 class _Speaker:
     """Events before training begins, and the ear for who wants it to stop; other ranks say nothing and follow the first."""
 
-    def __init__(self, run: RunFolder, writer: LateWriter | None, controls: Controls | None) -> None:
+    def __init__(self, run: RunFolder, writer: AsyncWriter | None, controls: Controls | None) -> None:
         self._run, self._writer, self._controls = run, writer, controls
         self._next = 0.0
 

@@ -43,10 +43,10 @@ class ChatPart(Part):
             if self._session.state in ("new", "failed"):
                 self._session.load()
             return {"run": shown(self._run)}
-        found = ChatSession(who_answers([self._folder(run)]))
+        session = ChatSession(who_answers([self._folder(run)]))
         self.close()
-        self._session, self._run = found, run
-        found.load()
+        self._session, self._run = session, run
+        session.load()
         return {"run": shown(run)}
 
     @verb
@@ -54,14 +54,14 @@ class ChatPart(Part):
         """Where the chat stands; the turns only where something changed since `version`."""
         session = self._open
         now = session.version
-        said = {
+        state = {
             "version": now,
             "state": session.state,
             "phase": shown(session.phase),
             "seconds": round(time.monotonic() - session.phase_since),
             "problem": shown(session.problem),
         }
-        return said if now == version else {**said, **_turns(session)}
+        return state if now == version else {**state, **_turns(session)}
 
     @verb
     def chat_say(self, *, text: Text) -> dict[str, Any]:
@@ -97,13 +97,13 @@ class ChatPart(Part):
         """The exact text that each side reads next, with its number of tokens."""
         session = self._open
         try:
-            found = [session.prompt(side, text).result(PROMPT_SECONDS) for side in range(len(session.who))]
+            prompts = [session.prompt(side, text).result(PROMPT_SECONDS) for side in range(len(session.who))]
         except TimeoutError:
             raise WorkbenchError("The model is busy; ask again once it has answered.") from None
         return {
             "prompts": [
                 {"title": shown(who.title), "tokens": one["tokens"], "text": shown(one["text"], LONGEST)}
-                for who, one in zip(session.who, found, strict=True)
+                for who, one in zip(session.who, prompts, strict=True)
             ]
         }
 
@@ -176,9 +176,9 @@ class Chat(Face):
         **settings: Any,
     ) -> None:
         root = store.runs_dir(runs)
-        found = [name if isinstance(name, RunFolder) else store.find(str(name), root) for name in names]
+        folders = [name if isinstance(name, RunFolder) else store.find(str(name), root) for name in names]
         unknown = sorted(settings.keys() - asdict(Settings()).keys())
         if unknown:
             raise UsageError(f"{unknown[0]}: is no setting of a chat; it has {', '.join(asdict(Settings()))}.")
-        self.session = ChatSession(who_answers(found, checkpoints), Settings(**settings), device=device)
-        super().__init__(ChatPart(lambda _: found[0], self.session), height=height)
+        self.session = ChatSession(who_answers(folders, checkpoints), Settings(**settings), device=device)
+        super().__init__(ChatPart(lambda _: folders[0], self.session), height=height)

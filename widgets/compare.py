@@ -48,9 +48,9 @@ class ComparePart(Part):
         """What differs between these runs now, in words; nothing but its mark where the asker has it already."""
         if len(set(runs)) < len(runs):
             raise UsageError("A run was named twice; name runs that are different.")
-        found = _in_words(*self._found(runs))
-        now = zlib.crc32(json.dumps(found).encode())
-        return {"mark": now} if now == mark else {"mark": now, **found}
+        answer = _in_words(*self._found(runs))
+        now = zlib.crc32(json.dumps(answer).encode())
+        return {"mark": now} if now == mark else {"mark": now, **answer}
 
     def data(self) -> dict[str, Any]:
         """All that differs between the given runs as plain values, every curve and answer of theirs among it.
@@ -58,11 +58,11 @@ class ComparePart(Part):
         Raises WorkbenchError where a config cannot be read. Of long runs all is read first, which may take seconds.
         """
         for run in self._given:
-            self._monitor.read_whole(run)
-        found, problem = self._found(self._given)
+            self._monitor.read_completely(run)
+        comparison, problem = self._found(self._given)
         if problem:
             raise WorkbenchError(problem)
-        return found
+        return comparison
 
     def _found(self, runs: Sequence[str]) -> tuple[dict[str, Any], str]:
         """What `told` makes of the runs, and why their settings could not be compared, if so."""
@@ -90,35 +90,36 @@ class ComparePart(Part):
         """What differs in a few lines, for a notebook that cannot show widgets."""
         if not self._given:
             return ""
-        found, problem = self._found(self._given)
+        comparison, problem = self._found(self._given)
         lines = [f"Runs {', '.join(visible(run) for run in self._given)}"]
-        for name, ends in list(found["curves"].items())[:3]:
+        for name, ends in list(comparison["curves"].items())[:3]:
             newest = [value_shown(end["last"]) if end and end["last"] is not None else "-" for end in ends]
             lines.append(f"  {visible(words(name).title)}: {', '.join(newest)}")
-        lines += [f"  {visible(path)}: {', '.join(values)}" for path, values in _settings(found)]
+        lines += [f"  {visible(path)}: {', '.join(values)}" for path, values in _settings(comparison)]
         lines += [f"  {visible(problem)}"] if problem else []
         return "\n".join([*lines, f"  In a terminal: workbench compare {' '.join(map(visible, self._given))}"])
 
 
-def _settings(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    return [(row["path"], [in_words(value) for value in row["values"]]) for row in found["settings"]]
+def _settings(comparison: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    return [(row["path"], [in_words(value) for value in row["values"]]) for row in comparison["settings"]]
 
 
-def _in_words(found: Mapping[str, Any], problem: str) -> dict[str, Any]:
+def _in_words(comparison: Mapping[str, Any], problem: str) -> dict[str, Any]:
     """As a view shows it: clipped, without secrets, hidden characters visible."""
-    curves = drawn(found["curves"])[:MOST_CURVES]
+    curves = drawn(comparison["curves"])[:MOST_CURVES]
     return {
         "curves": [
-            {"name": name, "title": title, "unit": unit, "ends": found["curves"][name]} for name, title, unit in curves
+            {"name": name, "title": title, "unit": unit, "ends": comparison["curves"][name]}
+            for name, title, unit in curves
         ],
         "settings": [
             {"path": shown(path, 120), "values": [shown(value, 300) for value in values]}
-            for path, values in _settings(found)
+            for path, values in _settings(comparison)
         ],
         "problem": shown(problem, 400),
         "answers": [
             {"prompt": shown(asked["prompt"], 300), "answers": [_answer(answer) for answer in asked["answers"]]}
-            for asked in found["answers"][:PROMPTS]
+            for asked in comparison["answers"][:PROMPTS]
         ],
     }
 

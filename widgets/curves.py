@@ -18,12 +18,12 @@ UNDRAWN = re.compile(r"(eval_)?(tokens|trained_tokens|num_tokens|runtime)|eval_\
 
 def drawn(names: Iterable[str]) -> list[tuple[str, str, str]]:
     """(name, title, unit) of those of these metrics that are curves and not counts or readings of a device."""
-    found = []
+    curves = []
     for name in names:
         if not UNDRAWN.fullmatch(name) and not name.startswith("gpu"):
             known = words(name)
-            found.append((name, visible(known.title)[:60], {"seconds": "brief"}.get(known.unit, known.unit)))
-    return found
+            curves.append((name, visible(known.title)[:60], {"seconds": "brief"}.get(known.unit, known.unit)))
+    return curves
 
 
 def entries(view: RunView) -> list[dict[str, Any]]:
@@ -32,19 +32,19 @@ def entries(view: RunView) -> list[dict[str, Any]]:
     if not names:
         return []
     beside = {name: group[0] for group in leading(view.method, names) for name in group[1:]}
-    found = []
+    curves = []
     for name, title, unit in drawn(ordered(view.method, names)[:MOST]):
         twin = name.removeprefix("eval_")
         into = beside.get(name, twin if twin != name and twin in view.series else "")
-        found.append({"name": name, "title": title, "unit": unit, "with": into})
-    return found
+        curves.append({"name": name, "title": title, "unit": unit, "with": into})
+    return curves
 
 
 def devices(view: RunView) -> list[list[str]]:
     """The newest word of each GPU, and of each rank of several, as label and value."""
     from engine.figures import brief, count, size
 
-    found = []
+    rows = []
     for device in view.gpu[:16]:
         parts = []
         if isinstance(device.get("load"), int | float):
@@ -55,7 +55,7 @@ def devices(view: RunView) -> list[list[str]]:
             parts.append(f"{device['temperature']:.0f} °C")
         if isinstance(device.get("power"), int | float):
             parts.append(f"{device['power']:.0f} W")
-        found.append([f"GPU {device.get('index', '')}", "  ·  ".join(parts)])
+        rows.append([f"GPU {device.get('index', '')}", "  ·  ".join(parts)])
     for number, rank in enumerate(view.ranks[:16]):
         figures = (
             ("tokens_per_second", lambda rate: f"{count(rate)} tokens/s"),
@@ -65,5 +65,5 @@ def devices(view: RunView) -> list[list[str]]:
         )
         parts = [show(rank[name]) for name, show in figures if rank[name] is not None]
         late = view.slowest is not None and view.slowest[0] == number
-        found.append([f"rank {number}{', slowest' if late else ''}", "  ·  ".join(parts)])
-    return found
+        rows.append([f"rank {number}{', slowest' if late else ''}", "  ·  ".join(parts)])
+    return rows

@@ -14,15 +14,15 @@ MOST = 12
 def found(config: RunConfig, text: str) -> list[dict[str, Any]]:
     """Hits that hold all words, names before helps and the config's own settings first; `about` tells what has no row."""
     words = text.lower().split()
-    hits = [each for each in findable(config) if words and each.holds(words)]
-    hits.sort(key=lambda each: (not all(word in each.name for word in words), bool(each.path and each.whose)))
-    return [_hit(each) for each in hits[:MOST]]
+    hits = [item for item in findable(config) if words and item.holds(words)]
+    hits.sort(key=lambda item: (not all(word in item.name for word in words), bool(item.path and item.whose)))
+    return [_hit(item) for item in hits[:MOST]]
 
 
-def _hit(each: Findable) -> dict[str, Any]:
-    known: dict[str, Any] = {"title": each.title, "path": each.path, "whose": each.whose}
-    if not each.path:
-        return known | {"about": [each.help]}
-    if each.whose:
-        return known | {"about": [each.help, f"{each.path}, {each.whose}"]}
-    return known | {"about": [], "step": step_of_path(each.path)}
+def _hit(item: Findable) -> dict[str, Any]:
+    known: dict[str, Any] = {"title": item.title, "path": item.path, "whose": item.whose}
+    if not item.path:
+        return known | {"about": [item.help]}
+    if item.whose:
+        return known | {"about": [item.help, f"{item.path}, {item.whose}"]}
+    return known | {"about": [], "step": step_of_path(item.path)}

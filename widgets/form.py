@@ -16,13 +16,13 @@ from engine.config.findings import Finding
 from engine.config.steps import STEPS, step_fields, step_of_path
 from engine.config.tree import FieldSpec, fields
 from engine.errors import UsageError, visible
-from engine.session.build import BuildSession, standings
+from engine.session.build import BuildSession, step_statuses
 from engine.session.draft import Draft
 from widgets import pages
 from widgets.asking import Asker
 from widgets.finding import found
 from widgets.protocol import Face, Part, bundle, style, verb
-from widgets.wire import Settings, finding_data, key_of, meant
+from widgets.wire import Settings, finding_data, key_of, parse_control
 
 Name = Annotated[str, Field(max_length=400)]
 Known = Annotated[int, Field(ge=0, le=10_000)]
@@ -59,7 +59,7 @@ class FormPart(Part):
         While a person is `typing` in one control, all of it is one step of undo.
         """
         spec, draft = self._spec(path), self.draft
-        plain = meant(spec, value, draft.value(spec.path))
+        plain = parse_control(spec, value, draft.value(spec.path))
 
         def change() -> None:
             if plain == "" and (spec.auto or spec.nullable):
@@ -77,7 +77,7 @@ class FormPart(Part):
     @verb
     def fix(self, *, finding: Name, specs: Known = 0) -> dict[str, Any]:
         """Apply the fix of a finding that still stands."""
-        fixes = [each.fix for each in self.draft.findings if key_of(each) == finding and each.fix is not None]
+        fixes = [known.fix for known in self.draft.findings if key_of(known) == finding and known.fix is not None]
         if not fixes:
             return self._state(specs)
         return self._edit(lambda: self.draft.apply(fixes[0]), specs)
@@ -167,14 +167,14 @@ class FormPart(Part):
         }
 
     def _steps(self, findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
-        found, uncounted = [], self.session.uncounted
-        for step, standing in zip(STEPS, standings(findings), strict=True):
+        steps, uncounted = [], self.session.uncounted
+        for step, standing in zip(STEPS, step_statuses(findings), strict=True):
             bad, soft = standing.errors, standing.others
             mark, kind = ("✗", "error") if bad else ("?", "hint") if soft else ("✓", "ok")
             words = f"{bad} to mend" if bad else f"{soft} to look at" if soft else "nothing to mend"
             if step.id == step_of_path(fields.data.train.path) and not standing.worst and uncounted:
                 mark, words = "·", uncounted
-            found.append(
+            steps.append(
                 {
                     "id": step.id,
                     "title": step.title,
@@ -184,14 +184,14 @@ class FormPart(Part):
                     "words": words,
                 }
             )
-        return found
+        return steps
 
     def summary(self) -> str:
         """The config in a few lines, for where widgets cannot be shown."""
         draft = self.draft
         lines = [f"Config: {draft.path or draft.recipe or 'new'}{' (changed)' if draft.dirty else ''}"]
         lines += [f"  {finding.severity}: {visible(finding.message)}" for finding in draft.findings[:10]]
-        lines += [f"  {each.label}: {each.text}" for each in self.session.consequences]
+        lines += [f"  {number.label}: {number.text}" for number in self.session.consequences]
         return "\n".join(lines)
 
     def close(self) -> None:

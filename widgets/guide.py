@@ -55,7 +55,7 @@ class GuidePart(Part):
         guide.refresh()
         if guide.run is not None:
             self._monitor.give(guide.run)
-        said = {
+        state = {
             "at": guide.at,
             "pages": [{"id": page, "title": TITLES[page]} for page in PAGES],
             "page": guide.page,
@@ -68,8 +68,8 @@ class GuidePart(Part):
             "run": guide.run.id if guide.run is not None else "",
             "going": guide.going,
         }
-        now = zlib.crc32(json.dumps(said).encode())
-        return {"mark": now} if now == mark else {"mark": now, **said}
+        now = zlib.crc32(json.dumps(state).encode())
+        return {"mark": now} if now == mark else {"mark": now, **state}
 
     @verb
     def guide_go(self, *, at: Annotated[int, Field(ge=0, lt=len(PAGES))]) -> dict[str, Any]:

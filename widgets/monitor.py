@@ -102,8 +102,8 @@ class MonitorPart(Part):
                 data["latest"] = True
                 buffers.append(_floats("d", [view.latest.get(name, float("nan")) for name in names]))
             if page == "curves":
-                told, more = _series(view, names, series or {})
-                data["series"] = told
+                lengths, more = _series(view, names, series or {})
+                data["series"] = lengths
                 buffers += more
             return Answer(data, buffers)
 
@@ -113,14 +113,14 @@ class MonitorPart(Part):
         reader = self._reader(run)
         with reader.lock:
             view = reader.poll()
-            told: list[list[Any]] = []
+            lengths: list[list[Any]] = []
             buffers: list[bytes] = []
             for number, entry in enumerate(entries(view)):
                 width = FIRST_POINTS if number == 0 else SMALL_POINTS
                 points = view.series[entry["name"]].points(int(start), int(stop), width)
-                told.append([number, len(points[0])])
+                lengths.append([number, len(points[0])])
                 buffers.append(_packed(points))
-            return Answer({"series": told}, buffers)
+            return Answer({"series": lengths}, buffers)
 
     def give(self, run: RunFolder) -> None:
         """A run that was started here can be watched from now on by its name, wherever it lies."""
@@ -132,11 +132,11 @@ class MonitorPart(Part):
         with reader.lock:
             return tell(reader.poll())
 
-    def read_whole(self, run: str) -> None:
+    def read_completely(self, run: str) -> None:
         """Waits until the whole curves of a run are read, and not its end alone."""
         reader = self._reader(run)
         with reader.lock:
-            reader.watch.read_whole()
+            reader.watch.read_completely()
 
     def seen_together(self, runs: Sequence[str], tell: Callable[[list[RunView]], Told]) -> Told:
         """`seen` for several runs at once; their locks are always taken in one order."""
@@ -152,10 +152,10 @@ class MonitorPart(Part):
         reader = self._reader(run)
         with reader.lock:
             entries = [entry for entry in reader.poll().rollouts if entry["offset"] == offset]
-        found = read_group(reader.folder, entries[-1]) if entries else None
-        if found is None:
+        completions = read_group(reader.folder, entries[-1]) if entries else None
+        if completions is None:
             raise WorkbenchError("This group is not kept any more; the list shows those that are.")
-        return telling.group(found)
+        return telling.group(completions)
 
     @verb
     def control(self, *, run: Run, verb: Literal["stop", "save_stop", "checkpoint", "end_of_epoch"]) -> dict[str, Any]:
@@ -252,8 +252,8 @@ class MonitorPart(Part):
 
     def _groups(self, run: str, view: RunView) -> list[dict[str, Any]]:
         """The newest groups: each step may bring many, so they are told anew only now and then."""
-        told, groups = self._told.get(run, (-math.inf, []))
-        if view.over or time.monotonic() - told > GROUPS_SECONDS:
+        at, groups = self._told.get(run, (-math.inf, []))
+        if view.over or time.monotonic() - at > GROUPS_SECONDS:
             groups = telling.rollouts(view)
             self._told[run] = (time.monotonic(), groups)
         return groups
@@ -345,7 +345,7 @@ def _series(
     view: RunView, names: list[str], held: dict[str, int | float | None]
 ) -> tuple[list[list[int]], list[bytes]]:
     """`[number of the curve, points]` and a buffer for each curve with something new."""
-    told, buffers = [], []
+    lengths, buffers = [], []
     room = WHOLE_BYTES
     going = sum(held.get(name) is not None for name in names)
     for number, name in enumerate(names):
@@ -361,9 +361,9 @@ def _series(
             room -= len(points[0]) * POINT_BYTES
         else:
             points = curve.points(start=int(last) + 1, width=max(4, DELTA_BYTES // POINT_BYTES // max(1, going)))
-        told.append([number, len(points[0])])
+        lengths.append([number, len(points[0])])
         buffers.append(_packed(points))
-    return told, buffers
+    return lengths, buffers
 
 
 class Monitor(Face):

@@ -38,9 +38,9 @@ def blocks(session: BuildSession, step: str) -> list[Block]:
     return list(page(session)) if page else []
 
 
-def drawn(said: Iterable[pages.Block]) -> Iterator[Block]:
+def drawn(page_blocks: Iterable[pages.Block]) -> Iterator[Block]:
     """What the session says; a table travels as rows, a gap not at all."""
-    for block in said:
+    for block in page_blocks:
         if block.kind == "table":
             yield {"kind": "table", "rows": [list(row) for row in block.rows]}
         elif block.kind != "gap":
@@ -50,8 +50,8 @@ def drawn(said: Iterable[pages.Block]) -> Iterator[Block]:
 def consequences(session: BuildSession) -> list[dict[str, Any]]:
     """The numbers of the estimate, with the change that the last edit made."""
     return [
-        {"label": each.label, "text": each.text, "delta": each.change, "worse": each.worse, "over": each.over}
-        for each in session.consequences
+        {"label": number.label, "text": number.text, "delta": number.change, "worse": number.worse, "over": number.over}
+        for number in session.consequences
     ]
 
 
@@ -88,12 +88,12 @@ def goals(draft: Draft) -> list[dict[str, Any]]:
 
 def kinds(step: str, draft: Draft) -> dict[str, dict[str, Any]]:
     """What the method or adapter taken is for and the rows it needs, by the path of its setting, where a step asks for it."""
-    found = {}
+    about = {}
     for spec in step_fields(step, draft.config):
         if spec.name == fields.method.kind.name:
             title, paragraphs = of_kind(spec.section, spec.value(draft.config))
-            found[spec.path] = {"title": title, "about": _plain(paragraphs)}
-    return found
+            about[spec.path] = {"title": title, "about": _plain(paragraphs)}
+    return about
 
 
 def _plain(paragraphs: Iterable[str]) -> list[str]:
@@ -106,11 +106,12 @@ def _review(session: BuildSession) -> Iterator[Block]:
     yield from drawn(pages.in_sentences(session))
     yield from drawn(pages.uncounted(session))
     yield from drawn(pages.waiting(session))
-    changed = [each for each in session.becomes.values() if each.requested != each.effective]
+    changed = [setting for setting in session.becomes.values() if setting.requested != setting.effective]
     if changed:
         yield title(pages.CHOSEN)
         rows = [
-            [each.path, _short(each.requested), "→", _short(each.effective), visible(each.reason)] for each in changed
+            [setting.path, _short(setting.requested), "→", _short(setting.effective), visible(setting.reason)]
+            for setting in changed
         ]
         yield {"kind": "table", "rows": rows}
     machine, need = draft.facts.machine, session.estimate.checkpoints_bytes
@@ -144,7 +145,7 @@ def _launch(session: BuildSession) -> Iterator[Block]:
         yield from drawn(pages.uncounted(session))
         yield from drawn(pages.waiting(session))
     yield title("Where")
-    yield say(f"On {pages.machine_words(session.draft.facts.machine)}.")
+    yield say(f"On {pages.machine_text(session.draft.facts.machine)}.")
     yield say(f"Its folder is made in {session.runs_dir}.")
     yield title("When this notebook closes")
     yield say(

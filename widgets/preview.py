@@ -21,7 +21,7 @@ from engine.config.tree import fields
 from engine.data.gather_facts import outcome
 from engine.errors import WorkbenchError, visible
 from engine.session.draft import Draft
-from engine.session.rows import RowQuestion, image_words, pack_words, trained_words, why_none
+from engine.session.rows import RowQuestion, image_text, pack_text, trained_text, why_none
 from widgets.asking import Asker
 from widgets.protocol import Face, Part, bundle, shown, style, verb
 
@@ -95,8 +95,8 @@ class PreviewPart(Part):
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-rows")
         seed = self.draft.config.run.seed
-        told = source.model_dump() | {"path": place_of(source.path, base), "split": source.split or split}
-        self._raw = self._pool.submit(raw_rows, told, seed, row, count)
+        entry = source.model_dump() | {"path": place_of(source.path, base), "split": source.split or split}
+        self._raw = self._pool.submit(raw_rows, entry, seed, row, count)
 
     def _give_up(self) -> None:
         self._question.cancel()
@@ -105,21 +105,21 @@ class PreviewPart(Part):
         self._answer = self._raw = None
 
     def _news(self) -> dict[str, Any]:
-        self._answer = found = self._answer or self._question.take()
-        told: dict[str, Any] = {"ticket": self._number, "done": found is not None, "words": self._question.progress}
-        if self._raw is not None and self._raw.done() and found is None:
-            told["raw"] = [] if self._raw.exception() is not None else self._raw.result()
+        self._answer = answer = self._answer or self._question.take()
+        news: dict[str, Any] = {"ticket": self._number, "done": answer is not None, "words": self._question.progress}
+        if self._raw is not None and self._raw.done() and answer is None:
+            news["raw"] = [] if self._raw.exception() is not None else self._raw.result()
             self._raw = None
-        if found is None:
-            return told
-        if isinstance(found, WorkbenchError):
-            return {**told, "words": "", "rows": [], "error": shown(found.told)}
-        if not found["rows"]:
-            return {**told, "words": "", "rows": [], "error": why_none(self._question.wanted)}
+        if answer is None:
+            return news
+        if isinstance(answer, WorkbenchError):
+            return {**news, "words": "", "rows": [], "error": shown(answer.full_message)}
+        if not answer["rows"]:
+            return {**news, "words": "", "rows": [], "error": why_none(self._question.wanted)}
         return {
-            **told,
-            "words": _about(found),
-            "rows": [_row(row, found.get("total")) for row in found["rows"]],
+            **news,
+            "words": _about(answer),
+            "rows": [_row(row, answer.get("total")) for row in answer["rows"]],
             "facts": self._facts(),
         }
 
@@ -154,10 +154,10 @@ def _bars(quantiles: Sequence[int]) -> list[int]:
     return bars
 
 
-def _about(found: dict[str, Any]) -> str:
-    total = f"{found['total']:,} rows" if found.get("total") is not None else "rows still being counted"
-    template = f"template: {found['template']}" if found.get("template") else "no chat template"
-    return visible(f"{total}, {found['method']}, {template}")
+def _about(answer: dict[str, Any]) -> str:
+    total = f"{answer['total']:,} rows" if answer.get("total") is not None else "rows still being counted"
+    template = f"template: {answer['template']}" if answer.get("template") else "no chat template"
+    return visible(f"{total}, {answer['method']}, {template}")
 
 
 def raw_rows(source: Mapping[str, Any], seed: int, start: int, count: int) -> list[dict[str, Any]]:
@@ -166,23 +166,23 @@ def raw_rows(source: Mapping[str, Any], seed: int, start: int, count: int) -> li
     if path in BUILTIN_ROWS:
         from engine.builtin import GENERATED
 
-        made = GENERATED[path].of(source, "train" if split == "train" else "eval", seed, start + count)[start:]
-        return [_raw(start + at, json.dumps(row, ensure_ascii=False)) for at, row in enumerate(made)]
+        generated = GENERATED[path].of(source, "train" if split == "train" else "eval", seed, start + count)[start:]
+        return [_raw(start + at, json.dumps(row, ensure_ascii=False)) for at, row in enumerate(generated)]
     place = Path(path)
     if not place.is_file() or {".parquet", ".arrow"} & set(place.suffixes):
         return []
     from engine.data.rows import open_rows
 
     rows = open_rows(place)
-    found = []
+    sources = []
     try:
         for index in range(start, start + count):
-            found.append(_raw(index, rows.text(index, 4096)))
+            sources.append(_raw(index, rows.text(index, 4096)))
     except IndexError:
         pass  # the file ends here
     finally:
         rows.close()
-    return found
+    return sources
 
 
 def _raw(index: int, text: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _raw(index: int, text: str) -> dict[str, Any]:
 
 def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
     parts = [_part(name, tokens) for name, tokens in row["parts"].items()]
-    words = ", ".join(filter(None, (trained_words(row), pack_words(row))))
+    words = ", ".join(filter(None, (trained_text(row), pack_text(row))))
     trouble = row.get("error") or outcome(row)
     return {
         "index": row["index"],
@@ -202,7 +202,7 @@ def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
         "parts": parts,
         "marks": _marks(row),
         "images": [
-            {"words": shown(image_words(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []
+            {"words": shown(image_text(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []
         ],
         "of": total,
     }

@@ -74,11 +74,11 @@ class Part:
     """Answers the verbs of one concern. Used under the lock of its face, never from two threads at once."""
 
     def verbs(self) -> dict[str, Callable[..., Any]]:
-        found = {}
+        methods = {}
         for name in dir(type(self)):
             if getattr(getattr(type(self), name), "is_verb", False):
-                found[name] = validate_call(config=ConfigDict(strict=True))(getattr(self, name))
-        return found
+                methods[name] = validate_call(config=ConfigDict(strict=True))(getattr(self, name))
+        return methods
 
     def summary(self) -> str:
         """Readable lines for a notebook that cannot show widgets."""
@@ -128,8 +128,8 @@ class Dispatcher:
             return _refusal(name, trouble.message, hint=trouble.hint)
         except Exception as trouble:  # noqa: BLE001 - the face's boundary: the person sees it, the kernel lives on
             return _refusal(name, f"{type(trouble).__name__}: {trouble}")
-        found = result if isinstance(result, Answer) else Answer(result or {})
-        return Answer({**found.data, "id": name, "ok": True}, found.buffers)
+        reply = result if isinstance(result, Answer) else Answer(result or {})
+        return Answer({**reply.data, "id": name, "ok": True}, reply.buffers)
 
     def retire(self, reason: str) -> None:
         """From now on every question gets this sentence; the parts end their threads."""
@@ -159,8 +159,8 @@ def close_abandoned() -> None:
 
 
 def _refusal(name: str | None, error: str, *, hint: str = "", retired: bool = False) -> Answer:
-    said = {"id": name, "ok": False, "error": shown(error), "hint": shown(hint)}
-    return Answer({**said, "retired": True} if retired else said)
+    message = {"id": name, "ok": False, "error": shown(error), "hint": shown(hint)}
+    return Answer({**message, "retired": True} if retired else message)
 
 
 def shown(text: str, limit: int = 2000) -> str:
@@ -214,10 +214,10 @@ class Face(anywidget.AnyWidget):
         return "\n".join(text for text in texts if text) or type(self).__name__
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict, dict] | None:
-        found = super()._repr_mimebundle_(**kwargs)
-        if found is None:
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if bundle is None:
             return None
-        data, metadata = found
+        data, metadata = bundle
         return {**data, "text/plain": repr(self)}, metadata
 
 

@@ -121,7 +121,7 @@ class RunJobs:
         if isinstance(problem, DataChanged):
             return shown(problem.message)
         if isinstance(problem, WorkbenchError):
-            return shown(problem.told)
+            return shown(problem.full_message)
         if problem is not None:
             return shown(f"{type(problem).__name__}: {problem}")
         return shown(job.words, 600)

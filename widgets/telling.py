@@ -13,7 +13,7 @@ from engine.errors import redact, visible
 from engine.export.llama_cpp import makes_k_quants, offered_quants
 from engine.export.places import FORMS
 from engine.run import proposals, silence
-from engine.run.best import best_words
+from engine.run.best import best_text
 from engine.run.curves import concern, watch_for
 from engine.run.ending import End
 from engine.run.stopping import ways
@@ -41,9 +41,9 @@ def head(view: RunView) -> dict[str, Any]:
         "cause": shown(view.cause or "it ended without a word", 600) if bad else "",
         "lines": [shown(line, 300) for line in view.cause_lines[-8:]] if bad else [],
         "warnings": [
-            *(shown(each["message"], 300) for each in view.restarts[-2:]),
-            *(shown(f"step {each['step']}: {each['what']}", 200) for each in view.diverged[-3:]),
-            *(shown(str(each["message"]), 200) for each in view.findings[-2:]),
+            *(shown(restart["message"], 300) for restart in view.restarts[-2:]),
+            *(shown(f"step {restart['step']}: {restart['what']}", 200) for restart in view.diverged[-3:]),
+            *(shown(str(restart["message"]), 200) for restart in view.findings[-2:]),
         ],
         "controls": [{"verb": way.do, "title": way.title.capitalize(), "keeps": way.means} for way in asked],
         "resumable": view.state in ("stopped", "failed", "lost"),
@@ -54,10 +54,10 @@ def head(view: RunView) -> dict[str, Any]:
     }
 
 
-def end(found: End) -> dict[str, Any]:
+def end(ending: End) -> dict[str, Any]:
     """The card of a run that is over: facts, and the ways on with their commands."""
     return {
-        "facts": [[what, shown(words, 600)] for what, words in found.facts],
+        "facts": [[what, shown(words, 600)] for what, words in ending.facts],
         "ways": [
             {
                 "do": way.do,
@@ -66,17 +66,17 @@ def end(found: End) -> dict[str, Any]:
                 "command": way.command,
                 **(_forms() if way.do == "export" else {}),
             }
-            for way in found.ways
+            for way in ending.ways
         ],
-        "way_on": shown(found.way_on, 300),
+        "way_on": shown(ending.way_on, 300),
         "change": [
             [path, shown(proposals.shown(before), 120), shown(proposals.shown(after), 120)]
-            for path, before, after in found.change.sets
+            for path, before, after in ending.change.sets
         ]
-        if found.change
+        if ending.change
         else [],
-        "why": shown(found.change.why, 300) if found.change else "",
-        "anew": found.anew,
+        "why": shown(ending.change.why, 300) if ending.change else "",
+        "anew": ending.anew,
     }
 
 
@@ -88,7 +88,7 @@ def _forms() -> dict[str, Any]:
 
 def _end(view: RunView) -> str:
     """Why it ended, and its best checkpoint."""
-    return ". ".join(each for each in (view.cause, best_words(view)) if each)
+    return ". ".join(part for part in (view.cause, best_text(view)) if part)
 
 
 def summary_of(view: RunView) -> str:
@@ -101,7 +101,7 @@ def summary_of(view: RunView) -> str:
         lines.append("  " + silence.advice(visible(view.id), view.silent_seconds))
     if view.cause:
         lines.append(f"  {visible(view.cause)}")
-    if best := best_words(view):
+    if best := best_text(view):
         lines.append(f"  {best}")
     lines.append(f"  In a terminal: workbench watch {visible(view.id)}")
     return "\n".join(lines)
@@ -112,14 +112,14 @@ def samples(view: RunView) -> list[dict[str, Any]]:
     by_prompt: dict[str, list[dict[str, Any]]] = {}
     for sample in view.samples:
         by_prompt.setdefault(sample["prompt"], []).append(sample)
-    found = []
+    answered = []
     for prompt, samples in list(by_prompt.items())[:SAMPLE_PROMPTS]:
         newest = samples[-SAMPLE_ANSWERS:]
         if samples[0] not in newest:
             newest = [samples[0], *newest[1:]]
         answers = [[sample["step"], shown(sample["completion"], 400)] for sample in reversed(newest)]
-        found.append({"prompt": shown(prompt, 300), "answers": answers})
-    return found
+        answered.append({"prompt": shown(prompt, 300), "answers": answers})
+    return answered
 
 
 def rollouts(view: RunView) -> list[dict[str, Any]]:
@@ -138,30 +138,30 @@ def rollouts(view: RunView) -> list[dict[str, Any]]:
     ]
 
 
-def group(found: Mapping[str, Any]) -> dict[str, Any]:
+def group(stored: Mapping[str, Any]) -> dict[str, Any]:
     """One prompt with its completions: each with the reward of each function, their sum and its advantage."""
-    completions = [each for each in found["completions"] if isinstance(each, dict)]
+    completions = [each for each in stored["completions"] if isinstance(each, dict)]
     names = list(dict.fromkeys(name for each in completions for name in each.get("rewards") or ()))[:12]
     return {
-        "step": found.get("step"),
-        "row": found.get("row"),
-        "prompt": shown(found.get("prompt") or "", 2 * COMPLETION_CHARACTERS),
-        "answer": None if found.get("answer") is None else shown(found["answer"], COMPLETION_CHARACTERS),
+        "step": stored.get("step"),
+        "row": stored.get("row"),
+        "prompt": shown(stored.get("prompt") or "", 2 * COMPLETION_CHARACTERS),
+        "answer": None if stored.get("answer") is None else shown(stored["answer"], COMPLETION_CHARACTERS),
         "functions": [shown(name, 60) for name in names],
         "left": max(0, len(completions) - GROUP_COMPLETIONS),
         "completions": [_completion(each, names) for each in completions[:GROUP_COMPLETIONS]],
     }
 
 
-def _completion(each: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    rewards = each.get("rewards") or {}
+def _completion(completion: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    rewards = completion.get("rewards") or {}
     return {
-        "text": shown(each.get("text") or "", COMPLETION_CHARACTERS),
-        "tokens": each.get("tokens"),
+        "text": shown(completion.get("text") or "", COMPLETION_CHARACTERS),
+        "tokens": completion.get("tokens"),
         "rewards": [rewards.get(name) for name in names],
-        "reward": each.get("reward"),
-        "advantage": each.get("advantage"),
-        "cut": bool(each.get("cut_off")),
+        "reward": completion.get("reward"),
+        "advantage": completion.get("advantage"),
+        "cut": bool(completion.get("cut_off")),
     }
 
 

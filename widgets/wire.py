@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from engine.config.coercion import Unmeant, expectation, meaning
+from engine.config.coercion import Uncoerced, coerce, expectation
 from engine.config.findings import Finding
 from engine.config.recipes import recipe_mapping
 from engine.config.steps import step_of_path
@@ -34,16 +34,16 @@ def control_of(spec: FieldSpec) -> str:
 
 def options(spec: FieldSpec) -> list[tuple[Any, str]]:
     """The choices with their words; those that this version refuses are left out."""
-    found: list[tuple[Any, str]] = [("auto", "auto")] if spec.auto else []
+    labelled: list[tuple[Any, str]] = [("auto", "auto")] if spec.auto else []
     choices = spec.choices or ((True, False) if spec.control == "bool" else ())
     for choice in choices:
-        if choice not in spec.later:
+        if choice not in spec.unsupported:
             words = spec.label(choice)
             plain = words.startswith(str(choice)) or isinstance(choice, bool) or ": " in words
-            found.append((choice, words if plain else f"{choice}: {words}"))
+            labelled.append((choice, words if plain else f"{choice}: {words}"))
     if spec.nullable and None not in choices:
-        found.append((None, "none"))
-    return found
+        labelled.append((None, "none"))
+    return labelled
 
 
 def spec_data(spec: FieldSpec) -> dict[str, Any]:
@@ -99,12 +99,12 @@ def _entry(spec: FieldSpec, entry: Any) -> dict[str, Any]:
     }
 
 
-def meant(spec: FieldSpec, value: Any, now: Any) -> Any:
+def parse_control(spec: FieldSpec, value: Any, now: Any) -> Any:
     """The plain value that a control's raw one stands for; `now` is what is written. Raises UsageError for a wrong kind."""
     control = control_of(spec)
     if control == "sources" and isinstance(value, list):
         written = now if isinstance(now, list) else []
-        return [_meant_entry(spec, entry, written[at] if at < len(written) else {}) for at, entry in enumerate(value)]
+        return [_parse_entry(spec, entry, written[at] if at < len(written) else {}) for at, entry in enumerate(value)]
     fits = {
         "bool": isinstance(value, bool),
         CHOICE: value is None or isinstance(value, (bool, int, float, str)),
@@ -116,23 +116,23 @@ def meant(spec: FieldSpec, value: Any, now: Any) -> Any:
     return value
 
 
-def _meant_entry(spec: FieldSpec, entry: Any, written: Any) -> dict[str, Any]:
+def _parse_entry(spec: FieldSpec, entry: Any, written: Any) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise UsageError(f"{spec.path}: each source must be settings; got {type(entry).__name__}.")
     known = {item.name: item for item in spec.items}
     before = written if isinstance(written, Mapping) else {}
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for key, raw in entry.items():
         item = known.get(key)
         if item is None:
             if key in before:
-                found[key] = before[key]
+                parsed[key] = before[key]
         elif key in before and raw == shown_value(item, before[key]):
-            found[key] = before[key]
+            parsed[key] = before[key]
         else:
-            value = meaning(item, meant(item, raw, before.get(key)))
-            found[key] = raw if isinstance(value, Unmeant) else value
-    return found
+            value = coerce(item, parse_control(item, raw, before.get(key)))
+            parsed[key] = raw if isinstance(value, Uncoerced) else value
+    return parsed
 
 
 class Settings:
@@ -147,13 +147,13 @@ class Settings:
         """How each of these stands now."""
         draft, reading = self._draft, self._draft.reading
         troubled = {finding.path for finding in reading.findings}
-        found = []
+        settings = []
         for spec in specs:
             inside = spec.path + "."
             broken = any(path == spec.path or path.startswith(inside) for path in reading.invalid)
             value = draft.value(spec.path) if broken else spec.value(reading.config)
             auto = becomes.get(spec.path) if value == "auto" else None
-            found.append(
+            settings.append(
                 {
                     "spec": self._specs.setdefault(spec, len(self._specs)),
                     "value": shown_value(spec, value),
@@ -164,7 +164,7 @@ class Settings:
                     "finding": any(path == spec.path or path.startswith(inside) for path in troubled),
                 }
             )
-        return found
+        return settings
 
     def since(self, known: int) -> list[list[Any]]:
         """Number and data of the settings that a view which has `known` of them lacks."""

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engine.bridge.ledger import Ledger
-from engine.bridge.tools import take_over, tool_of
-from engine.config.files import load
 from engine.errors import WorkbenchError, visible
 from engine.run import silence
 from engine.run.index import peek
@@ -22,6 +20,7 @@ from engine.run.store import ENDED, RunFolder, runs_in
 from engine.run.view import RunView
 from engine.session.build import BuildSession
 from engine.session.draft import Draft
+from engine.session.start import open_config
 from widgets.asking import Asker
 from widgets.chat import ChatPart
 from widgets.compare import ComparePart
@@ -64,8 +63,8 @@ class LaunchPart(Part):
         problem = job.exception()
         if problem is None:
             return {"done": True, "run": job.result().id}
-        told = problem.told if isinstance(problem, WorkbenchError) else f"{type(problem).__name__}: {problem}"
-        return {"done": True, "run": "", "error": shown(told)}
+        error = problem.full_message if isinstance(problem, WorkbenchError) else f"{type(problem).__name__}: {problem}"
+        return {"done": True, "run": "", "error": shown(error)}
 
     def close(self) -> None:
         if self._pool is not None:
@@ -101,8 +100,8 @@ def _stamp(run: RunFolder) -> tuple[int, ...]:
     stamp = []
     for path in (run.events, run.json):
         try:
-            found = path.stat()
-            stamp += [found.st_mtime_ns, found.st_size]
+            info = path.stat()
+            stamp += [info.st_mtime_ns, info.st_size]
         except OSError:
             stamp += [0, 0]
     return tuple(stamp)
@@ -132,11 +131,8 @@ def _opened(config: str | Path | None) -> tuple[Draft, Ledger | None]:
     """The draft of a file, or the demo's; for a config of another tool an empty one, and its ledger."""
     if not config:
         return Draft.new("demo"), None
-    document = load(config)
-    tool = tool_of(document.mapping)
-    if tool is None:
-        return Draft.open(config), None
-    return Draft(), take_over(document, tool, out=Path.cwd())
+    opened = open_config(Path(config))
+    return (opened, None) if isinstance(opened, Draft) else (Draft(), opened)
 
 
 def _why(view: RunView) -> str:

@@ -83,21 +83,75 @@ ACTIONS: tuple[Action, ...] = (
         call="do('evaluate')",
     ),
     # Build
-    Action("edit", "", "edit", "Edit the setting in focus", ("build",), "enter", line="enter edit", quiet=True),
-    Action("to_form", "escape", "form", "", ("build",), quiet=True),
-    Action("turn(-1)", "left_square_bracket,H", "previous step", "Go to the previous step", ("build",), "["),
-    Action("turn(1)", "right_square_bracket,L", "next step", "Go to the next step", ("build",), "]", line="[ ] step"),
+    Action(
+        "edit",
+        "",
+        "edit",
+        "Edit the setting in focus",
+        ("build",),
+        "enter",
+        line="enter edit",
+        quiet=True,
+        call="draft('edit')",
+    ),
+    Action("to_form", "escape", "form", "", ("build",), quiet=True, call="steps('form')"),
+    Action(
+        "turn(-1)",
+        "left_square_bracket,H",
+        "previous step",
+        "Go to the previous step",
+        ("build",),
+        "[",
+        call="steps('back')",
+    ),
+    Action(
+        "turn(1)",
+        "right_square_bracket,L",
+        "next step",
+        "Go to the next step",
+        ("build",),
+        "]",
+        line="[ ] step",
+        call="steps('on')",
+    ),
     Action("preview", "p", "preview", "See the tokens that will be trained", ("build",), line="p preview"),
     Action("fix", "f", "fix", "Apply the proposed fix of the finding in view", ("build",), line="f fix"),
-    Action("undo", "u,ctrl+u", "undo", "Take back the last change", ("build",), "u", line="u undo"),
-    Action("redo", "U,ctrl+r", "redo", "Do again what was undone", ("build",), "U"),
-    Action("find", "slash", "find", "Find a setting or a term by words of its help", ("build",), "/", line="/ find"),
+    Action(
+        "undo", "u,ctrl+u", "undo", "Take back the last change", ("build",), "u", line="u undo", call="draft('undo')"
+    ),
+    Action("redo", "U,ctrl+r", "redo", "Do again what was undone", ("build",), "U", call="draft('redo')"),
+    Action(
+        "find",
+        "slash",
+        "find",
+        "Find a setting or a term by words of its help",
+        ("build",),
+        "/",
+        line="/ find",
+        call="steps('find')",
+    ),
     Action("findings", "exclamation_mark", "findings", "List everything found; Enter jumps there", ("build",), "!"),
-    Action("levels", "a", "more settings", "Show basic, then advanced, then expert settings", ("build",), "a"),
-    Action("default", "backspace,delete", "default", "Put the setting in focus back to its default", ("build",), "del"),
+    Action(
+        "levels",
+        "a",
+        "more settings",
+        "Show basic, then advanced, then expert settings",
+        ("build",),
+        "a",
+        call="steps('more')",
+    ),
+    Action(
+        "default",
+        "backspace,delete",
+        "default",
+        "Put the setting in focus back to its default",
+        ("build",),
+        "del",
+        call="draft('default')",
+    ),
     Action("fold", "z", "fold", "Fold or unfold the right column", ("build",), "z"),
-    Action("yaml", "y", "edit YAML", "Edit the config as YAML in $EDITOR", ("build",), "y"),
-    Action("write", "w", "save", "Save the config to a file", ("build",), "w"),
+    Action("yaml", "y", "edit YAML", "Edit the config as YAML in $EDITOR", ("build",), "y", call="draft('yaml')"),
+    Action("write", "w", "save", "Save the config to a file", ("build",), "w", call="draft('write')"),
     Action("launch", "", "start the run", "Go to the last step and start the run", ("build",)),
     Action("step('goal')", "1", "go to Goal", "Go to a step", ("build",), "1 to 7"),
     Action("step('model')", "2", "go to Model", "", ("build",)),
@@ -379,14 +433,14 @@ def key_line(screen: str, *holds: str) -> list[tuple[str, str]]:
 def keymap(file: Path) -> tuple[Mapping[str, str], str]:
     """A person's own keys, `{"undo": "ctrl+y"}` by action, and what is wrong with the file in one sentence, if anything."""
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}, ""
     except (OSError, ValueError) as problem:
         return {}, f"{file}: cannot be read as keys: {problem}. The usual keys stand."
     known = {action.id for action in ACTIONS if action.keys}
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         return {}, f'{file}: must be settings of the form {{"undo": "ctrl+y"}}; the usual keys stand.'
-    odd = [str(name) for name, keys in said.items() if name not in known or not isinstance(keys, str)]
-    mine = {name: keys for name, keys in said.items() if name in known and isinstance(keys, str)}
+    odd = [str(name) for name, keys in document.items() if name not in known or not isinstance(keys, str)]
+    mine = {name: keys for name, keys in document.items() if name in known and isinstance(keys, str)}
     return mine, f"{file}: knows no action {', '.join(odd[:3])}." if odd else ""

@@ -29,8 +29,8 @@ def program() -> str:
         started = beside
     if started.name != NAME or not started.is_file():
         return NAME  # called from another program, as a test is
-    found = shutil.which(NAME)
-    if found is not None and os.path.samefile(found, started):
+    path = shutil.which(NAME)
+    if path is not None and os.path.samefile(path, started):
         return NAME
     return _place(started)
 

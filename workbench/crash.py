@@ -38,5 +38,5 @@ def crashed(problem: Exception) -> WorkbenchError:
     if isinstance(problem, OSError) and problem.filename and problem.strerror:
         return WorkbenchError(redact(f"{problem.filename}: {problem.strerror}."), redact(details))
     words = " ".join(str(problem).split())[:300]
-    said = f"{type(problem).__name__}: {words}" if words else type(problem).__name__
-    return WorkbenchError(redact(f"The command stopped on {said}."), redact(details))
+    sentence = f"{type(problem).__name__}: {words}" if words else type(problem).__name__
+    return WorkbenchError(redact(f"The command stopped on {sentence}."), redact(details))

@@ -32,25 +32,25 @@ def guarded_terminal() -> Iterator[None]:
     except termios.error:
         yield
         return
-    heard, said = os.pipe()
+    heard, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _wait(heard, said, before)
+        _wait(heard, writing, before)
     os.close(heard)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.write(said, b".")
-        os.close(said)
+            os.write(writing, b".")
+        os.close(writing)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
 
 
-def _wait(heard: int, said: int, before: list[object]) -> None:
+def _wait(heard: int, writing: int, before: list[object]) -> None:
     """The child's whole life: it never returns."""
     try:
-        os.close(said)
+        os.close(writing)
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)

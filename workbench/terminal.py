@@ -127,28 +127,28 @@ def _behind_tmux() -> tuple[str, bool]:
     """The name of the terminal that shows tmux, and whether tmux lets commands pass to it."""
     ask = ["tmux", "display-message", "-p", "#{client_termname} #{allow-passthrough}"]
     try:
-        said = subprocess.run(ask, capture_output=True, text=True, timeout=1, check=False).stdout.split()
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=1, check=False).stdout.split()
     except (OSError, subprocess.TimeoutExpired):
-        said = []
-    return (said[0], said[1] in ("1", "on", "all")) if len(said) == 2 else ("", False)
+        answer = []
+    return (answer[0], answer[1] in ("1", "on", "all")) if len(answer) == 2 else ("", False)
 
 
 @functools.cache
 def _knows_placeholders() -> bool:
     """Whether Kitty is 0.28 or newer; another machine's is taken for one."""
     try:
-        said = subprocess.run(["kitty", "--version"], capture_output=True, text=True, timeout=1, check=False).stdout
+        output = subprocess.run(["kitty", "--version"], capture_output=True, text=True, timeout=1, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return True
-    found = re.search(r"(\d+)\.(\d+)", said)
-    return found is None or (int(found[1]), int(found[2])) >= (0, 28)
+    version = re.search(r"(\d+)\.(\d+)", output)
+    return version is None or (int(version[1]), int(version[2])) >= (0, 28)
 
 
 def cell_pixels() -> tuple[int, int] | None:
     """Width and height of a cell in pixels, where the terminal tells them."""
     try:
-        told = fcntl.ioctl(sys.__stderr__.fileno() if sys.__stderr__ else 2, termios.TIOCGWINSZ, bytes(8))
+        answer = fcntl.ioctl(sys.__stderr__.fileno() if sys.__stderr__ else 2, termios.TIOCGWINSZ, bytes(8))
     except (OSError, ValueError):
         return None
-    rows, columns, width, height = struct.unpack("HHHH", told)
+    rows, columns, width, height = struct.unpack("HHHH", answer)
     return (width // columns, height // rows) if rows and columns and width >= columns and height >= rows else None

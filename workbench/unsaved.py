@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.errors import WorkbenchError
 from engine.run.process import host, identity, identity_from
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ LARGEST = 1 << 20  # bytes; a config of more is refused by the reader anyway
 
 
 @dataclass(frozen=True)
-class Kept:
+class UnsavedConfig:
     """A config that was not saved: its text, the file and recipe it came from, when, and the file that holds it now."""
 
     text: str
@@ -35,6 +36,19 @@ class Kept:
     recipe: str | None
     when: float
     place: Path
+
+    def draft(self) -> Draft:
+        """The draft again, of the file that it came from. Raises WorkbenchError where its text cannot be read."""
+        from engine.session.draft import Draft
+
+        draft = Draft(recipe=self.recipe)
+        try:
+            draft.replace_text(self.text)
+        except WorkbenchError as problem:
+            raise WorkbenchError(f"It cannot be read: {problem.message} It lies in {self.place}.") from problem
+        if self.path is not None and self.path.exists():
+            draft.path = self.path
+        return draft
 
     @property
     def clock(self) -> str:
@@ -91,20 +105,20 @@ class Unsaved:
                 return place
         raise FileExistsError(place)
 
-    def left(self, path: Path | None) -> list[Kept]:
+    def left(self, path: Path | None) -> list[UnsavedConfig]:
         """What windows that are gone have left: of this file, or of any where none is open; the newest first."""
-        found = [kept for place in _entries(self._folder) if (kept := self._take(place, path)) is not None]
-        return sorted(found, key=lambda kept: -kept.when)
+        configs = [kept for place in _entries(self._folder) if (kept := self._take(place, path)) is not None]
+        return sorted(configs, key=lambda kept: -kept.when)
 
-    def _take(self, place: Path, path: Path | None) -> Kept | None:
+    def _take(self, place: Path, path: Path | None) -> UnsavedConfig | None:
         try:
-            said = json.loads(place.read_bytes()) if place.stat().st_size <= LARGEST * 2 else {}
+            document = json.loads(place.read_bytes()) if place.stat().st_size <= LARGEST * 2 else {}
         except (OSError, ValueError):
             return None
-        owner = identity_from(said.get("owner")) if isinstance(said, dict) else None
-        if owner is None or owner.host != host() or owner.alive or not isinstance(said.get("text"), str):
+        owner = identity_from(document.get("owner")) if isinstance(document, dict) else None
+        if owner is None or owner.host != host() or owner.alive or not isinstance(document.get("text"), str):
             return None
-        source = Path(said["path"]) if isinstance(said.get("path"), str) else None
+        source = Path(document["path"]) if isinstance(document.get("path"), str) else None
         if path is not None and source != path:
             return None
         taken = place.with_suffix(".taken")
@@ -113,16 +127,16 @@ class Unsaved:
         except OSError:
             return None
         try:
-            file = Path(said["file"]) if isinstance(said.get("file"), str) else None
-            file = file if file is not None and file.exists() else self.as_file(said["text"])
+            file = Path(document["file"]) if isinstance(document.get("file"), str) else None
+            file = file if file is not None and file.exists() else self.as_file(document["text"])
             taken.unlink()
         except OSError:
             with contextlib.suppress(OSError):
                 os.rename(taken, place)  # there is no room for it: the next start tries again
             return None
-        recipe, when = said.get("recipe"), said.get("when")
-        return Kept(
-            said["text"],
+        recipe, when = document.get("recipe"), document.get("when")
+        return UnsavedConfig(
+            document["text"],
             source,
             recipe if isinstance(recipe, str) else None,
             when if isinstance(when, (int, float)) else 0.0,

@@ -25,5 +25,5 @@ def detect(mapping: Mapping[str, Any]) -> str | None:
     if "model_name_or_path" in mapping:
         marks["llamafactory" if marks["llamafactory"] else "trl"] += 1
     best = max(marks, key=lambda name: marks[name])
-    clear = marks[best] >= 2 and sum(found == marks[best] for found in marks.values()) == 1
+    clear = marks[best] >= 2 and sum(count == marks[best] for count in marks.values()) == 1
     return best if clear else None

@@ -196,12 +196,12 @@ def balance(value: Any, giving: Giving) -> Answer:
 def rewards(value: list[str], giving: Giving) -> tuple[list[RewardSpec], str]:
     """The rewards read, and why they cannot be said there: the tools know functions of modules alone."""
     try:
-        found = list(reward_specs(value))
+        specs = list(reward_specs(value))
     except BadReward as problem:
         return [], str(problem)
-    odd = next((spec.text for spec in found if spec.kind not in ("function", "model")), "")
+    odd = next((spec.text for spec in specs if spec.kind not in ("function", "model")), "")
     return (
-        found,
+        specs,
         f"{giving.title} has no reward {odd}; a Python function, as in rewards.py:score, can be taken there."
         if odd
         else "",

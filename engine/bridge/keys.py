@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.bridge.ledger import Origin, Outcome, Row
 from engine.config.absent import absent
-from engine.config.coercion import Unmeant, expectation, fit
+from engine.config.coercion import Uncoerced, expectation, fit
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import shown
 from engine.config.renames import is_off, sentence_for
@@ -171,8 +171,8 @@ def choice(words: Mapping[Any, Answer], otherwise: str = "", default: Any = NO_D
     """A value out of some, each with its own answer."""
 
     def means(value: Any, file: File) -> Answer:
-        found = next((answer for word, answer in words.items() if word == value and type(word) is type(value)), None)
-        return found or unsupported(otherwise or f"This value is not known here: {BY_HAND}")
+        known = next((answer for word, answer in words.items() if word == value and type(word) is type(value)), None)
+        return known or unsupported(otherwise or f"This value is not known here: {BY_HAND}")
 
     return Key(means, default, why)
 
@@ -312,7 +312,7 @@ def _settled(row: Row, kinds: Mapping[str, str], claims: dict[tuple[str, Any], t
                 return replace(row, outcome="needless", settings={}, reason=words)
             spec = spec.for_kind(kind)
         taken = value if value is None else fit(spec, value)
-        if isinstance(taken, Unmeant) or (value is not None and _is_later(taken, spec)):
+        if isinstance(taken, Uncoerced) or (value is not None and _is_unsupported(taken, spec)):
             why = f"{path} must be {expectation(spec)}; got {shown(value)}."
             return replace(row, outcome="unsupported", settings={}, reason=f"{row.reason} {why}".strip())
         other = _claimed(path, taken, row.key, claims)
@@ -325,9 +325,9 @@ def _settled(row: Row, kinds: Mapping[str, str], claims: dict[tuple[str, Any], t
     return replace(row, settings=settings)
 
 
-def _is_later(value: Any, spec: FieldSpec) -> bool:
+def _is_unsupported(value: Any, spec: FieldSpec) -> bool:
     """Whether a value is one that the schema knows and this version refuses."""
-    return any(value == each and type(value) is type(each) for each in spec.later)
+    return any(value == known and type(value) is type(known) for known in spec.unsupported)
 
 
 def _claimed(path: str, value: Any, key: str, claims: dict[tuple[str, Any], tuple[str, Any]]) -> tuple[str, Any] | None:

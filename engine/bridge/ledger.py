@@ -50,8 +50,8 @@ class Row:
     @property
     def here(self) -> str:
         """The settings that it became, as a person would write them."""
-        told = {path: "left out" if value is None else shown(value) for path, value in self.settings.items()}
-        return ", ".join(f"{path}: {value}" for path, value in told.items())
+        settings = {path: "left out" if value is None else shown(value) for path, value in self.settings.items()}
+        return ", ".join(f"{path}: {value}" for path, value in settings.items())
 
     def as_json(self) -> dict[str, Any]:
         """The row as `import --json` prints it."""

@@ -63,7 +63,7 @@ def _datasets(setting: str) -> Any:
         missing: list[str] = []
         place, listed = _list(file)
         known = 0
-        for name in [str(each) for each in names if str(each)]:
+        for name in [str(item) for item in names if str(item)]:
             entry = listed.get(name)
             at = f"{setting}.{known}"
             if isinstance(entry, Mapping):

@@ -111,10 +111,12 @@ def _fsdp_settings(value: Any, file: File) -> Answer | list[Part]:
     return _inner(value, _FSDP, file, "", "fsdp_")
 
 
-def _inner(found: Mapping[str, Any], table: Mapping[str, Key], file: File, within: str, prefix: str = "") -> list[Part]:
+def _inner(
+    section: Mapping[str, Any], table: Mapping[str, Key], file: File, within: str, prefix: str = ""
+) -> list[Part]:
     """A row for each key of a mapping, by its table."""
     parts: list[Part] = []
-    for name, value in found.items():
+    for name, value in section.items():
         known = table.get(str(name).removeprefix(prefix))
         at = f"{within}{name}"
         if known is None:
@@ -123,7 +125,7 @@ def _inner(found: Mapping[str, Any], table: Mapping[str, Key], file: File, withi
             parts.append((at, value, needless(OFF)))
         else:
             answer = known.means(value, file)
-            parts += [(f"{at}.{more}", item, each) for more, item, each in answer] if isinstance(answer, list) else [
+            parts += [(f"{at}.{more}", item, answered) for more, item, answered in answer] if isinstance(answer, list) else [
                 (at, value, answer)
             ]  # fmt: skip
     return parts
@@ -204,12 +206,12 @@ def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
     try:
         if not place.is_file() or place.stat().st_size > LARGEST_FILE:
             raise ValueError
-        found = json.loads(place.read_text("utf-8"))
+        document = json.loads(place.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, Mapping):
+        document = None
+    if not isinstance(document, Mapping):
         return unsupported(f"It is no JSON file of DeepSpeed's settings: {BY_HAND}")
-    return [("", name, needless("Its settings are the rows below.")), *_inner(found, _DEEPSPEED, file, "")]
+    return [("", name, needless("Its settings are the rows below.")), *_inner(document, _DEEPSPEED, file, "")]
 
 
 def ring_of(file: File) -> int:

@@ -18,10 +18,10 @@ def named_split(split: str, rows: str, value: Any) -> Answer:
     text = str(value)
     if text.replace("_", "").isalnum():
         return mapped({split: text})
-    found = _SLICE.fullmatch(text)
-    if found is None:
+    match = _SLICE.fullmatch(text)
+    if match is None:
         return unsupported("A source has a split and takes its first rows with `rows`; other shares have no setting.")
-    name, number, percent = found.groups()
+    name, number, percent = match.groups()
     if percent:
         return changed({split: name}, "All rows of the split are taken: `rows` takes the first so many, not a share.")
     return mapped({split: name, rows: int(number)})

@@ -117,11 +117,11 @@ def _scaled(value: Any, giving: Giving) -> Answer:
 
 
 def _rewards(value: Any, giving: Giving) -> Answer:
-    found, problem = rewards(value, giving)
-    names = [module_of(spec, giving) if spec.kind == "function" else None for spec in found]
+    specs, problem = rewards(value, giving)
+    names = [module_of(spec, giving) if spec.kind == "function" else None for spec in specs]
     if problem or not all(names):
         return unsupported(problem or "Axolotl takes functions of modules in the folder where it is started.")
-    weights = [spec.weight for spec in found]
+    weights = [spec.weight for spec in specs]
     more = {"trl.reward_weights": weights} if set(weights) != {1.0} else {}
     return mapped({"trl.reward_funcs": names, **more})
 
@@ -152,9 +152,33 @@ _OF_PAIRS = {
 }
 
 
+def _type(source: DataSource, giving: Giving) -> tuple[dict[str, Any], dict[str, str], dict[str, str]] | str:
+    """What says how a source's rows are read, Axolotl's name for each part, and the columns; or the reason why nothing does."""
+    method, form = giving.config.method.kind, source.format
+    columns = dict(source.columns)
+    if method in PAIRS and form == "preference":
+        if method == "reward":
+            return {"type": "bradley_terry.chat_template"}, {}, columns
+        names = {"prompt": "field_messages", "chosen": "field_chosen", "rejected": "field_rejected"}
+        return {"type": "chat_template.default"}, names, {"prompt": "prompt", **columns}
+    if method == "kto" and form == "unpaired_preference":
+        template = giving.config.model.chat_template
+        if template not in ("chatml", "llama3"):
+            return "Axolotl writes KTO's rows with chatml or llama3: name one as model.chat_template."
+        return {"type": f"{template}.ultra"}, {}, columns
+    if method == "prm" and form == "stepwise_supervision":
+        last = fields.method.train_on_last_step_only.value(giving.config)
+        return {"type": "stepwise_supervised", **({"train_on_last_step_only": True} if last else {})}, {}, columns
+    if form == "messages":
+        return {"type": "chat_template"}, {"messages": "field_messages"}, columns
+    if form == "text":
+        return {"type": "completion"}, {"text": "field"}, columns
+    return f"Axolotl has nothing that reads {form} as it is read here: bring the rows as messages."
+
+
 def _entry(source: DataSource, giving: Giving) -> dict[str, Any] | str:
     """One source as Axolotl has it, or the reason why it cannot."""
-    method, form = giving.config.method.kind, source.format
+    form = source.format
     if source.path.startswith("builtin/"):
         return "Its rows are built into the workbench: name a file or a data set."
     if source.weight != 1:
@@ -174,27 +198,11 @@ def _entry(source: DataSource, giving: Giving) -> dict[str, Any] | str:
             return "Of a file Axolotl takes all rows: leave out rows."
     elif not is_file:
         entry["split"] = "train"
-    columns = dict(source.columns)
-    if method in PAIRS and form == "preference":
-        entry["type"] = "bradley_terry.chat_template" if method == "reward" else "chat_template.default"
-        names = {"prompt": "field_messages", "chosen": "field_chosen", "rejected": "field_rejected"}
-        names = {} if method == "reward" else names
-        columns = columns if method == "reward" else {"prompt": "prompt", **columns}
-    elif method == "kto" and form == "unpaired_preference":
-        template = giving.config.model.chat_template
-        if template not in ("chatml", "llama3"):
-            return "Axolotl writes KTO's rows with chatml or llama3: name one as model.chat_template."
-        entry["type"], names = f"{template}.ultra", {}
-    elif method == "prm" and form == "stepwise_supervision":
-        entry["type"], names = "stepwise_supervised", {}
-        if fields.method.train_on_last_step_only.value(giving.config):
-            entry["train_on_last_step_only"] = True
-    elif form == "messages":
-        entry["type"], names = "chat_template", {"messages": "field_messages"}
-    elif form == "text":
-        entry["type"], names = "completion", {"text": "field"}
-    else:
-        return f"Axolotl has nothing that reads {form} as it is read here: bring the rows as messages."
+    typed = _type(source, giving)
+    if isinstance(typed, str):
+        return typed
+    settings, names, columns = typed
+    entry |= settings
     if source.chat_template:
         written = _template(source.chat_template, giving)
         if entry["type"] != "chat_template" or written.outcome != "mapped":

@@ -146,19 +146,19 @@ def _smoothing(value: Any, giving: Giving) -> Answer:
 
 
 def _rewards(value: Any, giving: Giving) -> Answer:
-    found, problem = rewards(value, giving)
+    specs, problem = rewards(value, giving)
     if problem:
         return unsupported(problem)
-    models = [spec for spec in found if spec.kind == "model"]
-    if len(models) > 1 or (models and found[0].kind != "model"):
+    models = [spec for spec in specs if spec.kind == "model"]
+    if len(models) > 1 or (models and specs[0].kind != "model"):
         return unsupported("TRL takes one reward model, before the functions.")
-    names = [module_of(spec, giving) for spec in found if spec.kind == "function"]
+    names = [module_of(spec, giving) for spec in specs if spec.kind == "function"]
     if not all(names):
         return unsupported("TRL takes functions of modules in the folder where it is started.")
     settings: dict[str, Any] = {"reward_funcs": names} if names else {}
     if models:
         settings["reward_model_name_or_path"] = giving.place(models[0].argument)
-    weights = [spec.weight for spec in found]
+    weights = [spec.weight for spec in specs]
     return mapped({**settings, **({"reward_weights": weights} if set(weights) != {1.0} else {})})
 
 

@@ -104,7 +104,7 @@ def tracker(name: str) -> Key:
     """A switch of its own for one tracker."""
 
     def means(value: Any, file: File) -> Answer:
-        wanted = [each for each in TRACKERS if each == name or not is_off(file.mapping.get(f"use_{each}"))]
+        wanted = [tracker for tracker in TRACKERS if tracker == name or not is_off(file.mapping.get(f"use_{tracker}"))]
         return needless(OFF) if is_off(value) else mapped({"run.report_to": wanted})
 
     return Key(means)

@@ -56,8 +56,8 @@ def command_of(file: File) -> tuple[str, str]:
     if file.get("lora_task_type") == "SEQ_CLS":
         return "reward", "keys"
     name = file.name.lower()
-    found = next((command for command in COMMANDS if command in name), None)
-    return (found, "name") if found else ("sft", "")
+    command_name = next((command for command in COMMANDS if command in name), None)
+    return (command_name, "name") if command_name else ("sft", "")
 
 
 def method_of(file: File) -> str:
@@ -354,8 +354,8 @@ def _aggregation(value: Any, file: File) -> Answer:
 
 def _rewards(value: Any, file: File) -> Answer:
     names = value if isinstance(value, list) else [value]
-    found = [_reward(str(name), file) for name in names]
-    if not all(found):
+    rewards = [_reward(str(name), file) for name in names]
+    if not all(rewards):
         return unsupported("A reward function of a module is written as `file.py:function` in method.reward_funcs.")
     weights = file.get("reward_weights")
     more = (
@@ -363,10 +363,10 @@ def _rewards(value: Any, file: File) -> Answer:
         if file.get("reward_model_name_or_path")
         else []
     )
-    found = [*more, *found]
-    if isinstance(weights, list) and len(weights) == len(found):
-        found = [f"{weight} * {name}" for weight, name in zip(weights, found, strict=True)]
-    return changed({"method.reward_funcs": found}, "Functions are taken from the files of their modules.")
+    rewards = [*more, *rewards]
+    if isinstance(weights, list) and len(weights) == len(rewards):
+        rewards = [f"{weight} * {name}" for weight, name in zip(weights, rewards, strict=True)]
+    return changed({"method.reward_funcs": rewards}, "Functions are taken from the files of their modules.")
 
 
 def _reward(name: str, file: File) -> str:

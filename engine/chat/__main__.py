@@ -7,7 +7,6 @@ and where something else holds its other end open, the parent is another.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
@@ -115,24 +114,17 @@ def serve() -> None:
     waiting: queue.Queue[Task] = queue.Queue()
     threading.Thread(target=_work, args=(waiting, tasks, answers), name="work", daemon=True).start()
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
-    with os.fdopen(os.dup(0), "rb") as questions:
-        for line in questions:
-            try:
-                asked = json.loads(line)
-                number = int(asked["id"])
-            except (ValueError, KeyError, TypeError) as problem:
-                answers.fail(-1, problem)
-                continue
-            if asked.get("do") == "stop":
-                for task in list(tasks.values()):
-                    task.stopped.set()
-                answers.send(number, result={})
-            elif asked.get("do") == "cancel":
-                if number in tasks:
-                    tasks[number].stopped.set()
-            else:
-                tasks[number] = Task(number, asked)
-                waiting.put(tasks[number])
+    for number, asked in answers.questions(0):
+        if asked.get("do") == "stop":
+            for task in list(tasks.values()):
+                task.stopped.set()
+            answers.send(number, result={})
+        elif asked.get("do") == "cancel":
+            if number in tasks:
+                tasks[number].stopped.set()
+        else:
+            tasks[number] = Task(number, asked)
+            waiting.put(tasks[number])
     os._exit(0)
 
 

@@ -1,6 +1,6 @@
 """What a person means by a value: `no` for a switch, `3e-4` as text, `q_proj, v_proj` for a list.
 
-`meaning(spec, value)` gives the value that the setting's type wants where that is beyond doubt, and otherwise the value
+`coerce(spec, value)` gives the value that the setting's type wants where that is beyond doubt, and otherwise the value
 as it came; whether it is allowed is decided by the section's own annotation afterwards.
 """
 
@@ -36,7 +36,7 @@ SPELLINGS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-def meaning(spec: FieldSpec, value: Any) -> Any:
+def coerce(spec: FieldSpec, value: Any) -> Any:
     """The value as this setting's type wants it, where what is meant is beyond doubt."""
     if isinstance(value, str):
         return _of_text(spec, value)
@@ -50,7 +50,7 @@ def meaning(spec: FieldSpec, value: Any) -> Any:
         if spec.control == "prompts":
             return [str(value)]
         if spec.control == "bool" or True in spec.choices:
-            return bool(value) if value in (0, 1) else Unmeant(value)
+            return bool(value) if value in (0, 1) else Uncoerced(value)
         if spec.control in ("int", "list") and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             return int(value)
         return value
@@ -60,11 +60,11 @@ def meaning(spec: FieldSpec, value: Any) -> Any:
                 str(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else item for item in value
             ]
         if spec.control == "list" and spec.path == "run.devices":
-            return [Unmeant(item) if isinstance(item, bool) else item for item in value]
+            return [Uncoerced(item) if isinstance(item, bool) else item for item in value]
     return value
 
 
-class Unmeant:
+class Uncoerced:
     """A value of a kind that a lax reader would bend (`true` for a number); it fits no setting."""
 
     def __init__(self, value: Any) -> None:
@@ -72,31 +72,31 @@ class Unmeant:
 
 
 def fit(spec: FieldSpec, value: Any) -> Any:
-    """The value that stands in the config, by the setting's annotation; `Unmeant` where it does not fit.
+    """The value that stands in the config, by the setting's annotation; `Uncoerced` where it does not fit.
 
-    The same answer as pydantic's validator of the section gives for what `meaning` returns, without building one.
+    The same answer as pydantic's validator of the section gives for what `coerce` returns, without building one.
     """
-    value = meaning(spec, value)
+    value = coerce(spec, value)
     if (value is None and spec.nullable) or (spec.auto and isinstance(value, str) and value == "auto"):
         return value
-    return value if isinstance(value, Unmeant) else _FITS[spec.control](spec, value)
+    return value if isinstance(value, Uncoerced) else _FITS[spec.control](spec, value)
 
 
 def _fit_choice(spec: FieldSpec, value: Any) -> Any:
     for choice in spec.choices:
         if type(choice) is type(value) and choice == value:
             return value
-    return Unmeant(value)
+    return Uncoerced(value)
 
 
 def _fit_bool(spec: FieldSpec, value: Any) -> Any:
-    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else Unmeant(value)
+    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else Uncoerced(value)
 
 
 def _fit_number(spec: FieldSpec, value: Any) -> Any:
     whole = spec.control == "int"
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        return Unmeant(value)
+        return Uncoerced(value)
     bounds = spec.bounds
     fits = (
         (bounds.gt is None or value > bounds.gt)
@@ -106,12 +106,12 @@ def _fit_number(spec: FieldSpec, value: Any) -> Any:
         and (whole or value == value)
     )
     if not fits:
-        return Unmeant(value)
+        return Uncoerced(value)
     return value if whole else float(value)
 
 
 def _fit_text(spec: FieldSpec, value: Any) -> Any:
-    return value if isinstance(value, str) else Unmeant(value)
+    return value if isinstance(value, str) else Uncoerced(value)
 
 
 def _fit_list(spec: FieldSpec, value: Any) -> Any:
@@ -120,21 +120,21 @@ def _fit_list(spec: FieldSpec, value: Any) -> Any:
             fits = all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= 1023 for item in value)
         else:
             fits = isinstance(value, int) and 1 <= value <= 1024
-        return value if fits else Unmeant(value)
+        return value if fits else Uncoerced(value)
     if isinstance(value, str) and not isinstance(spec.default, list):
         return value
     return _fit_texts(spec, value)
 
 
 def _fit_texts(spec: FieldSpec, value: Any) -> Any:
-    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else Unmeant(value)
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else Uncoerced(value)
 
 
 def _fit_mapping(spec: FieldSpec, value: Any) -> Any:
     fits = isinstance(value, dict) and all(isinstance(key, str) for key in value)
     if fits and spec.of_text:
         fits = all(isinstance(item, str) for item in value.values())
-    return value if fits else Unmeant(value)
+    return value if fits else Uncoerced(value)
 
 
 _FITS: dict[str, Callable[[FieldSpec, Any], Any]] = {
@@ -168,7 +168,7 @@ def _of_bool(spec: FieldSpec, value: bool) -> Any:
         return None
     if value is False and "none" in spec.choices:
         return "none"
-    return Unmeant(value)
+    return Uncoerced(value)
 
 
 def _of_text(spec: FieldSpec, text: str) -> Any:
@@ -183,7 +183,7 @@ def _of_text(spec: FieldSpec, text: str) -> Any:
     if spec.nullable and low in _NOTHING:
         return None
     if spec.control == "bool":
-        return low in _TRUE if low in _TRUE or low in _FALSE else Unmeant(text)
+        return low in _TRUE if low in _TRUE or low in _FALSE else Uncoerced(text)
     if spec.control in ("int", "float"):
         return _number(spec, word)
     if spec.control == "prompts":
@@ -192,7 +192,7 @@ def _of_text(spec: FieldSpec, text: str) -> Any:
         return _list(spec, word)
     if spec.control == "mapping":
         found = entries(word, of_text=spec.of_text)
-        return Unmeant(text) if found is None else found
+        return Uncoerced(text) if found is None else found
     if spec.control == "sources":
         return [{"path": word}] if word else []
     return text
@@ -216,7 +216,7 @@ def _choice(spec: FieldSpec, word: str, low: str) -> Any:
 
 def _number(spec: FieldSpec, word: str) -> Any:
     if not word or len(word) > 400 or not _NUMBER.fullmatch(word) or not any(map(str.isdigit, word)):
-        return Unmeant(word)
+        return Uncoerced(word)
     number = word.replace("_", "")
     if re.fullmatch(r"[+-]?\d+", number):
         return int(number)
@@ -231,7 +231,7 @@ def _list(spec: FieldSpec, word: str) -> Any:
             return int(word)
         if re.fullmatch(r"(\d{1,6}(\s*,\s*\d{1,6})*)?,?", inner):
             return [int(part) for part in inner.split(",") if part.strip()]
-        return Unmeant(word)
+        return Uncoerced(word)
     if inner != word or _NAMES.fullmatch(word):
         return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
     if isinstance(spec.default, list):
@@ -253,7 +253,7 @@ def _kind_in_words(spec: FieldSpec) -> str:
     if spec.path == "run.devices":
         return "a number of GPUs, a list of GPU numbers such as [0, 2]"
     if spec.control == "choice":
-        words = [shown(choice) for choice in spec.choices if choice not in spec.later]
+        words = [shown(choice) for choice in spec.choices if choice not in spec.unsupported]
         return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
     if spec.control in ("int", "float"):
         return ("a whole number" if spec.control == "int" else "a number") + _bounds_in_words(spec)

@@ -18,7 +18,7 @@ from typing import Any
 from engine.config.absent import METHODS as METHODS_ABSENT
 from engine.config.absent import absent, other_file
 from engine.config.adapter import NoAdapter
-from engine.config.coercion import Unmeant, expectation, fit, meaning
+from engine.config.coercion import Uncoerced, coerce, expectation, fit
 from engine.config.data import DataSource
 from engine.config.facts import Facts
 from engine.config.findings import RANK, Finding, Fix, must, shown
@@ -159,14 +159,14 @@ class _Reader:
                     self._wrong_kind(spec, value, model)
                 continue
             fitting = self._sources(spec, value) if spec.control == "sources" else fit(spec, value)
-            if isinstance(fitting, Unmeant):
+            if isinstance(fitting, Uncoerced):
                 self._bad_value(spec, value)
             else:
                 values[key] = fitting
         return model.model_construct(**values)
 
     def _bad_value(self, spec: FieldSpec, got: Any) -> None:
-        choices = [str(choice) for choice in spec.choices if choice not in spec.later]
+        choices = [str(choice) for choice in spec.choices if choice not in spec.unsupported]
         close = nearest(str(got), choices) if isinstance(got, str) else None
         default = "leave it out" if spec.required else f"leave it out for {shown(spec.default)}"
         todo = f"Did you mean {close}?" if close else f"Change it, or {default}."
@@ -185,7 +185,7 @@ class _Reader:
         given = raw.get("kind")
         if "kind" not in raw or given is None:
             return default, True
-        kind = meaning(spec, given)
+        kind = coerce(spec, given)
         if isinstance(kind, str) and kind in models:
             return models[kind], True
         self._bad_kind(spec, given)
@@ -247,7 +247,7 @@ class _Reader:
         remove = Fix(f"remove {visible(key)}", unset=(path,))
         changes = translate(key, value, self._mapping)
         exact = _exact(section, key)
-        missing = absent(key) if exact is None or (fields[exact].later and not is_off(value)) else None
+        missing = absent(key) if exact is None or (fields[exact].unsupported and not is_off(value)) else None
         if changes is not None and not changes:
             answer("It is off, which needs no setting here; remove it.", "name-of-another-tool", remove)
         elif changes:
@@ -303,7 +303,9 @@ class _Reader:
             same, todo = SAME_HERE.get(there, (None, ""))
             if same is not None and not same(carried):
                 return f" {todo}"
-            if spec.control != "sources" and (carried in spec.later or isinstance(fit(declared, carried), Unmeant)):
+            if spec.control != "sources" and (
+                carried in spec.unsupported or isinstance(fit(declared, carried), Uncoerced)
+            ):
                 return f" There it must be {expectation(declared)}."
         return ""
 
@@ -311,11 +313,11 @@ class _Reader:
 
     def _sources(self, spec: FieldSpec, raw: Any) -> Any:
         """The entries of `data.train` or `data.eval`: each checked for itself, a hopeless one left out."""
-        value = meaning(spec, raw)
+        value = coerce(spec, raw)
         if isinstance(value, Mapping):
             value = [value]
         if not isinstance(value, list):
-            return Unmeant(raw)
+            return Uncoerced(raw)
         entries = []
         for index, entry in enumerate(value):
             built = self._entry(spec, f"{spec.path}.{index}", {"path": entry} if isinstance(entry, str) else entry)
@@ -335,7 +337,7 @@ class _Reader:
                 continue
             self.given.add(f"{path}.{key}")
             fitting = fit(specs[key], value)
-            if isinstance(fitting, Unmeant):
+            if isinstance(fitting, Uncoerced):
                 self._bad_in_entry(specs[key], f"{path}.{key}", value)
             else:
                 values[key] = fitting
@@ -370,7 +372,7 @@ class _Reader:
             todo, fix = "It says nothing; remove it.", Fix(f"remove {visible(str(key))}", unset=(f"{path}.{key}",))
         elif str(key) not in _OF_ENTRIES and (close := nearest(str(key), specs, cutoff=0.7)) and close not in entry:
             todo = f"Did you mean {close}?"
-            slip = _is_slip(str(key), close) and not isinstance(fit(specs[close], value), Unmeant)
+            slip = _is_slip(str(key), close) and not isinstance(fit(specs[close], value), Uncoerced)
             fix = Fix(f"rename to {close}", {f"{path}.{close}": value}, (f"{path}.{key}",)) if slip else None
         else:
             todo = _OF_ENTRIES.get(str(key), f"A source has {', '.join(specs)}.")
@@ -399,7 +401,7 @@ def fields_in(section: str) -> tuple[str, ...]:
 
 def _carried(spec: FieldSpec, value: Any) -> Any:
     """A value on its way to another setting, as that setting's type wants it."""
-    carried = meaning(spec, value)
+    carried = coerce(spec, value)
     return carried if isinstance(carried, (str, int, float, bool, list, dict, type(None))) else value
 
 
@@ -421,7 +423,7 @@ def _of_one_value(section: str, raw: Any) -> dict[str, Any]:
     if first is None or not isinstance(raw, str):
         return {}
     spec = fields[f"{section}.{first}"]
-    return {} if isinstance(fit(spec, raw), Unmeant) else {spec.path: meaning(spec, raw)}
+    return {} if isinstance(fit(spec, raw), Uncoerced) else {spec.path: coerce(spec, raw)}
 
 
 def _claims(mapping: Mapping[str, Any]) -> dict[str, list[tuple[str, Any]]]:

@@ -128,6 +128,11 @@ def leave_out(spec: FieldSpec, label: str = "leave it out") -> Fix:
     return Fix(label, unset=(spec.path,))
 
 
+def own_findings(module: str, config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """What the rules of one module find."""
+    return (finding for entered in RULES if entered.module == module for finding in entered.check(config, facts))
+
+
 def raise_first(found: Iterable[Finding]) -> None:
     """Raises ModelError with the words of the first error among findings: what a worker says is what a check says."""
     for finding in found:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from engine.config.section import Advanced, Auto, Control, Expert, Ge, Later, Le, Section, Source, Title, Unit
+from engine.config.section import Advanced, Auto, Control, Expert, Ge, Le, Section, Source, Title, Unit, Unsupported
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Each the name of transformers' callback and of the package that it needs."""
@@ -11,7 +11,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 class Run(Section):
     """Where the run goes and what it leaves behind."""
 
-    backend: Annotated[Literal["torch", "mlx", "unsloth"], Later("mlx", "unsloth"), Expert] = "torch"
+    backend: Annotated[Literal["torch", "mlx", "unsloth"], Unsupported("mlx", "unsloth"), Expert] = "torch"
     """Which engine trains. This version has `torch` alone."""
 
     devices: Annotated[

@@ -22,7 +22,6 @@ __all__ = [
     "Expert",
     "Ge",
     "Gt",
-    "Later",
     "Le",
     "Level",
     "Lt",
@@ -31,6 +30,7 @@ __all__ = [
     "Source",
     "Title",
     "Unit",
+    "Unsupported",
     "Words",
 ]
 
@@ -120,7 +120,7 @@ class Words:
         self.words = words
 
 
-class Later:
+class Unsupported:
     """Values that the schema knows and this version refuses (by a rule of their own); forms leave them out."""
 
     def __init__(self, *values: Any) -> None:

@@ -30,7 +30,6 @@ from engine.config.section import (
     Control,
     Ge,
     Gt,
-    Later,
     Le,
     Level,
     Lt,
@@ -39,6 +38,7 @@ from engine.config.section import (
     Source,
     Title,
     Unit,
+    Unsupported,
     Words,
     helps,
 )
@@ -118,7 +118,7 @@ class FieldSpec:
     source: str
     kinds: tuple[str, ...]
     """The kinds of its section that have it; empty where the section has no kinds."""
-    later: tuple[Any, ...] = ()
+    unsupported: tuple[Any, ...] = ()
     """Values that the schema knows and this version refuses."""
     required: bool = False
     items: tuple[FieldSpec, ...] = ()
@@ -215,7 +215,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
         choices = [False, True, *choices]
     control = _control(name, plain, choices, by_kind.get(Control))
     words = by_kind.get(Words)
-    later = by_kind.get(Later)
+    unsupported = by_kind.get(Unsupported)
     return FieldSpec(
         path=path,
         section=section,
@@ -237,7 +237,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
         level=by_kind[Level].name if Level in by_kind else "basic",
         source=by_kind[Source].text if Source in by_kind else "",
         kinds=kinds,
-        later=tuple(later.values) if later else (),
+        unsupported=tuple(unsupported.values) if unsupported else (),
         required=Required in by_kind,
         items=_entry_specs() if control == "sources" else (),
         of_text=dict[str, str] in plain,

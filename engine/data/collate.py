@@ -115,7 +115,7 @@ def answered(
 
 
 @dataclass
-class TaughtCollator(LanguageCollator):
+class TeacherCollator(LanguageCollator):
     """A language batch with `teacher_tokens` and `teacher_logps`, [rows, width, k]; places without a teacher hold nothing."""
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
@@ -190,7 +190,7 @@ def collator_for(config: RunConfig, processing_class: Any) -> Callable[[Rows], A
     if rows == "texts":
         return TextsCollator(pad)
     if rows == "distill":
-        return TaughtCollator(pad)
+        return TeacherCollator(pad)
     if rows == "rated":
         return RatedCollator(pad, mismatched=fields.method.loss_type.value(config) == "kto", images=images)
     return LanguageCollator(pad, images=images)

@@ -54,10 +54,10 @@ def detect(
         except DataError as unreadable:
             if index >= rows.known():
                 # The file breaks off here: no row of it could be reached after this one.
-                return Detection(None, given, "the source cannot be read", (unreadable.told,), looked=len(seen))
+                return Detection(None, given, "the source cannot be read", (unreadable.full_message,), looked=len(seen))
             bad += 1
             if len(problems) < TOLD:
-                problems.append(unreadable.told)
+                problems.append(unreadable.full_message)
     if not seen:
         return Detection(None, given, "no row could be read", tuple(problems) or ("no rows",), looked=bad, bad=bad)
     looked = bad + len(seen)
@@ -110,7 +110,7 @@ def _judged(
     try:
         checked = read_example(row, known.name, mapping)
     except FormatError as problem:
-        return rows.error(index, problem.message, problem.hint).told, ()
+        return rows.error(index, problem.message, problem.hint).full_message, ()
     return rows.error(index, "the row is empty").message if _empty(checked) else None, images_of(checked)
 
 

@@ -29,7 +29,7 @@ from engine.data.parts import (
     with_image_parts,
 )
 from engine.data.pretokenized import ids_of
-from engine.data.teacher_logprobs import read_taught
+from engine.data.teacher_logprobs import read_teacher_row
 from engine.errors import visible
 
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
@@ -301,7 +301,7 @@ FORMATS: dict[str, Format] = {
                 "target_logprobs": ("target_logprobs",),
                 "labels?": ("labels",),
             },
-            read_taught,
+            read_teacher_row,
         ),
         Format(
             "multimodal_pretrain",

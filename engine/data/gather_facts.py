@@ -19,12 +19,14 @@ from engine.config.kinds import BUILTIN_ROWS
 from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
 from engine.data.image_folder import is_image_folder, metadata_of
-from engine.data.kept import kept
+from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, visible
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
 from engine.model_files import read_json
+from engine.planning.auto import effective, resolved
+from engine.rules import read
 from engine.rules.data import FROM_COUNTS
 
 if TYPE_CHECKING:
@@ -62,6 +64,17 @@ class Installed(Mapping[str, str | None]):
         return hash(Installed)
 
 
+def resolved_config(mapping: Mapping[str, Any], base: str | Path) -> RunConfig:
+    """The config that `mapping` describes, no `auto` left. Raises WorkbenchError with the first error in it."""
+    reading = read(mapping)
+    for finding in reading.findings:
+        if finding.severity == "error":
+            raise WorkbenchError(finding.message)
+    config = reading.config
+    asked = any(entry.requested == "auto" for entry in effective(config))
+    return resolved(config, look_at(config, base)) if asked else resolved(config)
+
+
 def look_at(
     config: RunConfig, base: str | Path = ".", machine: Machine | None = None, *, sources: bool = True
 ) -> Facts:
@@ -74,7 +87,7 @@ def look_at(
     return Facts(
         machine=this_machine(folder / config.run.output_dir) if machine is None else machine,
         model=model,
-        data=kept(config, folder, model),
+        data=load_counts(config, folder, model),
         packages=Installed() if here else None,
         sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
         if sources

@@ -192,11 +192,16 @@ def count(
     except Refused as refused:
         place = f"{refused.path}:{refused.line}" if refused.line else refused.path
         at = place if refused.facts["truncated"] else ""
-        facts = {**refused.facts, **_UNKNOWN, "too_long_at": at, "problem": "" if refused.counted else refused.told}
+        facts = {
+            **refused.facts,
+            **_UNKNOWN,
+            "too_long_at": at,
+            "problem": "" if refused.counted else refused.full_message,
+        }
     except Cancelled:
         raise
     except WorkbenchError as problem:
-        facts = {"problem": problem.told}
+        facts = {"problem": problem.full_message}
     return {**facts, "limits": list(counting_limits(config))}
 
 
@@ -217,12 +222,12 @@ def of_both(facts: dict[str, Any], held_out: dict[str, Any] | None) -> dict[str,
 
 def keep_counts(config: RunConfig, base: Path, prepared: Prepared, held_out: Prepared | None) -> None:
     """Keep what a run's preparation counted, so that whoever looks at this config later knows it at once."""
-    from engine.data.kept import keep
+    from engine.data.stored_counts import store_counts
     from engine.facts.model_shape import model_facts
 
     limits = {"limits": list(counting_limits(config))}
     facts = of_both(facts_of(prepared) | limits, facts_of(held_out) | limits if held_out else None)
-    keep(config, base, model_facts(config.model.name, config.model.revision), facts)
+    store_counts(config, base, model_facts(config.model.name, config.model.revision), facts)
 
 
 # What an epoch would be made of is not known where nothing is trained until something is mended.
@@ -381,7 +386,7 @@ class _Batch:
                 if plan.on_bad_row == "error" and not plan.count_all:
                     raise placed from None
                 counts.bad += 1
-                counts.bad_row = counts.bad_row or placed.told
+                counts.bad_row = counts.bad_row or placed.full_message
                 if len(counts.bad_rows) < NAMED:
                     counts.bad_rows.append(placed.message)
         if pieces:

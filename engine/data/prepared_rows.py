@@ -16,7 +16,7 @@ from engine.config.method import METHODS
 from engine.data.embedding_rows import texts_row
 from engine.data.pretokenized import IGNORED
 from engine.data.prompts import prompt_row
-from engine.data.teacher_logprobs import taught_row
+from engine.data.teacher_logprobs import teacher_row
 
 if TYPE_CHECKING:
     from engine.data.parts import Example
@@ -164,14 +164,14 @@ class Rated(Answers):
         return None
 
 
-class Taught(Language):
+class TeacherRows(Language):
     """Ids and labels, and flat, `top_k` entries an id, a teacher's tokens with their log-probabilities."""
 
     columns = ("input_ids", "labels", "teacher_tokens", "teacher_logps", "top_k")
     types = {"teacher_logps": "floats", "top_k": "int32"}
 
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
-        return taught_row(tokens, example)
+        return teacher_row(tokens, example)
 
     def cut(self, row: Row, limit: int, side: str) -> None:
         super().cut(row, limit, side)
@@ -269,7 +269,7 @@ SHAPES: dict[str, Shape] = {
     "rated": Rated(),
     "steps": Steps(),
     "texts": Texts(),
-    "distill": Taught(),
+    "distill": TeacherRows(),
     "prompts": Prompts(),
 }
 

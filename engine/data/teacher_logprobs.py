@@ -21,7 +21,7 @@ _SUM_ROUNDING = 0.02
 """By how much a place's probabilities may exceed 1: log-probabilities are often stored in 16 bits."""
 
 
-def read_taught(row: Row, columns: Mapping[str, str]) -> Example:
+def read_teacher_row(row: Row, columns: Mapping[str, str]) -> Example:
     """Tokens, and for each the teacher's tokens and log-probabilities. Raises `FormatError` naming the place."""
     name = {part: visible(columns.get(part, part)) for part in ("target_token_ids", "target_logprobs")}
     targets, logprobs = (row.get(columns.get(part, part)) for part in name)
@@ -64,7 +64,7 @@ def _check(place: int, ids: list[Any], logprobs: list[Any], name: Mapping[str, s
         )
 
 
-def taught_row(tokens: Encoder, example: Example) -> dict[str, Any]:
+def teacher_row(tokens: Encoder, example: Example) -> dict[str, Any]:
     """The row as training reads it: the teacher's table flat, `top_k` entries a token. Raises `FormatError`."""
     size = len(tokens.tokenizer)
     way_out = "Teacher and model must share their vocabulary: choose the model's own teacher."

@@ -98,7 +98,7 @@ def _targets(adapter: Lora) -> str:
 def _measured(run: RunFolder, step: int | None) -> list[tuple[str, str]]:
     rows = []
     with open_view(run) as watch:
-        watch.read_whole()
+        watch.read_completely()
         for name, series in watch.view.series.items():
             if name in CURVES or name.startswith("eval_"):
                 steps, low, _ = series.points(stop=step)

@@ -60,6 +60,8 @@ def compared(parity: dict[str, Any]) -> str:
 def part_words(part: dict[str, Any]) -> str:
     """What became of one form, in words."""
     if not part["ok"]:
-        return visible(f"✗ {part['form']}: {WorkbenchError(**part['error']).told.removeprefix(part['form'] + ': ')}")
+        return visible(
+            f"✗ {part['form']}: {WorkbenchError(**part['error']).full_message.removeprefix(part['form'] + ': ')}"
+        )
     notes = " ".join(part.get("notes", ()))
     return visible(f"✓ {part['form']} ({size(part['bytes'])}), {compared(part['parity'])} {notes}".rstrip())

@@ -136,7 +136,7 @@ def tokenizer_facts(name: str, revision: str | None = None) -> TokenizerFacts | 
         if _is_own(name):
             model_files.refuse_without_tokens(folder)
     except ModelError as problem:
-        return TokenizerFacts(name, flaw=problem.told)
+        return TokenizerFacts(name, flaw=problem.full_message)
     base, tokens = model_files.largest_tokens(folder) or (None, None)
     return TokenizerFacts(name, tokens=tokens, base=base)
 
@@ -301,11 +301,11 @@ def _stored_weights(folder: Path | None, own: bool) -> tuple[dict[str, Tensor] |
     try:
         model_files.refuse_what_it_names(folder)
     except ModelError as problem:
-        return None, problem.told
+        return None, problem.full_message
     try:
         return model_files.stored_weights(folder), ""
     except ModelError as problem:
-        return None, problem.told if own else ""
+        return None, problem.full_message if own else ""
 
 
 def _counted(stored: Mapping[str, Tensor] | None) -> int | None:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding
-from engine.config.rule import RULES, raise_first
-from engine.config.tree import RunConfig
+from engine.config.rule import RULES, Refused, leave_out, one_of, own_findings, raise_first
+from engine.config.tree import FieldSpec, RunConfig, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,23 @@ def kernel_chosen(config: RunConfig, otherwise: str) -> tuple[bool | Literal["au
     return ("auto", TIMED) if config.kernels.kernel_auto_compose else (False, otherwise)
 
 
+def no_mixed_precision(name: str, setting: FieldSpec) -> Refused:
+    """The rule that refuses a kernel under autocast."""
+    return Refused(
+        name,
+        setting,
+        one_of(True),
+        "false or auto with model.dtype float16",
+        "float16 trains under autocast, which chooses formats by itself; bfloat16 and float32 are served.",
+        leave_out(setting, "let it be chosen"),
+        beside={fields.model.dtype: one_of("float16")},
+    )
+
+
 def refusal(feature: ModuleType, config: RunConfig, facts: Facts) -> Finding | None:
     """The first of the feature's own rules that is an error here, or None."""
-    own = (each.check for each in RULES if each.module == feature.__name__)
-    found = (finding for check in own for finding in check(config, facts))
-    return next((finding for finding in found if finding.severity == "error"), None)
+    findings = own_findings(feature.__name__, config, facts)
+    return next((finding for finding in findings if finding.severity == "error"), None)
 
 
 def refuse(feature: ModuleType, config: RunConfig, facts: Facts, *, machine_alone: bool = False) -> None:

@@ -8,7 +8,6 @@ memory, and cancelling one kills it. Libraries that print write to the log, not 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import threading
@@ -31,20 +30,13 @@ def serve() -> None:
     waiting: queue.Queue[Task] = queue.Queue()
     worker = threading.Thread(target=_work, args=(waiting, tasks, answers), name="work", daemon=True)
     worker.start()
-    with os.fdopen(os.dup(0), "rb") as questions:
-        for line in questions:
-            try:
-                asked = json.loads(line)
-                number = int(asked["id"])
-            except (ValueError, KeyError, TypeError) as problem:
-                answers.fail(-1, problem)
-                continue
-            if asked.get("do") == "cancel":
-                _cancel(tasks, number, answers)
-                continue
-            task = Task(number, asked)
-            tasks[number] = task
-            waiting.put(task)
+    for number, asked in answers.questions(0):
+        if asked.get("do") == "cancel":
+            _cancel(tasks, number, answers)
+            continue
+        task = Task(number, asked)
+        tasks[number] = task
+        waiting.put(task)
     for task in list(tasks.values()):
         task.kill()
     os._exit(0)

@@ -1,10 +1,11 @@
-"""What the inspector writes: whole JSON lines, each with the number of its question, and what failed as a person sees it."""
+"""What a process that answers reads and writes: whole JSON lines, each with the number of its question, and what failed as a person sees it."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from engine.errors import WorkbenchError, redact
@@ -21,6 +22,18 @@ class Answers:
         with self._lock:
             while line:
                 line = line[os.write(self._descriptor, line) :]
+
+    def questions(self, descriptor: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Number and content of each question that comes in, until the other end is gone; what is none is answered with why."""
+        with os.fdopen(os.dup(descriptor), "rb") as lines:
+            for line in lines:
+                try:
+                    question = json.loads(line)
+                    number = int(question["id"])
+                except (ValueError, KeyError, TypeError) as problem:
+                    self.fail(-1, problem)
+                else:
+                    yield number, question
 
     def fail(self, number: int, problem: BaseException) -> None:
         self.send(number, error=describe(problem))

@@ -130,8 +130,8 @@ def _data(warm: Warm, params: Params) -> Any:
     sample = params.get("sample")
 
     def run(report: Report) -> Any:
-        from engine.data.kept import keep
         from engine.data.prepare import count, of_both
+        from engine.data.stored_counts import store_counts
         from engine.facts.model_shape import model_facts
 
         facts = count(config, processing_class, "train", report, sample)
@@ -139,7 +139,7 @@ def _data(warm: Warm, params: Params) -> Any:
             facts, count(config, processing_class, "eval", report, sample) if config.data.evaluates else None
         )
         if sample is None:
-            keep(config, ".", model_facts(config.model.name, config.model.revision), facts)
+            store_counts(config, ".", model_facts(config.model.name, config.model.revision), facts)
         return facts
 
     return Job(run)

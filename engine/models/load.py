@@ -150,7 +150,7 @@ def _model(config: RunConfig, source: str) -> Loaded:
 def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[str, Any]) -> Loaded:
     """The model with its weights from the files, and with the head that the method puts on top."""
     from engine.models.stored_fp8 import load_fp8, stored_fp8
-    from engine.models.strict_load import load_whole
+    from engine.models.strict_load import load_strictly
 
     head = METHODS[config.method.kind].head
     labels = {"score": 1, "steps": 2}.get(head)
@@ -161,8 +161,8 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
             settings["config"].update(more)
             known = Facts(model=ModelFacts(config.model.name, stored="mxfp4"))
             raise_first(stored_weights_take_no_second_format(config, known))
-            return Loaded(load_whole(loader, source, head, **settings), stored_mxfp4=True)
-        return Loaded(load_whole(loader, source, head, **settings, **more))
+            return Loaded(load_strictly(loader, source, head, **settings), stored_mxfp4=True)
+        return Loaded(load_strictly(loader, source, head, **settings, **more))
     known = Facts(model=ModelFacts(config.model.name, stored="fp8"))
     for check in (stored_weights_take_no_second_format, weights_stored_in_fp8_take_plain_lora):
         raise_first(check(config, known))

@@ -14,7 +14,7 @@ from engine.config.kinds import Head
 from engine.errors import ModelError, visible
 
 
-def load_whole(loader: Any, source: str, head: Head, **settings: Any) -> Any:
+def load_strictly(loader: Any, source: str, head: Head, **settings: Any) -> Any:
     """`loader.from_pretrained(source, **settings)`. Raises ModelError naming weights that are missing or do not fit."""
     model, told = loader.from_pretrained(
         source,

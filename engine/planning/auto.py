@@ -127,9 +127,9 @@ def _devices(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 
 
 def _image_backend(config: RunConfig, facts: Facts) -> tuple[Any, str]:
-    found = None if facts.packages is None else facts.packages.get("torchvision")
-    if found:
-        return "torchvision", f"torchvision {found} is installed"
+    version = None if facts.packages is None else facts.packages.get("torchvision")
+    if version:
+        return "torchvision", f"torchvision {version} is installed"
     return (
         "pil",
         "torchvision is not installed"
@@ -174,31 +174,31 @@ class Effective:
 def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective, ...]:
     """Requested -> effective for every setting that applies and is `auto`, and `max_steps` over epochs."""
     facts = facts or Facts()
-    found = []
+    entries = []
     asked, config = config, _with_strategy(config, facts)
     for spec, resolve in AUTO.items():
         if spec is fields.data.image_backend and not _reads_images(config, facts):
             continue  # no image is read, so nothing is said of it
         if spec.applies(asked) and spec.value(asked) == "auto":
             value, reason = resolve(asked if spec == sharding.SPEC else config, facts)
-            found.append(Effective(spec.path, "auto", value, reason))
+            entries.append(Effective(spec.path, "auto", value, reason))
     checkpointing = config.memory.gradient_checkpointing
     if checkpointing == "full":
-        found.append(
+        entries.append(
             Effective(fields.memory.gradient_checkpointing.path, "full", True, "every layer is computed again")
         )
     if config.memory.tiled_mlp and config.memory.tiled_mlp_tokens is None:
         tokens, size = counts.batch_tokens(config, facts), tiled_mlp.tile_tokens(config, facts)
         reason = f"tiles of a batch of at most {tokens:,} tokens"
-        found.append(Effective(fields.memory.tiled_mlp_tokens.path, None, size, reason))
+        entries.append(Effective(fields.memory.tiled_mlp_tokens.path, None, size, reason))
     if (wanted := config.run.saves_per_epoch) is not None:
         every, reason = _in_an_epoch("keeps a checkpoint", wanted, config, facts)
-        found.append(Effective(fields.run.save_steps.path, config.run.save_steps, every, reason))
+        entries.append(Effective(fields.run.save_steps.path, config.run.save_steps, every, reason))
     if config.optim.per_device_eval_batch_size is None and config.data.evaluates:
         size = config.optim.per_device_train_batch_size
         path = fields.optim.per_device_eval_batch_size.path
-        found.append(Effective(path, None, size, "the training batch size"))
-    return tuple(found)
+        entries.append(Effective(path, None, size, "the training batch size"))
+    return tuple(entries)
 
 
 def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
@@ -223,5 +223,5 @@ def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
 
 def choices(config: RunConfig, facts: Facts | None = None) -> dict[str, dict[str, Any]]:
     """By path, what each setting that is `auto` becomes and why: kept in run.json, so that the receipt can say it."""
-    found = (entry for entry in effective(config, facts) if entry.requested == "auto")
-    return {entry.path: {"value": entry.effective, "reason": entry.reason} for entry in found}
+    chosen = (entry for entry in effective(config, facts) if entry.requested == "auto")
+    return {entry.path: {"value": entry.effective, "reason": entry.reason} for entry in chosen}

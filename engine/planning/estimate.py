@@ -63,9 +63,9 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """All numbers as plain data; those that hang on tokens as `shares` has them."""
-        found = asdict(self)
-        del found["counted"]
-        return {**found, **self.shares()}
+        values = asdict(self)
+        del values["counted"]
+        return {**values, **self.shares()}
 
     def shares(self) -> dict[str, dict[str, Any]]:
         """What becomes of the rows, each with the rows it was counted over: all, a sample, or none yet."""
@@ -77,12 +77,12 @@ class Estimate:
 
     def changes(self, before: Estimate) -> dict[str, float]:
         """What differs from an earlier estimate, number by number: the change of one edit."""
-        found: dict[str, float] = {}
-        for each in fields(self):
-            now, then = getattr(self, each.name), getattr(before, each.name)
+        differences: dict[str, float] = {}
+        for number in fields(self):
+            now, then = getattr(self, number.name), getattr(before, number.name)
             if isinstance(now, (int, float)) and isinstance(then, (int, float)) and now != then:
-                found[each.name] = now - then
-        return found
+                differences[number.name] = now - then
+        return differences
 
 
 def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
@@ -92,7 +92,7 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
     data = facts.data
     counts = counted.parameters(whole, facts)
     memory = memory_model.memory(whole, facts, checkpointing=whole.memory.gradient_checkpointing) or {}
-    each = memory_model.checkpoint_bytes(whole, facts)
+    checkpoint = memory_model.checkpoint_bytes(whole, facts)
     steps = counted.total_steps(whole, facts)
     batches = counted.batches_per_epoch(whole, facts)
     per_epoch = -(-batches // whole.optim.gradient_accumulation_steps) if batches else None
@@ -110,8 +110,8 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
         packing_efficiency=data.packing_efficiency if data and data.holds_for(whole) else None,
         trainable_parameters=counts.trained if counts else None,
         total_parameters=counts.base + counts.adapter if counts else None,
-        checkpoint_bytes=each,
-        checkpoints_bytes=_kept(whole, each, steps),
+        checkpoint_bytes=checkpoint,
+        checkpoints_bytes=_kept(whole, checkpoint, steps),
         memory=memory,
         memory_total=sum(memory.values()) if memory else None,
         device_bytes=memory_model.device_bytes(config, facts),
@@ -152,13 +152,13 @@ def _left_out(config: RunConfig, data: DataFacts | None) -> int | None:
     return _of_all(config, data, data.dropped + (data.masked or 0) + (data.identical or 0) + (data.bad or 0))
 
 
-def _kept(config: RunConfig, each: int | None, steps: int | None) -> int | None:
+def _kept(config: RunConfig, checkpoint: int | None, steps: int | None) -> int | None:
     """Disk at its fullest: the checkpoints kept, the best one, and the one being written."""
-    if each is None:
+    if checkpoint is None:
         return None
     best = int(config.data.evaluates)
-    made = steps // config.run.save_steps + 1 if steps is not None else config.run.save_total_limit + 1
-    return each * (min(made, config.run.save_total_limit + 1) + best)
+    written = steps // config.run.save_steps + 1 if steps is not None else config.run.save_total_limit + 1
+    return checkpoint * (min(written, config.run.save_total_limit + 1) + best)
 
 
 def _seconds(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, must
-from engine.config.rule import RULES, Refused, Test, leave_out, one_of, other_than, refused, rule, take
+from engine.config.rule import Refused, Test, leave_out, one_of, other_than, own_findings, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts.counts import device_count, known_model
 from engine.planning import memory_model
@@ -218,6 +218,5 @@ def _with(config: RunConfig, strategy: Literal["ddp", "fsdp2"]) -> RunConfig:
 def _unserved(config: RunConfig, facts: Facts) -> str | None:
     """What the first row that refuses fsdp2 says it must be."""
     asked = _with(config, "fsdp2")
-    own = (each.check for each in RULES if each.module == __name__)
-    found = (finding for check in own for finding in check(asked, facts))
-    return next((finding.todo for finding in found if finding.path == SPEC.path), None)
+    findings = own_findings(__name__, asked, facts)
+    return next((finding.todo for finding in findings if finding.path == SPEC.path), None)

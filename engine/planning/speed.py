@@ -39,10 +39,10 @@ def layer_seconds(config: RunConfig, facts: Facts) -> tuple[float, float] | None
 def streaming_share(config: RunConfig, facts: Facts) -> float | None:
     """How much longer a step takes because layers stream, as a share of it: what the bus takes beyond the computation,
     forward and backward. A backward pass that computes its layer again takes twice as long as a forward pass."""
-    found = layer_seconds(config, facts) if config.memory.layer_offloading else None
-    if found is None:
+    seconds = layer_seconds(config, facts) if config.memory.layer_offloading else None
+    if seconds is None:
         return None
-    moving, computing = found
+    moving, computing = seconds
     back = computing * (2 if config.memory.gradient_checkpointing in (True, "full", "auto") else 1)
     return (max(moving, computing) + max(moving, back)) / (computing + back) - 1
 

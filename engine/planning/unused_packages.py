@@ -55,5 +55,6 @@ def _plain_numbers(config: RunConfig) -> bool:
     named += [(spec.argument, None) for spec in specs if spec.kind == "model"]
     known = [model_facts(name, revision) for name, revision in named]
     return all(
-        each is not None and not (each.remote or each.missing) and each.stored in ("", "fp8", "mxfp4") for each in known
+        facts is not None and not (facts.remote or facts.missing) and facts.stored in ("", "fp8", "mxfp4")
+        for facts in known
     )

@@ -70,8 +70,8 @@ def read(mapping: Mapping[str, Any] | None, facts: Facts | None = None) -> Readi
 def run_rules(config: RunConfig, facts: Facts, invalid: Collection[str]) -> Iterator[Finding]:
     """The findings of every rule that can be run."""
     settings = {".".join(path.split(".")[:2]) for path in invalid}
-    for each in RULES:
-        if not each.places.isdisjoint(settings):
+    for entered in RULES:
+        if not entered.places.isdisjoint(settings):
             continue
-        for finding in each.check(config, facts):
-            yield finding if finding.rule else replace(finding, rule=each.name)
+        for finding in entered.check(config, facts):
+            yield finding if finding.rule else replace(finding, rule=entered.name)

@@ -191,7 +191,10 @@ def turns_are_chosen_among_turns(config: RunConfig, facts: Facts) -> Iterator[Fi
     if chosen not in ("last", "flag") or METHODS[config.method.kind].rows != "language" or not facts.sources:
         return
     sources = [facts.sources.get(entry.path) for entry in config.data.train]
-    if sources and all(each is not None and each.turns is False and each.format in _PAIRS for each in sources):
+    if sources and all(
+        source_facts is not None and source_facts.turns is False and source_facts.format in _PAIRS
+        for source_facts in sources
+    ):
         yield must(
             path,
             "assistant or all for rows of a prompt and a completion",
@@ -408,10 +411,10 @@ def rows_can_be_read(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 @rule(reads=(fields.data.train, fields.data.eval, fields.model.name))
 @_from_counts
 def data_can_be_prepared(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    told = set()
+    reported = set()
     for spec, data, _ in _counts(config, facts):
-        if data.problem and data.problem not in told and data.holds_for(config):
-            told.add(data.problem)
+        if data.problem and data.problem not in reported and data.holds_for(config):
+            reported.add(data.problem)
             problem = data.problem if data.problem.endswith((".", "?")) else f"{data.problem}."
             place, _, rest = problem.partition(": ")
             # A sentence that begins with a setting stands at it.

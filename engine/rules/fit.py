@@ -69,10 +69,10 @@ def _allowed(fix: Fix, changed: RunConfig, config: RunConfig, facts: Facts) -> b
 
     def found(config: RunConfig) -> set[tuple[str, str]]:
         return {
-            (each.name, finding.path)
-            for each in RULES
-            if each.check is not it_fits_into_memory and not each.places.isdisjoint(fix.set)
-            for finding in each.check(config, facts)
+            (entered.name, finding.path)
+            for entered in RULES
+            if entered.check is not it_fits_into_memory and not entered.places.isdisjoint(fix.set)
+            for finding in entered.check(config, facts)
             if finding.severity == "error"
         }
 

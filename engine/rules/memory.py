@@ -104,10 +104,10 @@ def layers_fit_into_the_hosts_memory(config: RunConfig, facts: Facts) -> Iterato
 )
 def layer_offloading_has_its_price(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """When it pays: a layer's way over the bus is hidden behind the computation of the layer before it, or it is not."""
-    found = speed.layer_seconds(config, facts) if layer_offloading.streams(config, facts) else None
-    if found is None:
+    seconds = speed.layer_seconds(config, facts) if layer_offloading.streams(config, facts) else None
+    if seconds is None:
         return
-    moving, computing = found
+    moving, computing = seconds
     tokens = counts.batch_tokens(config, facts)
     even = round(tokens * moving / computing, -2)
     figures = f"the bus brings a layer in {1e3 * moving:.1f} ms, and {tokens:,} tokens compute one in {1e3 * computing:.1f} ms"
@@ -173,7 +173,7 @@ def tiled_mlp_has_its_price(config: RunConfig, facts: Facts) -> Iterator[Finding
     chosen = resolved(config, facts)
     whole = chosen.model_copy(update={"memory": chosen.memory.model_copy(update={"tiled_mlp": False})})
     tier, share = chosen.memory.gradient_checkpointing, speed.tiling_share(chosen, facts)
-    tiled, plain = (memory_model.memory(each, facts, tier) for each in (chosen, whole))
+    tiled, plain = (memory_model.memory(either, facts, tier) for either in (chosen, whole))
     if share is None or not tiled or not plain:
         return
     most, least = sum(plain.values()), sum(tiled.values())

@@ -207,12 +207,12 @@ def values_of_the_template_need_messages(config: RunConfig, facts: Facts) -> Ite
         return
     known = facts.sources or {}
     formats = METHODS[config.method.kind].formats
-    found = {
+    known_formats = {
         entry.format or (known[entry.path].format if entry.path in known else None)
         for entry in (*config.data.train, *config.data.eval)
     }
-    found = set(formats) if len(formats) == 1 else found
-    if found and found <= {"text", "tokens", "synthetic", "distill"}:
+    known_formats = set(formats) if len(formats) == 1 else known_formats
+    if known_formats and known_formats <= {"text", "tokens", "synthetic", "distill"}:
         rule_text = "left out where rows are text or tokens and there are no sample prompts"
         todo = "Remove it: no template is filled in."
         yield must(path, rule_text, values, todo, fix=Fix("remove it", unset=(path,)))
@@ -225,18 +225,18 @@ def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]
     for spec in (fields.data.train, fields.data.eval):
         for index, entry in enumerate(spec.value(config)):
             source = (facts.sources or {}).get(entry.path)
-            found = entry.format or (source.format if source else None)
-            if found is None or found in fits:
+            form = entry.format or (source.format if source else None)
+            if form is None or form in fits:
                 continue
-            kind = next(kind for kind, section in METHODS.items() if found in section.formats)
+            kind = next(kind for kind, section in METHODS.items() if form in section.formats)
             example = example_row(METHODS[config.method.kind])
             such = f", or bring rows such as {example}" if example else ", or name the format and its columns"
             todo = f"Rows of this kind are for {kind}: set method.kind{such}."
             # A method that a person wrote is theirs: the rows may be the mistake.
             written = fields.method.kind.path in facts.given
             fix = None if written else Fix(f"set method.kind to {kind}", {fields.method.kind.path: kind})
-            read = " or ".join(each for each in fits if each != "synthetic")
-            yield must(f"{spec.path}.{index}.format", f"{read} for {config.method.kind}", found, todo, fix=fix)
+            read = " or ".join(fit for fit in fits if fit != "synthetic")
+            yield must(f"{spec.path}.{index}.format", f"{read} for {config.method.kind}", form, todo, fix=fix)
 
 
 @rule(reads=(fields.method.kind, fields.method.loss_type, fields.optim.per_device_train_batch_size))

@@ -93,7 +93,7 @@ def batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Findi
     times = _together(config, facts)
     if size < 2 or batch * times % size == 0:
         return
-    fitting = next(each for each in range(batch + 1, batch + size + 1) if each * times % size == 0)
+    fitting = next(larger for larger in range(batch + 1, batch + size + 1) if larger * times % size == 0)
     batches = "batch" if times == 1 else "batches"
     todo = f"With {times} {batches} sampled together there are {batch * times} answers, which is no whole number of groups."
     rule_text = f"such that the answers sampled together make whole groups of {size} (method.num_generations)"

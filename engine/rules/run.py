@@ -11,7 +11,7 @@ from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
 from engine.config.rule import Refused, leave_out, other_than, refused, rule
 from engine.config.run import TRACKERS
-from engine.config.tree import RunConfig, fields
+from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import host_of
 from engine.facts.counts import total_steps
 from engine.planning.memory_model import checkpoint_bytes
@@ -75,16 +75,9 @@ def an_address_to_notify_is_one(config: RunConfig, facts: Facts) -> Iterator[Fin
 
 @rule(reads=(fields.run.prompts, fields.run.prompts_steps))
 def prompts_steps_need_prompts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    spec = fields.run.prompts_steps
-    if config.run.prompts_steps != "auto" and spec.path in facts.given and not config.run.prompts and not _whole(facts):
+    if not config.run.prompts:
         todo = "There is nothing to sample. Give run.prompts, or remove it."
-        yield must(
-            spec.path,
-            "left out without prompts",
-            config.run.prompts_steps,
-            todo,
-            fix=Fix("remove it", unset=(spec.path,)),
-        )
+        yield from _left_out(fields.run.prompts_steps, "without prompts", todo, config, facts)
 
 
 @rule(reads=(fields.run.prompts,))
@@ -97,16 +90,16 @@ def prompts_are_not_empty(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 @rule(reads=(fields.data.eval, fields.data.val_set_size, fields.run.eval_steps))
 def eval_steps_need_held_out_data(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    spec = fields.run.eval_steps
-    if config.run.eval_steps != "auto" and spec.path in facts.given and not config.data.evaluates and not _whole(facts):
+    if not config.data.evaluates:
         todo = "There is nothing to evaluate on. Name data.eval, give data.val_set_size, or remove it."
-        yield must(
-            spec.path,
-            "left out without held-out data",
-            config.run.eval_steps,
-            todo,
-            fix=Fix("remove it", unset=(spec.path,)),
-        )
+        yield from _left_out(fields.run.eval_steps, "without held-out data", todo, config, facts)
+
+
+def _left_out(spec: FieldSpec, without: str, todo: str, config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """That a person has written a setting for which the config has no use; `auto` and a stored config are silent."""
+    value = spec.value(config)
+    if value != "auto" and spec.path in facts.given and not _whole(facts):
+        yield must(spec.path, f"left out {without}", value, todo, fix=leave_out(spec, "remove it"))
 
 
 @rule(reads=(fields.run.eval_steps, fields.run.evals_per_epoch, fields.run.save_steps, fields.run.saves_per_epoch))
@@ -288,18 +281,18 @@ def the_name_fits_a_folder(config: RunConfig, facts: Facts) -> Iterator[Finding]
 )
 def checkpoints_fit_the_disk(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Kept checkpoints and the one being written lie there at once."""
-    each = checkpoint_bytes(config, facts)
+    checkpoint = checkpoint_bytes(config, facts)
     free = facts.machine.disk_free_bytes if facts.machine else None
-    if each is None or free is None:
+    if checkpoint is None or free is None:
         return
-    need = each * (config.run.save_total_limit + 1)
+    need = checkpoint * (config.run.save_total_limit + 1)
     path = fields.run.save_total_limit.path
     if need > free:
         sentence = (
-            f"the checkpoints will need {figures.size(need)} ({figures.size(each)} each) and {figures.size(free)} are free. "
+            f"the checkpoints will need {figures.size(need)} ({figures.size(checkpoint)} each) and {figures.size(free)} are free. "
             "Keep fewer, train an adapter, or choose another run.output_dir."
         )
-        fewer = int(free // each) - 1
+        fewer = int(free // checkpoint) - 1
         fix = Fix(f"keep {fewer}", {path: fewer}) if 2 <= fewer < config.run.save_total_limit else None
         yield say(path, sentence, severity="error", fix=fix)
     elif need > 0.8 * free:

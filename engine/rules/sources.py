@@ -224,9 +224,9 @@ def synthetic_rows_are_drawn_in_the_size_that_is_said(config: RunConfig, facts: 
             if most > config.data.max_length and config.data.excess_length == "error":
                 fix = Fix("rows as long as they may be", {f"{path}.tokens": config.data.max_length})
                 todo = "Longer rows are refused, as data.excess_length says."
-                said = most if entry.tokens else f"{most:,}, which an empty one means"
+                size = most if entry.tokens else f"{most:,}, which an empty one means"
                 limit = f"at most {config.data.max_length:,}, which is data.max_length"
-                yield must(f"{path}.tokens", limit, said, todo, fix=fix)
+                yield must(f"{path}.tokens", limit, size, todo, fix=fix)
 
 
 @rule(reads=_PLACES)

@@ -22,7 +22,7 @@ def streams_of_unknown_length_need_max_steps(config: RunConfig, facts: Facts) ->
     if not config.data.streaming or config.optim.max_steps is not None:
         return
     path, fix = fields.optim.max_steps.path, Fix(f"train {_STEPS:,} steps", {fields.optim.max_steps.path: _STEPS})
-    packed = next((found for entry in config.data.train if (found := _in_order(entry.path, facts))), "")
+    packed = next((name for entry in config.data.train if (name := _in_order(entry.path, facts))), "")
     if packed:
         todo = f"How many rows {visible(packed)} has is known once it was read to its end, so the steps must be said."
         yield must(path, "set while this source is streamed", None, todo, fix=fix)
@@ -39,9 +39,9 @@ def resuming_reads_again_what_is_read_in_order(config: RunConfig, facts: Facts) 
     if not config.data.streaming:
         return
     for index, entry in enumerate(config.data.train):
-        if found := _in_order(entry.path, facts):
+        if name := _in_order(entry.path, facts):
             sentence = (
-                f"{visible(Path(found).name)} can be read from its beginning alone: its rows are mixed only near one "
+                f"{visible(Path(name).name)} can be read from its beginning alone: its rows are mixed only near one "
                 "another, and a resume reads it up to its place again. JSONL or Parquet files have neither limit."
             )
             yield say(f"{fields.data.train.path}.{index}.path", sentence, severity="hint")

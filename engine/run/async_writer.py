@@ -1,6 +1,6 @@
 """An event writer that keeps the numbers of a step off the step: a thread makes and writes them, a tenth of a second late.
 
-`later` costs its caller an append, no wake-up; what is expensive (encoding, files, counters of the machine, and work
+`defer` costs its caller an append, no wake-up; what is expensive (encoding, files, counters of the machine, and work
 given to `beside`) runs ten times a second while the step waits for its matrices. Order holds: `write` first writes all
 that came before it, so a checkpoint is never told before the steps it holds, and whoever dies by SIGKILL loses the
 numbers of a tenth of a second, not an event that promised something.
@@ -21,8 +21,8 @@ LATE_SECONDS = 0.1
 Make = Callable[[], "dict[str, Any] | None"]
 
 
-class LateWriter(EventWriter):
-    """`later(kind, make)` beside `write(kind, ...)`. A problem of the thread is raised by the next call of either."""
+class AsyncWriter(EventWriter):
+    """`defer(kind, make)` beside `write(kind, ...)`. A problem of the thread is raised by the next call of either."""
 
     def __init__(self, folder: RunFolder, segment: int | None = None) -> None:
         super().__init__(folder, segment)
@@ -33,7 +33,7 @@ class LateWriter(EventWriter):
         self._problem: Exception | None = None
         self._thread: threading.Thread | None = None
 
-    def later(self, kind: str, make: Make) -> None:
+    def defer(self, kind: str, make: Make) -> None:
         """An event of this moment whose payload `make` gives soon, on another thread; None means that there is none."""
         if self._problem is not None:
             self._raise()
@@ -43,7 +43,7 @@ class LateWriter(EventWriter):
 
     def beside(self, work: Callable[[], None]) -> None:
         """Have `work` done on the writer's thread ten times a second from now on. A problem ends it and is raised by the
-        next call of `later` or `write`."""
+        next call of `defer` or `write`."""
         self._beside.append(work)
         if self._thread is None:
             self._start()

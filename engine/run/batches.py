@@ -54,9 +54,9 @@ def _event(folder: RunFolder, step: int) -> tuple[int, int] | None:
             return None
         with mmap.mmap(handle, size, access=mmap.ACCESS_READ) as data:
             end = size
-            while (found := data.rfind(wanted, 0, end)) >= 0:
-                start = data.rfind(b"\n", 0, found) + 1
-                stop = data.find(b"\n", found)
+            while (at := data.rfind(wanted, 0, end)) >= 0:
+                start = data.rfind(b"\n", 0, at) + 1
+                stop = data.find(b"\n", at)
                 event = parse(data[start : size if stop < 0 else stop])
                 if event is not None and event["kind"] == "batch" and event.get("step") == step:
                     offset, count = event.get("offset"), event.get("count")

@@ -28,7 +28,7 @@ def title_of(metric: str) -> str:
     return words(metric).title
 
 
-def best_words(view: RunView) -> str:
+def best_text(view: RunView) -> str:
     """Which checkpoint is the best one and by what; empty where none of those kept is."""
     best = view.best
     if best is None or best["step"] not in view.committed:

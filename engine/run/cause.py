@@ -64,9 +64,9 @@ _PEER = re.compile(
 )
 
 
-def follows(found: Cause, log: Path, log_from: int) -> bool:
+def follows(cause: Cause, log: Path, log_from: int) -> bool:
     """Whether a worker may have ended because one on another node had, by what its log says from the byte `log_from` on."""
-    return found.cause.startswith("exit ") and _PEER.search(log_tail(log, start=log_from)) is not None
+    return cause.cause.startswith("exit ") and _PEER.search(log_tail(log, start=log_from)) is not None
 
 
 def explain(
@@ -104,8 +104,8 @@ def explain(
                 word, f"{who} ended because of its disk: {os.strerror(number)}. Mend that, then resume.", lines
             )
     last = next((line for line in reversed(lines) if _is_error(line)), "")
-    said = f": {last}" if last else "; its log says no more"
-    return Cause(f"exit {exit_code}", f"{who} ended with exit code {exit_code}{said}", lines)
+    detail = f": {last}" if last else "; its log says no more"
+    return Cause(f"exit {exit_code}", f"{who} ended with exit code {exit_code}{detail}", lines)
 
 
 def free_bytes(path: Path) -> int:
@@ -145,9 +145,9 @@ def log_tail(log: Path, size: int = _TAIL_BYTES, start: int = 0) -> str:
 
 def exit_code_of_rank(log: Path, pid: int, log_from: int = 0) -> int | None:
     """The exit code that torchrun's report gives for this process, in what was written from the byte `log_from` on."""
-    for found in _RANK.finditer(log_tail(log, start=log_from)):
-        if int(found[3]) == pid:
-            return int(found[1])
+    for match in _RANK.finditer(log_tail(log, start=log_from)):
+        if int(match[3]) == pid:
+            return int(match[1])
     return None
 
 
@@ -189,8 +189,8 @@ def kernel_ended(process: Identity) -> bool:
     try:
         while True:
             # "priority,sequence,microseconds since boot,flags;text"; the pid may have been another's before.
-            head, _, said = os.read(handle, 8192).partition(b";")
-            if int(head.split(b",")[2]) / 1e6 >= since and f"Killed process {process.pid} ".encode() in said:
+            head, _, line = os.read(handle, 8192).partition(b";")
+            if int(head.split(b",")[2]) / 1e6 >= since and f"Killed process {process.pid} ".encode() in line:
                 return True
     except (OSError, ValueError, IndexError):
         return False

@@ -35,8 +35,8 @@ _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 
 
 def step_of(path: Path) -> int | None:
-    found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def begin(folder: RunFolder, step: int) -> Path:
@@ -88,8 +88,8 @@ def _seal_all(tmp: Path, head: dict[str, Any]) -> None:
         file.write(json.dumps({**head, "files": files}, indent=1))
         file.flush()
         os.fsync(file.fileno())
-    for name, found in reversed(list(inside.entries(run, tmp))):
-        if stat.S_ISDIR(found.st_mode):
+    for name, info in reversed(list(inside.entries(run, tmp))):
+        if stat.S_ISDIR(info.st_mode):
             inside.sync(run, tmp / name)
     inside.sync(run, tmp)
 
@@ -113,14 +113,14 @@ def without_room(tmp: Path, problem: Exception, part: str = "") -> WorkbenchErro
 
     Libraries that write the files say it in words of their own, or only that a file ended early.
     """
-    found = of_library(tmp, problem)
-    return None if found is None else _failed(tmp, found, named_by(problem, tmp) or part)
+    full = of_library(tmp, problem)
+    return None if full is None else _failed(tmp, full, named_by(problem, tmp) or part)
 
 
 def _failed(tmp: Path, problem: OSError, part: str = "") -> StorageError:
     """The sentence for a checkpoint that could not be written, which names the file it came to; its half is removed."""
     run = RunFolder(_run_of(tmp))
-    written = {name: found for name, found in inside.entries(run, tmp) if not stat.S_ISDIR(found.st_mode)}
+    written = {name: info for name, info in inside.entries(run, tmp) if not stat.S_ISDIR(info.st_mode)}
     newest = max(written, key=lambda name: written[name].st_mtime_ns, default="")
     # A library that takes its half file away leaves another one as the newest.
     name = part or newest
@@ -158,12 +158,12 @@ def _run_of(path: Path) -> Path:
 
 
 def _files(tmp: Path) -> Iterator[str]:
-    for name, found in list(inside.entries(_run_of(tmp), tmp)):
+    for name, info in list(inside.entries(_run_of(tmp), tmp)):
         if name.rpartition("/")[2] in UNWANTED:
             inside.remove(_run_of(tmp), tmp / name)
-        elif stat.S_ISREG(found.st_mode):
+        elif stat.S_ISREG(info.st_mode):
             yield name
-        elif not stat.S_ISDIR(found.st_mode):
+        elif not stat.S_ISDIR(info.st_mode):
             raise WorkbenchError(f"{visible(str(tmp / name))}: is not a plain file; a checkpoint holds only those.")
 
 
@@ -189,12 +189,12 @@ def _hash(handle: int) -> tuple[str, int]:
 def read_commit(path: Path) -> dict[str, Any] | None:
     """COMMIT.json of a checkpoint, if it is there and whole."""
     try:
-        found = json.loads(inside.read(_run_of(path), path / COMMIT))
+        commit = json.loads(inside.read(_run_of(path), path / COMMIT))
     except (OSError, ValueError, RecursionError, UnsafeRunFile):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("files"), dict):
+    if not isinstance(commit, dict) or not isinstance(commit.get("files"), dict):
         return None
-    for name, entry in found["files"].items():
+    for name, entry in commit["files"].items():
         if (
             not isinstance(entry, dict)
             or type(entry.get("size")) is not int
@@ -203,7 +203,7 @@ def read_commit(path: Path) -> dict[str, Any] | None:
             return None
         if name.startswith("/") or {".", ".."} & set(name.split("/")) or visible(name) != name:
             return None
-    return found
+    return commit
 
 
 def problem_with(path: Path, *, hashes: bool = False) -> str:
@@ -237,8 +237,8 @@ def _problem_with(path: Path, hashes: bool) -> str:
         finally:
             os.close(handle)
     known = {*info["files"], COMMIT}
-    for name, found in inside.entries(run, path):
-        if not stat.S_ISDIR(found.st_mode) and name not in known and not name.rpartition("/")[2].startswith("."):
+    for name, entry_info in inside.entries(run, path):
+        if not stat.S_ISDIR(entry_info.st_mode) and name not in known and not name.rpartition("/")[2].startswith("."):
             return f"{visible(name)} was not there when it was saved"
     return ""
 
@@ -250,14 +250,14 @@ def is_valid(path: Path, *, hashes: bool = False) -> bool:
 def newest_first(folder: RunFolder) -> list[Path]:
     """The folders with a checkpoint's name, whole or not."""
     try:
-        found = [
+        checkpoints = [
             path
             for name in inside.names(folder, folder.checkpoints)
             if step_of(path := folder.checkpoints / name) is not None
         ]
     except FileNotFoundError:
         return []
-    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
+    return sorted(checkpoints, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 def newest_valid(folder: RunFolder, *, hashes: bool = True) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -329,7 +329,7 @@ def collect(folder: RunFolder) -> list[Path]:
 def size_of(path: Path) -> int:
     """Bytes of all plain files below `path`, a run's folder or a checkpoint's; 0 where it cannot be read."""
     try:
-        return sum(found.st_size for _, found in inside.entries(path) if stat.S_ISREG(found.st_mode))
+        return sum(info.st_size for _, info in inside.entries(path) if stat.S_ISREG(info.st_mode))
     except (OSError, UnsafeRunFile):
         return 0
 

@@ -41,15 +41,15 @@ def each_once(folders: Sequence[RunFolder]) -> list[str]:
 
 def settings(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """A config by dotted path; lists and mappings inside lists stay whole."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in mapping.items():
         path = f"{above}.{key}" if above else str(key)
-        found |= (
+        values |= (
             settings(value, path)
             if isinstance(value, Mapping) and value
             else {path: None if value in ([], {}) else value}
         )
-    return found
+    return values
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[Any, ...]]]:
@@ -84,9 +84,9 @@ def extremes(series: Series) -> tuple[float, float] | None:
 def answers(views: Sequence[RunView]) -> list[tuple[str, list[dict[str, Any] | None]]]:
     """(prompt, the newest sample of each run or nothing) for prompts that at least two of the runs were asked."""
     newest = [{sample["prompt"]: sample for sample in view.samples} for view in views]
-    prompts = dict.fromkeys(prompt for each in newest for prompt in each)
-    found = [(prompt, [each.get(prompt) for each in newest]) for prompt in prompts]
-    return [(prompt, samples) for prompt, samples in found if sum(sample is not None for sample in samples) > 1]
+    prompts = dict.fromkeys(prompt for by_prompt in newest for prompt in by_prompt)
+    rows = [(prompt, [by_prompt.get(prompt) for by_prompt in newest]) for prompt in prompts]
+    return [(prompt, samples) for prompt, samples in rows if sum(sample is not None for sample in samples) > 1]
 
 
 def in_words(value: Any) -> str:

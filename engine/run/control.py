@@ -26,7 +26,7 @@ from engine.run.process import signal_name
 from engine.run.store import ENDED, RunFolder
 
 if TYPE_CHECKING:
-    from engine.run.async_writer import LateWriter
+    from engine.run.async_writer import AsyncWriter
     from engine.run.events import EventWriter
     from engine.run.view import RunView
 
@@ -138,7 +138,7 @@ class Controls:
         self._listening = False
         self._heard: list[Request] = []
 
-    def listen(self, writer: LateWriter) -> None:
+    def listen(self, writer: AsyncWriter) -> None:
         """From now on the folder is looked at beside the steps."""
         self._listening = True
         writer.beside(self._hear)
@@ -186,13 +186,13 @@ class Controls:
             self._known.add(name)
             path = self.folder.control / name
             try:
-                found = parse(path)
+                request = parse(path)
             except FileNotFoundError:
                 continue
-            if isinstance(found, Request):
-                fresh.append(found)
+            if isinstance(request, Request):
+                fresh.append(request)
             elif self.writer is not None:
-                self.answer(Request(id=visible(name)[:100], do="", by="", t=0.0, path=path), "refused", found)
+                self.answer(Request(id=visible(name)[:100], do="", by="", t=0.0, path=path), "refused", request)
         return fresh
 
     def _may_hold_news(self, now: float) -> bool:
@@ -233,10 +233,10 @@ def asks_to_end(folder: RunFolder) -> bool:
     for name in inside.names(folder, folder.control):
         if name.endswith(".json"):
             try:
-                found = parse(folder.control / name)
+                request = parse(folder.control / name)
             except FileNotFoundError:
                 continue
-            if isinstance(found, Request) and found.do in STOPS:
+            if isinstance(request, Request) and request.do in STOPS:
                 return True
     return False
 

@@ -181,16 +181,16 @@ def leading(method: str, names: Collection[str] = ()) -> Groups:
     that it has; all of them while it has none."""
     own = LEADING.get(method, (_LOSS,))
     groups = (*own, *(group for group in _ALWAYS if group not in own))
-    found = tuple(group for each in groups if (group := _present(each, names)))
+    charts = tuple(group for known in groups if (group := _present(known, names)))
     bare = (tuple(name for name in group if "*" not in name) for group in groups)
-    return found or tuple(group for group in bare if group)
+    return charts or tuple(group for group in bare if group)
 
 
 def _present(group: tuple[str, ...], names: Collection[str]) -> tuple[str, ...]:
-    made: list[str] = []
+    present: list[str] = []
     for wanted in group:
-        made += sorted(name for name in names if fnmatchcase(name, wanted)) if "*" in wanted else [wanted]
-    return tuple(name for name in made if name in names)
+        present += sorted(name for name in names if fnmatchcase(name, wanted)) if "*" in wanted else [wanted]
+    return tuple(name for name in present if name in names)
 
 
 def ordered(method: str, names: Collection[str]) -> list[str]:

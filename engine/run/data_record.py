@@ -36,13 +36,13 @@ class RecordDamaged(WorkbenchError):
 class DataChanged(WorkbenchError):
     """The rows teach otherwise than those that a run was trained on; it goes on only where a person accepts that."""
 
-    def __init__(self, run: RunFolder, said: Sequence[str]) -> None:
+    def __init__(self, run: RunFolder, messages: Sequence[str]) -> None:
         super().__init__(
-            "; ".join(said) + ".",
+            "; ".join(messages) + ".",
             f"`workbench preview {run.config} --against {run.id}` shows the difference token by token; put the rows back, "
             f"or go on knowingly with `workbench resume {run.id} --accept-data`.",
         )
-        self.said = list(said)
+        self.said = list(messages)
 
 
 @dataclass
@@ -69,22 +69,22 @@ class RowHashes:
 
     def by_number(self) -> dict[int, tuple[int, ...]]:
         """The hashes of what was made of each row: one, or several where it was split or repeated."""
-        found: dict[int, tuple[int, ...]] = {}
+        numbers: dict[int, tuple[int, ...]] = {}
         for number, value in zip(self.numbers, self.hashes, strict=True):
-            found[number] = (*found.get(number, ()), value)
-        return found
+            numbers[number] = (*numbers.get(number, ()), value)
+        return numbers
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON; the columns as base64 of little-endian 64-bit numbers."""
         return {"numbers": _packed(self.numbers), "hashes": _packed(self.hashes), "rest": self.rest}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> RowHashes:
+    def from_json(cls, document: Mapping[str, Any]) -> RowHashes:
         """What `as_json` gave. Raises ValueError, KeyError or TypeError for anything else."""
-        numbers, hashes = _unpacked("q", found["numbers"]), _unpacked("Q", found["hashes"])
-        if len(numbers) != len(hashes) or not isinstance(found["rest"], str):
+        numbers, hashes = _unpacked("q", document["numbers"]), _unpacked("Q", document["hashes"])
+        if len(numbers) != len(hashes) or not isinstance(document["rest"], str):
             raise ValueError("the columns of the record are not of one length")
-        return cls(numbers, hashes, found["rest"])
+        return cls(numbers, hashes, document["rest"])
 
 
 def row_digest(row: Mapping[str, Any]) -> bytes:
@@ -120,15 +120,15 @@ class SplitRecord:
         return {**vars(self), "hashes": self.hashes.as_json()}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> SplitRecord:
+    def from_json(cls, document: Mapping[str, Any]) -> SplitRecord:
         """What `as_json` gave. Raises ValueError, KeyError or TypeError for anything else."""
-        fixed = [dict(row) for row in found["fixed"]]
+        fixed = [dict(row) for row in document["fixed"]]
         if not all(isinstance(row.get("row"), int) for row in fixed):
             raise ValueError("a row of the record has no number")
-        files = [(str(path), int(size), int(changed)) for path, size, changed in found["files"]]
-        sources = [str(path) for path in found["sources"]]
-        hashes = RowHashes.from_json(found["hashes"])
-        return cls(str(found["fingerprint"]), str(found["prepared"]), hashes, fixed, sources, files)
+        files = [(str(path), int(size), int(changed)) for path, size, changed in document["files"]]
+        sources = [str(path) for path in document["sources"]]
+        hashes = RowHashes.from_json(document["hashes"])
+        return cls(str(document["fingerprint"]), str(document["prepared"]), hashes, fixed, sources, files)
 
 
 def read(run: RunFolder) -> dict[str, SplitRecord] | None:
@@ -138,10 +138,10 @@ def read(run: RunFolder) -> dict[str, SplitRecord] | None:
     except FileNotFoundError:
         return None
     try:
-        found = json.loads(content)
-        if found["version"] != VERSION:
+        document = json.loads(content)
+        if document["version"] != VERSION:
             raise ValueError("another version")
-        return {str(split): SplitRecord.from_json(entry) for split, entry in found["splits"].items()}
+        return {str(split): SplitRecord.from_json(entry) for split, entry in document["splits"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
         raise RecordDamaged(
             f"run {run.id}: its record of the rows it was trained on ({NAME}) is damaged, so today's rows cannot be "
@@ -152,21 +152,21 @@ def read(run: RunFolder) -> dict[str, SplitRecord] | None:
 
 def write(run: RunFolder, splits: Mapping[str, SplitRecord]) -> None:
     """Put the record in place."""
-    found = {"version": VERSION, "splits": {split: record.as_json() for split, record in splits.items()}}
-    inside.replace(run, NAME, json.dumps(found))
+    document = {"version": VERSION, "splits": {split: record.as_json() for split, record in splits.items()}}
+    inside.replace(run, NAME, json.dumps(document))
 
 
 def files_of(paths: Sequence[str]) -> list[tuple[str, int, int]]:
     """Size and date of the files at and below those paths that are local."""
-    found = []
+    places = []
     for path in dict.fromkeys(paths):
         place = Path(path)
         files = sorted(place.rglob("*")) if place.is_dir() else [place]
         for file in files:
             if file.is_file():
                 status = os.stat(file)
-                found.append((str(file), status.st_size, status.st_mtime_ns))
-    return found
+                places.append((str(file), status.st_size, status.st_mtime_ns))
+    return places
 
 
 def files_unchanged(record: Mapping[str, SplitRecord]) -> bool:

@@ -64,17 +64,17 @@ def _all_cards() -> list[tuple[str, Card]]:
         pynvml.nvmlShutdown()
 
 
-def _allowed(found: Sequence[tuple[str, Card]], allowed: str | None) -> list[Card]:
+def _allowed(cards: Sequence[tuple[str, Card]], allowed: str | None) -> list[Card]:
     """Those that CUDA_VISIBLE_DEVICES names, by number, UUID, start of a UUID, or as a MIG slice; all without it."""
     if allowed is None:
-        return [card for _, card in found]
-    known = {key: card for uuid, card in found for key in (card.name, uuid)}
+        return [card for _, card in cards]
+    known = {key: card for uuid, card in cards for key in (card.name, uuid)}
     chosen = []
     for name in filter(None, (part.strip() for part in allowed.split(","))):
         match = known.get(name) or next(
             (card for key, card in known.items() if key.startswith("GPU-") and key.startswith(name)), None
         )
-        if match is None and name.startswith("MIG-") and found:
+        if match is None and name.startswith("MIG-") and cards:
             match = Card(name, 0, 0)
         if match is None:
             break  # CUDA itself stops at the first name that it does not know.
@@ -90,9 +90,9 @@ def _card(pynvml: ModuleType, number: int) -> tuple[str, Card]:
     return name, Card(str(number), int(memory.free), int(memory.used))
 
 
-def choose(wanted: object, taken: Collection[str] = (), found: Sequence[Card] | None = None) -> Choice:
+def choose(wanted: object, taken: Collection[str] = (), known: Sequence[Card] | None = None) -> Choice:
     """The devices for `run.devices`. Raises WorkbenchError, naming what there is, if they are not here."""
-    here = list(cards() if found is None else found)
+    here = list(cards() if known is None else known)
     if wanted is None or wanted == "auto":
         return _auto(here, taken)
     if isinstance(wanted, bool) or not isinstance(wanted, (int, list, tuple)):
@@ -113,13 +113,13 @@ def choose(wanted: object, taken: Collection[str] = (), found: Sequence[Card] | 
     return Choice(tuple(here[number].name for number in numbers), max(1, len(numbers)))
 
 
-def free(wanted: object, taken: Collection[str], on_cpu: int, found: Sequence[Card] | None = None) -> Choice | None:
+def free(wanted: object, taken: Collection[str], on_cpu: int, present: Sequence[Card] | None = None) -> Choice | None:
     """The devices for a run that waits until they are free; None while they are not.
 
     A GPU is free when no run here has it and hardly any of its memory is in use; the CPU when no run of the folder
     (`on_cpu` of them do) works on it. Raises WorkbenchError as `choose` does.
     """
-    here = list(cards() if found is None else found)
+    here = list(cards() if present is None else present)
     choice = choose(wanted, taken, here)
     if not choice.visible:
         return choice if not on_cpu else None

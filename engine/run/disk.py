@@ -48,43 +48,43 @@ def storage_error(path: str | os.PathLike[str], needed: str, problem: OSError, w
     needed = f"{what} found no room; {needed}" if what else needed
     free, no_inodes = _free(path)
     if number == errno.ENOSPC and no_inodes:
-        said = f"the disk is full: {needed}, and it has no room for another file (its inodes are used up)."
+        sentence = f"the disk is full: {needed}, and it has no room for another file (its inodes are used up)."
         hint = f"Remove files that are not needed, {_THEN}"
     elif number == errno.ENOSPC:
-        said = f"the disk is full: {needed}, {free} free ({problem.strerror})."
+        sentence = f"the disk is full: {needed}, {free} free ({problem.strerror})."
         hint = f"Free some space, {_THEN}"
     elif number == errno.EDQUOT:
-        said = f"the disk quota is used up: {needed}; the disk itself has {free} free."
+        sentence = f"the disk quota is used up: {needed}; the disk itself has {free} free."
         hint = f"Remove files that count towards the quota or have it raised, {_THEN}"
     elif number == errno.EFBIG:
-        said = f"{_length_limit()}: {needed}."
+        sentence = f"{_length_limit()}: {needed}."
         hint = f"Raise the limit (`ulimit -f unlimited`) or choose another file system, {_THEN}"
     elif number == errno.EIO:
-        said = f"the disk reports an input/output error: {needed}."
+        sentence = f"the disk reports an input/output error: {needed}."
         hint = f"The system's log (`dmesg`) tells whether the disk or the network share fails; mend it, {_THEN}"
     elif number == errno.EROFS:
-        said = f"the file system is read-only now: {needed}."
+        sentence = f"the file system is read-only now: {needed}."
         hint = f"Mount it writable again (`dmesg` tells why it changed), {_THEN}"
     else:
-        said = f"writing failed: {problem.strerror or problem}; {needed}."
+        sentence = f"writing failed: {problem.strerror or problem}; {needed}."
         hint = f"Look at the disk, {_THEN}"
-    return StorageError(f"{shown}: {said}", hint, CAUSES.get(number, "write failed"))
+    return StorageError(f"{shown}: {sentence}", hint, CAUSES.get(number, "write failed"))
 
 
 def of_library(folder: Path, problem: BaseException) -> OSError | None:
     """What the system says about a library's failure to write into `folder`; None for a failure of another kind."""
-    told = [each for each in _chain(problem)]
-    for each in told:
-        number = getattr(each, "errno", None)
+    errors = [error for error in _chain(problem)]
+    for error in errors:
+        number = getattr(error, "errno", None)
         if number in CAUSES:
             return OSError(number, os.strerror(number))
-        text = str(each)
-        for number in [int(found) for found in _RUST.findall(text)] + list(CAUSES):
+        text = str(error)
+        for number in [int(code) for code in _RUST.findall(text)] + list(CAUSES):
             if number in CAUSES and (f"(os error {number})" in text or os.strerror(number) in text):
                 return OSError(number, os.strerror(number))
     if number := _full_or_limited(folder):
         return OSError(number, os.strerror(number))
-    if any(_TORCH.search(str(each)) for each in told):
+    if any(_TORCH.search(str(error)) for error in errors):
         return _probed(folder) or OSError(0, visible(str(problem).strip().split("\n")[0])[:300])
     return None
 
@@ -92,10 +92,10 @@ def of_library(folder: Path, problem: BaseException) -> OSError | None:
 def named_by(problem: BaseException, folder: Path) -> str:
     """The file below `folder` that a failure names, by the path in its number's error or in its text; else nothing."""
     below = re.compile(re.escape(f"{folder}{os.sep}") + r"([\w./-]*\w)")
-    for each in _chain(problem):
-        for told in (str(getattr(each, "filename", None) or ""), str(each)):
-            if found := below.search(told):
-                return found[1]
+    for error in _chain(problem):
+        for text in (str(getattr(error, "filename", None) or ""), str(error)):
+            if match := below.search(text):
+                return match[1]
     return ""
 
 
@@ -120,7 +120,7 @@ def _chain(problem: BaseException | None) -> Iterator[BaseException]:
 def _full_or_limited(folder: Path) -> int:
     """The number of what plainly stands in the way of a longer file in `folder`; 0 where nothing does."""
     limit = length_limit()
-    sizes = [found.lstat().st_size for found in folder.rglob("*")]
+    sizes = [path.lstat().st_size for path in folder.rglob("*")]
     if limit is not None and sizes and max(sizes) > limit - SCANT:
         return errno.EFBIG
     space = os.statvfs(folder)

@@ -61,7 +61,7 @@ def end_of(view: RunView, folder: RunFolder, name: str) -> End:
         return End(tuple(facts(view, folder)), tuple(ways(view, folder, name)))
     if view.state not in ("failed", "lost"):
         return End()
-    told = (*_memory(view), *_in_flight(view, folder), *_origin(folder))
+    details = (*_memory(view), *_in_flight(view, folder), *_origin(folder))
     newest, skipped = checkpoint.newest_valid(folder, hashes=False)
     step = checkpoint.step_of(newest) if newest else None
     settings = proposals.settings_of(folder)
@@ -71,10 +71,10 @@ def end_of(view: RunView, folder: RunFolder, name: str) -> End:
     if change is not None:
         anew = not proposals.goes_on(view, change, step)
         start = "start a new run from the beginning" if anew else f"go on from checkpoint-{step}"
-        return End(told, way_on=f"apply it and {start}{why}", step=step, change=change, anew=anew)
+        return End(details, way_on=f"apply it and {start}{why}", step=step, change=change, anew=anew)
     blocked = view.cause_kind in proposals.REPEATS
     words = proposals.way_on(view.cause_kind, newest.name if newest else None, why)
-    return End(told, way_on=words, step=step, blocked=blocked)
+    return End(details, way_on=words, step=step, blocked=blocked)
 
 
 def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
@@ -169,10 +169,10 @@ def _held_out(view: RunView) -> str:
     if not (series := view.series.get(metric)):
         return ""
     steps, low, high = series.points()
-    said = f"{title_of(metric).removeprefix('held-out ')} {figures.number(high[-1], 4)} at step {steps[-1]:,}"
+    sentence = f"{title_of(metric).removeprefix('held-out ')} {figures.number(high[-1], 4)} at step {steps[-1]:,}"
     if steps[0] == steps[-1] or low[0] != high[0]:
-        return said
-    return f"{said}, {figures.number(low[0], 4)} at step {steps[0]:,}"
+        return sentence
+    return f"{sentence}, {figures.number(low[0], 4)} at step {steps[0]:,}"
 
 
 def _answers(view: RunView) -> list[tuple[dict[str, object], dict[str, object]]]:

@@ -39,7 +39,7 @@ def has_harness() -> bool:
 def tasks_of(named: Sequence[str], place: str = "--tasks") -> list[Path]:
     """The files of tasks of lm-evaluation-harness; `place` is where they are named. Raises UsageError for one that is none,
     WorkbenchError without the harness."""
-    files = [Path(each).expanduser().absolute() for each in named]
+    files = [Path(path).expanduser().absolute() for path in named]
     for file in files:
         if file.suffix not in (".yaml", ".yml") or not file.is_file():
             raise UsageError(
@@ -71,7 +71,7 @@ class Evaluation(Task):
         """`base` measures the model as training began with it, too; `data` is a file in the place of the run's own
         held-out rows; `tasks` are files of lm-evaluation-harness, by which it is measured instead; `device` is `auto` or `cpu`."""
         asked = {"run": str(run.path), "step": step, "base": base, "data": str(data) if data else None}
-        asked["tasks"] = [str(each) for each in tasks]
+        asked["tasks"] = [str(task) for task in tasks]
         super().__init__(asked, command, _placed(run, device), (*ALL_TOKENS, *for_rewards(os.environ)))
 
 
@@ -117,7 +117,7 @@ def step_of(run: RunFolder, wanted: str | None) -> int:
 
 def _best_step(run: RunFolder) -> int:
     with open_view(run) as watch:
-        watch.read_whole()
+        watch.read_completely()
         best = watch.view.best
     if best is None:
         raise UsageError(
@@ -133,13 +133,13 @@ def _best_step(run: RunFolder) -> int:
     return step
 
 
-def whole_steps(run: RunFolder) -> list[int]:
+def complete_steps(run: RunFolder) -> list[int]:
     """The steps of its whole checkpoints, in order."""
     return sorted(checkpoint.step_of(path) or 0 for path in checkpoint.newest_first(run) if checkpoint.is_valid(path))
 
 
 def _those_of(run: RunFolder) -> str:
-    steps = whole_steps(run)
+    steps = complete_steps(run)
     return f"Its whole ones: {', '.join(map(str, steps))}." if steps else "It has none that is whole."
 
 
@@ -168,15 +168,15 @@ def kept(run: RunFolder) -> list[dict[str, Any]]:
         text = inside.read(run, run.path / FILE, MOST).decode("utf-8", "replace")
     except (OSError, WorkbenchError):
         return []
-    found = []
+    records = []
     for line in text.splitlines():
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and isinstance(record.get("metrics"), dict):
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def in_words(record: dict[str, Any]) -> str:

@@ -86,9 +86,9 @@ def _whole_bytes(file: BinaryIO) -> int:
     while start > 0:
         end, start = start, max(0, start - _BLOCK)
         file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
     return 0
 
 
@@ -239,8 +239,8 @@ def _hidden(value: Any) -> Any:
     if isinstance(value, str):
         return without_secrets(value)
     if isinstance(value, dict):
-        return {name: _hidden(each) for name, each in value.items()}
-    return [_hidden(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: _hidden(item) for name, item in value.items()}
+    return [_hidden(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _shortened(event: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
     """The names of variables with secrets that a worker needs: the tokens of the hub and of object stores while something
     must be fetched from there, a tracker's key where it is asked for."""
     specs = reward_specs(getattr(config.method, "reward_funcs", ()))
-    names = [config.model.name, config.model.tokenizer, *(each.argument for each in specs if each.kind == "model")]
+    names = [config.model.name, config.model.tokenizer, *(spec.argument for spec in specs if spec.kind == "model")]
     known = facts.sources or {}
     data = [entry.path for entry in (*config.data.train, *config.data.eval)]
     from_hub = any(not _is_here(name, config.model.revision) for name in names if name) or any(
@@ -58,9 +58,9 @@ def _is_here(name: str, revision: str | None) -> bool:
     """Whether all files of a model are on this machine: a folder, or a snapshot of the hub with its weights."""
     if is_local(name):
         return True
-    found = model_facts(name, revision)
+    facts = model_facts(name, revision)
     try:
-        return found is not None and bool(found.folder) and bool(model_files.stored_weights(Path(found.folder)))
+        return facts is not None and bool(facts.folder) and bool(model_files.stored_weights(Path(facts.folder)))
     except WorkbenchError:
         return False
 

@@ -80,7 +80,7 @@ class Watch:
         self._keep()
         return changed
 
-    def read_whole(self) -> None:
+    def read_completely(self) -> None:
         """Wait until the curve between a long run's beginning and its end is read too, which may take seconds."""
         while self.loading < 1:
             self.poll()
@@ -90,10 +90,10 @@ class Watch:
         """The last lines of the worker's log, or of another rank's own, redacted and safe to show; a progress bar counts as
         its last state."""
         text = log_tail(self.folder.log_of(rank), max(4096, lines * 400))
-        found = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
-        if found and not found[-1]:
-            found.pop()
-        return [visible(redact(line)) for line in found[-lines:]]
+        shown = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
+        if shown and not shown[-1]:
+            shown.pop()
+        return [visible(redact(line)) for line in shown[-lines:]]
 
     def close(self) -> None:
         """Stop the helper and leave a snapshot for the next opening."""
@@ -116,15 +116,15 @@ class Watch:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        found = snapshot.load(self.folder)
-        if found is not None:
-            self._view, offset = found
+        stored = snapshot.load(self.folder)
+        if stored is not None:
+            self._view, offset = stored
             self._tail = Tail(self.folder.events, offset)
             self._saved_at = offset
         newest = _newest_offset(self.folder)
         self._restarts = self._tail.restarts
         if newest > self._tail.offset + HEAD_BYTES:
-            if found is None:
+            if stored is None:
                 fold_many(self._view, _head(self.folder))
             self.loading = self._tail.offset / max(1, self._tail.size())
             self._tail = Tail(self.folder.events, newest)
@@ -190,24 +190,24 @@ class Watch:
         helper = self._helper
         if helper is None or helper.stdout is None:
             return False
-        said = helper.stdout.read() or b""
-        lines = said.split()
+        output = helper.stdout.read() or b""
+        lines = output.split()
         if lines:
             self.loading = max(self.loading, min(0.999, float(lines[-1])))
         if helper.poll() is None:
             return bool(lines)
         helper.stdout.close()
         self._helper = None
-        found = snapshot.load(self.folder, self._helper_out) if helper.returncode == 0 else None
-        if found is None and self._temporary is None:
+        stored = snapshot.load(self.folder, self._helper_out) if helper.returncode == 0 else None
+        if stored is None and self._temporary is None:
             # The folder may be full or not ours to write: once more, in a place of our own.
             self._start_helper(elsewhere=True)
             return True
-        if found is None:
+        if stored is None:
             # Without its work the newest stretch is what there is; the curve before it stays away.
             self.loading = 1.0
             return True
-        self._view, offset = found
+        self._view, offset = stored
         restarts = self._tail.restarts
         self._tail = Tail(self.folder.events, offset)
         self._tail.restarts = restarts
@@ -250,8 +250,8 @@ class Watch:
         self.problem = flaw or (self._met if unattended else "")
         before = (self._view.state, self._view.cause, self._view.committed)
         try:
-            found = os.stat(self.folder.json)
-            stamp = (found.st_mtime_ns, found.st_ino)
+            info = os.stat(self.folder.json)
+            stamp = (info.st_mtime_ns, info.st_ino)
         except OSError:
             stamp = None
         if stamp != self._stamp:
@@ -279,22 +279,27 @@ class Watch:
         view.method = view.method or str(details.get("method") or "")
         view.model = view.model or str(details.get("model") or "")
         state, cause = self._folded
-        said = details.get("state")
+        written = details.get("state")
         segment = details.get("segment")
         # Before the worker's first word of a segment, only run.json knows of it.
         newer = isinstance(segment, int) and segment > view.segment
         job = bool(details.get("cluster"))
-        if said in STATES and (state not in ENDED or newer):
-            if said in ENDED or said == "stopping" or newer or (said == "queued" and (job or view.segment < 0)):
-                state, cause = said, str(details.get("message") or "")
+        if written in STATES and (state not in ENDED or newer):
+            if (
+                written in ENDED
+                or written == "stopping"
+                or newer
+                or (written == "queued" and (job or view.segment < 0))
+            ):
+                state, cause = written, str(details.get("message") or "")
         elif state in ("starting", "running", "stopping") and not details:
             state = "lost"
-        elif job and state == "stopped" and said in ENDED:
+        elif job and state == "stopped" and written in ENDED:
             cause = str(details.get("message") or "") or cause
-        elif job and said in STATES and said not in ENDED:
+        elif job and written in STATES and written not in ENDED:
             # The end of a segment: whether the job goes on its supervisor has yet to say.
-            if said in ("queued", "starting"):
-                state, cause = said, str(details.get("message") or "")
+            if written in ("queued", "starting"):
+                state, cause = written, str(details.get("message") or "")
             elif state != "finished":
                 state, cause = "stopping", ""
         if self.problem:
@@ -362,9 +367,9 @@ def _line_start(folder: RunFolder, offset: int) -> int:
     with open(inside.open_file(folder, folder.events), "rb") as file:
         file.seek(offset - 1)
         while block := file.read(1 << 16):
-            found = block.find(b"\n")
-            if found >= 0:
-                return file.tell() - len(block) + found + 1
+            newline = block.find(b"\n")
+            if newline >= 0:
+                return file.tell() - len(block) + newline + 1
         return file.tell()
 
 
@@ -381,14 +386,14 @@ def _newest_offset(folder: RunFolder) -> int:
 
 def build(folder: RunFolder, out: Path) -> bool:
     """Fold the whole file as it stands now and leave a snapshot in `out`; says its progress on stdout."""
-    found = snapshot.load(folder, out)
-    view, offset = found if found is not None else (RunView(), 0)
+    stored = snapshot.load(folder, out)
+    view, offset = stored if stored is not None else (RunView(), 0)
     tail = Tail(folder.events, offset)
-    end, said = tail.size(), 0.0
+    end, reported = tail.size(), 0.0
     while tail.offset < end and (events := tail.read(5000)):
         fold_many(view, events)
-        if time.monotonic() - said > 0.2:
-            said = time.monotonic()
+        if time.monotonic() - reported > 0.2:
+            reported = time.monotonic()
             print(f"{tail.offset / end:.4f}", flush=True)
     view.bad_lines += tail.bad_lines
     return snapshot.save(folder, view, tail.offset, out)

@@ -111,9 +111,9 @@ def _below(folder: int, above: str, path: Place) -> Iterator[tuple[str, os.stat_
     if above.count("/") > _DEEPEST:
         raise _refused(path, f"holds folders more than {_DEEPEST} deep")
     for name in sorted(os.listdir(folder)):
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        yield above + name, found
-        if stat.S_ISDIR(found.st_mode):
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        yield above + name, info
+        if stat.S_ISDIR(info.st_mode):
             handle = os.open(name, _FOLDER, dir_fd=folder)
             try:
                 yield from _below(handle, f"{above}{name}/", path)
@@ -157,8 +157,8 @@ def sync(run: Place, path: Place = "") -> None:
 
 def identity(run: Place) -> list[int]:
     """Device and inode of the run's folder: other for a copy, whatever its files say."""
-    found = os.stat(run, follow_symlinks=False)
-    return [found.st_dev, found.st_ino]
+    info = os.stat(run, follow_symlinks=False)
+    return [info.st_dev, info.st_ino]
 
 
 @contextmanager
@@ -206,8 +206,8 @@ def _open_folder(name: Place, above: int | None, shown: str) -> int:
     except OSError as problem:
         if problem.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
-        found = os.stat(name, dir_fd=above, follow_symlinks=False)
-        raise _refused(shown, _LINK if stat.S_ISLNK(found.st_mode) else "is not a folder") from problem
+        info = os.stat(name, dir_fd=above, follow_symlinks=False)
+        raise _refused(shown, _LINK if stat.S_ISLNK(info.st_mode) else "is not a folder") from problem
 
 
 def _parts(run: Place, path: Place) -> list[str]:
@@ -222,18 +222,18 @@ def _parts(run: Place, path: Place) -> list[str]:
     return parts
 
 
-def flaw(found: os.stat_result, owner: int, *, folder: bool = False) -> str:
+def flaw(info: os.stat_result, owner: int, *, folder: bool = False) -> str:
     """Why this cannot be a file (or a folder) of a run whose folder `owner` has, in a few words; empty if it can."""
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(info.st_mode):
         return _LINK
-    if not (stat.S_ISDIR if folder else stat.S_ISREG)(found.st_mode):
+    if not (stat.S_ISDIR if folder else stat.S_ISREG)(info.st_mode):
         return "is not a folder" if folder else "is not a plain file"
-    return "" if found.st_uid == owner else "does not belong to the owner of the run"
+    return "" if info.st_uid == owner else "does not belong to the owner of the run"
 
 
-def _refuse_unless_file(found: os.stat_result, owner: int, path: Place, flags: int) -> None:
-    reason = flaw(found, owner)
-    if not reason and flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
+def _refuse_unless_file(info: os.stat_result, owner: int, path: Place, flags: int) -> None:
+    reason = flaw(info, owner)
+    if not reason and flags & (os.O_WRONLY | os.O_RDWR) and info.st_nlink > 1:
         reason = "has a second name outside or inside the run folder (a hard link), and both would be written"
     if reason:
         raise _refused(path, reason)

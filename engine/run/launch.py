@@ -65,16 +65,7 @@ def launch(
     root = Path(runs_dir).absolute()
     _preflight(root, int(details.get("forecast_bytes") or 0))
     chosen = Choice((), 1) if job is not None else choose_free(devices, root)
-    waits: dict[str, Any] = {}
-    if job is not None:
-        waits = {
-            "state": "queued",
-            "cluster": slurm.NAME,
-            "submitted": time.time(),
-            "message": "handed over to SLURM",
-        }
-    if queue or after is not None:
-        waits = {"state": "queued", "after": str(after.path) if after is not None else None}
+    waits = _waits(job is not None, queue, after)
     run = store.create(
         root,
         config_text,
@@ -91,25 +82,38 @@ def launch(
     )
     try:
         if job is not None:
-            grace = float(details.get("grace_seconds") or 0)
-            inside.replace(
-                run, run.path / slurm.SCRIPT, slurm.script(run.path, run.id, job, grace, rendezvous_of(run).nodes)
-            )
-            slurm.submit(run)
+            _submit(run, job, float(details.get("grace_seconds") or 0))
             return run
-        said = None
+        node = None
         if warm is not None and not waits and chosen.processes == 1 and "rendezvous" not in details:
-            said = warm.take(run, wanted(details, chosen, without))
-        if said is None:
+            node = warm.take(run, wanted(details, chosen, without))
+        if node is None:
             _start_supervisor(run, "start")
         else:
-            code, _, words = said.partition(" ")
+            code, _, words = node.partition(" ")
             _require_started(run, int(code), words)
     except BaseException:
         if run.worker() is None:
             shutil.rmtree(run.path)
         raise
     return run
+
+
+def _waits(job: bool, queue: bool, after: RunFolder | None) -> dict[str, Any]:
+    """What run.json says of a run that waits: for a device, another run or a cluster; nothing of one that starts now."""
+    if queue or after is not None:
+        return {"state": "queued", "after": str(after.path) if after is not None else None}
+    if job:
+        message = "handed over to SLURM"
+        return {"state": "queued", "cluster": slurm.NAME, "submitted": time.time(), "message": message}
+    return {}
+
+
+def _submit(run: RunFolder, options: tuple[str, ...], grace: float) -> None:
+    """Hands the run over to SLURM, with a script in its folder."""
+    text = slurm.script(run.path, run.id, options, grace, rendezvous_of(run).nodes)
+    inside.replace(run, run.path / slurm.SCRIPT, text)
+    slurm.submit(run)
 
 
 def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -207,11 +211,11 @@ def changed_settings(run: RunFolder) -> list[str]:
     if not isinstance(before, str) or before == now:
         return []
     old = parse(before).mapping
-    found = []
+    changed = []
     for path, value in changes(old, parse(now, path=run.config).mapping):
         shown = "removed" if value is MISSING else repr(value)
-        found.append(f"{'.'.join(map(str, path))}: {_at(old, path)!r} -> {shown}")
-    return found
+        changed.append(f"{'.'.join(map(str, path))}: {_at(old, path)!r} -> {shown}")
+    return changed
 
 
 def _at(place: Any, path: tuple[Any, ...]) -> Any:
@@ -297,7 +301,7 @@ def _said_last_word(run: RunFolder) -> bool:
 
 
 def _alive(run: RunFolder) -> bool:
-    return any(found is not None and found.alive for found in (run.worker(), run.supervisor()))
+    return any(process is not None and process.alive for process in (run.worker(), run.supervisor()))
 
 
 def devices_of_live(root: Path, *, leaving: bool = True) -> dict[str, list[str]]:
@@ -340,8 +344,8 @@ def _require_started(run: RunFolder, code: int, words: str) -> None:
     """Raises RunBusy or WorkbenchError where its supervisor says that it could not begin."""
     if code == 0:
         return
-    said = visible(redact(words), lines=True).strip()
-    last = said.splitlines()[-1] if said else f"exit code {code}"
+    message = visible(redact(words), lines=True).strip()
+    last = message.splitlines()[-1] if message else f"exit code {code}"
     if code == 3:
         raise RunBusy(last)
     raise WorkbenchError(f"run {run.id} could not be started: {last}")
@@ -408,10 +412,10 @@ def locks_hold(root: Path) -> tuple[bool, str]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    installed_versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed_versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed_versions

@@ -74,16 +74,16 @@ class Listing:
     def read(self) -> list[Summary]:
         """All runs, the newest first. Costs two looks at names a run that has not changed, and its `run.json` otherwise."""
         known = self._known if self._known is not None else self._load()
-        found = {}
+        summaries = {}
         for run in runs_in(self.root):
             stamp = _stamp(run)
             before = known.get(run.id)
             if before is None or before.stamp != stamp:
                 before, self._changed = _summary(run, stamp), True
-            found[run.id] = before
-        self._changed |= len(found) != len(known)
-        self._known = found
-        return sorted(found.values(), key=lambda each: (-each.when, each.id))
+            summaries[run.id] = before
+        self._changed |= len(summaries) != len(known)
+        self._known = summaries
+        return sorted(summaries.values(), key=lambda summary: (-summary.when, summary.id))
 
     def look(self, summary: Summary) -> Summary:
         """The same run with what its events and its folder say now; a run that goes on gets the supervisor it may lack."""
@@ -92,7 +92,7 @@ class Listing:
         run = self.folder(summary)
         problem = launch.look_after(run) if os.access(run.path, os.W_OK) else ""
         view = peek(run, problem=problem).view
-        found = replace(
+        fresh = replace(
             summary,
             stamp=_stamp(run),
             looked=True,
@@ -109,9 +109,9 @@ class Listing:
             eta_seconds=view.eta_seconds,
             silent_seconds=view.silent_seconds,
         )
-        if self._known is not None and found != summary:
-            self._known[run.id], self._changed = found, True
-        return found
+        if self._known is not None and fresh != summary:
+            self._known[run.id], self._changed = fresh, True
+        return fresh
 
     def folder(self, summary: Summary) -> RunFolder:
         """The run itself."""
@@ -121,7 +121,7 @@ class Listing:
         """Write down what is known, for the next window. Only runs that have ended stay as they are read."""
         if self._place is None or not self._changed or not self._known:
             return
-        ended = {each.id: asdict(each) for each in self._known.values() if each.over}
+        ended = {summary.id: asdict(summary) for summary in self._known.values() if summary.over}
         with contextlib.suppress(OSError):  # the next window reads the runs again, and that is all
             self._place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             replace_file(self._place, json.dumps({"version": VERSION, "runs": ended}, separators=(",", ":")))
@@ -132,10 +132,10 @@ class Listing:
             return {}
         try:
             with open(self._place, "rb") as file:
-                said = json.loads(file.read(_LARGEST))
-            if said["version"] != VERSION:
+                document = json.loads(file.read(_LARGEST))
+            if document["version"] != VERSION:
                 return {}
-            return {name: _kept(values) for name, values in said["runs"].items()}
+            return {name: _kept(values) for name, values in document["runs"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {}
 
@@ -148,14 +148,14 @@ def _kept(values: Mapping[str, Any]) -> Summary:
 
 def _stamp(run: RunFolder) -> tuple[int, ...]:
     """Sizes and times of what a summary is read from; a link counts as itself."""
-    found: list[int] = []
+    stamp: list[int] = []
     for path in (f"{run.path}/run.json", f"{run.path}/events.jsonl"):
         try:
             state = os.lstat(path)
-            found += [state.st_size, state.st_mtime_ns]
+            stamp += [state.st_size, state.st_mtime_ns]
         except OSError:
-            found += [0, 0]
-    return tuple(found)
+            stamp += [0, 0]
+    return tuple(stamp)
 
 
 def _summary(run: RunFolder, stamp: tuple[int, ...]) -> Summary:

@@ -142,15 +142,15 @@ class RunLock:
 
 def _read(handle: int) -> dict[str, Any]:
     try:
-        found = json.loads(os.pread(handle, 4096, 0))
+        holder = json.loads(os.pread(handle, 4096, 0))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return holder if isinstance(holder, dict) else {}
 
 
 def _file(handle: int) -> list[int]:
-    found = os.fstat(handle)
-    return [found.st_dev, found.st_ino]
+    info = os.fstat(handle)
+    return [info.st_dev, info.st_ino]
 
 
 def _owner_lives(record: dict[str, Any], folder: RunFolder, handle: int) -> bool:

@@ -119,11 +119,11 @@ class Member:
         worker = identity(child.pid) or Identity(child.pid, 0, boot_id(), host())
         family = Family(token, worker, choice.processes)
         self.node.say(state="at work", worker=worker.as_json())
-        told = self._watch(child, family, log_from, round_)
+        reported = self._watch(child, family, log_from, round_)
         if child.returncode:
             family.look(lambda: True)
         family.end()
-        self._tell(child.returncode, family, log_from, told)
+        self._tell(child.returncode, family, log_from, reported)
 
     def _watch(self, child: subprocess.Popen[bytes], family: Family, log_from: int, round_: str) -> bool:
         """Stay until torchrun is gone; whether it was ended because the first node ended the round, or is gone."""
@@ -143,15 +143,15 @@ class Member:
             time.sleep(LOOK_SECONDS)
         return told_at is not None
 
-    def _tell(self, code: int, family: Family, log_from: int, told: bool) -> None:
-        if not code or told:
+    def _tell(self, code: int, family: Family, log_from: int, reported: bool) -> None:
+        if not code or reported:
             self.node.say(state="ended", cause="")
             return
         place = f"node {self.node.rank}, {host()}"
         if family.lost_rank is not None and code > 0:
             rank, process = family.lost_rank
             code_of = cause.exit_code_of_rank(self.log, process.pid, log_from)
-            found = cause.explain(
+            explained = cause.explain(
                 code if code_of is None else code_of,
                 self.log,
                 log_from=log_from,
@@ -161,9 +161,9 @@ class Member:
         else:
             ranks = nodes.ranks_of(self.node.rank, family.processes)
             who = f"The agent (torchrun) of {ranks} ({place}, process {family.worker.pid})"
-            found = cause.explain(code, self.log, log_from=log_from, who=who)
-        lines, follows = list(found.lines), cause.follows(found, self.log, log_from)
-        self.node.say(state="ended", cause=found.cause, message=found.message, lines=lines, follows=follows)
+            explained = cause.explain(code, self.log, log_from=log_from, who=who)
+        lines, follows = list(explained.lines), cause.follows(explained, self.log, log_from)
+        self.node.say(state="ended", cause=explained.cause, message=explained.message, lines=lines, follows=follows)
 
 
 def join(run: RunFolder, rank: int, *, wait: bool = False) -> None:
@@ -187,8 +187,8 @@ def join(run: RunFolder, rank: int, *, wait: bool = False) -> None:
         os.close(log)
     while wait and run.state in ENDED:
         if child.poll() is not None:
-            said = cause.log_tail(run.path / f"worker-{rank}.log").strip().splitlines()
-            raise WorkbenchError(said[-1] if said else f"node {rank} ended with exit code {child.returncode}.")
+            lines = cause.log_tail(run.path / f"worker-{rank}.log").strip().splitlines()
+            raise WorkbenchError(lines[-1] if lines else f"node {rank} ended with exit code {child.returncode}.")
         time.sleep(LOOK_SECONDS)
 
 
@@ -206,11 +206,11 @@ def find(root: Path, wanted: nodes.Rendezvous, wait: Callable[[], None]) -> RunF
     give_up = time.monotonic() + wanted.seconds
     while time.monotonic() < give_up:
         for run in runs_in(root):
-            said, values = nodes.rendezvous_of(run), run.read_json()
+            rendezvous, values = nodes.rendezvous_of(run), run.read_json()
             if (
-                said.nodes == 1
+                rendezvous.nodes == 1
                 or values.get("state") in ENDED
-                or (said.endpoint, said.id) != (wanted.endpoint, wanted.id)
+                or (rendezvous.endpoint, rendezvous.id) != (wanted.endpoint, wanted.id)
             ):
                 continue
             if nodes.said_by(run, 0).get("state") == "gathering":

@@ -52,9 +52,11 @@ class Rendezvous:
 
 def rendezvous_of(run: RunFolder) -> Rendezvous:
     """How the nodes of this run meet, by its run.json; of one node alone where it says nothing."""
-    said = run.read_json().get("rendezvous") or {}
+    rendezvous = run.read_json().get("rendezvous") or {}
     try:
-        return Rendezvous(int(said["nodes"]), str(said["endpoint"]), str(said["id"]), float(said["seconds"]))
+        return Rendezvous(
+            int(rendezvous["nodes"]), str(rendezvous["endpoint"]), str(rendezvous["id"]), float(rendezvous["seconds"])
+        )
     except (TypeError, KeyError, ValueError, AttributeError):
         return Rendezvous(1)
 
@@ -116,16 +118,16 @@ def interface(endpoint: str, base: Mapping[str, str]) -> str:
     except OSError:
         return ""
     known = psutil.net_if_addrs().items()
-    return next((each for each, addresses in known if any(found.address == own for found in addresses)), "")
+    return next((each for each, addresses in known if any(other.address == own for other in addresses)), "")
 
 
 def said_by(run: RunFolder, rank: int) -> dict[str, Any]:
     """What the file of a node says now; empty where it says nothing."""
     try:
-        found = json.loads(inside.read(run, f"{FOLDER}/{rank}.json", _MOST))
+        state = json.loads(inside.read(run, f"{FOLDER}/{rank}.json", _MOST))
     except (OSError, ValueError, RecursionError, WorkbenchError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}
 
 
 def hosts(run: RunFolder, nodes: int) -> list[str]:
@@ -187,9 +189,9 @@ class Node:
     @property
     def rival(self) -> Identity | None:
         """Another process that speaks as this node."""
-        found = identity_from(said_by(self.run, self.rank))
+        identity = identity_from(said_by(self.run, self.rank))
         mine = identity_from(self.said)
-        return found if found is not None and found != mine else None
+        return identity if identity is not None and identity != mine else None
 
 
 class FirstNode(Node):
@@ -230,9 +232,11 @@ class FirstNode(Node):
         give_up = time.monotonic() + self.rendezvous.seconds
         while True:
             self.beat()
-            came = {rank: said for rank in range(1, self.nodes) if (said := self.hear(rank)).get("round") == self.round}
-            for rank, said in came.items():
-                self._require_same(rank, said, processes, versions)
+            came = {
+                rank: state for rank in range(1, self.nodes) if (state := self.hear(rank)).get("round") == self.round
+            }
+            for rank, state in came.items():
+                self._require_same(rank, state, processes, versions)
             if len(came) == self.nodes - 1:
                 break
             if time.monotonic() > give_up:
@@ -245,12 +249,12 @@ class FirstNode(Node):
             wait(len(came) + 1)
         self.say(state="go")
 
-    def _require_same(self, rank: int, said: Mapping[str, Any], processes: int, versions: Mapping[str, str]) -> None:
+    def _require_same(self, rank: int, state: Mapping[str, Any], processes: int, versions: Mapping[str, str]) -> None:
         """Raises WorkbenchError for a node that cannot take part, naming what differs."""
         name = self.name(rank)
-        if said.get("refused"):
-            raise WorkbenchError(f"{name}: {visible(str(said['refused']))}")
-        theirs = said.get("versions") or {}
+        if state.get("refused"):
+            raise WorkbenchError(f"{name}: {visible(str(state['refused']))}")
+        theirs = state.get("versions") or {}
         for package in sorted({*versions, *theirs}):
             if versions.get(package) != theirs.get(package):
                 raise WorkbenchError(
@@ -258,9 +262,9 @@ class FirstNode(Node):
                     f"{versions.get(package, 'not installed')}: all nodes of a run need the same.",
                     "Install the same versions, then resume the run.",
                 )
-        if said.get("processes") != processes:
+        if state.get("processes") != processes:
             raise WorkbenchError(
-                f"{name} has {said.get('processes')} devices for the run, node 0 ({host()}) {processes}: "
+                f"{name} has {state.get('processes')} devices for the run, node 0 ({host()}) {processes}: "
                 "the ranks must divide evenly.",
                 "Set run.devices to a number that every node has.",
             )
@@ -274,8 +278,8 @@ class FirstNode(Node):
         return self._ended_at is not None and now - self._ended_at > FOLLOW_SECONDS
 
     def _failed(self, rank: int) -> bool:
-        said = self.hear(rank)
-        return said.get("round") == self.round and said.get("state") == "ended" and bool(said.get("cause"))
+        state = self.hear(rank)
+        return state.get("round") == self.round and state.get("state") == "ended" and bool(state.get("cause"))
 
     def blame(self) -> Cause | None:
         """Why the round ended, by the words of the other nodes or their silence; None where none of them began it.
@@ -286,8 +290,8 @@ class FirstNode(Node):
         others = range(1, self.nodes)
         while time.monotonic() < give_up:
             self.beat()
-            if found := next(filter(None, map(self._own_fault, others)), None):
-                return found
+            if fault := next(filter(None, map(self._own_fault, others)), None):
+                return fault
             if all(self._is_over(rank) for rank in others):
                 break
             time.sleep(0.1)
@@ -301,17 +305,17 @@ class FirstNode(Node):
         )
 
     def _is_over(self, rank: int) -> bool:
-        said = self.hear(rank)
-        return self.is_silent(rank) or (said.get("round") == self.round and said.get("state") == "ended")
+        state = self.hear(rank)
+        return self.is_silent(rank) or (state.get("round") == self.round and state.get("state") == "ended")
 
     def _own_fault(self, rank: int) -> Cause | None:
         if not self._failed(rank):
             return None
-        said = self.hear(rank)
-        if said.get("follows"):
+        state = self.hear(rank)
+        if state.get("follows"):
             return None
-        lines = [visible(str(line)) for line in said.get("lines") or []]
-        return Cause(visible(str(said["cause"])), visible(str(said.get("message") or "")), tuple(lines))
+        lines = [visible(str(line)) for line in state.get("lines") or []]
+        return Cause(visible(str(state["cause"])), visible(str(state.get("message") or "")), tuple(lines))
 
 
 def ranks_of(node: int, processes: int) -> str:

@@ -76,12 +76,12 @@ class Notifier:
         else:
             words = f"{self.run.id} {'was stopped' if state == 'stopped' else state} at step {figures.count(step)}"
         losses = {"loss": "loss", "eval_loss": "held-out loss"}
-        told = [
+        lines = [
             f"{name} {figures.number(self._view.latest[key], 4)}"
             for key, name in losses.items()
             if key in self._view.latest
         ]
-        words = ", ".join([words, *told]) if state == "finished" else f"{words}: {cause}" if cause else words
+        words = ", ".join([words, *lines]) if state == "finished" else f"{words}: {cause}" if cause else words
         self._post(state, words, step, cause)
 
     def _post(self, state: str, text: str, step: int | None, cause: str = "") -> None:
@@ -123,12 +123,12 @@ def main() -> int:
 
 def posted(address: str, message: dict[str, Any]) -> str:
     """Posts the message within `LIMIT`; what went wrong in a few words without the address, empty where it was taken."""
-    said: list[str] = []
+    errors: list[str] = []
     # A name that is being looked up cannot be interrupted, but left behind.
-    thread = threading.Thread(target=lambda: said.append(_sent(address, message)), daemon=True)
+    thread = threading.Thread(target=lambda: errors.append(_sent(address, message)), daemon=True)
     thread.start()
     thread.join(LIMIT)
-    return said[0] if said else f"did not answer within {LIMIT:g} s"
+    return errors[0] if errors else f"did not answer within {LIMIT:g} s"
 
 
 def _sent(address: str, message: dict[str, Any]) -> str:

@@ -51,9 +51,9 @@ class Family:
 
     def members(self) -> dict[int, tuple[Identity, int | None]]:
         """pid -> (identity, rank) of every living process with the token, but the worker itself."""
-        found: dict[int, tuple[Identity, int | None]] = {}
+        processes: dict[int, tuple[Identity, int | None]] = {}
         if not self.token or not os.path.isdir("/proc/self"):
-            return found
+            return processes
         mark = f"{TOKEN}={self.token}".encode()
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) in (self.worker.pid, os.getpid()):
@@ -67,8 +67,8 @@ class Family:
                 who = identity(int(name))
                 if who is not None:
                     rank = next((value[5:] for value in values if value.startswith(b"RANK=")), b"")
-                    found[who.pid] = (who, int(rank) if rank.isdigit() else None)
-        return found
+                    processes[who.pid] = (who, int(rank) if rank.isdigit() else None)
+        return processes
 
     def look(self, failed: Callable[[], bool]) -> tuple[int, Identity] | None:
         """The rank that died before the others, once torchrun agrees that it failed (`failed`)."""

@@ -124,13 +124,13 @@ def lower_rate(settings: Mapping[str, Any]) -> float | None:
 
 def _change(settings: Mapping[str, Any], mend: Mapping[str, Any], why: str) -> Change:
     """The settings among these that are not so already."""
-    found = []
+    changes = []
     for path, after in mend.items():
         section, _, name = str(path).partition(".")
         before = _value(settings, section, name)
         if before != after and not (path == "memory.gradient_checkpointing" and before in (True, "full")):
-            found.append((str(path), before, after))
-    return Change(tuple(found), why)
+            changes.append((str(path), before, after))
+    return Change(tuple(changes), why)
 
 
 def _with(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _fits(settings: Mapping[str, Any], change: Change) -> bool:
     from engine.rules import read
 
     def errors(mapping: Mapping[str, Any]) -> set[tuple[str, str]]:
-        return {(each.path, each.rule) for each in read(mapping).findings if each.severity == "error"}
+        return {(finding.path, finding.rule) for finding in read(mapping).findings if finding.severity == "error"}
 
     return errors(_with(settings, change.settings)) <= errors(settings)
 
@@ -213,5 +213,5 @@ def shown(value: Any) -> str:
 
 
 def _value(settings: Mapping[str, Any], section: str, name: str) -> Any:
-    found = settings.get(section)
-    return found.get(name) if isinstance(found, Mapping) else None
+    entry = settings.get(section)
+    return entry.get(name) if isinstance(entry, Mapping) else None

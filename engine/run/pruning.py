@@ -48,15 +48,15 @@ def plan(run: RunFolder, keep: int, best: int | None) -> Plan:
     return Plan([path for path in checkpoint.newest_first(run) if path not in go], go)
 
 
-def carry_out(run: RunFolder, found: Plan) -> None:
+def carry_out(run: RunFolder, pruning: Plan) -> None:
     """Remove what goes; the run cannot begin to work meanwhile. Raises WorkbenchError where something cannot be removed."""
     with RunLock(run):
         try:
-            steps = {checkpoint.step_of(path) for path in found.go} | pruned_steps(run)
+            steps = {checkpoint.step_of(path) for path in pruning.go} | pruned_steps(run)
             inside.replace(
                 run, run.path / PRUNED, json.dumps({"steps": sorted(step for step in steps if step is not None)})
             )
-            for path in found.go:
+            for path in pruning.go:
                 checkpoint.discard(path)
         except OSError as problem:
             raise WorkbenchError(
@@ -67,8 +67,8 @@ def carry_out(run: RunFolder, found: Plan) -> None:
 def pruned_steps(run: RunFolder) -> set[int]:
     """The steps whose checkpoints a person removed and that are not there again."""
     try:
-        said = json.loads(inside.read(run, run.path / PRUNED, _MOST))
-        steps = said["steps"] if isinstance(said, dict) else []
+        document = json.loads(inside.read(run, run.path / PRUNED, _MOST))
+        steps = document["steps"] if isinstance(document, dict) else []
         return {
             step
             for step in steps

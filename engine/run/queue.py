@@ -27,17 +27,17 @@ _MOST = 4096
 def place_of(run: RunFolder) -> float:
     """Where a run stands in its queue: smaller is earlier. Its time of launch until somebody has moved it."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, WorkbenchError):
-        said = json.loads(inside.read(run, PLACE, _MOST))["place"]
-        if isinstance(said, int | float) and not isinstance(said, bool):
-            return float(said)
+        place = json.loads(inside.read(run, PLACE, _MOST))["place"]
+        if isinstance(place, int | float) and not isinstance(place, bool):
+            return float(place)
     created = run.read_json().get("created")
     return float(created) if isinstance(created, int | float) else 0.0
 
 
 def queue_of(root: str | os.PathLike[str]) -> list[RunFolder]:
     """The queued runs of a folder, the next one first."""
-    found = (run for run in runs_in(root) if run.state == "queued" and not slurm.is_job(run))
-    return sorted(found, key=lambda run: (place_of(run), run.id))
+    queued = (run for run in runs_in(root) if run.state == "queued" and not slurm.is_job(run))
+    return sorted(queued, key=lambda run: (place_of(run), run.id))
 
 
 def move(run: RunFolder, to: int) -> list[RunFolder]:
@@ -45,16 +45,16 @@ def move(run: RunFolder, to: int) -> list[RunFolder]:
 
     Raises WorkbenchError for a run that does not wait.
     """
-    found = queue_of(run.path.parent)
-    if run.path not in [each.path for each in found]:
+    waiting = queue_of(run.path.parent)
+    if run.path not in [queued.path for queued in waiting]:
         if slurm.is_job(run):
             raise WorkbenchError(f"run {run.id} is a job of SLURM, whose queue is the cluster's to order.")
         raise WorkbenchError(f"run {run.id} is {run.state}; only a queued run has a place in the queue.")
-    others = [each for each in found if each.path != run.path]
+    others = [queued for queued in waiting if queued.path != run.path]
     to = max(0, min(to, len(others)))
-    places = [place_of(each) for each in others]
+    places = [place_of(queued) for queued in others]
     if not others:
-        return found
+        return waiting
     if to == 0:
         place = places[0] - 1.0
     elif to == len(others):
@@ -105,15 +105,15 @@ class Turn:
         for name in inside.names(self.run, self.run.control):
             if not name.startswith(".") and name.endswith(".json"):
                 with contextlib.suppress(FileNotFoundError):
-                    found = control.parse(self.run.control / name)
-                    if isinstance(found, control.Request) and found.do in (*control.STOPS, "end_of_epoch"):
-                        return found.by or "someone"
+                    request = control.parse(self.run.control / name)
+                    if isinstance(request, control.Request) and request.do in (*control.STOPS, "end_of_epoch"):
+                        return request.by or "someone"
         return ""
 
     def _live(self) -> list[tuple[RunFolder, dict[str, Any]]]:
         """The runs of the folder that have not ended, each with its `run.json`; one that has not changed is not read again."""
         known, self._known = self._known, {}
-        found = []
+        runs = []
         for run in runs_in(self.run.path.parent):
             try:
                 state = os.lstat(run.json)
@@ -125,8 +125,8 @@ class Turn:
             self._known[run.id] = stamp, values
             # What a cluster has is in no device's way here.
             if values and values.get("state") not in ENDED and not values.get("cluster"):
-                found.append((run, values))
-        return found
+                runs.append((run, values))
+        return runs
 
     def _ahead(self, live: list[tuple[RunFolder, dict[str, Any]]]) -> list[RunFolder]:
         """The queued runs before this one that wait for nothing but a device; those that lost their supervisor get one."""

@@ -96,26 +96,26 @@ def rehearse(config: RunConfig, facts: Facts, on_phase: OnPhase | None = None) -
             "auto": choices(config, facts), "secrets": secrets_of(whole, facts),
         }  # fmt: skip
         run = store.create(scratch, dump(short), info)
-        told = _follow(run, devices.choose(short.run.devices), on_phase or (lambda phase: None))
+        measured = _follow(run, devices.choose(short.run.devices), on_phase or (lambda phase: None))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     # Two batches were measured where the step takes more.
     share = whole.optim.gradient_accumulation_steps / short.optim.gradient_accumulation_steps
-    found = Rehearsal(
+    rehearsal = Rehearsal(
         t=time.time(),
         machine=_machine(facts),
         model=whole.model.name,
         method=whole.method.kind,
-        memory_peak=told["memory_peak"],
-        seconds_per_step=round(told["seconds"] * share, 4),
-        rows=round(told["rows"] * share),
-        tokens=round(told["tokens"] * share),
-        longest=told["longest"],
-        estimated=_estimated(whole, facts, told["longest"]),
-        memory_allocated=told.get("memory_allocated"),
+        memory_peak=measured["memory_peak"],
+        seconds_per_step=round(measured["seconds"] * share, 4),
+        rows=round(measured["rows"] * share),
+        tokens=round(measured["tokens"] * share),
+        longest=measured["longest"],
+        estimated=_estimated(whole, facts, measured["longest"]),
+        memory_allocated=measured.get("memory_allocated"),
     )
-    keep(whole, facts, found)
-    return found
+    keep(whole, facts, rehearsal)
+    return rehearsal
 
 
 def _scratch() -> str:
@@ -215,7 +215,7 @@ def _follow(run: store.RunFolder, choice: devices.Choice, on_phase: OnPhase) -> 
         )
     finally:
         os.close(log)
-    tail, told, failure = Tail(run.events), None, ""
+    tail, measured, failure = Tail(run.events), None, ""
     try:
         ended = False
         while not ended:
@@ -225,7 +225,7 @@ def _follow(run: store.RunFolder, choice: devices.Choice, on_phase: OnPhase) -> 
                     if event["kind"] == "phase":
                         on_phase(str(event.get("name")))
                     elif event["kind"] == "rehearsed":
-                        told = event
+                        measured = event
                     elif event["kind"] == "failed":
                         failure = str(event.get("message"))
             if not ended:
@@ -234,10 +234,10 @@ def _follow(run: store.RunFolder, choice: devices.Choice, on_phase: OnPhase) -> 
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    if told is None:
+    if measured is None:
         why = failure or cause.explain(child.returncode, run.log).message
         raise WorkbenchError(f"the rehearsal did not get through a step: {visible(why)}")
-    return told
+    return measured
 
 
 def _estimated(config: RunConfig, facts: Facts, longest: int) -> int | None:
@@ -270,9 +270,9 @@ def _machine(facts: Facts) -> str:
     return machine.gpus[0].name if machine.gpus else f"CPU, {machine.cpu_count} cores"
 
 
-def keep(config: RunConfig, facts: Facts, found: Rehearsal) -> None:
+def keep(config: RunConfig, facts: Facts, rehearsal: Rehearsal) -> None:
     """One line more; an old file that has grown too long begins anew. A cache that cannot be written is no failure."""
-    line = json.dumps({"key": _key(config, facts), **found.as_json()}) + "\n"
+    line = json.dumps({"key": _key(config, facts), **rehearsal.as_json()}) + "\n"
     place = kept()
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -66,9 +66,9 @@ class RolloutFile:
         end = size
         while end > 0:
             start = max(0, end - (1 << 16))
-            found = os.pread(self._handle, end - start, start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
+            newline = os.pread(self._handle, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
                 break
             end = start
         if end < size:
@@ -109,10 +109,10 @@ def read_group(run: RunFolder, entry: Mapping[str, Any]) -> dict[str, Any] | Non
     finally:
         os.close(handle)
     try:
-        found = json.loads(data)
+        group = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("completions"), list) else None
+    return group if isinstance(group, dict) and isinstance(group.get("completions"), list) else None
 
 
 def _line(group: Group) -> dict[str, Any]:
@@ -124,20 +124,20 @@ def _line(group: Group) -> dict[str, Any]:
         "answer": None if group.answer is None else shortened(group.answer),
         "completions": [
             {
-                **asdict(each),
-                "rewards": {name: _finite(value) for name, value in each.rewards.items()},
-                "reward": _finite(each.reward),
-                "advantage": _finite(each.advantage),
-                "text": shortened(each.text),
-                "characters": len(each.text),
+                **asdict(completion),
+                "rewards": {name: _finite(value) for name, value in completion.rewards.items()},
+                "reward": _finite(completion.reward),
+                "advantage": _finite(completion.advantage),
+                "text": shortened(completion.text),
+                "characters": len(completion.text),
             }
-            for each in group.completions[:COMPLETIONS_CAP]
+            for completion in group.completions[:COMPLETIONS_CAP]
         ],
     }
 
 
 def _summary(group: Group) -> dict[str, Any]:
-    rewards = [value for each in group.completions if (value := _finite(each.reward)) is not None]
+    rewards = [value for completion in group.completions if (value := _finite(completion.reward)) is not None]
     names = list(group.completions[0].rewards) if group.completions else []
     return {
         "step": group.step,
@@ -148,12 +148,12 @@ def _summary(group: Group) -> dict[str, Any]:
         "reward": statistics.fmean(rewards) if rewards else None,
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
         "rewards": {name: _mean(group, name) for name in names},
-        "cut_off": sum(each.cut_off for each in group.completions),
+        "cut_off": sum(completion.cut_off for completion in group.completions),
     }
 
 
 def _mean(group: Group, name: str) -> float | None:
-    values = [value for each in group.completions if (value := _finite(each.rewards.get(name))) is not None]
+    values = [value for completion in group.completions if (value := _finite(completion.rewards.get(name))) is not None]
     return statistics.fmean(values) if values else None
 
 

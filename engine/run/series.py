@@ -119,9 +119,9 @@ class Series:
         before = len(self)
         keep = 0
         for depth, level in enumerate(self._levels):
-            found = bisect_right(level.steps, step)
-            keep = (level.dropped + found) * FACTOR**depth
-            if found or not level.dropped:
+            place = bisect_right(level.steps, step)
+            keep = (level.dropped + place) * FACTOR**depth
+            if place or not level.dropped:
                 break
         for depth, level in enumerate(self._levels):
             level.cut(keep // FACTOR**depth)

@@ -122,9 +122,9 @@ def is_job(run: RunFolder) -> bool:
 def number(run: RunFolder) -> str:
     """The number of the run's job; empty where it has none, as in a copy of its folder."""
     try:
-        said = json.loads(inside.read(run, _NUMBER, _MOST))
+        document = json.loads(inside.read(run, _NUMBER, _MOST))
         # A network file system has another device number on each host; the inode is the same.
-        return str(said["job"]) if said["folder"] == inside.identity(run)[1] else ""
+        return str(document["job"]) if document["folder"] == inside.identity(run)[1] else ""
     except (OSError, ValueError, TypeError, KeyError, RecursionError, WorkbenchError):
         return ""
 
@@ -143,13 +143,13 @@ def require_scheduler() -> None:
 def submit(run: RunFolder) -> str:
     """Hand the run's script to `sbatch`; the job's number. Raises WorkbenchError with the words of sbatch."""
     note(run, "")
-    said = _ask("sbatch", "--parsable", str(run.path / SCRIPT))
-    if said is None:
+    done = _ask("sbatch", "--parsable", str(run.path / SCRIPT))
+    if done is None:
         raise WorkbenchError("sbatch was not found or does not answer.", "Submit from a machine of the cluster.")
-    job = said.stdout.strip().partition(";")[0]
-    if said.returncode or not job.isdigit():
+    job = done.stdout.strip().partition(";")[0]
+    if done.returncode or not job.isdigit():
         raise WorkbenchError(
-            f"sbatch refused the job: {_words(said)}", "Change what was asked for, and submit it again."
+            f"sbatch refused the job: {_words(done)}", "Change what was asked for, and submit it again."
         )
     note(run, job)
     return job
@@ -157,8 +157,8 @@ def submit(run: RunFolder) -> str:
 
 def requeue(job: str) -> str:
     """Have SLURM queue this job again, which ends it; the words of `scontrol` where it does not."""
-    said = _ask("scontrol", "requeue", job)
-    return "scontrol does not answer" if said is None else _words(said) if said.returncode else ""
+    done = _ask("scontrol", "requeue", job)
+    return "scontrol does not answer" if done is None else _words(done) if done.returncode else ""
 
 
 def cancel_waiting(run: RunFolder, by: str) -> bool:
@@ -169,11 +169,11 @@ def cancel_waiting(run: RunFolder, by: str) -> bool:
     job = number(run)
     if not job:
         return False
-    said = _ask("scancel", "--state=PENDING", job)
-    if said is None:
+    done = _ask("scancel", "--state=PENDING", job)
+    if done is None:
         return False
-    if said.returncode:
-        raise WorkbenchError(f"run {run.id}: scancel refused: {_words(said)}")
+    if done.returncode:
+        raise WorkbenchError(f"run {run.id}: scancel refused: {_words(done)}")
     states = jobs(fresh=True)
     if states is None or states.get(job, ("CANCELLED", ""))[0].split()[0] != "CANCELLED":
         return False
@@ -194,10 +194,10 @@ def jobs(*, fresh: bool = False) -> dict[str, tuple[str, str]] | None:
     global _said
     if fresh or time.monotonic() - _said[0] > LOOK_SECONDS:
         mine = f"--user={os.getuid()}"
-        said = _ask("squeue", mine, "--noheader", "--states=all", "--format=%i|%T|%r", seconds=20)
+        done = _ask("squeue", mine, "--noheader", "--states=all", "--format=%i|%T|%r", seconds=20)
         known = None
-        if said is not None and not said.returncode:
-            rows = (line.strip().split("|", 2) for line in said.stdout.splitlines())
+        if done is not None and not done.returncode:
+            rows = (line.strip().split("|", 2) for line in done.stdout.splitlines())
             known = {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
         _said = time.monotonic(), known
     return _said[1]
@@ -277,9 +277,9 @@ def _log(run: RunFolder) -> str:
     return f" {LOG} ends with: {visible(redact(lines[-1]))[:300]}" if lines else ""
 
 
-def _words(said: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in (said.stderr or said.stdout).strip().splitlines() if line.strip()]
-    return visible(redact(lines[-1]))[:500] if lines else f"exit code {said.returncode}"
+def _words(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
+    return visible(redact(lines[-1]))[:500] if lines else f"exit code {done.returncode}"
 
 
 def _ask(*argv: str, seconds: float = 60) -> subprocess.CompletedProcess[str] | None:

@@ -175,25 +175,25 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_fields(found: Mapping[str, Any]) -> None:
+def check_fields(values: Mapping[str, Any]) -> None:
     """Whether these are the fields of a view, of the types that the view declares. Raises ValueError or KeyError."""
-    declared = {each.name: str(each.type) for each in fields(RunView) if each.name != "series"}
-    if found.keys() != declared.keys() or found["state"] not in _STATES:
+    declared = {field.name: str(field.type) for field in fields(RunView) if field.name != "series"}
+    if values.keys() != declared.keys() or values["state"] not in _STATES:
         raise ValueError("other fields than a view has")
     for name, kind in declared.items():
-        value = found[name]
+        value = values[name]
         _check(value, tuple(one for part in kind.split(" | ") for one in _KINDS[part.partition("[")[0]]))
         if name == "latest" or (name == "_last_step" and value):
-            for each in value.values() if isinstance(value, dict) else value:
-                _check(each, _NUMBER)
+            for field in value.values() if isinstance(value, dict) else value:
+                _check(field, _NUMBER)
         if name in ("cause_lines", "gpu"):
-            for each in value:
-                _check(each, _TEXT if name == "cause_lines" else (dict,))
+            for field in value:
+                _check(field, _TEXT if name == "cause_lines" else (dict,))
         if name in _ENTRIES and value:
             entries = value.values() if name == "controls" else [value] if name == "progress" else value
             for entry in entries:
                 _check_entry(entry, _ENTRIES[name])
-    if found["_last_step"] is not None and len(found["_last_step"]) != 2:
+    if values["_last_step"] is not None and len(values["_last_step"]) != 2:
         raise ValueError("the last step has no time")
 
 

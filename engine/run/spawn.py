@@ -202,9 +202,9 @@ def threads(choice: Choice) -> int:
 def private_folder(path: Path) -> Path:
     """The folder, made 0700. Raises WorkbenchError if it is another's, or others can write into it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise WorkbenchError(f"{visible(str(path))}: belongs to another user or is a link; remove it.")
-    if found.st_mode & 0o077:
+    if info.st_mode & 0o077:
         path.chmod(0o700)
     return path

@@ -43,9 +43,9 @@ def ask(run: RunFolder) -> str:
     asked = {rank: (who, _size(run, _file(rank))) for rank, who in _ranks(run, worker).items()}
     for who, _ in asked.values():
         send(who, SIGNAL)
-    said = {rank: _new_text(run, _file(rank), before) for rank, (_, before) in asked.items()}
-    silent = [rank for rank, text in said.items() if not text]
-    if len(silent) == len(said):
+    texts = {rank: _new_text(run, _file(rank), before) for rank, (_, before) in asked.items()}
+    silent = [rank for rank, text in texts.items() if not text]
+    if len(silent) == len(texts):
         stopped = all(_is_stopped(who) for who, _ in asked.values())
         why = (
             "it is stopped by a signal (SIGSTOP)" if stopped else "it is still starting, or its system does not run it"
@@ -53,8 +53,8 @@ def ask(run: RunFolder) -> str:
         hint = f"`kill -CONT {worker.pid}` lets it go on." if stopped else ""
         raise WorkbenchError(f"run {run.id}: process {worker.pid} does not answer: {why}.", hint)
     parts = []
-    for rank, text in said.items():
-        head = f"process {asked[rank][0].pid}" + (f", rank {rank}" if len(said) > 1 else "")
+    for rank, text in texts.items():
+        head = f"process {asked[rank][0].pid}" + (f", rank {rank}" if len(texts) > 1 else "")
         parts.append(f"{head}:\n{text or 'no answer'}")
     return visible(redact("\n\n".join(parts)), lines=True)
 

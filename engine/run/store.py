@@ -129,10 +129,10 @@ class RunFolder:
     def read_json(self) -> dict[str, Any]:
         """`run.json` as it stands; empty where it is missing or damaged."""
         try:
-            found = json.loads(inside.read(self, self.json, _MOST_JSON))
+            document = json.loads(inside.read(self, self.json, _MOST_JSON))
         except (OSError, ValueError, RecursionError, WorkbenchError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return document if isinstance(document, dict) else {}
 
     def update_json(self, **changes: Any) -> dict[str, Any]:
         """Replace `run.json` with these keys changed. For the launcher before, and the supervisor after, the launch."""
@@ -183,9 +183,9 @@ class RunFolder:
     @property
     def is_original(self) -> bool | None:
         """Whether this is the very folder in which its supervisor started the worker; None where run.json does not say."""
-        said = self.read_json().get("folder")
+        folder = self.read_json().get("folder")
         try:
-            return None if said is None else said == inside.identity(self)
+            return None if folder is None else folder == inside.identity(self)
         except OSError:
             return False
 

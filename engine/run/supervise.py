@@ -337,14 +337,14 @@ class Supervisor:
     def _write_final_event(self, code: int | None) -> None:
         """Take the lock, cut a torn line, and append what the worker could not say any more."""
         assert self.worker is not None
-        found = self._explain(code)  # first: it also looks at the disk as the worker left it
+        ending = self._explain(code)  # first: it also looks at the disk as the worker left it
         asked = self.asked_to_end if self.term_at is not None else None
         if asked is not None:
             message = "The worker was ended by " + ("SIGKILL" if self.killed else "SIGTERM") + self._why_ended()
             self.final = {"kind": "stopped", "step": None, "by": asked.by, "message": message}
         else:
-            lines = list(found.lines)
-            self.final = {"kind": "failed", "cause": found.cause, "message": found.message, "lines": lines}
+            lines = list(ending.lines)
+            self.final = {"kind": "failed", "cause": ending.cause, "message": ending.message, "lines": lines}
         lock = RunLock(self.run).acquire_soon()
         try:
             with EventWriter(self.run, segment=self.segment) as writer:
@@ -363,11 +363,11 @@ class Supervisor:
 
     def _explain(self, code: int | None) -> cause.Cause:
         """Why the worker ended; what another node began is told in that one's words."""
-        found = self._explain_here(code)
-        if self.node is None or not (cause.follows(found, self.run.log, self.log_from) or self.node.others_end()):
-            return found
+        explained = self._explain_here(code)
+        if self.node is None or not (cause.follows(explained, self.run.log, self.log_from) or self.node.others_end()):
+            return explained
         met = self.family is not None and bool(self.family.ranks)
-        return self.node.blame() or (found if met else self.node.not_met())
+        return self.node.blame() or (explained if met else self.node.not_met())
 
     def _explain_here(self, code: int | None) -> cause.Cause:
         assert self.worker is not None
@@ -433,20 +433,20 @@ class Supervisor:
             if name.startswith(".") or not name.endswith(".json"):
                 continue
             try:
-                found = control.parse(path)
+                request = control.parse(path)
             except FileNotFoundError:
                 continue
-            if not isinstance(found, control.Request) or found.do not in ("stop", "save_stop"):
+            if not isinstance(request, control.Request) or request.do not in ("stop", "save_stop"):
                 continue
             since = self.first_seen.setdefault(name, now)
-            if found.now:
-                self.asked_to_end = found
+            if request.now:
+                self.asked_to_end = request
                 self._end_by(now, since, 0.0, NOW_SECONDS)
-            elif found.do == "stop" or found.id not in self.answered:
+            elif request.do == "stop" or request.id not in self.answered:
                 # A save under way is never cut short; an answer that never comes is.
                 grace = self._grace()
                 if now - since >= grace:
-                    self.asked_to_end = found
+                    self.asked_to_end = request
                     self._end_by(now, since, grace, grace)
 
     def _end_by(self, now: float, since: float, term_after: float, kill_after: float) -> None:
@@ -548,17 +548,17 @@ def _detach(work: Callable[[Callable[[], None]], None]) -> NoReturn:
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)
-        said = b""
+        data = b""
         while block := os.read(reading, 4096):
-            said += block
-        code, _, text = said.partition(b" ")
+            data += block
+        code, _, text = data.partition(b" ")
         sys.stderr.write(text.decode())
         sys.stderr.flush()
         os._exit(int(code) if code.isdigit() else 1)
     os.close(reading)
 
-    def send(said: bytes) -> None:
-        os.write(writing, said)
+    def send(data: bytes) -> None:
+        os.write(writing, data)
         os.close(writing)
 
     _answering(work, send)
@@ -598,9 +598,9 @@ def wait(text: str) -> NoReturn:
         waiting.end()
         os._exit(0)
 
-    def send(said: bytes) -> None:
+    def send(data: bytes) -> None:
         with contextlib.suppress(OSError):  # a window that left in this very moment: the run goes on
-            window.send(said)
+            window.send(data)
         window.close()
 
     _answering(_work("start", RunFolder(path), waiting), send)

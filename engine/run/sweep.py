@@ -75,10 +75,12 @@ def axes(pairs: Iterable[str]) -> Axes:
         raise UsageError(
             "a sweep needs a setting with several values.", "For example run.seed=1,2,3; one run is `workbench train`."
         )
-    found = Axes(varied, fixed)
-    if found.count > MOST:
-        raise UsageError(f"the sweep would be {found.count:,} runs; at most {MOST:,} are taken.", "Name fewer values.")
-    return found
+    combined = Axes(varied, fixed)
+    if combined.count > MOST:
+        raise UsageError(
+            f"the sweep would be {combined.count:,} runs; at most {MOST:,} are taken.", "Name fewer values."
+        )
+    return combined
 
 
 def split(text: str) -> list[str]:
@@ -107,22 +109,22 @@ def new_id(name: str) -> str:
 
 def runs_of(root: Path, sweep: str) -> list[RunFolder]:
     """The runs of a sweep, as they were launched. Raises UsageError where there is none."""
-    found: list[tuple[float, RunFolder]] = []
+    placed: list[tuple[float, RunFolder]] = []
     known: dict[str, None] = {}
     for run in runs_in(root):
         values = run.read_json()
-        said = values.get("sweep")
-        if isinstance(said, dict) and isinstance(said.get("values"), dict):
-            known[str(said.get("id"))] = None
-            if said.get("id") == sweep:
-                found.append((float(values.get("created") or 0), run))
-    if not found:
+        membership = values.get("sweep")
+        if isinstance(membership, dict) and isinstance(membership.get("values"), dict):
+            known[str(membership.get("id"))] = None
+            if membership.get("id") == sweep:
+                placed.append((float(values.get("created") or 0), run))
+    if not placed:
         names = ", ".join(visible(name) for name in list(known)[-5:])
         raise UsageError(
             f"no sweep is called {visible(sweep)[:80]} in {visible(str(root))}.",
             f"Sweeps here: {names}." if names else "There is none yet.",
         )
-    return [run for _, run in sorted(found, key=lambda each: (each[0], each[1].id))]
+    return [run for _, run in sorted(placed, key=lambda entry: (entry[0], entry[1].id))]
 
 
 # -- what became of them -----------------------------------------------------------------------------------------------
@@ -137,16 +139,16 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
     for run in runs:
         values = run.read_json()
         with open_view(run) as watch:
-            watch.read_whole()
+            watch.read_completely()
             view = watch.view.copy()
-        said = values.get("sweep") or {}
-        metric, greater = str(said.get("metric") or "loss"), bool(said.get("greater_is_better"))
+        sweep = values.get("sweep") or {}
+        metric, greater = str(sweep.get("metric") or "loss"), bool(sweep.get("greater_is_better"))
         rules.add((metric, greater))
         value, step = _value(view, metric)
         rows.append(
             {
                 "id": run.id,
-                "values": {str(key): str(each) for key, each in said.get("values", {}).items()},
+                "values": {str(key): str(chosen) for key, chosen in sweep.get("values", {}).items()},
                 "state": view.state,
                 "cause_kind": view.cause_kind or None,
                 "step": view.step,
@@ -154,9 +156,9 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
                 "at_step": step,
             }
         )
-    found: dict[str, Any] = {"metric": None, "greater_is_better": None, "runs": rows, "groups": [], "best": None}
+    answer: dict[str, Any] = {"metric": None, "greater_is_better": None, "runs": rows, "groups": [], "best": None}
     if len(rules) != 1:
-        return found
+        return answer
     metric, greater = next(iter(rules))
     sign = -1 if greater else 1
     ended = [row for row in rows if row["state"] in ("finished", "stopped") and row["value"] is not None]
@@ -165,7 +167,7 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
         leading = min(groups, key=lambda group: sign * float(group["mean"]))
         ended = [row for row in ended if row["id"] in leading["runs"]]
     best = min(ended, key=lambda row: sign * float(row["value"]))["id"] if ended else None
-    return {**found, "metric": metric, "greater_is_better": greater, "groups": groups, "best": best}
+    return {**answer, "metric": metric, "greater_is_better": greater, "groups": groups, "best": best}
 
 
 def _value(view: RunView, metric: str) -> tuple[float | None, int | None]:
@@ -178,16 +180,16 @@ def _value(view: RunView, metric: str) -> tuple[float | None, int | None]:
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Runs that differ in their seed alone, with the mean of their values and the spread (standard deviation)."""
-    found: dict[tuple[tuple[str, str], ...], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         rest = tuple((key, value) for key, value in row["values"].items() if key != SEED)
-        found.setdefault(rest, []).append(row)
+        groups.setdefault(rest, []).append(row)
     return [
         {
             "values": dict(rest),
-            "runs": [row["id"] for row in each],
-            "mean": statistics.fmean(row["value"] for row in each),
-            "spread": statistics.stdev(row["value"] for row in each) if len(each) > 1 else None,
+            "runs": [row["id"] for row in members],
+            "mean": statistics.fmean(row["value"] for row in members),
+            "spread": statistics.stdev(row["value"] for row in members) if len(members) > 1 else None,
         }
-        for rest, each in found.items()
+        for rest, members in groups.items()
     ]

@@ -98,7 +98,7 @@ class RunView:
     @property
     def pausing(self) -> bool:
         """Whether more than a step may happen before the next line of numbers."""
-        return self.step == self.max_steps or any(-self.step % each < self.every for each in self.pauses)
+        return self.step == self.max_steps or any(-self.step % pause < self.every for pause in self.pauses)
 
     @property
     def over(self) -> bool:
@@ -126,18 +126,20 @@ class RunView:
     def slowest(self) -> tuple[int, str, float] | None:
         """The rank that the others wait for: its number, at what (`data` or `forward pass`), and how many seconds of a step it
         takes longer for it than half of the ranks. None where none stands out by a tenth of a step."""
-        found = None
+        slowest_rank = None
         for what, key in (("data", "data_seconds"), ("forward pass", "forward_seconds")):
             spent = [rank[key] for rank in self.ranks if isinstance(rank.get(key), int | float)]
             if len(spent) < 2 or len(spent) != len(self.ranks):
                 continue
             late = max(spent) - sorted(spent)[(len(spent) - 1) // 2]
-            if late >= SLOW * (self.latest.get("step_seconds") or math.inf) and (found is None or late > found[2]):
-                found = (spent.index(max(spent)), what, late)
-        return found
+            if late >= SLOW * (self.latest.get("step_seconds") or math.inf) and (
+                slowest_rank is None or late > slowest_rank[2]
+            ):
+                slowest_rank = (spent.index(max(spent)), what, late)
+        return slowest_rank
 
     @property
-    def slowest_words(self) -> str:
+    def slowest_text(self) -> str:
         """The same in words; empty where none stands out."""
         if self.slowest is None:
             return ""
@@ -226,7 +228,9 @@ def _started(view: RunView, event: Event) -> None:
     view.devices = devices if isinstance(devices, list) else []
     view.resumed_from = _whole(event, "resumed_from_step")
     pauses = event.get("pauses")
-    view.pauses = [each for each in pauses if type(each) is int and each > 0][:8] if isinstance(pauses, list) else []
+    view.pauses = (
+        [pause for pause in pauses if type(pause) is int and pause > 0][:8] if isinstance(pauses, list) else []
+    )
     view.every = max(1, _whole(event, "keep_every") or 1)
     view.progress = None
     if view.best is not None and view.segment > 0 and view.best["step"] > (view.resumed_from or 0):

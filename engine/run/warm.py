@@ -107,9 +107,9 @@ class WarmWorker:
         with line, contextlib.suppress(OSError):
             line.settimeout(_ANSWER_SECONDS)
             line.send(str(run.path).encode())
-            while said := line.recv(_LONGEST).decode():
-                if not said.startswith("{"):
-                    return said
+            while report := line.recv(_LONGEST).decode():
+                if not report.startswith("{"):
+                    return report
         return None
 
     def close(self) -> None:
@@ -138,13 +138,13 @@ class WarmWorker:
         """Take in what was said since; a line that ended is one that nobody answers."""
         while self._line is not None and select.select([self._line], [], [], 0)[0]:
             try:
-                said = self._line.recv(_LONGEST)
+                data = self._line.recv(_LONGEST)
             except OSError:
-                said = b""
-            if not said:
+                data = b""
+            if not data:
                 self._leave()
                 return
-            news = json.loads(said)
+            news = json.loads(data)
             self._pid, self._ready = news["pid"], news["ready"]
 
     def _leave(self) -> None:
@@ -178,10 +178,10 @@ class Waiting:
         ready = False
         while (left := until - time.monotonic()) > 0:
             window.send(json.dumps({"pid": self.child.pid, "ready": ready}).encode())
-            found = select.select([window, self._line], [], [], left)[0]
-            if window in found:
+            readable = select.select([window, self._line], [], [], left)[0]
+            if window in readable:
                 return window.recv(_LONGEST).decode()
-            if self._line in found and not (ready := bool(self._line.recv(_LONGEST))):
+            if self._line in readable and not (ready := bool(self._line.recv(_LONGEST))):
                 break
         return ""
 

@@ -52,7 +52,7 @@ def files(base: Path, text: str, want: Wanted) -> list[Offer]:
     head, slash, tail = text.rpartition("/")
     folder = base / os.path.expanduser(head + slash if slash else ".")
     folders: list[Offer] = []
-    found: list[Offer] = []
+    listed: list[Offer] = []
     try:
         with os.scandir(folder) as entries:
             for _, entry in zip(range(MOST_NAMES), entries, strict=False):
@@ -63,10 +63,10 @@ def files(base: Path, text: str, want: Wanted) -> list[Offer]:
                     is_model = os.path.exists(os.path.join(entry.path, "config.json"))
                     folders.append(Offer(written, "a model's folder" if is_model else "folder", folder=True))
                 elif want.what != "model" and (not want.ends or entry.name.lower().endswith(want.ends)):
-                    found.append(Offer(written, _size(entry)))
+                    listed.append(Offer(written, _size(entry)))
     except (OSError, ValueError):
         return []
-    by_name = [sorted(each, key=lambda offer: offer.text.lower()) for each in (folders, found)]
+    by_name = [sorted(offers, key=lambda offer: offer.text.lower()) for offers in (folders, listed)]
     return [*by_name[0], *by_name[1]][:MOST_SHOWN]
 
 
@@ -89,35 +89,35 @@ def cached(want: Wanted) -> list[Offer]:
 def offers(base: Path, text: str, want: Wanted, known: Sequence[Offer]) -> list[Offer]:
     """What fits what is typed: of `known` (recent, cached, built in) whatever has its words, then files and folders."""
     words = text.lower().split()
-    fitting = [each for each in known if all(word in each.text.lower() for word in words) and each.text != text]
-    found = files(base, text, want)
-    seen = {each.text for each in found}
-    return [*(each for each in fitting if each.text not in seen), *found][:MOST_SHOWN]
+    fitting = [offer for offer in known if all(word in offer.text.lower() for word in words) and offer.text != text]
+    offered = files(base, text, want)
+    seen = {offer.text for offer in offered}
+    return [*(offer for offer in fitting if offer.text not in seen), *offered][:MOST_SHOWN]
 
 
 def known_of(want: Wanted, recent: Iterable[str], base: Path) -> list[Offer]:
     """What needs no typing: used before, built in, in the cache; each once."""
     builtin = {"model": BUILTIN_MODELS, "rows": BUILTIN_ROWS}.get(want.what, ())
-    made = [
-        *(Offer(_below(each, base), "used before") for each in recent),
-        *(Offer(each, "built in, needs no download") for each in builtin),
+    generated = [
+        *(Offer(_below(path, base), "used before") for path in recent),
+        *(Offer(path, "built in, needs no download") for path in builtin),
         *cached(want),
     ]
-    about = {offer.text: offer for offer in reversed(made)}
-    cached_too = {offer.text: offer.about for offer in made if offer.about.startswith("on this machine")}
+    about = {offer.text: offer for offer in reversed(generated)}
+    cached_too = {offer.text: offer.about for offer in generated if offer.about.startswith("on this machine")}
     return [
         Offer(
             text,
             f"used before, {cached_too[text]}" if offer.about == "used before" and text in cached_too else offer.about,
         )
-        for text in dict.fromkeys(offer.text for offer in made)
+        for text in dict.fromkeys(offer.text for offer in generated)
         if (offer := about[text])
     ]
 
 
-def completed(text: str, found: Sequence[Offer]) -> str:
+def completed(text: str, offered: Sequence[Offer]) -> str:
     """What is typed with all that every fitting file has in common; as it is where nothing begins with it."""
-    mine = [each.text + ("/" if each.folder else "") for each in found if each.text.startswith(text)]
+    mine = [offer.text + ("/" if offer.folder else "") for offer in offered if offer.text.startswith(text)]
     return os.path.commonprefix(mine) if mine else text  # noqa: RUF071  texts as typed, also in the middle of a name
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config.coercion import Unmeant, meaning
+from engine.config.coercion import Uncoerced, coerce
 from engine.config.files import absolute, placed, put
 from engine.config.findings import RANK, Finding
 from engine.config.reading import Reading
@@ -37,7 +37,7 @@ READ_BEFORE = ("review", "launch")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StepStatus:
     """How a step stands: the gravest of its findings (nothing without one), its errors and its other findings."""
 
     step: str
@@ -109,14 +109,14 @@ class BuildSession:
 
     def begin_from(self, recipe: str, *, keep_own: bool = False) -> None:
         """Take a ready config, all of it or all but this one's model and data. Raises UsageError for an unknown one."""
-        made = Draft.new(recipe)
+        recipe_draft = Draft.new(recipe)
         for section in (fields.model.name.section, fields.data.train.section) if keep_own else ():
             mine = self.draft.value(section)
             if mine is None:
-                made.unset(section)
+                recipe_draft.unset(section)
             else:
-                made.set(section, mine)
-        self.begin(made.text(), recipe)
+                recipe_draft.set(section, mine)
+        self.begin(recipe_draft.text(), recipe)
 
     def typed(self, path: str, text: str) -> tuple[Finding, ...]:
         """What would be found if this text were kept as the value of a setting; the draft stays as it is."""
@@ -130,8 +130,8 @@ class BuildSession:
             mapping = without.mapping
         else:
             mapping = copy.deepcopy(draft.mapping)
-            meant = meaning(spec, text) if spec is not None else text
-            put(mapping, path, text if isinstance(meant, Unmeant) else meant)
+            meant = coerce(spec, text) if spec is not None else text
+            put(mapping, path, text if isinstance(meant, Uncoerced) else meant)
         self._tried = (asked, read(mapping, draft.facts).findings)
         return self._tried[1]
 
@@ -140,7 +140,7 @@ class BuildSession:
     @property
     def becomes(self) -> dict[str, Effective]:
         """What each setting becomes, by its path."""
-        return {each.path: each for each in effective(self.draft.config, self.draft.facts)}
+        return {setting.path: setting for setting in effective(self.draft.config, self.draft.facts)}
 
     @property
     def estimate(self) -> Estimate:
@@ -165,8 +165,8 @@ class BuildSession:
         """What the newest rehearsal of this very config measured, in words; empty without one."""
         from engine.run.rehearsal import last
 
-        found = last(self.draft.config, self.draft.facts, self.draft.base)
-        return found.words() if found else ""
+        rehearsal = last(self.draft.config, self.draft.facts, self.draft.base)
+        return rehearsal.words() if rehearsal else ""
 
     @property
     def paragraph(self) -> str:
@@ -261,13 +261,13 @@ def _require_no_errors(reading: Reading) -> None:
         raise WorkbenchError(f"The config has an error, so no run was started. {first.message}")
 
 
-def standings(findings: Iterable[Finding]) -> list[Standing]:
+def step_statuses(findings: Iterable[Finding]) -> list[StepStatus]:
     """How each step stands by these findings."""
     mine: dict[str, list[Any]] = {step.id: [] for step in STEPS}
     for finding in findings:
         mine.setdefault(step_of_path(finding.path), []).append(finding.severity)
     return [
-        Standing(
+        StepStatus(
             step.id,
             min(mine[step.id], key=lambda severity: RANK[severity], default=""),
             mine[step.id].count("error"),

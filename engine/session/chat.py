@@ -182,13 +182,13 @@ def _tuned(run: RunFolder, step: int | None) -> Who:
     run.refuse_flaws()
     if step is None:
         newest, _ = checkpoint.newest_valid(run, hashes=False)
-        found = checkpoint.step_of(newest) if newest is not None else None
-        if found is None:
+        at_step = checkpoint.step_of(newest) if newest is not None else None
+        if at_step is None:
             raise WorkbenchError(
                 f"{run.id} has no whole checkpoint to talk to.",
                 f"`workbench checkpoint {run.id}` asks a run that goes on for one; --base talks to its base model.",
             )
-        return Who(f"{run.id} checkpoint {found}", run, found)
+        return Who(f"{run.id} checkpoint {at_step}", run, at_step)
     if checkpoint.problem_with(run.checkpoints / f"checkpoint-{step}"):
         whole = sorted(
             place
@@ -246,8 +246,8 @@ class ChatSession:
             where = f"GPU {choice.visible[0]}" if choice.visible else "the CPU"
             self.notes.append(f"{visible(beside[0])} is training on {where} too: both share its memory and are slower.")
         threads = os.environ.get("OMP_NUM_THREADS") or str(devices.cores())
-        found = {"CUDA_VISIBLE_DEVICES": ",".join(choice.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        return {**found, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(choice.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
     @property
     def pid(self) -> int | None:
@@ -258,7 +258,9 @@ class ChatSession:
         """Start loading; returns at once."""
         self._now("loading", "Starting")
         sides = [{"title": one.title, "run": str(one.run.path), "checkpoint": one.checkpoint} for one in self.who]
-        ticket = self._client.ask("load", on_progress=lambda told: self._now("loading", told["phase"]), sides=sides)
+        ticket = self._client.ask(
+            "load", on_progress=lambda message: self._now("loading", message["phase"]), sides=sides
+        )
         ticket.add_done_callback(self._loaded)
         return ticket
 
@@ -278,7 +280,7 @@ class ChatSession:
         self._now("ready", "")
 
     def _failed(self, problem: WorkbenchError) -> None:
-        self.problem = "" if isinstance(problem, Cancelled) else problem.told
+        self.problem = "" if isinstance(problem, Cancelled) else problem.full_message
         self._now("failed", "")
 
     def _now(self, state: str, phase: str) -> None:
@@ -365,14 +367,14 @@ class ChatSession:
     def messages(self, side: int, upto: int | None = None) -> list[dict[str, Any]]:
         """What this side has read and said, the system prompt first; without a template the newest text alone."""
         turns = self.turns[:upto]
-        found: list[dict[str, Any]] = []
+        conversation: list[dict[str, Any]] = []
         if self.settings.system:
-            found.append({"role": "system", "content": self.settings.system})
+            conversation.append({"role": "system", "content": self.settings.system})
         for turn in turns if self.has_template else turns[-1:]:
-            found.append({"role": "user", "content": turn.prompt})
+            conversation.append({"role": "user", "content": turn.prompt})
             if turn.answers[side].done and not turn.answers[side].problem:
-                found.append({"role": "assistant", "content": turn.answers[side].text})
-        return found
+                conversation.append({"role": "assistant", "content": turn.answers[side].text})
+        return conversation
 
     def _ask_both(self, text: str) -> list[Ticket]:
         turn = Turn(text, [Answer() for _ in self.who])
@@ -422,14 +424,14 @@ class ChatSession:
             ticket.add_done_callback(partial(self._answered, turn, answer))
         return tickets
 
-    def _grow(self, answer: Answer, told: dict[str, Any]) -> None:
-        answer.text += told["text"]
-        answer.tokens = told["tokens"]
+    def _grow(self, answer: Answer, message: dict[str, Any]) -> None:
+        answer.text += message["text"]
+        answer.tokens = message["tokens"]
         self._changed()
 
     def _answered(self, turn: Turn, answer: Answer, ticket: Ticket) -> None:
         if ticket.error is not None:
-            answer.problem = ticket.error.told
+            answer.problem = ticket.error.full_message
         else:
             result = answer.result = ticket.result()
             answer.ended, answer.tokens = result.get("ended", ""), result.get("tokens", 0)
@@ -481,13 +483,13 @@ class ChatSession:
                     if turn.answers[side].ended == "stop" and turn.answers[side].text
                 ]
                 continue
-            said = [turn for turn in self.turns if turn.answers[side].done and not turn.answers[side].problem]
-            if not said:
+            turns = [turn for turn in self.turns if turn.answers[side].done and not turn.answers[side].problem]
+            if not turns:
                 continue
             messages: list[dict[str, Any]] = []
             if self.settings.system:
                 messages.append({"role": "system", "content": self.settings.system})
-            for turn in said:
+            for turn in turns:
                 answer = turn.answers[side]
                 cut = {} if answer.ended == "stop" else {"train": False}
                 messages.append({"role": "user", "content": turn.prompt})
@@ -515,10 +517,10 @@ def tools_from(path: Path) -> list[Any]:
     """The tools of a JSON file, a list of descriptions as chat templates take them. Raises UsageError."""
     shown = visible(str(path))
     try:
-        found = json.loads(path.read_text("utf-8"))
+        tools = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is no JSON"
         raise UsageError(f"--tools: {shown} cannot be read: {reason}.") from None
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UsageError(f"--tools: {shown} must hold a list of tools, each an object.")
-    return found
+    return tools

@@ -53,7 +53,7 @@ class FactsCollector:
     @property
     def trouble(self) -> tuple[str, ...]:
         """What could not be found out and what was noticed, each sentence once."""
-        return tuple(dict.fromkeys(words for said in self._troubles.values() for words in said))
+        return tuple(dict.fromkeys(words for sentences in self._troubles.values() for words in sentences))
 
     @property
     def working(self) -> bool:
@@ -186,27 +186,27 @@ class FactsCollector:
             self._troubles[what] = (_told(ticket.error),) if ticket.error is not None else ()
             self._take(what, None if ticket.error is not None else ticket.result(0))
 
-    def _take(self, what: str, found: Any) -> None:
+    def _take(self, what: str, answer: Any) -> None:
         if what == "model":
-            data = self.draft.facts.data or found.data
-            self._learn(machine=found.machine, model=found.model, packages=found.packages, data=data)
+            data = self.draft.facts.data or answer.data
+            self._learn(machine=answer.machine, model=answer.model, packages=answer.packages, data=data)
         elif what == "sources":
-            facts, self.looks = found
+            facts, self.looks = answer
             self._learn(sources=facts)
         elif what == "tokenizer":
-            self.tokenizer = found
+            self.tokenizer = answer
         else:
-            self._learn(data=DataFacts.counted_from(found) if found is not None else None)
-            if found is not None:
+            self._learn(data=DataFacts.counted_from(answer) if answer is not None else None)
+            if answer is not None:
                 # What the findings say already, of rows left out and cut, is not said twice.
-                self._troubles[what] = tuple(found.get("counts", {}).get("notes") or ())
+                self._troubles[what] = tuple(answer.get("counts", {}).get("notes") or ())
 
     def _learn(self, **facts: Any) -> None:
         self.draft.learn(replace(self.draft.facts, **facts))
 
 
 def _told(problem: BaseException) -> str:
-    return problem.told if isinstance(problem, WorkbenchError) else str(problem)
+    return problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
 
 
 # What runs in threads; the imports stand here because the app's first frame does not wait for them.

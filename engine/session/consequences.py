@@ -46,14 +46,14 @@ class Consequence:
 def consequences(now: Estimate, before: Estimate | None) -> list[Consequence]:
     """The numbers of an estimate that are known."""
     changes = now.changes(before) if before is not None else {}
-    found = []
+    numbers = []
     for label, short, name, write, costly in CONSEQUENCES:
         value = getattr(now, name)
         if value is None:
             continue
         delta, room = changes.get(name, 0), now.device_bytes if name == "memory_total" else None
         written = write(abs(delta))
-        found.append(
+        numbers.append(
             Consequence(
                 name, label, short, size_of(value, room) if room else write(value), write(value),
                 change="" if written in NO_CHANGE else f"{'+' if delta > 0 else '−'}{written}",
@@ -61,4 +61,4 @@ def consequences(now: Estimate, before: Estimate | None) -> list[Consequence]:
                 over=bool(room and value > room), part=size_of(value, room, "/") if room else "",
             )
         )  # fmt: skip
-    return found
+    return numbers

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import files
-from engine.config.coercion import Unmeant, meaning
+from engine.config.coercion import Uncoerced, coerce
 from engine.config.edit import MISSING, rewrite
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix
@@ -106,8 +106,8 @@ class Draft:
 
     def value(self, path: str) -> Any:
         """What is written at a path, valid or not; nothing when it is not written."""
-        found = _at(self._now.mapping, path)
-        return None if found is MISSING else found
+        written = _at(self._now.mapping, path)
+        return None if written is MISSING else written
 
     # Changing it
 
@@ -115,8 +115,8 @@ class Draft:
         """Write one setting. A text is written as the value that it means (`"3e-4"` as 0.0003)."""
         spec = fields.get(path)
         if spec is not None and isinstance(value, str):
-            meant = meaning(spec, value)
-            value = value if isinstance(meant, Unmeant) else meant
+            meant = coerce(spec, value)
+            value = value if isinstance(meant, Uncoerced) else meant
         self._change(_with(self._now.mapping, path.split("."), _plain(value)))
 
     def unset(self, path: str) -> None:
@@ -136,7 +136,7 @@ class Draft:
         """Apply every fix after which the file says what it says already; their labels, in order."""
         done: list[str] = []
         while len(done) < MOST_FIXES:
-            finding = next((each for each in self.findings if keeps_meaning(each)), None)
+            finding = next((known for known in self.findings if keeps_meaning(known)), None)
             before = self._now
             if finding is None or finding.fix is None:
                 break
@@ -195,12 +195,12 @@ class Draft:
     def diff(self) -> list[tuple[str, Any, Any]]:
         """`(path, value in the recipe, value here)` for every setting that differs; without a recipe, from the defaults."""
         before = read(recipe_mapping(self.recipe) if self.recipe else {}).config
-        found = []
+        changes = []
         for spec in fields:
             was, now = spec.value(before), spec.value(self.config)
             if spec.applies(self.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
-                found.append((spec.path, _shown(was), _shown(now)))
-        return found
+                changes.append((spec.path, _shown(was), _shown(now)))
+        return changes
 
     @property
     def dirty(self) -> bool:

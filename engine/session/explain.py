@@ -82,9 +82,9 @@ def settings_named(term: str) -> tuple[tuple[str, str], ...]:
     def key(text: str) -> str:
         return text.lower().replace(" ", "_").replace("-", "_")
 
-    found = [spec.path for spec in fields if key(term) in (key(spec.name), key(spec.title))]
-    found += [f"{spec.path}: {choice}" for spec in fields for choice in spec.choices if key(str(choice)) == key(term)]
-    return (("set by", ", ".join(dict.fromkeys(found))),) if found else ()
+    paths = [spec.path for spec in fields if key(term) in (key(spec.name), key(spec.title))]
+    paths += [f"{spec.path}: {choice}" for spec in fields for choice in spec.choices if key(str(choice)) == key(term)]
+    return (("set by", ", ".join(dict.fromkeys(paths))),) if paths else ()
 
 
 def term_of(word: str) -> str | None:
@@ -108,9 +108,9 @@ def of_setting(spec: FieldSpec) -> Explanation:
         ]
     elif spec in AUTO:
         facts.append(("auto", "chosen by method, adapter, machine and size; the review shows auto -> value"))
-    if spec.later:
+    if spec.unsupported:
         facts.append(
-            ("later", f"{', '.join(shown(value) for value in spec.later)}: known, and refused by this version")
+            ("later", f"{', '.join(shown(value) for value in spec.unsupported)}: known, and refused by this version")
         )
     if spec.kinds and spec.name != "kind":
         facts.append(("only with", f"{spec.section}.kind {' or '.join(spec.kinds)}"))
@@ -155,13 +155,13 @@ class Findable:
 
 def findable(config: RunConfig) -> list[Findable]:
     """Every setting, those of other methods and adapters last with whose they are, then the terms."""
-    found = []
+    items = []
     for spec in sorted(fields, key=lambda spec: not spec.applies(config)):
         whose = "" if spec.applies(config) else f"only with {spec.section} {' or '.join(spec.kinds)}"
-        found.append(
+        items.append(
             Findable(spec.title, spec.path, spec.help, whose, " ".join(other.help for _, other in spec.variants))
         )
-    return [*found, *(Findable(term, "", text, "a term") for term, text in TERMS.items())]
+    return [*items, *(Findable(term, "", text, "a term") for term, text in TERMS.items())]
 
 
 def own_settings(spec: FieldSpec) -> dict[str, dict[str, Own]]:
@@ -208,5 +208,5 @@ def first_sentence(text: str) -> str:
 
 def names() -> dict[str, list[str]]:
     """Everything that can be explained: settings by section, and terms."""
-    found = {section: [spec.name for spec in fields if spec.section == section] for section in SECTIONS}
-    return {**found, "terms": sorted(TERMS, key=str.lower)}
+    by_section = {section: [spec.name for spec in fields if spec.section == section] for section in SECTIONS}
+    return {**by_section, "terms": sorted(TERMS, key=str.lower)}

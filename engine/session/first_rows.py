@@ -61,7 +61,7 @@ def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
     try:
         rows = open_rows(path)
         try:
-            found = detect(
+            detection = detect(
                 rows,
                 columns_of(source.get("columns"), source.get("properties"), source.get("roles")),
                 source.get("format") or None,
@@ -75,11 +75,11 @@ def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
             rows.wait(0.5)
             return Look(
                 path,
-                found.format or "",
-                found.why,
-                tuple(found.problems),
-                tuple(map(str, found.example or ())),
-                tuple(found.columns.items()),
+                detection.format or "",
+                detection.why,
+                tuple(detection.problems),
+                tuple(map(str, detection.example or ())),
+                tuple(detection.columns.items()),
                 tuple(texts),
                 rows.length,
             )
@@ -119,8 +119,8 @@ def _look_at_generated(path: str, source: Mapping[str, Any], seed: int) -> Look:
 
     split, known = str(source.get("split") or "train"), GENERATED[path]
     try:
-        made = known.of(source, split, seed, SHOWN_ROWS)
+        rows = known.of(source, split, seed, SHOWN_ROWS)
     except (ValueError, WorkbenchError) as problem:
         return Look(path, problems=(str(problem),))
-    texts = tuple(condensed(row) for row in made)
+    texts = tuple(condensed(row) for row in rows)
     return Look(path, known.format, known.about, (), known.columns, (), texts, known.total(split, source.get("rows")))

@@ -25,7 +25,7 @@ from engine.session.build import BuildSession
 from engine.session.collector import Ask
 from engine.session.draft import Draft
 from engine.session.first_rows import COLUMNAR, Look, look_at
-from engine.session.pages import GAP, Block, machine_words
+from engine.session.pages import GAP, Block, machine_text
 from engine.session.rows import tokens_of
 
 PAGES = ("machine", "goal", "rows", "tokens", "rehearsal", "next")
@@ -121,7 +121,7 @@ def examine(path: str, base: Path, seed: int = 42) -> Examined:
         if alone and len(answers[question]) == 1:
             pinned.setdefault(question, Pinned(question, answer))
     chosen = tuple(pinned.values())[:_ASKED]
-    longest = max((len(each.answer.encode()) for each in chosen), default=0)
+    longest = max((len(row.answer.encode()) for row in chosen), default=0)
     return Examined(look, len(asked), chosen, contradicting, asked[0][1], longest)
 
 
@@ -143,10 +143,10 @@ def _asked(place: str) -> tuple[list[tuple[str, str, bool]], str]:
     try:
         rows = open_rows(place)
         try:
-            found = detect(rows, {}, None)
+            detection = detect(rows, {}, None)
             for index in range(ROWS):
                 try:
-                    example = read_example(rows[index], found.format or "", found.columns)
+                    example = read_example(rows[index], detection.format or "", detection.columns)
                 except IndexError:
                     break
                 turns: list[Any] = list(example.messages)
@@ -224,7 +224,7 @@ class FirstRun:
             draft.set(fields.adapter.kind.path, "none")
             draft.set(fields.optim.adam_beta2.path, 0.99)
         if self.examined and self.examined.pinned:
-            draft.set(fields.run.prompts.path, [each.prompt for each in self.examined.pinned])
+            draft.set(fields.run.prompts.path, [row.prompt for row in self.examined.pinned])
             draft.set(fields.run.prompts_steps.path, _EVERY)
             draft.set(fields.run.max_new_tokens.path, self.examined.longest_answer + 8)
         return draft
@@ -272,7 +272,7 @@ class FirstRun:
             for path in (fields.optim.learning_rate.path, fields.model.dtype.path, fields.adapter.kind.path):
                 draft.set(path, self.rehearsal().value(path))
         if self.examined and self.examined.pinned:
-            draft.set(fields.run.prompts.path, [each.prompt for each in self.examined.pinned])
+            draft.set(fields.run.prompts.path, [row.prompt for row in self.examined.pinned])
         return draft
 
     # The pages
@@ -296,21 +296,21 @@ class FirstRun:
             "read a few: what is wrong in them it learns, too."
         )
         yield GAP
-        found = self.examined
-        if found is None:
+        examined = self.examined
+        if examined is None:
             yield Block("dim", f"Reading {visible(self.rows)} …")
             return
-        if found.problem:
-            yield Block("bad", visible(found.problem))
+        if examined.problem:
+            yield Block("bad", visible(examined.problem))
             return
-        total = f" of {count(found.look.count)}" if found.look.count else ""
-        yield Block("title", f"{visible(self.rows)}: the first {count(found.rows)}{total} rows are rehearsed")
-        for text in found.look.rows:
+        total = f" of {count(examined.look.count)}" if examined.look.count else ""
+        yield Block("title", f"{visible(self.rows)}: the first {count(examined.rows)}{total} rows are rehearsed")
+        for text in examined.look.rows:
             yield Block("code", visible(text))
-        if found.contradicting:
+        if examined.contradicting:
             yield GAP
             words = "rows ask what another row answers otherwise; no model can know both by heart"
-            yield Block("warn", f"{count(found.contradicting)} {words}. Decide which answer is right.")
+            yield Block("warn", f"{count(examined.contradicting)} {words}. Decide which answer is right.")
 
     def _about_tokens(self) -> Iterator[Block]:
         yield _text(
@@ -363,11 +363,11 @@ class FirstRun:
         known = _known_at(answers := _answers(view, self.examined))
         for pinned, given in answers:
             # A step later an answer may be another one again: a few rows at a high rate are not known steadily.
-            shown = next((each for each in given if each["step"] == known), given[-1])
+            shown = next((sample for sample in given if sample["step"] == known), given[-1])
             newest = [(f"step {shown['step']}", shown["completion"])] if given[1:] else []
-            said = [("asked", pinned.prompt), ("wanted", pinned.answer), ("at first", given[0]["completion"]), *newest]
+            rows = [("asked", pinned.prompt), ("wanted", pinned.answer), ("at first", given[0]["completion"]), *newest]
             yield GAP
-            yield Block("table", rows=tuple((label, visible(text)) for label, text in said))
+            yield Block("table", rows=tuple((label, visible(text)) for label, text in rows))
 
     def _about_next(self, verdict: Verdict | None) -> Iterator[Block]:
         if verdict is None or verdict.state != "learned":
@@ -428,13 +428,13 @@ def _answers(view: RunView, examined: Examined | None) -> list[tuple[Pinned, lis
     given: dict[str, list[dict[str, Any]]] = {}
     for sample in view.samples:
         given.setdefault(sample["prompt"], []).append(sample)
-    return [(each, given[each.prompt]) for each in (examined.pinned if examined else ()) if each.prompt in given]
+    return [(row, given[row.prompt]) for row in (examined.pinned if examined else ()) if row.prompt in given]
 
 
 def _known_at(answers: list[tuple[Pinned, list[dict[str, Any]]]]) -> int | None:
     """The first step after training began at which every pinned question was answered right, if there was one."""
     right = [
-        {each["step"] for each in given if each["step"] and each["completion"].strip() == pinned.answer}
+        {sample["step"] for sample in given if sample["step"] and sample["completion"].strip() == pinned.answer}
         for pinned, given in answers
     ]
     return min(set.intersection(*right), default=None) if right else None
@@ -449,7 +449,7 @@ def _about_machine(machine: Machine | None) -> Iterator[Block]:
     if machine is None:
         yield Block("dim", "Looking at this machine …")
         return
-    yield Block("title", machine_words(machine))
+    yield Block("title", machine_text(machine))
     if machine.gpus:
         yield _text("There is a GPU: models of billions of parameters can be trained here, small ones in minutes.")
     else:

@@ -70,9 +70,9 @@ class Guide:
     @property
     def blocks(self) -> list[Block]:
         """What this page says now."""
-        said = self.first.page(self.page, self._machine, self.view)
+        page = self.first.page(self.page, self._machine, self.view)
         problem = self._problems.get(self.page)
-        return [*said, GAP, Block("bad", visible(problem))] if problem else said
+        return [*page, GAP, Block("bad", visible(problem))] if problem else page
 
     @property
     def terms(self) -> list[tuple[str, str]]:
@@ -179,13 +179,13 @@ class Guide:
             value = result()
         except (WorkbenchError, OSError) as problem:
             self._problems[_PAGE_OF.get(what, what)] = (
-                problem.told if isinstance(problem, WorkbenchError) else str(problem)
+                problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
             )
             return
         if what == "machine":
             self._machine = value
         elif what == "tokens":
-            self.first.row = {"refused": value.told} if isinstance(value, WorkbenchError) else value
+            self.first.row = {"refused": value.full_message} if isinstance(value, WorkbenchError) else value
         elif what == "run":
             self.follow(value)
         else:

@@ -155,7 +155,7 @@ def changed_from(session: BuildSession) -> str:
     return f"Changed from {'recipe ' + recipe if recipe else 'the defaults'}"
 
 
-def machine_words(machine: Machine | None) -> str:
+def machine_text(machine: Machine | None) -> str:
     """The machine in a few words."""
     if machine is None:
         return "this machine"

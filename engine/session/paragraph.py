@@ -28,9 +28,9 @@ NAMED = 2
 
 def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | None = None) -> str:
     """The sentences, in one line. `runs_dir` is where the run would go, if that is known."""
-    found = [_learns(config, facts, estimate), _trained(config, estimate), _long(config, facts, estimate)]
-    found += [_devices(config, facts), _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)]
-    return " ".join(filter(None, found))
+    sentences = [_learns(config, facts, estimate), _trained(config, estimate), _long(config, facts, estimate)]
+    sentences += [_devices(config, facts), _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)]
+    return " ".join(filter(None, sentences))
 
 
 def _learns(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
@@ -61,7 +61,7 @@ def _rows(config: RunConfig, facts: Facts) -> str:
 
 def _names(sources: Sequence[DataSource]) -> str:
     """The sources by name; of many how many there are."""
-    names = list(dict.fromkeys(short_path(visible(each.path)) for each in sources))
+    names = list(dict.fromkeys(short_path(visible(source.path)) for source in sources))
     return " and ".join(names) if len(names) <= NAMED else f"{len(names)} sources"
 
 
@@ -106,10 +106,10 @@ def _devices(config: RunConfig, facts: Facts) -> str:
         how = f"every {many // replicas} hold one of {replicas} replicas of the model between them (fsdp2)"
     if config.distributed.cpu_offload and taken == "fsdp2":
         how += ", in main memory"
-    told = f"Of {many} devices {how}{f': {why}' if why else ''}."
+    sentence = f"Of {many} devices {how}{f': {why}' if why else ''}."
     if (ring := config.distributed.context_parallel_size) > 1:
-        told += f" {'All' if ring == many else f'Every {ring}'} divide the tokens of each row between them."
-    return told
+        sentence += f" {'All' if ring == many else f'Every {ring}'} divide the tokens of each row between them."
+    return sentence
 
 
 def _memory(facts: Facts, estimate: Estimate) -> str:
@@ -125,10 +125,10 @@ def _memory(facts: Facts, estimate: Estimate) -> str:
 
 def _kept(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | None) -> str:
     many = f"the newest {config.run.save_total_limit} checkpoints"
-    each = f" ({size(estimate.checkpoint_bytes)} each)" if estimate.checkpoint_bytes is not None else ""
+    each_bytes = f" ({size(estimate.checkpoint_bytes)} each)" if estimate.checkpoint_bytes is not None else ""
     need = estimate.checkpoints_bytes
     disk = f"up to {size(need)} of disk" if need is not None else "how much disk is not known yet"
     free = facts.machine.disk_free_bytes if facts.machine is not None else None
     room = f", {size(free)} are free" if free is not None else ""
     where = f" in {short_path(visible(str(runs_dir)))}" if runs_dir is not None else ""
-    return f"Kept are {many}{each}, curves, samples and log{where}: {disk}{room}."
+    return f"Kept are {many}{each_bytes}, curves, samples and log{where}: {disk}{room}."

@@ -28,7 +28,7 @@ class Recent:
     def note(self, path: str | os.PathLike[str]) -> None:
         """This file was opened or saved now. Where that cannot be written down, it is not."""
         mine = Path(os.path.abspath(path))
-        kept = [(mine, time.time()), *(each for each in self._read() if each[0] != mine)][:MOST]
+        kept = [(mine, time.time()), *(entry for entry in self._read() if entry[0] != mine)][:MOST]
         with contextlib.suppress(OSError):  # only the list at the next start is shorter
             self._place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             replace_file(self._place, json.dumps({"configs": [[str(path), when] for path, when in kept]}))
@@ -36,8 +36,8 @@ class Recent:
     def _read(self) -> list[tuple[Path, float]]:
         try:
             with open(self._place, "rb") as file:
-                said = json.loads(file.read(_LARGEST))["configs"]
-            return [(Path(path), float(when)) for path, when in said if isinstance(path, str) and "\0" not in path]
+                document = json.loads(file.read(_LARGEST))["configs"]
+            return [(Path(path), float(when)) for path, when in document if isinstance(path, str) and "\0" not in path]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return []
 
@@ -49,5 +49,5 @@ def with_sources(
     newest: dict[Path, float] = {}
     for path, when in [*opened, *((Path(source), when) for source, when in sources if source)]:
         newest[path] = max(when, newest.get(path, 0.0))
-    ordered = sorted(newest.items(), key=lambda each: -each[1])
+    ordered = sorted(newest.items(), key=lambda entry: -entry[1])
     return [(path, when) for path, when in ordered[:MOST] if path.is_file()]

@@ -48,7 +48,7 @@ def json_schema() -> str:
 def _own_settings(choice: FieldSpec, spec: FieldSpec, name: str, own: Mapping[str, Own]) -> dict[str, Any]:
     """What the mapping takes when this is the optimizer, or the schedule."""
     default = {"required": [choice.name]} if name != choice.default else {}
-    known = {key: each.as_json_schema() for key, each in own.items()}
+    known = {key: own_setting.as_json_schema() for key, own_setting in own.items()}
     return {
         "if": {"properties": {choice.name: {"const": name}}, **default},
         "then": {"properties": {spec.name: {"properties": known, "additionalProperties": False}}},
@@ -100,8 +100,8 @@ def _setting(spec: FieldSpec) -> Iterator[str]:
         rows.append((f"with `{kind}`", f"{takes}; default `{shown(other.default)}`. {other.help}{source}"))
     if spec.kinds and spec.name != "kind":
         rows.append(("only with", f"`{spec.section}.kind: {' or '.join(spec.kinds)}`"))
-    if spec.later:
-        rows.append(("not in this version", ", ".join(f"`{shown(value)}`" for value in spec.later)))
+    if spec.unsupported:
+        rows.append(("not in this version", ", ".join(f"`{shown(value)}`" for value in spec.unsupported)))
     rows.append(("level", spec.level))
     if spec.source:
         rows.append(("source", spec.source))

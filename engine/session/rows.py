@@ -89,8 +89,8 @@ class RowQuestion:
         self._ticket = None
         if isinstance(ticket.error, Cancelled):
             return None
-        found: dict[str, Any] = ticket.result(0) if ticket.error is None else {}
-        return ticket.error or found
+        answer: dict[str, Any] = ticket.result(0) if ticket.error is None else {}
+        return ticket.error or answer
 
     def cancel(self) -> bool:
         """Give up the question; False where none was open."""
@@ -106,19 +106,19 @@ def tokens_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list({id(token): token for part in (row.get("parts") or {}).values() for token in part}.values())
 
 
-def length_words(row: Mapping[str, Any]) -> str:
+def length_text(row: Mapping[str, Any]) -> str:
     """`83 tokens`, and how long the longest side of a pair is: what is held against the limit."""
     tokens = len(tokens_of(row))
     side = row.get("length") or tokens
     return f"{count(tokens)} tokens" + (f" (longest side {count(side)})" if side < tokens else "")
 
 
-def trained_words(row: Mapping[str, Any]) -> str:
+def trained_text(row: Mapping[str, Any]) -> str:
     """`83 tokens, 21 trained (25 %)`."""
     tokens = tokens_of(row)
     trained = sum(bool(token["trained"]) for token in tokens)
     share = f" ({percent(trained / len(tokens))})" if tokens else ""
-    return f"{length_words(row)}, {count(trained)} trained{share}"
+    return f"{length_text(row)}, {count(trained)} trained{share}"
 
 
 def of_prompts(draft: Draft) -> bool:
@@ -126,22 +126,22 @@ def of_prompts(draft: Draft) -> bool:
     return type(draft.config.method).rows == "prompts"
 
 
-def head_words(draft: Draft, found: Mapping[str, Any], row: Mapping[str, Any] | None, at: int) -> list[str]:
-    """What stands above row `at` of an answer `found`: its place, the method, its tokens, the cut, the template."""
-    total = found.get("total")
+def head_text(draft: Draft, answer: Mapping[str, Any], row: Mapping[str, Any] | None, at: int) -> list[str]:
+    """What stands above row `at` of an answer `answer`: its place, the method, its tokens, the cut, the template."""
+    total = answer.get("total")
     kind = "Pack" if row and row.get("documents") else "Row"
     parts = [f"{kind} {count(at)}" + (f" of {count(total)}" if total else ""), draft.config.method.kind.upper()]
     if row:
         prompt = f"{count(len(tokens_of(row)))} tokens of prompt, the model answers itself"
-        parts.append(prompt if of_prompts(draft) else trained_words(row))
+        parts.append(prompt if of_prompts(draft) else trained_text(row))
         if row.get("truncated"):
             parts.append(f"cut at {count(draft.config.data.max_length)}")
-        if template := row.get("template") or found.get("template"):
+        if template := row.get("template") or answer.get("template"):
             parts.append("its own template" if "tokenizer" in template else f"template {template}")
     return parts
 
 
-def image_words(image: Mapping[str, Any]) -> str:
+def image_text(image: Mapping[str, Any]) -> str:
     """`cat.png: 640 x 480 pixels, seen as 616 x 476, 374 tokens from token 5 on`."""
     size = f"{count(image['width'])} x {count(image['height'])} pixels"
     if seen := image.get("resized"):
@@ -150,7 +150,7 @@ def image_words(image: Mapping[str, Any]) -> str:
     return f"{image['name']}: {size}, {count(image['tokens'])} tokens from token {count(image['start'])} on"
 
 
-def pack_words(row: Mapping[str, Any]) -> str:
+def pack_text(row: Mapping[str, Any]) -> str:
     """`a pack of 3 rows, kept apart`; nothing for a row alone."""
     if not row.get("documents"):
         return ""

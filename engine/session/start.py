@@ -9,6 +9,7 @@ import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.config.files import load, short_path
 from engine.config.kinds import MethodSection
@@ -20,9 +21,12 @@ from engine.errors import WorkbenchError
 from engine.figures import count, duration, number
 from engine.rules import read
 from engine.run.listing import Listing, Summary
-from engine.session.build import standings
+from engine.session.build import step_statuses
 from engine.session.draft import Draft
 from engine.session.recent import Recent, with_sources
+
+if TYPE_CHECKING:
+    from engine.bridge.ledger import Ledger
 
 LIVE_SHOWN = 8
 
@@ -78,25 +82,25 @@ class StartList:
             return self._sections(rows)
 
     def _sections(self, rows: int) -> list[Section]:
-        found = self._listing.read()
-        self.runs = len(found)
-        live = [self._listing.look(each) for each in found if not each.over][:LIVE_SHOWN]
-        going, ended = [each for each in live if not each.over], [each for each in found if each.over]
+        summaries = self._listing.read()
+        self.runs = len(summaries)
+        live = [self._listing.look(run) for run in summaries if not run.over][:LIVE_SHOWN]
+        going, ended = [run for run in live if not run.over], [run for run in summaries if run.over]
         # A run of which its file says that it goes on may turn out to be over.
-        ended = sorted([*ended, *(each for each in live if each.over)], key=lambda each: -each.when)
+        ended = sorted([*ended, *(run for run in live if run.over)], key=lambda run: -run.when)
         room = max(4, rows - len(BEGIN) - len(going) - 6)
-        configs = with_sources(self._recent.configs(), ((each.source, each.created) for each in found[:100]))
+        configs = with_sources(self._recent.configs(), ((run.source, run.created) for run in summaries[:100]))
         for_configs = min(len(configs), max(2, room // 3))
-        recent = [_run(self._listing.look(each)) for each in ended[: room - for_configs]]
+        recent = [_run(self._listing.look(run)) for run in ended[: room - for_configs]]
         self._listing.keep()
         lines = [*recent, *(entry for path, when in configs[:for_configs] if (entry := self._config(path, when)))]
-        made = [Section("Going on", tuple(_run(each) for each in going)), Section("Recent", tuple(lines))]
-        return [section for section in made if section.entries] + [Section("Begin", BEGIN)]
+        sections = [Section("Going on", tuple(_run(run) for run in going)), Section("Recent", tuple(lines))]
+        return [section for section in sections if section.entries] + [Section("Begin", BEGIN)]
 
     def models(self) -> list[str]:
         """The models of the newest runs and configs, each once."""
         with self._lock:
-            names = [each.model for each in self._listing.read()[:200] if each.model]
+            names = [summary.model for summary in self._listing.read()[:200] if summary.model]
         names += [config.model.name for config in self._recent_configs() if config.model.name]
         return list(dict.fromkeys(names))
 
@@ -114,20 +118,20 @@ class StartList:
 
     def _recent_files(self) -> list[tuple[Path, float]]:
         with self._lock:
-            sources = [(each.source, each.created) for each in self._listing.read()[:100]]
+            sources = [(summary.source, summary.created) for summary in self._listing.read()[:100]]
         return with_sources(self._recent.configs(), sources)
 
     def _recent_configs(self) -> list[RunConfig]:
         from engine.config.files import absolute
 
-        found = []
+        configs = []
         for path, _ in self._recent_files()[:12]:
             try:
                 document = load(path)
             except WorkbenchError:
                 continue
-            found.append(read(absolute(document.mapping, path.parent)).config)
-        return found
+            configs.append(read(absolute(document.mapping, path.parent)).config)
+        return configs
 
     def _config(self, path: Path, when: float) -> Entry | None:
         """A config file as a line; one that cannot be read any more is left out."""
@@ -223,6 +227,18 @@ def _alike(one: type[MethodSection], other: type[MethodSection]) -> bool:
     return same.get(one.rows, one.rows) == same.get(other.rows, other.rows)
 
 
+def open_config(path: Path) -> Draft | Ledger:
+    """A config file as a draft; one of another tool as what becomes of its keys. Raises ConfigUnreadable, UsageError."""
+    from engine.bridge.detect import detect
+
+    document = load(path)
+    if detect(document.mapping) is None:
+        return Draft.open(path)
+    from engine.bridge.tools import take_over
+
+    return take_over(document, out=Path.cwd())
+
+
 def open_step(draft: Draft) -> str:
     """The step with the first open question: the first with an error, or else the review."""
-    return next((each.step for each in standings(draft.findings) if each.errors), "review")
+    return next((status.step for status in step_statuses(draft.findings) if status.errors), "review")

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError, visible
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.best import metric_of, title_of
 
 STATE = "HeldOutBest"
@@ -23,7 +23,7 @@ STATE = "HeldOutBest"
 class HeldOutBest(TrainerCallback):
     """Follows one metric of the held-out rows on every rank, whose values are the same; `writer` is the first rank's."""
 
-    def __init__(self, config: RunConfig, writer: LateWriter | None) -> None:
+    def __init__(self, config: RunConfig, writer: AsyncWriter | None) -> None:
         self.metric, self.greater = metric_of(config)
         self.patience, self.saves = config.optim.early_stopping_patience, config.run.save_best
         self._wanted = config.run.metric_for_best_model is not None or self.patience is not None

@@ -107,7 +107,7 @@ class Distill(RunTrainer, SFTTrainer):
             self._total_train_tokens += int(found[5])
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         return f"{self.method.kd_alpha:g} x KL from the teacher, {self.method.kd_ce_alpha:g} x cross-entropy"
 

@@ -65,12 +65,12 @@ class Dpo(ReferenceTrainer, DPOTrainer):
         """TRL would look for text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""
         return dataset
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         means = ["answers compared by means over their tokens"] if self.norm_loss else []
         weights = [self.likelihood] if self.likelihood else self.loss_weights[1:]
         likelihood = [f"likelihood of the chosen weighted {weight:g}" for weight in weights]
-        return "; ".join([*means, *likelihood, self.told_reference()])
+        return "; ".join([*means, *likelihood, self.reference_note()])
 
 
 def arguments(config: RunConfig, run_folder: str | Path) -> DPOConfig:

@@ -89,7 +89,7 @@ class Embedding(Plain):
         parts.clear()
         return joined
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt tells of the loss."""
         how = (
             "pairs must rank by their scores"

@@ -22,9 +22,9 @@ from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
 class Gdpo(RolloutTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
-        return f"{super().told()}; each reward compared by itself"
+        return f"{super().receipt_note()}; each reward compared by itself"
 
     def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
         size = self.num_generations if self.mode == "train" else self.num_generations_eval

@@ -26,11 +26,11 @@ class Kto(ReferenceTrainer, KTOTrainer):
         """TRL would look for text; the rows are `prompt_ids`, `completion_ids` and `label` already."""
         return dataset
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         weights = f"good answers weigh {self.desirable_weight:.4g}, bad ones {self.undesirable_weight:.4g}"
         by = ", by the first rows of the stream" if self.stream_loader else ""
-        return f"{self.told_reference()}; {weights}{by}"
+        return f"{self.reference_note()}; {weights}{by}"
 
 
 def arguments(config: RunConfig, run_folder: str | Path) -> KTOConfig:

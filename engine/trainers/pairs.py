@@ -103,7 +103,7 @@ class ReferenceFree(RunTrainer, SFTTrainer):
             self._total_train_tokens += int(self.accelerator.reduce(inputs["attention_mask"].sum()))
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         return "no reference model: none is loaded"
 

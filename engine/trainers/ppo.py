@@ -49,10 +49,10 @@ class Ppo(RolloutTrainer):
         self.register_state(HEAD, self.head)
         base.base_model.register_forward_hook(self._keep_hidden)
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         count = sum(each.numel() for each in self.head.parameters())
-        return f"{super().told()}; PPO's own losses, value head of {count} parameters"
+        return f"{super().receipt_note()}; PPO's own losses, value head of {count} parameters"
 
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:
         self._hidden = output.last_hidden_state

@@ -40,7 +40,7 @@ class Prm(Plain):
         # in float32 at least, also where the model is in 16 bits
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), verdicts)
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt tells of the loss."""
         return "a verdict at the last token of each step; no vocabulary head, so no logits of words"
 

@@ -38,7 +38,7 @@ from engine.run.nodes import hosts
 from engine.run.store import RunFolder
 from engine.trainers import sharded, trackers
 from engine.trainers.context_parallel import Ring
-from engine.trainers.optimizers.building import told
+from engine.trainers.optimizers.building import receipt_note
 from engine.trainers.saving import RunTrainer
 
 MASKED = frozenset({"sdpa", "eager", WHOLE_TILES})
@@ -262,7 +262,7 @@ def _optimizer(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:
     """The optimizer's class and what it moves; for states of 8 bits how many weights have them: small ones keep 32."""
     name = config.optim.optim
     if name in BUILT_HERE:
-        return _entry("optimizer", name, *told(config.optim, trainer.model))
+        return _entry("optimizer", name, *receipt_note(config.optim, trainer.model))
     built = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     kind = (
         type(built)
@@ -340,7 +340,7 @@ def _loss(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:
     library = next((each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")), type(trainer))
     section = METHODS[config.method.kind]
     plain = "cross-entropy" if section.rows == "language" else config.method.kind
-    told = [trainer.told()] if trainer.told() else []
+    told = [trainer.receipt_note()] if trainer.receipt_note() else []
     heads = fused_heads(trainer.built(Notes()))
     if not all(isinstance(vars(model)["forward"], FusedForward) for model in heads):
         told.insert(0, "TRL's fused head: logits are formed in chunks, never all at once")

@@ -28,7 +28,7 @@ class ReferenceTrainer(RunTrainer):
             return "copy"
         return "adapter_off" if self.beta else "none"
 
-    def told_reference(self) -> str:
+    def reference_note(self) -> str:
         """Where the built trainer takes its reference from, in words for the receipt."""
         by = self.reference_by()
         if by == "adapter_off" and isinstance(self.model, PeftModel) and COPY in self.model.peft_config:

@@ -31,7 +31,7 @@ class Reward(RunTrainer, RewardTrainer):
         given = {name: value for name, value in inputs.items() if name != "completion_mask"}
         return super().compute_loss(model, given, *args, **kwargs)
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt tells of the loss."""
         return "Bradley-Terry; one score at the last token; no vocabulary head, so no logits of words"
 

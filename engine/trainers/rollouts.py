@@ -35,7 +35,7 @@ from engine.errors import WorkbenchError
 from engine.features.built import Built, Notes, base_model
 from engine.generate import end_of_turn, stop_ids, without_router_loss
 from engine.rewards.scoring import Rewards, columns_of
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
@@ -92,7 +92,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     def built(self, notes: Notes) -> Built:
         return replace(super().built(notes), shares_prompts=self.shares_prompts)
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         told, size, together = self.told_rewards, self.num_generations, self.sampled_together
         # Ranks sample side by side, so a group may begin on one and end on the next.
@@ -101,7 +101,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
             whole = together == 1
             told += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
-        return f"{told}; {self.told_reference() if self.beta else 'no reference'}"
+        return f"{told}; {self.reference_note() if self.beta else 'no reference'}"
 
     @property
     def sampled_together(self) -> int:
@@ -268,7 +268,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         return self._scores
 
     # -- what people see -----------------------------------------------------------------------------------------------
-    def _show(self, output: dict[str, Any], writer: LateWriter) -> None:
+    def _show(self, output: dict[str, Any], writer: AsyncWriter) -> None:
         """Writes the first groups of this sampling whole, and tells of them."""
         size = self.num_generations
         count = min(self.kept_groups, len(self._asked) // size)
@@ -281,7 +281,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             group = self._group(number, range(number * size, (number + 1) * size), scores, advantages)
             if (payload := rollouts.add(group)) is not None:
                 # by the writer's thread: a step does not wait for the disk
-                writer.later("rollout", partial(dict, payload))
+                writer.defer("rollout", partial(dict, payload))
 
     def _group(self, number: int, places: range, scores: list[list[float]], advantages: list[float]) -> Group:
         row, (ids, texts), weights = self._asked[places[0]], self._answers, self.rewards.weights

@@ -30,13 +30,13 @@ from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
 from engine.models.restore_weights import take_up
 from engine.run import checkpoint
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.store import RunFolder
 from engine.trainers import sharded
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
 from engine.trainers.optimizers.building import optimizer_for
-from engine.trainers.optimizers.kept import keep_formats
+from engine.trainers.optimizers.state_formats import keep_state_formats
 from engine.trainers.ranks import Ranks
 from engine.trainers.state_files import refusing_pickles
 from engine.trainers.stateful import Parts, Stateful
@@ -96,7 +96,7 @@ class RunTrainer(Trainer):
 
     model: PreTrainedModel | PeftModel
     run: RunFolder
-    writer: LateWriter | None
+    writer: AsyncWriter | None
     keep: int
     commit_info: dict[str, Any]
     stream_loader: StreamLoader | None = None
@@ -133,7 +133,7 @@ class RunTrainer(Trainer):
     def attach(
         self,
         run: RunFolder,
-        writer: LateWriter | None,
+        writer: AsyncWriter | None,
         keep: int,
         commit_info: dict[str, Any],
         finite: FiniteSteps | None = None,
@@ -211,7 +211,7 @@ class RunTrainer(Trainer):
         """Where the log-probabilities of a reference come from."""
         return "none"
 
-    def told(self) -> str:
+    def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         return ""
 
@@ -230,7 +230,7 @@ class RunTrainer(Trainer):
             decayed = self.get_decay_parameter_names(taken)
             self.optimizer = optimizer_for(self._optim, taken, decayed)
         optimizer = super().create_optimizer(model)
-        keep_formats(optimizer)
+        keep_state_formats(optimizer)
         return optimizer
 
     def average_weights(self) -> None:

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from engine.facts.counts import steps_between
 from engine.models.sizes import weights_in
 from engine.run import inside
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.control import Controls, Request
 from engine.run.events import Thinning
 from engine.run.in_flight import InFlight
@@ -58,7 +58,7 @@ class Watching(TrainerCallback):
     def __init__(
         self,
         run: RunFolder,
-        writer: LateWriter | None,
+        writer: AsyncWriter | None,
         controls: Controls | None,
         opening: dict[str, Any],
         logging_steps: int,
@@ -145,9 +145,9 @@ class Watching(TrainerCallback):
         last = self._last(state)
         control.should_training_stop = control.should_training_stop or last
         if self._batches is not None and self.writer is not None and rows and self._told(control, state):
-            self.writer.later("batch", partial(self._batches.add, state.global_step, rows))
+            self.writer.defer("batch", partial(self._batches.add, state.global_step, rows))
         if self._gpu is not None and self.writer is not None and self._gpu.due(now):
-            self.writer.later("gpu", self._gpu.read)
+            self.writer.defer("gpu", self._gpu.read)
         # A checkpoint is a point of every curve: means over steps begin anew there, so a resume has nothing to make up
         # for. So is the end, which transformers logs only where logging_steps divides it.
         control.should_log = control.should_log or control.should_save or last
@@ -187,7 +187,7 @@ class Watching(TrainerCallback):
             pace = self._pace(state.global_step)
             if self._ranks > 1 and (figures := self.trainer.ranks.event(state.global_step, last=self._last(state))):
                 self.writer.write("ranks", **figures)
-        self.writer.later("metrics", partial(self._metrics, state.global_step, state.epoch, dict(logs), pace))
+        self.writer.defer("metrics", partial(self._metrics, state.global_step, state.epoch, dict(logs), pace))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         name = f"checkpoint-{state.global_step}"

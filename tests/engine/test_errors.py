@@ -59,7 +59,7 @@ def test_errors_findings_and_their_fixes_hold_no_secret() -> None:
     address = "https://me:" + "geheim" * 30 + "@host/rows.jsonl"
     finding = must("data.train", "a file", address, "Name one.", fix=Fix("take it", {"data.train": address}))
     assert "geheim" not in str(finding.as_json())
-    assert "geheim" not in WorkbenchError(address, address).told
+    assert "geheim" not in WorkbenchError(address, address).full_message
 
 
 def test_ordinary_text_stays() -> None:
@@ -121,4 +121,4 @@ def test_exit_codes_and_places() -> None:
     ],
 )  # fmt: skip
 def test_message_and_hint_on_one_line_are_two_sentences(message: str, hint: str, told: str) -> None:
-    assert WorkbenchError(message, hint).told == told
+    assert WorkbenchError(message, hint).full_message == told

@@ -457,7 +457,7 @@ try:
         raise checkpoint.without_room(tmp, problem, PART) or problem
     checkpoint.commit(tmp, {})
 except WorkbenchError as problem:
-    sys.exit(f"{problem.cause} | {problem.told}")
+    sys.exit(f"{problem.cause} | {problem.full_message}")
 """
 SAFETENSORS = 'save_file({"a": numpy.zeros(1_000_000, "float32")}, str(tmp / "model.safetensors"))'
 TORCH = "import torch; torch.save({'a': torch.zeros(1_000_000)}, tmp / 'optimizer.pt')"

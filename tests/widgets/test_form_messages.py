@@ -162,7 +162,7 @@ def test_a_choice_is_not_named_twice() -> None:
 
 
 def test_no_choice_is_offered_that_this_version_refuses() -> None:
-    later = [(spec, value) for spec in fields for value in spec.later]
+    later = [(spec, value) for spec in fields for value in spec.unsupported]
     assert later
     for spec, value in later:
         assert value not in [offered for offered, _ in options(spec)], spec.path

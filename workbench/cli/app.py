@@ -75,13 +75,7 @@ def open_app(
         os.environ.pop(name, None)
     # Nothing that is imported now becomes garbage; looking for it is a tenth of the time to the first frame.
     gc.disable()
-    draft, ledger = None, _ledger(config, settings)
-    if ledger is None and (config is not None or recipe is not None):
-        from engine.session.draft import Draft
-
-        draft = Draft.open(config) if config is not None else Draft.new(recipe)
-        for path, value in _pairs(settings):
-            draft.set(path, value)
+    draft, ledger = _opened(config, settings, recipe)
     with guarded_terminal():
         from workbench.app import WorkbenchApp
 
@@ -97,25 +91,27 @@ def open_app(
     return (app.return_code or 0) if app.left else (app.return_code or 1)
 
 
-def _ledger(config: Path | None, settings: Sequence[str]) -> Ledger | None:
-    """What becomes of a config of another tool; nothing for one of ours. Raises ConfigUnreadable, UsageError."""
-    if config is None:
-        return None
-    from engine.bridge.detect import TITLES, detect
-    from engine.config.files import load
+def _opened(config: Path | None, settings: Sequence[str], recipe: str | None) -> tuple[Draft | None, Ledger | None]:
+    """The draft of a file or recipe with these settings, or what becomes of a config of another tool.
 
-    document = load(config)
-    tool = detect(document.mapping)
-    if tool is None:
-        return None
-    if settings:
-        raise UsageError(
-            f"{settings[0]}: must be left out beside {visible(str(config))}, a config of {TITLES[tool]}.",
-            "Take it over first, then change its settings.",
-        )
-    from engine.bridge.tools import take_over
+    Raises ConfigUnreadable, UsageError.
+    """
+    if config is None and recipe is None:
+        return None, None
+    from engine.session.draft import Draft
+    from engine.session.start import open_config
 
-    return take_over(document, out=Path.cwd())
+    opened = open_config(config) if config is not None else Draft.new(recipe)
+    if not isinstance(opened, Draft):
+        if settings:
+            raise UsageError(
+                f"{settings[0]}: must be left out beside {visible(str(config))}, a config of {opened.title}.",
+                "Take it over first, then change its settings.",
+            )
+        return None, opened
+    for path, value in _pairs(settings):
+        opened.set(path, value)
+    return opened, None
 
 
 def _pairs(settings: Sequence[str]) -> list[tuple[str, Any]]:

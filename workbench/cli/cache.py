@@ -53,16 +53,16 @@ def list_(above: tuple[str | None, bool], folder: str | None, as_json: bool) -> 
 
 def _list(folder: str | None, as_json: bool) -> int:
     place = _place(folder)
-    found = entries(place)
+    cached = entries(place)
     if as_json:
-        total = sum(entry.bytes for entry in found)
-        print_json({"folder": str(place), "bytes": total, "entries": [entry.as_json() for entry in found]})
+        total = sum(entry.bytes for entry in cached)
+        print_json({"folder": str(place), "bytes": total, "entries": [entry.as_json() for entry in cached]})
         return 0
-    if not found:
+    if not cached:
         echo(f"No prepared data in {place}.")
         return 0
-    _show(found)
-    echo(_summary(found, place))
+    _show(cached)
+    echo(_summary(cached, place))
     return 0
 
 
@@ -73,11 +73,11 @@ def _list(folder: str | None, as_json: bool) -> int:
 def size_(above: tuple[str | None, bool], folder: str | None, as_json: bool) -> int:
     """Say how much disk the prepared data take."""
     place = _place(folder or above[0])
-    found = entries(place)
+    cached = entries(place)
     if as_json or above[1]:
-        print_json({"folder": str(place), "bytes": sum(entry.bytes for entry in found), "count": len(found)})
+        print_json({"folder": str(place), "bytes": sum(entry.bytes for entry in cached), "count": len(cached)})
     else:
-        echo(_summary(found, place))
+        echo(_summary(cached, place))
     return 0
 
 
@@ -107,8 +107,8 @@ def prune(
         raise UsageError("prune needs to be told what to remove: ids, --older-than or --all, one of them.")
     seconds = _seconds(age) if age is not None else 0.0
     place = _place(folder or above[0])
-    found = entries(place)
-    chosen = _named(found, ids) if ids else [entry for entry in found if not age or unused_for(entry, seconds)]
+    cached = entries(place)
+    chosen = _named(cached, ids) if ids else [entry for entry in cached if not age or unused_for(entry, seconds)]
     used = [entry for entry in chosen if entry.in_use]
     if used and ids:
         names = ", ".join(entry.key[:_SHOWN] for entry in used)
@@ -156,13 +156,13 @@ def _place(folder: str | None) -> Path:
     return place
 
 
-def _named(found: Sequence[Entry], ids: Sequence[str]) -> list[Entry]:
+def _named(cached: Sequence[Entry], ids: Sequence[str]) -> list[Entry]:
     """The entries that these beginnings of ids name. Raises UsageError for one of none or of several."""
     chosen: dict[str, Entry] = {}
     for id in ids:
-        fitting = [entry for entry in found if id and entry.key.startswith(id)]
+        fitting = [entry for entry in cached if id and entry.key.startswith(id)]
         if len(fitting) != 1:
-            near = nearest(id, [entry.key[:_SHOWN] for entry in found])
+            near = nearest(id, [entry.key[:_SHOWN] for entry in cached])
             reason = "is the beginning of several entries" if fitting else "is no entry"
             way_out = "Give more of it." if fitting else f"Did you mean {near}?" if near else ""
             raise UsageError(
@@ -173,18 +173,18 @@ def _named(found: Sequence[Entry], ids: Sequence[str]) -> list[Entry]:
 
 
 def _seconds(age: str) -> float:
-    told = re.fullmatch(r"([0-9]{1,6})([mhdw])", age.strip())
-    if told is None:
+    match = re.fullmatch(r"([0-9]{1,6})([mhdw])", age.strip())
+    if match is None:
         raise UsageError(
             f"--older-than: must be a number with m, h, d or w (minutes, hours, days, weeks); got {visible(age)}.",
             "30d is thirty days.",
         )
-    return float(told[1]) * _SECONDS[told[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
-def _show(found: Sequence[Entry]) -> None:
+def _show(cached: Sequence[Entry]) -> None:
     """A line for each entry, and below it what it is made of."""
-    for entry in found:
+    for entry in cached:
         about = entry.about
         rows = f"{entry.rows or 0:,} {'packs' if about.get('packing') else 'rows'}"
         held = {"rows": rows, "stream": "stream", "copy": "copy of a source"}[entry.kind]
@@ -199,9 +199,9 @@ def _show(found: Sequence[Entry]) -> None:
             echo(f"  {split}; tokenizer {about.get('tokenizer')}; {template}; up to {about.get('max_length')} tokens")
 
 
-def _summary(found: Sequence[Entry], place: Path) -> str:
-    return f"{_many(found)}, {size(sum(entry.bytes for entry in found))} in {place}"
+def _summary(cached: Sequence[Entry], place: Path) -> str:
+    return f"{_many(cached)}, {size(sum(entry.bytes for entry in cached))} in {place}"
 
 
-def _many(found: Sequence[Entry]) -> str:
-    return "1 entry" if len(found) == 1 else f"{len(found):,} entries"
+def _many(cached: Sequence[Entry]) -> str:
+    return "1 entry" if len(cached) == 1 else f"{len(cached):,} entries"

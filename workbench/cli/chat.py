@@ -73,8 +73,8 @@ def command(
     if base and tuned:
         raise UsageError("--base excludes --tuned; choose one, or leave both out for both.")
     root = store.runs_dir(runs)
-    found = [store.find(name, root) for name in (run, other) if name is not None]
-    who = who_answers(found, checkpoints, "base" if base else "tuned" if tuned else "")
+    folders = [store.find(name, root) for name in (run, other) if name is not None]
+    who = who_answers(folders, checkpoints, "base" if base else "tuned" if tuned else "")
     tools, device = given.pop("tools"), given.pop("device")
     session = ChatSession(who, Settings(**given), tools=tools_from(Path(tools)) if tools else (), device=device)
     if not prompts:
@@ -157,8 +157,8 @@ def _document(session: ChatSession, saved: int | None) -> dict[str, Any]:
     return {
         "kind": session.kind,
         "sides": [
-            {"title": who.title, "run": who.run.id, "checkpoint": who.checkpoint, **told}
-            for who, told in zip(session.who, session.loaded["sides"], strict=True)
+            {"title": who.title, "run": who.run.id, "checkpoint": who.checkpoint, **side}
+            for who, side in zip(session.who, session.loaded["sides"], strict=True)
         ],
         "settings": {**session.settings.sampling(), "system": session.settings.system},
         "notes": session.notes,

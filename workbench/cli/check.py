@@ -80,10 +80,10 @@ def command(
     known = estimate(reading.config, facts)
     words = paragraph(reading.config, facts, known)
     if as_json:
-        told = [finding.as_json() for finding in findings]
-        print_json({"ok": not bad, "findings": told, "data": known.shares(), "summary": words, **mended})
+        listed = [finding.as_json() for finding in findings]
+        print_json({"ok": not bad, "findings": listed, "data": known.shares(), "summary": words, **mended})
         return int(bad)
-    from workbench.cli.findings import count_in_words, show
+    from workbench.cli.findings import count_text, show
 
     show(findings, lines)
     held_out = eval_rows(reading.config, facts)
@@ -93,7 +93,7 @@ def command(
     way = "" if with_data else ": --data counts them"
     more = f"; {held_out:,} row{'s' if held_out != 1 else ''} held out" if held_out else ""
     more += f"; {uncounted}{way}" if uncounted else ""
-    echo(f"{file}: {count_in_words(findings)}{_judged_for(facts.machine)}{more}")
+    echo(f"{file}: {count_text(findings)}{_judged_for(facts.machine)}{more}")
     if tool is not None:
         echo(f"It is a config of {TITLES[tool]}. {_way(file, tool)}")
     return int(bad)

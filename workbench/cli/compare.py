@@ -20,7 +20,7 @@ from engine.run.store import RunFolder
 from engine.run.view import RunView
 from workbench.cli.following import state_text
 from workbench.cli.output import echo, print_json
-from workbench.panels.beside import GAP, beside
+from workbench.panels.columns import GAP, beside
 
 CURVES = 6
 """Curves of the table; `--json` has all of them."""
@@ -41,12 +41,12 @@ def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     views = _whole(folders)
     from engine.config.files import parse
 
-    found = told(called, views, [parse(folder.read_config(), path=folder.config).mapping for folder in folders])
+    comparison = told(called, views, [parse(folder.read_config(), path=folder.config).mapping for folder in folders])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else ENDLESS
     if as_json:
-        print_json(found)
+        print_json(comparison)
         return 0
-    for line in lines(found, width):
+    for line in lines(comparison, width):
         echo(line)
     return 0
 
@@ -56,23 +56,23 @@ def _whole(folders: Sequence[RunFolder]) -> list[RunView]:
     with ExitStack() as stack:
         watches = [stack.enter_context(open_view(folder)) for folder in folders]
         for watch in watches:
-            watch.read_whole()
+            watch.read_completely()
         return [watch.view.copy() for watch in watches]
 
 
-def lines(found: dict[str, Any], width: int) -> list[str]:
+def lines(comparison: dict[str, Any], width: int) -> list[str]:
     """All of it in so many columns; runs are called by number where their names do not fit side by side."""
-    runs = found["runs"]
+    runs = comparison["runs"]
     rows = [
-        (titled(name), [_ends(name, each) for each in ends]) for name, ends in list(found["curves"].items())[:CURVES]
+        (titled(name), [_ends(name, end) for end in ends]) for name, ends in list(comparison["curves"].items())[:CURVES]
     ]
     rows.append(("", []))
-    rows += [(visible(row["path"]), [in_words(value) for value in row["values"]]) for row in found["settings"]]
-    if not found["settings"]:
+    rows += [(visible(row["path"]), [in_words(value) for value in row["values"]]) for row in comparison["settings"]]
+    if not comparison["settings"]:
         rows.append(("settings", ["the same" for _ in runs]))
     made = _table([visible(run["id"]) for run in runs], _standing(runs), rows, width)
     longest = max(len(visible(run["id"])) for run in runs)
-    for asked in found["answers"]:
+    for asked in comparison["answers"]:
         made += ["", visible(asked["prompt"])]
         for run, answer in zip(runs, asked["answers"], strict=True):
             made.append(f"  {visible(run['id']).ljust(longest)}  {_answer(answer)}")
@@ -99,8 +99,8 @@ def _table(names: Sequence[str], standing: Rows, rows: Rows, width: int) -> list
     if len(beside("", names, numbers, first, width)) == 1:
         made, shown = [], everything
     else:
-        told = [[f"step {cell}" if label == "step" else cell for cell in cells] for label, cells in standing]
-        where = [", ".join(words) for words in zip(*told, strict=True)]
+        labelled = [[f"step {cell}" if label == "step" else cell for cell in cells] for label, cells in standing]
+        where = [", ".join(words) for words in zip(*labelled, strict=True)]
         longest = max(map(len, names))
         made = [
             f"{number}  {name.ljust(longest)}  {words}"
@@ -109,8 +109,8 @@ def _table(names: Sequence[str], standing: Rows, rows: Rows, width: int) -> list
         made.append("")
         shown = [("", numbers), *rows]
     for label, cells in shown:
-        found = beside(label, cells, numbers, first, width) if cells else [("", "")]
-        made += [f"{begin}{text}".rstrip() for begin, text in found]
+        block = beside(label, cells, numbers, first, width) if cells else [("", "")]
+        made += [f"{begin}{text}".rstrip() for begin, text in block]
     return made
 
 

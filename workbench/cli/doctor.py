@@ -88,11 +88,11 @@ def _machine(folder: Path) -> Iterator[Check]:
 def _packages() -> Iterator[Check]:
     from engine.hardware import installed
 
-    found = {name: installed(name) for name in NEEDED}
-    missing = [name for name, version in found.items() if version is None]
+    versions = {name: installed(name) for name in NEEDED}
+    missing = [name for name, version in versions.items() if version is None]
     if missing:
         yield Check("packages", "error", f"{', '.join(missing)} missing: pip install finetuning-workbench again")
-    yield Check("packages", "ok", ", ".join(f"{name} {version}" for name, version in found.items() if version))
+    yield Check("packages", "ok", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
     for name, use in OPTIONAL.items():
         version = installed(name)
         yield Check(

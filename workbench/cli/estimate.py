@@ -69,19 +69,19 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     if measured is not None:
         # The rows are known now: the formula need not assume that one reaches data.max_length.
         facts = replace(facts, data=replace(facts.data or DataFacts(), longest=measured.longest))
-    found = estimate(reading.config, facts)
+    estimated = estimate(reading.config, facts)
     if as_json:
-        told = {"machine": facts.machine.name if facts.machine else None}
-        told["rehearsal"] = measured.as_json() if measured else None
+        document = {"machine": facts.machine.name if facts.machine else None}
+        document["rehearsal"] = measured.as_json() if measured else None
         errors = [finding.as_json() for finding in reading.findings if finding.severity == "error"]
-        print_json({**found.as_json(), **told, "findings": errors})
+        print_json({**estimated.as_json(), **document, "findings": errors})
         return 0
     for finding in reading.findings:
         if finding.severity == "error":
             echo(f"x {finding.message}", err=True)
-    rows = lines(found, facts, longest_row(reading.config, facts))
+    rows = lines(estimated, facts, longest_row(reading.config, facts))
     if measured is not None:
-        rows += rehearsed(measured, found)
+        rows += rehearsed(measured, estimated)
     for label, value in rows:
         echo(f"{label:<28}{value:>18}")
     return 0
@@ -122,7 +122,7 @@ def _rehearse(file: Path, reading: Any, facts: Any) -> Any:
         clear()
 
 
-def lines(found: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
+def lines(estimated: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
     """The estimate as label and value, numbers with units; what is not known says why. Memory is that of rows of
     `longest` tokens."""
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
@@ -130,39 +130,44 @@ def lines(found: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
     model = "unknown until the model is here"
     data = "unknown until rows are counted"
     rows = [
-        ("effective batch", f"{found.effective_batch:,} rows"),
-        ("optimizer steps", _number(found.steps, data)),
-        ("steps per epoch", _number(found.steps_per_epoch, data)),
-        ("trained parameters", _number(found.trainable_parameters, model)),
-        ("of all parameters", _number(found.total_parameters, model)),
+        ("effective batch", f"{estimated.effective_batch:,} rows"),
+        ("optimizer steps", _number(estimated.steps, data)),
+        ("steps per epoch", _number(estimated.steps_per_epoch, data)),
+        ("trained parameters", _number(estimated.trainable_parameters, model)),
+        ("of all parameters", _number(estimated.total_parameters, model)),
     ]
-    if found.eval_rows != 0:
-        rows += [("held-out rows", _number(found.eval_rows, data)), ("evaluations", _number(found.evaluations, data))]
-    of = f" of {facts.data.source_rows:,} rows looked at" if found.counted == "sample" else ""
-    share = f"{found.truncated_share:.1%}{of}" if found.truncated_share is not None else data
-    rows += [("rows too long", share), ("nothing to learn in", _number(found.masked_rows, data))]
-    rows.append(("rows left out", _number(found.dropped_rows, data)))
-    if found.packing_efficiency is not None:
-        rows.append(("packs are full to", f"{found.packing_efficiency:.1%}"))
-    if found.memory:
+    if estimated.eval_rows != 0:
+        rows += [
+            ("held-out rows", _number(estimated.eval_rows, data)),
+            ("evaluations", _number(estimated.evaluations, data)),
+        ]
+    of = f" of {facts.data.source_rows:,} rows looked at" if estimated.counted == "sample" else ""
+    share = f"{estimated.truncated_share:.1%}{of}" if estimated.truncated_share is not None else data
+    rows += [("rows too long", share), ("nothing to learn in", _number(estimated.masked_rows, data))]
+    rows.append(("rows left out", _number(estimated.dropped_rows, data)))
+    if estimated.packing_efficiency is not None:
+        rows.append(("packs are full to", f"{estimated.packing_efficiency:.1%}"))
+    if estimated.memory:
         rows.append(("memory for rows of", f"{longest:,} tokens"))
-        rows += [(f"  {names[name]}", size(amount)) for name, amount in found.memory.items()]
-    rows.append(("memory in all", size(found.memory_total) if found.memory_total is not None else model))
-    if found.device_bytes is not None:
+        rows += [(f"  {names[name]}", size(amount)) for name, amount in estimated.memory.items()]
+    rows.append(("memory in all", size(estimated.memory_total) if estimated.memory_total is not None else model))
+    if estimated.device_bytes is not None:
         where = "of the card" if facts.machine and facts.machine.gpus else "of this machine"
-        rows.append((where, size(found.device_bytes)))
-    rows.append(("one checkpoint", size(found.checkpoint_bytes) if found.checkpoint_bytes is not None else model))
+        rows.append((where, size(estimated.device_bytes)))
     rows.append(
-        ("checkpoints at most", size(found.checkpoints_bytes) if found.checkpoints_bytes is not None else model)
+        ("one checkpoint", size(estimated.checkpoint_bytes) if estimated.checkpoint_bytes is not None else model)
     )
-    if found.seconds_left is not None:
+    rows.append(
+        ("checkpoints at most", size(estimated.checkpoints_bytes) if estimated.checkpoints_bytes is not None else model)
+    )
+    if estimated.seconds_left is not None:
         cores = 1.0 if on_gpu or facts.machine is None else facts.machine.cpu_share
         beside = f", with {percent(cores)} of this busy machine's cores" if cores < 1 else ""
-        rows.append(("time, very roughly", f"{brief(found.seconds_left)}{beside}"))
+        rows.append(("time, very roughly", f"{brief(estimated.seconds_left)}{beside}"))
     return rows
 
 
-def rehearsed(measured: Any, found: Any) -> list[tuple[str, str]]:
+def rehearsed(measured: Any, estimated: Any) -> list[tuple[str, str]]:
     """A rehearsal beside the estimate: what was measured, and how far the formula lies from it."""
     import time
 
@@ -176,8 +181,8 @@ def rehearsed(measured: Any, found: Any) -> list[tuple[str, str]]:
     if measured.error is not None:
         rows.append(("  the formula is", f"{abs(measured.error):.0%} too {measured.side}"))
     rows.append(("  a step of longest rows", brief(measured.seconds_per_step)))
-    if found.steps is not None:
-        rows.append(("  all steps, at most", brief(measured.seconds_per_step * found.steps)))
+    if estimated.steps is not None:
+        rows.append(("  all steps, at most", brief(measured.seconds_per_step * estimated.steps)))
     return rows
 
 

@@ -68,10 +68,10 @@ def command(
         rewrite(state["what"] + (f" {progress({**state, 'unit': 'rows'})} rows" if state["total"] > 1 else " …"))
 
     try:
-        found = Evaluation(run, step, base=base, data=data, tasks=files, device=device).run(show)
+        measured = Evaluation(run, step, base=base, data=data, tasks=files, device=device).run(show)
     finally:
         clear()
-    record = {"t": round(time.time(), 3), **found}
+    record = {"t": round(time.time(), 3), **measured}
     path = keep(run, record)
     if as_json:
         print_json({"ok": True, "run": run.id, **record, "path": str(path)})
@@ -93,8 +93,8 @@ def lines(name: str, record: dict[str, Any]) -> list[str]:
         table.append([titled(metric), *("not finite" if value is None else worded(metric, value) for value in values)])
     first = max(len(row[0]) for row in table)
     widths = [max(len(row[column]) for row in table) for column in range(1, len(table[0]))]
-    made = [f"{visible(name)}, {rows}"]
+    text = [f"{visible(name)}, {rows}"]
     for row in table:
         cells = (cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))
-        made.append(f"  {row[0].ljust(first)}  {'  '.join(cells)}")
-    return made
+        text.append(f"  {row[0].ljust(first)}  {'  '.join(cells)}")
+    return text

@@ -27,12 +27,12 @@ def command(what: str | None, as_json: bool) -> int:
             for line in textwrap.wrap(", ".join(members), 100, initial_indent="  ", subsequent_indent="  "):
                 echo(line)
         return 0
-    found = explain(what)
-    if isinstance(found, Explanation):
+    explanation = explain(what)
+    if isinstance(explanation, Explanation):
         if as_json:
-            print_json(found.as_json())
+            print_json(explanation.as_json())
         else:
-            echo(found.as_text(), lines=True)
+            echo(explanation.as_text(), lines=True)
         return 0
-    todo = f"Did you mean {' or '.join(found)}?" if found else "`workbench explain` lists what there is."
+    todo = f"Did you mean {' or '.join(explanation)}?" if explanation else "`workbench explain` lists what there is."
     raise UsageError(f"{what}: must be a setting, a section or a term; this version knows none of that name.", todo)

@@ -44,7 +44,7 @@ def command(file: Path, tool: str | None, output: Path | None, as_json: bool) ->
     require_no_errors(errors, name, "nothing was written")
     data = reading.config.data
     seen = look_at_sources([*data.train, *data.eval], folder)
-    formats = {path: found.format for path, found in seen.items() if found.format}
+    formats = {path: look.format for path, look in seen.items() if look.format}
     ledger = export(
         reading.config, tool, source=file.name, folder=folder, out=place.parent if place else folder, formats=formats
     )

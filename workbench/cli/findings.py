@@ -18,23 +18,23 @@ def show(findings: Iterable[Finding], lines: Mapping[str, int | None], *, err: b
         place = f" (line {line})" if line else ""
         echo(styled(f"{mark} {finding.severity}", fg=colour), f"  {finding.message}{place}", err=err)
         if finding.fix:
-            echo(f"         fix: {fix_in_words(finding)}", err=err)
+            echo(f"         fix: {fix_text(finding)}", err=err)
 
 
 def require_no_errors(findings: Iterable[Finding], name: str, consequence: str) -> None:
     """Show the findings on stderr. Raises ConfigRefused, which says that `consequence`, where one is an error."""
-    found = list(findings)
-    show(found, {}, err=True)
-    errors = [finding for finding in found if finding.severity == "error"]
+    listed = list(findings)
+    show(listed, {}, err=True)
+    errors = [finding for finding in listed if finding.severity == "error"]
     if errors:
         raise ConfigRefused(
-            f"{name}: the config has {count_in_words(errors)}; {consequence}.",
+            f"{name}: the config has {count_text(errors)}; {consequence}.",
             "Each stands above with its way out.",
             [finding.as_json() for finding in errors],
         )
 
 
-def fix_in_words(finding: Finding) -> str:
+def fix_text(finding: Finding) -> str:
     """The fix as the person would type it: settings with their values, and what is removed."""
     fix = finding.fix
     if fix is None:
@@ -53,7 +53,7 @@ def line_of(path: str, lines: Mapping[str, int | None]) -> int | None:
     return None
 
 
-def count_in_words(findings: Iterable[Finding]) -> str:
+def count_text(findings: Iterable[Finding]) -> str:
     """`1 error, 2 warnings`, or `nothing wrong`."""
     counts: dict[str, int] = {}
     for finding in findings:

@@ -15,7 +15,7 @@ from typing import Any
 from engine import figures
 from engine.errors import visible
 from engine.run import launch, silence
-from engine.run.best import best_words
+from engine.run.best import best_text
 from engine.run.ending import card, end_of
 from engine.run.index import Watch
 from engine.run.proposals import FIRST
@@ -118,7 +118,7 @@ class Follower:
         self._restarts = len(view.restarts)
         if view.slowest is not None and not view.over and view.slowest[:2] not in self._slowest:
             self._slowest.add(view.slowest[:2])
-            self.say(f"! {view.slowest_words}", fg="yellow")
+            self.say(f"! {view.slowest_text}", fg="yellow")
         if view.silent_seconds is not None and not self._silent:
             self.say(silence.advice(view.id, view.silent_seconds), fg="yellow")
         self._silent = view.silent_seconds is not None
@@ -155,10 +155,10 @@ def status_line(view: RunView) -> str:
         progress = view.progress
         if progress and progress["what"]:
             counted = progress["unit"] != "bytes" and (progress["done"] or progress["total"])
-            said = figures.doing(progress) + (f" {progress['unit']}" if counted else "")
+            doing = figures.doing(progress) + (f" {progress['unit']}" if counted else "")
         else:
-            said = view.phase
-        return "  ".join(part for part in (said, silence.words(view.silent_seconds)) if part)
+            doing = view.phase
+        return "  ".join(part for part in (doing, silence.words(view.silent_seconds)) if part)
     parts = [f"step {view.step}"]
     if view.max_steps:
         parts[0] += f" of {view.max_steps} ({100 * view.step / view.max_steps:.0f} %)"
@@ -184,7 +184,7 @@ def ending(view: RunView, name: str) -> str:
     if view.state == "finished":
         loss = f", loss {view.latest['loss']:.4f}" if "loss" in view.latest else ""
         whole = f"{state_text('finished')}: {view.id}, {view.step} steps{loss}" + (f", {took}" if took else "")
-        return ". ".join(each for each in (whole, view.cause, best_words(view)) if each)
+        return ". ".join(part for part in (whole, view.cause, best_text(view)) if part)
     if view.state == "stopped":
         return f"{state_text('stopped')} at step {view.step}: {view.id}. `workbench resume {name}` goes on."
     return f"{state_text(view.state)} at step {view.step}: {view.id}. {view.cause}"

@@ -38,8 +38,8 @@ def _show_needless(rows: Sequence[Row], width: int) -> None:
     by_reason: dict[str, list[str]] = {}
     for row in rows:
         by_reason.setdefault(row.reason, []).append(f"{row.key}: {row.there}")
-    for reason, told in by_reason.items():
-        for line in textwrap.wrap(", ".join(told), width - 2, break_long_words=False):
+    for reason, keys in by_reason.items():
+        for line in textwrap.wrap(", ".join(keys), width - 2, break_long_words=False):
             echo(f". {line}", err=True)
         echo(styled(f"    {reason}", dim=True), err=True)
 

@@ -55,12 +55,12 @@ def safe(text: str, *, lines: bool = False, terminal: bool = False) -> str:
 def echo(*parts: str | Styled, err: bool = False, lines: bool = False) -> None:
     """Print one line of parts. With `lines` newlines and tabs within them are kept."""
     live, looks = _is_terminal(err), coloured(err)
-    made = []
+    texts = []
     for part in parts:
         text, look = (part.text, part.look) if isinstance(part, Styled) else (part, {})
         text = safe(text, lines=lines, terminal=live)
-        made.append(click.style(text, **look) if looks and text else text)
-    click.echo("".join(made), err=err)
+        texts.append(click.style(text, **look) if looks and text else text)
+    click.echo("".join(texts), err=err)
 
 
 def coloured(err: bool = False) -> bool:
@@ -81,8 +81,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # -- the line that is rewritten in place -------------------------------------------------------------------------------

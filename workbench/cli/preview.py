@@ -17,7 +17,7 @@ from engine.data.gather_facts import outcome
 from engine.errors import DataError, UsageError, visible, without_secrets
 from engine.figures import size
 from engine.run.store import find, runs_dir
-from engine.session.rows import image_words, length_words, pack_words, tokens_of, why_none
+from engine.session.rows import image_text, length_text, pack_text, tokens_of, why_none
 from workbench.cli.output import Styled, clear, coloured, echo, print_json, styled
 from workbench.cli.progress import on_stderr
 
@@ -69,17 +69,9 @@ def command(
         raise UsageError("--export writes all rows; leave the other choice out")
     if out is not None and out.suffix.lower() not in (".jsonl", ".parquet"):
         raise UsageError(f"--export: must end in .jsonl or .parquet; got {visible(str(out))}")
-    if sum((first is not None, at_random, worst is not None, search is not None)) > 1:
-        raise UsageError("--row, --random, --worst and --search exclude each other; choose one")
-    if against is not None and (at_random or worst is not None or search is not None):
+    wanted = _wanted(first, at_random, worst, search)
+    if against is not None and wanted["kind"] != "index":
         raise UsageError("--against shows the rows that differ, or those from --row on; leave the other choice out")
-    wanted: dict[str, Any] = {"kind": "index", "index": first or 0}
-    if at_random:
-        wanted = {"kind": "random"}
-    elif worst:
-        wanted = {"kind": "worst", "by": worst}
-    elif search is not None:
-        wanted = {"kind": "search", "text": search}
     from engine.config.files import load
     from engine.rules import read
     from workbench.cli.ledger import kept
@@ -91,39 +83,51 @@ def command(
     for finding in () if as_json else read(mapping).findings:
         if finding.severity == "error":
             echo(f"x {finding.message}", err=True)
-    split = "eval" if held_out else "train"
+    rows = {"config": mapping, "base": str(base), "split": "eval" if held_out else "train"}
     if place is not None:
-        if split == "train" and (mapping.get("data") or {}).get("streaming") is True:
-            raise UsageError("--export: the rows are streamed.", "Add data.streaming=false.")
-        written = _answer("export_rows", as_json, config=mapping, base=str(base), split=split, place=str(place))
-        if as_json:
-            print_json(written)
-            return 0
-        for warning in written["warnings"]:
-            echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
-        echo(f"{out}: {written['rows']:,} rows of {', '.join(written['columns'])}, {size(written['bytes'])}")
-        return 0
+        return _export(rows, place, out, as_json)
     if against is not None:
-        folder = find(against, runs_dir(runs))
         numbers = list(range(first, first + count)) if first is not None else None
-        asked = {"run": str(folder.path), "numbers": numbers, "count": count, "split": split}
-        found = _answer("against", as_json, config=mapping, base=str(base), **asked)
-        if as_json:
-            print_json(found)
-        else:
-            show_difference(found)
+        folder = find(against, runs_dir(runs))
+        answer = _answer("against", as_json, run=str(folder.path), numbers=numbers, count=count, **rows)
+        print_json(answer) if as_json else show_difference(answer)
         return 0
-    found = _answer("preview", as_json, config=mapping, base=str(base), rows=wanted, count=count, split=split)
+    answer = _answer("preview", as_json, rows=wanted, count=count, **rows)
     if as_json:
-        print_json(found)
+        print_json(answer)
     else:
-        show(found)
-        if not found["rows"]:
+        show(answer)
+        if not answer["rows"]:
             echo(why_none(wanted))
-    bad = [row["error"] for row in found["rows"] if row.get("error")]
+    bad = [row["error"] for row in answer["rows"] if row.get("error")]
     if bad and not as_json:
         raise DataError(bad[0])
     return 1 if bad else 0
+
+
+def _wanted(first: int | None, at_random: bool, worst: str | None, search: str | None) -> dict[str, Any]:
+    """Which rows to show, as the inspector is asked for them. Raises UsageError for more than one choice."""
+    if sum((first is not None, at_random, worst is not None, search is not None)) > 1:
+        raise UsageError("--row, --random, --worst and --search exclude each other; choose one")
+    if at_random:
+        return {"kind": "random"}
+    if worst:
+        return {"kind": "worst", "by": worst}
+    return {"kind": "search", "text": search} if search is not None else {"kind": "index", "index": first or 0}
+
+
+def _export(rows: dict[str, Any], place: Path, out: Path | None, as_json: bool) -> int:
+    """Write all prepared rows to a file."""
+    if rows["split"] == "train" and (rows["config"].get("data") or {}).get("streaming") is True:
+        raise UsageError("--export: the rows are streamed.", "Add data.streaming=false.")
+    written = _answer("export_rows", as_json, place=str(place), **rows)
+    if as_json:
+        print_json(written)
+        return 0
+    for warning in written["warnings"]:
+        echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
+    echo(f"{out}: {written['rows']:,} rows of {', '.join(written['columns'])}, {size(written['bytes'])}")
+    return 0
 
 
 def _answer(question: str, as_json: bool, **params: Any) -> dict[str, Any]:
@@ -131,26 +135,26 @@ def _answer(question: str, as_json: bool, **params: Any) -> dict[str, Any]:
     with Inspector() as inspector:
         ticket = inspector.ask(question, on_progress=None if as_json else on_stderr, **params)
         try:
-            found: dict[str, Any] = ticket.result()
+            answer: dict[str, Any] = ticket.result()
         except KeyboardInterrupt:
             ticket.cancel()
             raise click.Abort from None
     if not as_json:
         clear()
-    return found
+    return answer
 
 
-def show(found: dict[str, Any]) -> None:
+def show(answer: dict[str, Any]) -> None:
     """Header with counts, then each row as text with the learned tokens marked."""
-    total = found.get("total")
-    for source in found.get("sources", []):
+    total = answer.get("total")
+    for source in answer.get("sources", []):
         rows = f"{source['rows']:,} rows" if source["rows"] is not None else "rows still counted"
         template = f"; template {without_secrets(source['template'])}" if source.get("template") else ""
         echo(f"{without_secrets(source['path'])}: {source['why']} ({rows}){template}")
-    echo(f"method {found['method']}; {found.get('template') or 'no chat template'}; mask {found['fingerprint']}")
-    for warning in found.get("warnings", []):
+    echo(f"method {answer['method']}; {answer.get('template') or 'no chat template'}; mask {answer['fingerprint']}")
+    for warning in answer.get("warnings", []):
         echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
-    for row in found["rows"]:
+    for row in answer["rows"]:
         echo()
         _show_row(row, total)
 
@@ -159,16 +163,16 @@ def _show_row(row: dict[str, Any], total: int | None) -> None:
     learned = sum(token["trained"] for token in tokens_of(row))
     of = f" of {total:,}" if total is not None else ""
     cut = "; cut to data.max_length" if row["truncated"] else ""
-    echo(styled(f"row {row['index']}{of}: {length_words(row)}, {learned:,} learned{cut}", bold=True))
+    echo(styled(f"row {row['index']}{of}: {length_text(row)}, {learned:,} learned{cut}", bold=True))
     if words := outcome(row):
         echo(styled(words, fg="yellow"))
     if row.get("error"):
         echo(without_secrets(row["error"]))
         echo(styled(row.get("clipped", "")[:2000], dim=True), lines=True)
-    if words := pack_words(row):
+    if words := pack_text(row):
         echo(words)
     for image in row["images"]:
-        echo(f"image {without_secrets(image_words(image))}")
+        echo(f"image {without_secrets(image_text(image))}")
     for name, part in row["parts"].items():
         if len(row["parts"]) > 1:
             echo(styled(f"{name}:", bold=True))
@@ -184,12 +188,12 @@ _AROUND = {"same": ("", ""), "removed": ("[-", "-]"), "added": ("{+", "+}")}
 _TOKENS_LISTED = 40
 
 
-def show_difference(found: dict[str, Any]) -> None:
+def show_difference(answer: dict[str, Any]) -> None:
     """What differs from a run in one sentence a split, then each row with what went [-away-] and {+came+}."""
-    for name, split in found["splits"].items():
-        same = f"data.{name}: all {split['now']:,} rows are those that {found['run']} was trained on"
+    for name, split in answer["splits"].items():
+        same = f"data.{name}: all {split['now']:,} rows are those that {answer['run']} was trained on"
         echo(f"{same if split['same'] else split['sentence']}.")
-    for row in found["rows"]:
+    for row in answer["rows"]:
         echo("")
         echo(styled(f"row {row['index']}", bold=True))
         if not row["known"]:
@@ -211,21 +215,21 @@ def show_difference(found: dict[str, Any]) -> None:
 
 def changed(part: list[dict[str, Any]], *, colour: bool) -> list[Styled]:
     """The text of a part in stretches, what was removed and added marked; without colour by [- -] and {+ +}."""
-    made: list[Styled] = []
+    pieces: list[Styled] = []
     for op, tokens in groupby(part, key=lambda token: str(token["op"])):
         text = "".join(token["text"] for token in tokens)
         before, after = ("", "") if colour else _AROUND[op]
-        made.append(styled(f"{before}{text}{after}", **_CHANGED_LOOK[op]))
-    return made
+        pieces.append(styled(f"{before}{text}{after}", **_CHANGED_LOOK[op]))
+    return pieces
 
 
 def marked(part: list[dict[str, Any]], *, colour: bool) -> list[Styled]:
     """The text of a part in stretches, the learned ones marked."""
-    made: list[Styled] = []
+    parts: list[Styled] = []
     for learned, tokens in groupby(part, key=lambda token: bool(token["trained"])):
         text = "".join(token["text"] for token in tokens)
         if learned and colour:
-            made.append(styled(text, fg="green", underline=True))
+            parts.append(styled(text, fg="green", underline=True))
         else:
-            made.append(styled(f"‹{text}›" if learned else text))
-    return made
+            parts.append(styled(f"‹{text}›" if learned else text))
+    return parts

@@ -36,15 +36,15 @@ def command(name: str, keep: int, yes: bool, runs: str | None, as_json: bool) ->
     """
     run = store.find(name, store.runs_dir(runs))
     with open_view(run) as watch:
-        watch.read_whole()
+        watch.read_completely()
         view = watch.view.copy()
     best = view.best["step"] if view.best else None
-    found = plan(run, keep, best)
-    stay = [_entry(path, view, best) for path in found.stay]
-    go = [_entry(path, view, best) for path in found.go]
+    pruning = plan(run, keep, best)
+    stay = [_entry(path, view, best) for path in pruning.stay]
+    go = [_entry(path, view, best) for path in pruning.go]
     freed = sum(entry["bytes"] for entry in go)
     if yes and go:
-        carry_out(run, found)
+        carry_out(run, pruning)
     if as_json:
         print_json({"ok": True, "run": run.id, "dry_run": not yes, "kept": stay, "removed": go, "bytes": freed})
         return 0
@@ -80,9 +80,9 @@ def _entry(path: Path, view: RunView, best: int | None) -> dict[str, Any]:
 def _line(entry: dict[str, Any], metric: str) -> str:
     held_out = f"{titled(metric)} {worded(metric, entry['held_out'])}" if entry["held_out"] is not None else ""
     best = "the best" if entry["best"] else ""
-    told = [held_out, best, f"not whole: {entry['problem']}" if entry["problem"] else ""]
+    reasons = [held_out, best, f"not whole: {entry['problem']}" if entry["problem"] else ""]
     return "  ".join(
-        [f"checkpoint-{entry['step']}", f"{size(entry['bytes']):>9}", ", ".join(filter(None, told))]
+        [f"checkpoint-{entry['step']}", f"{size(entry['bytes']):>9}", ", ".join(filter(None, reasons))]
     ).rstrip()
 
 

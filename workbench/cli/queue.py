@@ -39,8 +39,8 @@ def command(run: str | None, first: bool, last: bool, place: int | None, runs: s
         root = folder.path.parent
         move(folder, 0 if first else 1 << 30 if last else (place or 1) - 1)
     waiting = queue_of(root)
-    problems = {each.id: launch.look_after(each) for each in waiting}
-    listed = [_entry(number, each, problems[each.id]) for number, each in enumerate(waiting, 1)]
+    problems = {queued.id: launch.look_after(queued) for queued in waiting}
+    listed = [_entry(number, queued, problems[queued.id]) for number, queued in enumerate(waiting, 1)]
     if as_json:
         print_json(listed)
     elif not listed:

@@ -86,10 +86,10 @@ def counts(
         on_progress = None if quiet else on_stderr
         ticket = inspector.ask("data", on_progress=on_progress, config=mapping, base=str(base), sample=sample)
         try:
-            found = ticket.result()
+            facts = ticket.result()
         except KeyboardInterrupt:
             ticket.cancel()
             raise click.Abort from None
         except WorkbenchError as problem:
-            return None, problem.told
-    return DataFacts.counted_from(found), ""
+            return None, problem.full_message
+    return DataFacts.counted_from(facts), ""

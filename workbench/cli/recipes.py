@@ -14,10 +14,13 @@ def command(as_json: bool) -> int:
     from engine.config.recipes import recipes
 
     if as_json:
-        found = [{"name": each.name, "title": each.title, "goal": each.goal, "text": each.text} for each in recipes()]
-        print_json(found)
+        listed = [
+            {"name": recipe.name, "title": recipe.title, "goal": recipe.goal, "text": recipe.text}
+            for recipe in recipes()
+        ]
+        print_json(listed)
         return 0
-    width = max(len(each.name) for each in recipes())
-    for each in recipes():
-        echo(f"{each.name:<{width}}  {each.title}")
+    width = max(len(recipe.name) for recipe in recipes())
+    for recipe in recipes():
+        echo(f"{recipe.name:<{width}}  {recipe.title}")
     return 0

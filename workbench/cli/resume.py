@@ -99,7 +99,7 @@ def _mended(folder: RunFolder, accept_data: bool) -> RunFolder:
     from engine.session.mending import apply
 
     with open_view(folder) as watch:
-        watch.read_whole()
+        watch.read_completely()
         view = watch.view
     end = end_of(view, folder, run_name(folder))
     if view.state not in ("failed", "lost"):

@@ -24,8 +24,8 @@ def command(runs: str | None, as_json: bool) -> int:
     if runs is not None and not root.is_dir():
         what = "a file" if root.exists() else "nothing there"
         raise UsageError(f"--runs: must be a folder that holds runs; got {what}: {visible(str(root))}. Check the path.")
-    found = list(store.runs_in(root))
-    listed = [summary(peek(run, problem=launch.look_after(run))) for run in found]
+    folders = list(store.runs_in(root))
+    listed = [summary(peek(run, problem=launch.look_after(run))) for run in folders]
     if as_json:
         print_json(listed)
         return 0

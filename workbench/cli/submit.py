@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,12 +59,7 @@ def command(
     """
     if nodes is not None:
         overrides = (*overrides, f"distributed.nodes={nodes}")
-    chosen = {name: named[name.replace("-", "_")] for name in _NAMED}
-    options = (*(f"--{name}={value}" for name, value in chosen.items() if value is not None), *more)
-    for name, value in chosen.items():
-        if value is not None and not (value and value.isprintable() and " " not in value):
-            raise UsageError(f"--{name}: must be one word; got {visible(value)!r}.")
-    slurm.require_options(more)
+    options = _options(named, more)
 
     from engine.config.files import load
     from engine.data.gather_facts import look_at
@@ -88,10 +84,7 @@ def command(
     if dry_run:
         name = f"{slug(config.run.name or file.stem)}-NNNN"
         text = slurm.script(place / name, name, options, config.run.grace_seconds, config.distributed.nodes)
-        if as_json:
-            print_json({"dry_run": True, "script": text})
-        else:
-            echo(text.rstrip("\n"), lines=True)
+        print_json({"dry_run": True, "script": text}) if as_json else echo(text.rstrip("\n"), lines=True)
         return 0
     slurm.require_scheduler()
     echo(paragraph(config, facts, estimate(config, facts), place), err=True)
@@ -116,3 +109,13 @@ def command(
         f"job {job} of SLURM: {run.id}. `workbench watch {name}` shows it, `workbench stop {name}` stops it.", err=True
     )
     return 0
+
+
+def _options(named: Mapping[str, str | None], more: tuple[str, ...]) -> tuple[str, ...]:
+    """What sbatch is called with. Raises UsageError for what it could not take."""
+    chosen = {name: value for name in _NAMED if (value := named[name.replace("-", "_")]) is not None}
+    for name, value in chosen.items():
+        if not (value and value.isprintable() and " " not in value):
+            raise UsageError(f"--{name}: must be one word; got {visible(value)!r}.")
+    slurm.require_options(more)
+    return (*(f"--{name}={value}" for name, value in chosen.items()), *more)

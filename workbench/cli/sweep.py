@@ -86,7 +86,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
     document, base = load(file), file.resolve().parent
     cells: list[tuple[dict[str, str], Any, Any, int]] = []
     known: dict[str, dict[str, str]] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     place = store.runs_dir(runs)
     for cell in asked.cells():
         words = " ".join(f"{path}={value}" for path, value in cell.items())
@@ -98,8 +98,8 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
         if (same := known.setdefault(reading.config.model_dump_json(), cell)) is not cell:
             other = " ".join(f"{path}={value}" for path, value in same.items())
             raise UsageError(f"{visible(words)} and {visible(other)} are one and the same config.", "Leave one out.")
-        fresh = [finding for finding in reading.findings if finding.message not in told]
-        told.update(finding.message for finding in fresh)
+        fresh = [finding for finding in reading.findings if finding.message not in reported]
+        reported.update(finding.message for finding in fresh)
         show(fresh, {}, err=True)
         if not cells:
             place = runs_dir_of(reading.config, reading.given, runs)
@@ -161,15 +161,15 @@ def _wait(started: Sequence[RunFolder]) -> None:
 def _report(name: str, started: Sequence[RunFolder], *, as_json: bool) -> int:
     for run in started:
         launch.look_after(run)
-    found = {"sweep": name, **results([run for run in started if run.path.is_dir()])}
-    failed = any(row["state"] in ("failed", "lost") for row in found["runs"])
+    report = {"sweep": name, **results([run for run in started if run.path.is_dir()])}
+    failed = any(row["state"] in ("failed", "lost") for row in report["runs"])
     if as_json:
-        print_json({"ok": not failed, **found})
+        print_json({"ok": not failed, **report})
     else:
-        for line in lines(found):
+        for line in lines(report):
             echo(line)
-        best = next((run for run in started if run.id == found["best"]), None)
-        named = _compared(found)
+        best = next((run for run in started if run.id == report["best"]), None)
+        named = _compared(report)
         if best is not None and len(named) > 1:
             echo(
                 f"`workbench compare {' '.join(run_name(run) for run in started if run.id in named)}` lays them side by side."
@@ -177,37 +177,37 @@ def _report(name: str, started: Sequence[RunFolder], *, as_json: bool) -> int:
     return 1 if failed else 0
 
 
-def _compared(found: dict[str, Any]) -> list[str]:
+def _compared(report: dict[str, Any]) -> list[str]:
     """The best runs, as many as one picture can tell apart."""
-    sign = -1 if found["greater_is_better"] else 1
-    rows = [row for row in found["runs"] if row["value"] is not None]
+    sign = -1 if report["greater_is_better"] else 1
+    rows = [row for row in report["runs"] if row["value"] is not None]
     return [row["id"] for row in sorted(rows, key=lambda row: sign * row["value"])[:COMPARED]]
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(report: dict[str, Any]) -> list[str]:
     """The table: a run a line, then the means over seeds, then the best."""
-    metric = found["metric"]
+    metric = report["metric"]
     title = titled(metric) if metric else "value"
-    keys = list(dict.fromkeys(key for row in found["runs"] for key in row["values"]))
+    keys = list(dict.fromkeys(key for row in report["runs"] for key in row["values"]))
     table = [["RUN", *(visible(key) for key in keys), "STATE", "STEP", title]]
-    for row in found["runs"]:
+    for row in report["runs"]:
         value = "-" if row["value"] is None else worded(metric or "", row["value"])
         value += f" at step {row['at_step']}" if row["at_step"] not in (None, row["step"]) else ""
-        value += ", the best" if row["id"] == found["best"] else ""
+        value += ", the best" if row["id"] == report["best"] else ""
         cells = [visible(row["values"].get(key, "-")) for key in keys]
         table.append([visible(row["id"]), *cells, state_text(row["state"]), count(row["step"]), value])
-    made = _aligned(table)
-    if found["groups"]:
+    rows = _aligned(table)
+    if report["groups"]:
         rest = [key for key in keys if key != "run.seed"]
         table = [[*(visible(key) for key in rest), "RUNS", f"mean {title}", "spread"]]
-        for group in found["groups"]:
+        for group in report["groups"]:
             spread = "-" if group["spread"] is None else number(group["spread"])
             cells = [visible(group["values"].get(key, "-")) for key in rest]
             table.append([*cells, count(len(group["runs"])), worded(metric, group["mean"]), spread])
-        made += ["", *_aligned(table)]
+        rows += ["", *_aligned(table)]
     if metric is None:
-        made += ["", "The runs go by different metrics, so none of them is the best."]
-    return made
+        rows += ["", "The runs go by different metrics, so none of them is the best."]
+    return rows
 
 
 def _aligned(table: list[list[str]]) -> list[str]:

@@ -43,7 +43,7 @@ def part_line(part: dict[str, Any]) -> None:
     where = visible(redact(part["path"]))
     if not part["ok"]:
         problem = WorkbenchError(**part["error"])
-        echo(f"Error: {part['form']}: {problem.told.removeprefix(part['form'] + ': ')}", err=True)
+        echo(f"Error: {part['form']}: {problem.full_message.removeprefix(part['form'] + ': ')}", err=True)
         return
     echo(f"{part['form']}: {where} ({size(part['bytes'])})")
     echo(f"  {compared(part['parity'])}")

@@ -88,6 +88,19 @@ class KeyLine(Bar):
         return Content.assemble(*parts)
 
 
+class PassingLine(Bar):
+    """A sentence in passing, until the next key."""
+
+    def tell(self, words: str, *, bad: bool = False) -> None:
+        """Show it."""
+        room = max(10, self.app.size.width - 2)
+        self.say(Content.styled(" " + cut(clean(words), room), "$error" if bad else "$accent"))
+
+    def hush(self) -> None:
+        """It has been read."""
+        self.say(Content(""))
+
+
 class FindingLine(Bar):
     """The finding in view, with its fix if it has one: always two lines, so that nothing moves."""
 
@@ -124,24 +137,24 @@ class FindingLine(Bar):
 
     def render(self) -> Content:
         """Sign and sentence; at the end of the second line the fix and how many more there are."""
-        found = self.finding
+        finding = self.finding
         if self._told is not None:
             words, bad = self._told
             first, *rest = wrap(clean(words), max(20, self.size.width) - 4)
             second = cut(" ".join(rest), max(20, self.size.width) - 4)
             return Content.assemble((" ✗ ", "$error") if bad else (" · ", "$accent"), first, "\n   ", second)
-        if found is None:
+        if finding is None:
             return Content.styled(" ✓ nothing to mend", "$wb-dim")
-        sign, style = SIGNS[found.severity]
+        sign, style = SIGNS[finding.severity]
         width = max(20, self.size.width)
         end: list[tuple[str, str]] = []
-        if found.fix:
-            end += [("f", "bold $accent"), (" " + cut(clean(found.fix.label), width // 2), "$foreground")]
+        if finding.fix:
+            end += [("f", "bold $accent"), (" " + cut(clean(finding.fix.label), width // 2), "$foreground")]
         if self._others:
             end += [("   " if end else "", ""), ("!" if self._keys else "", "bold $accent")]
             end += [(" " * self._keys + f"{self._others} more", "$wb-dim")]
         room = sum(cell_len(text) for text, _ in end)
-        first, *rest = wrap(clean(found.message), width - 4)
+        first, *rest = wrap(clean(finding.message), width - 4)
         second = cut(" ".join(rest), width - 5 - room - (2 if room else 0))
         space = " " * max(1, width - 4 - cell_len(second) - room)
         return Content.assemble((f" {sign} ", style), first, "\n   ", second, space, *end)

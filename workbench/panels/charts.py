@@ -85,7 +85,7 @@ class Charts(Vertical):
 
 def draw(chart: Chart, view: RunView, names: tuple[str, ...], *, small: bool = False, own: str = "") -> None:
     """These curves of a run on one chart; `own` stands beside the title, `small` says that names have little room."""
-    found = [
+    drawn = [
         Line(
             titled(name),
             in_unit(name, series),
@@ -97,10 +97,10 @@ def draw(chart: Chart, view: RunView, names: tuple[str, ...], *, small: bool = F
         for name in names
         if (series := view.series.get(name)) is not None
     ]
-    title = "" if len(found) > 1 else found[0].label if found else titled(names[0]) if names else ""
-    if found and own:
+    title = "" if len(drawn) > 1 else drawn[0].label if drawn else titled(names[0]) if names else ""
+    if drawn and own:
         title += f"   {visible(own)}"
-    chart.show(found, _marks(view), title)
+    chart.show(drawn, _marks(view), title)
 
 
 def _label(view: RunView, name: str, names: tuple[str, ...], small: bool) -> str:

@@ -67,10 +67,10 @@ class Fetched:
 def fetch(line: Line, start: int | None, stop: int | None, fine: int, smoothing: str, place: int = 0) -> Fetched:
     """The line between two steps in about `fine` points, smoothed in one of the `SMOOTHINGS`; `place` among the others."""
     steps, low, high = line.series.points(start, stop, fine)
-    found = Fetched(line.name, steps, low, high, place if line.tone is None else line.tone, line.unit)
+    fetched = Fetched(line.name, steps, low, high, place if line.tone is None else line.tone, line.unit)
     if smoothing and len(steps) > _SMOOTH_FROM:
-        found.smooth = smoothed([(a + b) / 2 for a, b in zip(low, high, strict=True)], smoothing)
-    return found
+        fetched.smooth = smoothed([(a + b) / 2 for a, b in zip(low, high, strict=True)], smoothing)
+    return fetched
 
 
 Window = tuple[int, int]
@@ -117,8 +117,8 @@ class Curves:
         key = (self.lines, self.zoomed, fine, self.smoothing)
         if key != self._fetched_for:
             start, stop = self.zoomed or (None, None)
-            found = (fetch(line, start, stop, fine, self.smoothing, place) for place, line in enumerate(self.lines))
-            self._fetched, self._fetched_for = list(found), key
+            curves = (fetch(line, start, stop, fine, self.smoothing, place) for place, line in enumerate(self.lines))
+            self._fetched, self._fetched_for = list(curves), key
         return self._fetched
 
     def steps(self, width: int) -> Sequence[int]:
@@ -258,5 +258,5 @@ def newest_by_column(
     steps: Sequence[int], values: Sequence[float], to_dot: Callable[[int], int]
 ) -> tuple[list[int], list[float]]:
     """A smoothed line stays thin: of the points on one dot column the newest."""
-    found = {to_dot(step): value for step, value in zip(steps, values, strict=True)}
-    return list(found), list(found.values())
+    by_column = {to_dot(step): value for step, value in zip(steps, values, strict=True)}
+    return list(by_column), list(by_column.values())

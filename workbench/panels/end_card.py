@@ -30,8 +30,8 @@ class EndCard(Scrolled):
     def show(self, view: RunView, end: End) -> None:
         """Draw the card; its height follows its text."""
         self.view, self.end = view, end
-        made = self.lines(max(30, self.app.size.width - 3))
-        self.styles.height = len(made) + 1
+        lines = self.lines(max(30, self.app.size.width - 3))
+        self.styles.height = len(lines) + 1
         self.redraw()
 
     def lines(self, width: int) -> list[Line]:
@@ -41,11 +41,11 @@ class EndCard(Scrolled):
             return []
         room = width - LABEL
         rows = self._failed(view, room) if view.state in BAD else self._finished(room)
-        made: list[Line] = []
+        drawn: list[Line] = []
         for label, lines in rows:
             style = "here" if label == "enter" else "dim"
-            made += [[(f"{label if place == 0 else '':{LABEL}}", style), *line] for place, line in enumerate(lines)]
-        return [*made, *self._ways(width)]
+            drawn += [[(f"{label if place == 0 else '':{LABEL}}", style), *line] for place, line in enumerate(lines)]
+        return [*drawn, *self._ways(width)]
 
     def _finished(self, room: int) -> list[Row]:
         styles = {"asked": "accent", "": "value"}
@@ -56,19 +56,19 @@ class EndCard(Scrolled):
         ways = [(KEYS[way.do], way.title, way.means) for way in self.end.ways]
         if not ways:
             return []
-        made: list[Line] = [[]]
+        drawn: list[Line] = [[]]
         for key, title, means in (*ways, COMPARE):
             words = paragraph(clean(means), width - LABEL - 15, "dim")
-            made.append([(f"{key:{LABEL}}", "accent"), (f"{title:15}", "given"), *words[0]])
-            made += [[(" " * (LABEL + 15), ""), *line] for line in words[1:]]
-        return made
+            drawn.append([(f"{key:{LABEL}}", "accent"), (f"{title:15}", "given"), *words[0]])
+            drawn += [[(" " * (LABEL + 15), ""), *line] for line in words[1:]]
+        return drawn
 
     def _failed(self, view: RunView, room: int) -> list[Row]:
         cause = clean(view.cause or "It ended without a word; nothing in its log names a cause.")
         rows: list[Row] = [("cause", paragraph(cause, room, "bad"))]
-        told = [line for line in view.cause_lines if line.strip()][-LOG_LINES:]
-        if told:
-            rows.append(("the log says", [[(cut(clean(line), room), "value")] for line in told]))
+        cause_lines = [line for line in view.cause_lines if line.strip()][-LOG_LINES:]
+        if cause_lines:
+            rows.append(("the log says", [[(cut(clean(line), room), "value")] for line in cause_lines]))
         rows.append(("kept", paragraph(self._kept(view), room, "value")))
         facts = [(what, self._traced(view, what, words, room)) for what, words in self.end.facts]
         if (change := self.end.change) is not None:
@@ -93,8 +93,8 @@ class EndCard(Scrolled):
         """A fact in words; that of the memory behind its curve over all steps."""
         trace = spark(view.series[MEMORY].points(width=TRACE)[2], TRACE) if what == "memory" else ""
         left = f"{trace}  " if trace else ""
-        made = paragraph(clean(words), room - len(left), "value")
-        return [[(left if place == 0 else " " * len(left), "accent"), *line] for place, line in enumerate(made)]
+        drawn = paragraph(clean(words), room - len(left), "value")
+        return [[(left if place == 0 else " " * len(left), "accent"), *line] for place, line in enumerate(drawn)]
 
     def _kept(self, view: RunView) -> str:
         """By the folder once it was looked at, by the events until then."""

@@ -44,23 +44,23 @@ class Explain(Scrolled):
         spec = self._spec
         if spec is None:
             title, texts = self._text
-            made = list(paragraph(title, width, "bold")) if title else []
+            drawn = list(paragraph(title, width, "bold")) if title else []
             for text in texts:
-                made += paragraph(clean(text).replace("`", ""), width) if text else [[]]
-            return made
-        made = [*paragraph(spec.title, width, "bold"), *paragraph(clean(spec.help).replace("`", ""), width)]
+                drawn += paragraph(clean(text).replace("`", ""), width) if text else [[]]
+            return drawn
+        drawn = [*paragraph(spec.title, width, "bold"), *paragraph(clean(spec.help).replace("`", ""), width)]
         if self._effective is not None and self._effective.requested != self._effective.effective:
             reason = self._effective.reason
-            made += [[], *paragraph(f"Here it becomes {clean(self._effective.effective)}: {clean(reason)}.", width)]
-        made += [
+            drawn += [[], *paragraph(f"Here it becomes {clean(self._effective.effective)}: {clean(reason)}.", width)]
+        drawn += [
             [],
             *paragraph(
                 f"Takes {expectation(spec).replace(chr(96), '')}{' ' + spec.unit if spec.unit else ''}.", width, "dim"
             ),
         ]
         default = "none" if spec.default in (None, "", [], {}) else spec.label(spec.default)
-        made += paragraph(f"Default: {clean(default)}.", width, "dim")
-        made += paragraph(spec.path, width, "faint")
+        drawn += paragraph(f"Default: {clean(default)}.", width, "dim")
+        drawn += paragraph(spec.path, width, "faint")
         if spec.source:
-            made += paragraph(spec.source, width, "faint")
-        return made
+            drawn += paragraph(spec.source, width, "faint")
+        return drawn

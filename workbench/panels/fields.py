@@ -54,7 +54,7 @@ def row_of(
         value=value,
         mark=mine[0].severity if mine else "",
         notes=notes,
-        short="" if invalid else short_words(spec, spec.value(config), effective.get(spec.path)),
+        short="" if invalid else short_text(spec, spec.value(config), effective.get(spec.path)),
         tail="▾" if spec.control == "choice" else "›" if spec.control in COMPOUND else "",
     )
 
@@ -104,13 +104,13 @@ def in_words(spec: FieldSpec, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         if not value:
             return "none"
-        first = entry_words(value[0]) if spec.control != "sources" else short_path(_path_of(value[0]))
+        first = entry_text(value[0]) if spec.control != "sources" else short_path(_path_of(value[0]))
         return (
             first
             if len(value) == 1
             else f"{first} +{len(value) - 1}"
             if spec.control != "list"
-            else ", ".join(map(entry_words, value))
+            else ", ".join(map(entry_text, value))
         )
     return clean(value)
 
@@ -119,7 +119,7 @@ def _path_of(entry: Any) -> str:
     return str(entry.get("path", "") if isinstance(entry, Mapping) else getattr(entry, "path", entry))
 
 
-def short_words(spec: FieldSpec, value: Any, effective: Effective | None = None) -> str:
+def short_text(spec: FieldSpec, value: Any, effective: Effective | None = None) -> str:
     """A choice in few words: what stands before the colon of its words, else the value itself; of `auto` what it is."""
     if value == "auto" and effective is not None:
         return f"-> {clean(effective.effective)}"
@@ -129,7 +129,7 @@ def short_words(spec: FieldSpec, value: Any, effective: Effective | None = None)
     return words.partition(": ")[0] if ": " in words else value
 
 
-def entry_words(entry: Any) -> str:
+def entry_text(entry: Any) -> str:
     """One entry of a list: a source by its file and format, else the text itself."""
     if isinstance(entry, BaseModel):
         entry = entry.model_dump(exclude_defaults=True)
@@ -146,7 +146,7 @@ def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:
     """The choices with their words, `auto` and nothing among them where they are allowed."""
     options: list[tuple[Any, str]] = [("auto", "auto")] if spec.auto else []
     for choice in spec.choices:
-        if choice in spec.later:
+        if choice in spec.unsupported:
             continue
         words = in_words(spec, choice)
         named = words == str(choice) or isinstance(choice, bool) or ": " in words

@@ -17,6 +17,7 @@ from textual.binding import Binding
 from textual.content import Content
 from textual.geometry import Offset
 from textual.message import Message
+from textual.reactive import reactive
 from textual.suggester import Suggester
 from textual.widget import Widget
 from textual.widgets import Input, OptionList
@@ -113,25 +114,25 @@ class Form(Drawn, can_focus=True):
 
     def lines(self, width: int) -> list[Line]:
         """All rows, drawn."""
-        made: list[Line] = []
+        drawn: list[Line] = []
         self._starts = []
         space = 1 if width < NARROW_FORM else 3
         longest = max((len(row.label) + space for row in self.rows if row.kind == "field"), default=NARROW)
         self.label_width = min(max(longest, NARROW), LABEL)
         for index, row in enumerate(self.rows):
-            self._starts.append(len(made))
+            self._starts.append(len(drawn))
             if row.kind == "text":
                 for text, style, most in row.lines:
                     if most == 1:
-                        made.append([(INDENT + cut(text, width - 1 - GUTTER), style)])
+                        drawn.append([(INDENT + cut(text, width - 1 - GUTTER), style)])
                     else:
-                        made.extend(_few(paragraph(text, width - 1, style, INDENT), most))
+                        drawn.extend(_few(paragraph(text, width - 1, style, INDENT), most))
             else:
-                made.extend(self._head(row, width, index == self.at))
+                drawn.extend(self._head(row, width, index == self.at))
                 if index == self.at:
                     for text, style in row.notes:
-                        made.extend(paragraph(text, width - GUTTER - 1, style, INDENT))
-        return made
+                        drawn.extend(paragraph(text, width - GUTTER - 1, style, INDENT))
+        return drawn
 
     def _head(self, row: Row, width: int, here: bool) -> list[Line]:
         sign, look = MARKS.get(row.mark, (" ", ""))
@@ -282,6 +283,9 @@ class FormPane(Widget):
             super().__init__()
             self.key, self.value = key, value
 
+    editor: reactive[str] = reactive("", layout=False)
+    """The editor that is open: `text`, `choice`, or none."""
+
     def __init__(self) -> None:
         super().__init__()
         self.form = Form(id="form")
@@ -330,6 +334,7 @@ class FormPane(Widget):
 
     def _begin(self, row: Row, editor: Input | OptionList) -> None:
         self._key, self._editor = row.key, editor
+        self.editor = "text" if isinstance(editor, Input) else "choice"
         self.form.editing = True
         self.mount(editor)
         editor.focus()
@@ -347,6 +352,7 @@ class FormPane(Widget):
         """Take the editor away and give the keys back to the form."""
         if self._editor is not None:
             editor, self._editor, self.typed = self._editor, None, None
+            self.editor = ""
             self.form.editing = False
             self.form.focus()
             editor.remove()

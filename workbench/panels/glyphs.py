@@ -50,5 +50,5 @@ def look(state: str) -> Look:
 
 def sign(state: str) -> str:
     """The sign of a state in this terminal."""
-    found = look(state)
-    return found.plain if ascii_only() else found.glyph
+    glyph = look(state)
+    return glyph.plain if ascii_only() else glyph.glyph

@@ -61,30 +61,30 @@ class Groups(Scrolled):
         places = [entry["offset"] for entry in entries]
         at = places.index(self.chosen) if self.chosen in places else len(entries) - 1
         entry = entries[at]
-        made: list[Line] = [[(cut(_place(entry, at, len(entries)), width), "accent")]]
-        made.append([(cut(_worth(entry), width), "dim")])
+        drawn: list[Line] = [[(cut(_place(entry, at, len(entries)), width), "accent")]]
+        drawn.append([(cut(_worth(entry), width), "dim")])
         group, problem = self._whole(entry)
-        made += paragraph(_text((group or entry).get("prompt")), width, "value")
+        drawn += paragraph(_text((group or entry).get("prompt")), width, "value")
         if group is None:
-            return [*made, [], *paragraph(problem, width, "warn")]
+            return [*drawn, [], *paragraph(problem, width, "warn")]
         if group.get("answer") is not None:
-            made += paragraph(f"reference: {_text(group['answer'])}", width, "dim")
+            drawn += paragraph(f"reference: {_text(group['answer'])}", width, "dim")
         across = max(1, (width + GAP) // (COLUMN + GAP))
         room = (width - GAP * (across - 1)) // across
-        blocks = [_answer(each, room) for each in group["completions"] if isinstance(each, dict)]
+        blocks = [_answer(completion, room) for completion in group["completions"] if isinstance(completion, dict)]
         for start in range(0, len(blocks), across):
-            made += [[], *_beside(blocks[start : start + across], room)]
-        return made
+            drawn += [[], *_beside(blocks[start : start + across], room)]
+        return drawn
 
     def _whole(self, entry: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         """The group as it lies in the file, read once, or why it is not there."""
         if self._read is None or self._read[0] != entry["offset"]:
             problem = "The answers of this group are not in the run's folder any more."
             try:
-                found = read_group(self.folder, entry) if self.folder else None
+                group = read_group(self.folder, entry) if self.folder else None
             except WorkbenchError as error:
-                found, problem = None, error.message
-            self._read = (entry["offset"], found, problem)
+                group, problem = None, error.message
+            self._read = (entry["offset"], group, problem)
         return self._read[1], self._read[2]
 
     def _nothing(self) -> str:
@@ -113,29 +113,29 @@ def _worth(entry: dict[str, Any]) -> str:
     return f"reward {number(entry['reward'])}{spread}{same}{cut_off}"
 
 
-def _answer(each: dict[str, Any], width: int) -> list[Line]:
+def _answer(completion: dict[str, Any], width: int) -> list[Line]:
     """Advantage, rewards and length in one line or more, then the text."""
-    advantage = each.get("advantage")
+    advantage = completion.get("advantage")
     value = advantage if isinstance(advantage, int | float) else 0
     up, down = ("^", "v") if ascii_only() else ("▲", "▼")
     sign, style = (up, "good") if value > 0 else (down, "bad") if value < 0 else ("=", "dim")
-    rewards = each.get("rewards")
+    rewards = completion.get("rewards")
     rewards = rewards if isinstance(rewards, dict) else {}
     facts = [f"{clean(name)} {_figure(reward)}" for name, reward in rewards.items()]
     if len(facts) != 1:
-        facts.append(f"reward {_figure(each.get('reward'))}")
-    facts.append(f"{count(each['tokens'])} tokens" if isinstance(each.get("tokens"), int) else "")
-    facts.append("cut off" if each.get("cut_off") else "")
+        facts.append(f"reward {_figure(completion.get('reward'))}")
+    facts.append(f"{count(completion['tokens'])} tokens" if isinstance(completion.get("tokens"), int) else "")
+    facts.append("cut off" if completion.get("cut_off") else "")
     facts = list(filter(None, facts))
     words = "   ".join(facts)
     head = f"{sign} advantage {value:+.2f}"
-    made: list[Line]
+    drawn: list[Line]
     if cell_len(head) + 3 + cell_len(words) <= width:
-        made = [[(head, style), (f"   {words}", "dim")]]
+        drawn = [[(head, style), (f"   {words}", "dim")]]
     else:
-        made = [[(head, style)], *paragraph(", ".join(facts), width, "dim", indent="  ")]
-    text = _text(each.get("text"))
-    return [*made, *(paragraph(text, width, "value", indent="  ") if text.strip() else [[("  no words", "faint")]])]
+        drawn = [[(head, style)], *paragraph(", ".join(facts), width, "dim", indent="  ")]
+    text = _text(completion.get("text"))
+    return [*drawn, *(paragraph(text, width, "value", indent="  ") if text.strip() else [[("  no words", "faint")]])]
 
 
 def _beside(blocks: list[list[Line]], width: int) -> list[Line]:

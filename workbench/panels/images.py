@@ -217,7 +217,7 @@ def _bands(lines: Sequence[bytes]) -> str:
 @cache
 def _only(ink: int, place: int) -> bytes:
     """A table that makes the bit of this place of one colour and nothing of all others."""
-    return bytes(1 << place if each == ink else 0 for each in range(256))
+    return bytes(1 << place if value == ink else 0 for value in range(256))
 
 
 _SIGNS = bytes(min(63 + each, 126) for each in range(256))

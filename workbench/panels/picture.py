@@ -167,16 +167,16 @@ class Picture:
         log = bool(self.log_scale) if axis is None else axis.log
         beyond = f"beyond: {', '.join(map(number, axis.beyond))}" if axis and axis.beyond else ""
         flags = [word for word in ("log" if log else "", beyond, self.smoothing, "zoom" if self.zoomed else "") if word]
-        said = "  " + " ".join(flags) if flags else ""
-        room = max(width // 2, width - cell_len(said))
+        flagged = "  " + " ".join(flags) if flags else ""
+        room = max(width // 2, width - cell_len(flagged))
         if self.at is not None:
             segments = self._at_cursor(*self.at, room)
         elif len(self.lines) > 1:
             segments = self._legend(room)
         else:
             segments = [Segment(self._whole_title(room), self.base + self.style("title"))]
-        if said:
-            segments.append(Segment(said, self.base + self.style("axis")))
+        if flagged:
+            segments.append(Segment(flagged, self.base + self.style("axis")))
         return _fit(segments, width, self.base)
 
     def _whole_title(self, width: int) -> str:
@@ -190,12 +190,12 @@ class Picture:
         """The step and each line's value there, by name; by sign where the names of several do not fit."""
         bold, signs = self.base + self.style("title"), self._signs
         step = f"step {count(first)}" if first == last else f"steps {count(first)}-{count(last)}"
-        told = [_between(value) for value in values]
+        readings = [_between(value) for value in values]
         names = [visible(value.name) for value in values]
-        if len(values) > 1 and sum(map(cell_len, [step, *names, *told])) + 3 * len(values) > width:
+        if len(values) > 1 and sum(map(cell_len, [step, *names, *readings])) + 3 * len(values) > width:
             names = [signs[value.tone % len(signs)] for value in values]
         segments = [Segment(step, bold)]
-        for name, text, value in zip(names, told, values, strict=True):
+        for name, text, value in zip(names, readings, values, strict=True):
             segments.append(Segment(f"  {name} ", self.base + self._line_style(value.tone)))
             segments.append(Segment(text, bold))
         return segments
@@ -243,8 +243,8 @@ def _between(value: Value) -> str:
 
 def axis_labels(values: Sequence[float], log: bool) -> list[str]:
     """Labels of an axis; of a logarithmic one each as short as it can be, unless two would be the same."""
-    each = [raster.tick_labels([value])[0] for value in values] if log else []
-    return each if len(set(each)) == len(values) else raster.tick_labels(values)
+    labels = [raster.tick_labels([value])[0] for value in values] if log else []
+    return labels if len(set(labels)) == len(values) else raster.tick_labels(values)
 
 
 def _fit(segments: list[Segment], width: int, base: Style) -> Strip:

@@ -62,14 +62,14 @@ class Rail(Drawn, can_focus=True):
 
     def lines(self, width: int) -> list[Line]:
         """A line a step, then the totals."""
-        made: list[Line] = []
+        drawn: list[Line] = []
         for index, stop in enumerate(self.stops):
             glyph = GLYPHS[stop.state]
             if index == self.here:
-                made.append([("›", "accent"), (f"{glyph} ", LOOKS[stop.state]), (stop.title, "here")])
+                drawn.append([("›", "accent"), (f"{glyph} ", LOOKS[stop.state]), (stop.title, "here")])
             else:
-                made.append([(f" {glyph} ", LOOKS[stop.state]), (stop.title, "dim" if stop.state == "open" else "")])
-        made.append([])
+                drawn.append([(f" {glyph} ", LOOKS[stop.state]), (stop.title, "dim" if stop.state == "open" else "")])
+        drawn.append([])
         for severity, one, many in (
             ("error", "error", "errors"),
             ("warning", "warning", "warnings"),
@@ -78,12 +78,12 @@ class Rail(Drawn, can_focus=True):
             count = self.totals.get(severity, 0)
             if count:
                 words = f"{GLYPHS[severity]} {count} {one if count == 1 else many}"
-                made.append([(f" {words}" if len(words) < width else words, LOOKS[severity])])
+                drawn.append([(f" {words}" if len(words) < width else words, LOOKS[severity])])
         if not any(self.totals.values()) and self.stops:
-            made.append([(" no findings", "dim")] if self.waiting else [(" ✓ all well", "good")])
+            drawn.append([(" no findings", "dim")] if self.waiting else [(" ✓ all well", "good")])
         if self.waiting:
-            made.extend([[(f" {words}", "dim")] for words in wrap(self.waiting, width - 1)])
-        return made
+            drawn.extend([[(f" {words}", "dim")] for words in wrap(self.waiting, width - 1)])
+        return drawn
 
     def ground(self, y: int) -> str:
         """The step on screen has a background; a stronger one while the rail has the keys."""

@@ -178,14 +178,14 @@ def ticks(low: float, high: float, most: int, log: bool = False) -> list[float]:
     if high == low:
         return [low]
     if log and low > 0 and high / low >= 8:
-        found: list[float] = []
+        values: list[float] = []
         for parts in ((1, 2, 5), (1, 3), (1,)):
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            found = [m * 10.0**e for e in range(first, last + 1) for m in parts if low <= m * 10.0**e <= high]
-            if len(found) <= most:
+            values = [m * 10.0**e for e in range(first, last + 1) for m in parts if low <= m * 10.0**e <= high]
+            if len(values) <= most:
                 break
-        every = max(1, math.ceil(len(found) / most))
-        return found[::every]
+        every = max(1, math.ceil(len(values) / most))
+        return values[::every]
     return _linear_ticks(low, high, most)
 
 

@@ -145,8 +145,8 @@ def _block(label: str, text: str, width: int, gutter: int = 0) -> list[Line]:
     room = max(8, width - gutter)
     head = cut(clean(label), gutter - 1)
     head += " " * (gutter - cell_len(head))
-    made: list[Line] = []
+    drawn: list[Line] = []
     for part in text[:CLIP].split("\n"):
         for line in paragraph(clean(part), room, "value") or [[]]:
-            made.append([(head if not made else " " * gutter, "dim"), *line])
-    return made
+            drawn.append([(head if not drawn else " " * gutter, "dim"), *line])
+    return drawn

@@ -81,19 +81,19 @@ class RunTable(Drawn, can_focus=True):
             return [[], *[[(" " + text, "dim")] for text in self.empty.split("\n")]]
         cells = [_cells(row) for row in self.rows]
         columns = _columns(cells, width)
-        made: list[Line] = [[(cut(_line({each: each for each in FACTS} | {"curve": ""}, columns), width), "faint")]]
-        for row, told in zip(self.rows, cells, strict=True):
+        drawn: list[Line] = [[(cut(_line({each: each for each in FACTS} | {"curve": ""}, columns), width), "faint")]]
+        for row, cell in zip(self.rows, cells, strict=True):
             marked = row.run.id in self.marked
             line: Line = [
                 (("*" if ascii_only() else "•") if marked else " ", "accent"),
                 (
-                    f"{told['state']:10}",
+                    f"{cell['state']:10}",
                     STYLE.get(row.view.state, "dim") if row.view.silent_seconds is None else "warn",
                 ),
-                *((" " + _placed(told[name], name, room), LOOKS.get(name, "value")) for name, room in columns.items()),
+                *((" " + _placed(cell[name], name, room), LOOKS.get(name, "value")) for name, room in columns.items()),
             ]
-            made.append(line)
-        return made
+            drawn.append(line)
+        return drawn
 
     def ground(self, y: int) -> str:
         """The cursor's line stands out."""
@@ -132,7 +132,7 @@ def _cells(row: Row) -> dict[str, str]:
 def _columns(cells: Sequence[dict[str, str]], width: int) -> dict[str, int]:
     """The room of each column behind the state: as much as it needs; names get what is left, then models."""
     need = {
-        name: max(len(name), LEAST_ROOM.get(name, 0), *(cell_len(each[name]) for each in cells)) for name in FACTS[1:]
+        name: max(len(name), LEAST_ROOM.get(name, 0), *(cell_len(cell[name]) for cell in cells)) for name in FACTS[1:]
     }
     rooms = {name: min(need[name], MOST_ROOM.get(name, need[name])) for name in FACTS[2:-1]} | {"curve": SIGNS}
     least = min(need["run"], LEAST_NAME)
@@ -158,8 +158,8 @@ def _placed(text: str, name: str, room: int) -> str:
     return blank + text if name in AT_RIGHT else text + blank
 
 
-def _line(told: Mapping[str, str], columns: Mapping[str, int]) -> str:
-    return f" {told['state']:10}" + "".join(" " + _placed(told[name], name, room) for name, room in columns.items())
+def _line(cell: Mapping[str, str], columns: Mapping[str, int]) -> str:
+    return f" {cell['state']:10}" + "".join(" " + _placed(cell[name], name, room) for name, room in columns.items())
 
 
 def spark(values: Sequence[float], signs: int = SIGNS) -> str:

@@ -72,16 +72,16 @@ class StartTable(Drawn, can_focus=True):
     def lines(self, width: int) -> list[Line]:
         """Each heading with its lines, a blank line between."""
         rooms = _rooms(self.entries, width)
-        made: list[Line] = []
+        drawn: list[Line] = []
         self._starts: list[int] = []
         for section in self.sections:
-            made += [[]] if made else []
-            made.append([(" " + section.title, "bold")])
+            drawn += [[]] if drawn else []
+            drawn.append([(" " + section.title, "bold")])
             for entry in section.entries:
                 here = len(self._starts) == self.at
-                self._starts.append(len(made))
-                made.append(_line(entry, rooms, width, here))
-        return made
+                self._starts.append(len(drawn))
+                drawn.append(_line(entry, rooms, width, here))
+        return drawn
 
     def ground(self, y: int) -> str:
         """The cursor's line stands out."""
@@ -123,7 +123,7 @@ def _rooms(entries: Sequence[Entry], width: int) -> dict[str, int]:
     """The room of each column of runs and configs; nothing for one that is left out."""
     cells = [_cells(entry) for entry in entries if entry.kind != "begin"]
     need = (
-        {name: max((cell_len(each[name]) for each in cells), default=0) for name in _cells(entries[0])} if cells else {}
+        {name: max((cell_len(cell[name]) for cell in cells), default=0) for name in _cells(entries[0])} if cells else {}
     )
     titles = max((cell_len(clean(entry.title)) for entry in entries), default=0)
     need["title"] = min(titles, MOST_TITLE, max(12, width // 4))
@@ -133,7 +133,7 @@ def _rooms(entries: Sequence[Entry], width: int) -> dict[str, int]:
         need["model"] = min(need["model"], MOST_MODEL)
     for given_up in ("", "disk", "age"):
         need.pop(given_up, None)
-        room = width - 4 - sum(each + 2 for name, each in need.items() if name != "detail" and each)
+        room = width - 4 - sum(cell + 2 for name, cell in need.items() if name != "detail" and cell)
         if room >= min(LEAST_DETAIL, need.get("detail", 0)):
             break
     if "detail" in need:
@@ -142,25 +142,25 @@ def _rooms(entries: Sequence[Entry], width: int) -> dict[str, int]:
 
 
 def _line(entry: Entry, rooms: dict[str, int], width: int, here: bool) -> Line:
-    told = _cells(entry)
+    cells = _cells(entry)
     look = STYLE.get(entry.state, "dim") if entry.word != "silent" else "warn"
-    title = _title(told["title"], rooms["title"], entry.kind == "run")
+    title = _title(cells["title"], rooms["title"], entry.kind == "run")
     line: list[tuple[str, str]] = [
         ("›" if here else " ", "accent"),
         (f"{sign(entry.state) if entry.state else ' '} ", look),
     ]
     line.append((title, "given"))
     if entry.kind == "begin":
-        return [*line, ("  " + cut(told["detail"], width - rooms["title"] - 5), "dim")]
+        return [*line, ("  " + cut(cells["detail"], width - rooms["title"] - 5), "dim")]
     rooms = dict(rooms)
-    if not told["age"] and not told["disk"]:  # what goes on has more to tell, and the room of the others
+    if not cells["age"] and not cells["disk"]:  # what goes on has more to tell, and the room of the others
         rooms["detail"] = rooms.get("detail", 0) + sum(
             room + 2 for name in ("age", "disk") if (room := rooms.pop(name, 0))
         )
     looks = {"method": "value", "word": look, "detail": "value"}
     for name in ("method", "word", "detail", "age", "disk", "model"):
         if room := rooms.get(name, 0):
-            text = cut(told[name], room)
+            text = cut(cells[name], room)
             blank = " " * (room - cell_len(text))
             line.append(("  " + (blank + text if name in ("age", "disk") else text + blank), looks.get(name, "dim")))
     return line

@@ -17,7 +17,7 @@ from textual.strip import Strip
 
 from engine.data.gather_facts import outcome
 from engine.errors import visible
-from engine.session.rows import image_words
+from engine.session.rows import image_text
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.images import INK, LEAST_ROWS, SIXEL, Images
@@ -86,17 +86,17 @@ class TokenView(Scrolled):
 
     def lines(self, width: int) -> list[Line]:
         """What there is, the most telling first."""
-        made: list[Line] = []
+        drawn: list[Line] = []
         if self.problem:
-            made = [[("The tokens cannot be shown.", "bad")], *paragraph(clean(self.problem), width, "value"), []]
+            drawn = [[("The tokens cannot be shown.", "bad")], *paragraph(clean(self.problem), width, "value"), []]
         elif self.row is not None and not self.raw_first:
             return lines_of_row(self.row, width, self.ids, self._picture)
         if self.raw is not None:
-            made.append([("The row as it stands in its file." if self.raw_first else self.note, "faint")])
-            made += [[], *raw_lines(self.raw, width)]
+            drawn.append([("The row as it stands in its file." if self.raw_first else self.note, "faint")])
+            drawn += [[], *raw_lines(self.raw, width)]
         elif self.note and not self.problem:
-            made.append([(self.note, "faint")])
-        return made
+            drawn.append([(self.note, "faint")])
+        return drawn
 
 
 def lines_of_row(
@@ -106,21 +106,21 @@ def lines_of_row(
     picture: Callable[[Mapping[str, Any], int], list[Line]] | None = None,
 ) -> list[Line]:
     """All lines of a row of the preview: why it is left out, its images as `picture` draws them, then its parts."""
-    made: list[Line] = []
+    drawn: list[Line] = []
     if row.get("error"):
-        made += paragraph(clean(row["error"]), width, "bad")
-        made += paragraph(clean(row.get("clipped", "")), width, "dim")
+        drawn += paragraph(clean(row["error"]), width, "bad")
+        drawn += paragraph(clean(row.get("clipped", "")), width, "dim")
     if words := outcome(row):
-        made += paragraph(words, width, "warn")
-    if made:
-        made.append([])
+        drawn += paragraph(words, width, "warn")
+    if drawn:
+        drawn.append([])
     for image in row.get("images") or []:
-        made += paragraph(clean(f"image {image_words(image)}"), width, "dim")
-        made += picture(image, width) if picture is not None else []
+        drawn += paragraph(clean(f"image {image_text(image)}"), width, "dim")
+        drawn += picture(image, width) if picture is not None else []
     documents = row.get("documents") or []
     if documents:
         apart = "no token sees another row" if row.get("separate") else "tokens see the rows before them"
-        made += [[(f"A pack of {len(documents)} rows; {apart}.", "dim")], []]
+        drawn += [[(f"A pack of {len(documents)} rows; {apart}.", "dim")], []]
     parts = row.get("parts") or {}
     borders = _borders(documents, row.get("source_rows") or [], row.get("positions") or [])
     pair = "chosen" in parts and "rejected" in parts
@@ -128,22 +128,22 @@ def lines_of_row(
         if pair and name in ("chosen", "rejected"):
             continue
         label = "" if name == "input" else name
-        made += _part(label, tokens, row.get("turns") or [], width, ids, borders if name == "input" else {})
+        drawn += _part(label, tokens, row.get("turns") or [], width, ids, borders if name == "input" else {})
     if pair:
-        made += [[], *side_by_side(parts["chosen"], parts["rejected"], width, ids)]
-    return made
+        drawn += [[], *side_by_side(parts["chosen"], parts["rejected"], width, ids)]
+    return drawn
 
 
 def _borders(documents: Sequence[Any], rows: Sequence[Any], positions: Sequence[int]) -> dict[int, str]:
     """Where a document of a pack begins, and the words of its band."""
-    found, at = {}, 0
+    borders, at = {}, 0
     for number, length in enumerate(documents):
         size = int(length["tokens"] if isinstance(length, Mapping) else length)
         words = f"row {rows[number]:,}" if number < len(rows) else f"document {number + 1}"
         where = f", position ids from {positions[at]}" if at < len(positions) else ""
-        found[at] = f"{words}: {size:,} tokens at {at:,}{where}"
+        borders[at] = f"{words}: {size:,} tokens at {at:,}{where}"
         at += size
-    return found
+    return borders
 
 
 def _part(
@@ -155,12 +155,12 @@ def _part(
     if not spans or borders or len(tokens) > HEAD + TAIL:
         laid = lay_out(tokens, room if label else width, ids, borders=borders)
         return _with_gutter(label, laid, ids) if label else laid
-    made: list[Line] = []
+    drawn: list[Line] = []
     before = False
     for start, end, role in _whole(spans, len(tokens)):
-        made += _with_gutter(role, lay_out(tokens[start:end], room, ids, trained_before=before), ids)
+        drawn += _with_gutter(role, lay_out(tokens[start:end], room, ids, trained_before=before), ids)
         before = bool(end and tokens[end - 1].get("trained"))
-    return made
+    return drawn
 
 
 def _whole(spans: list[tuple[int, int, str]], size: int) -> Iterator[tuple[int, int, str]]:
@@ -184,15 +184,15 @@ def side_by_side(chosen: Tokens, rejected: Tokens, width: int, ids: bool = False
     left, right = lay_out(chosen, half, ids, mark=differs), lay_out(rejected, half, ids, mark=differs)
     bar = " | " if ascii_only() else " │ "
     heads = f"chosen, {len(chosen):,} tokens", f"rejected, {len(rejected):,} tokens"
-    made: list[Line] = [[(f"{heads[0][:half]:{half}}", "good"), (bar, "faint"), (heads[1], "bad")]]
+    drawn: list[Line] = [[(f"{heads[0][:half]:{half}}", "good"), (bar, "faint"), (heads[1], "bad")]]
     for place in range(max(len(left), len(right))):
         one = list(left[place]) if place < len(left) else []
         two = list(right[place]) if place < len(right) else []
         used = sum(cell_len(text) for text, _ in one)
-        made.append([*one, (" " * (half - used), ""), (bar, "faint"), *two])
+        drawn.append([*one, (" " * (half - used), ""), (bar, "faint"), *two])
     if differs is not None:
-        made += [[], [(f"They differ from token {differs + 1:,} on.", "dim")]]
-    return made
+        drawn += [[], [(f"They differ from token {differs + 1:,} on.", "dim")]]
+    return drawn
 
 
 def first_difference(one: Tokens, other: Tokens) -> int | None:
@@ -307,12 +307,12 @@ class _Sheet:
     def lines(self) -> list[Line]:
         """What was filled, the ids under their tokens."""
         filled = self._lines if self._lines[-1] or len(self._lines) == 1 else self._lines[:-1]
-        made: list[Line] = []
+        drawn: list[Line] = []
         for line in filled:
-            made.append([(text, kind) for text, kind, _ in line])
+            drawn.append([(text, kind) for text, kind, _ in line])
             if self.ids and any(under for _, _, under in line):
-                made.append([_under(text, under) for text, _, under in line])
-        return made
+                drawn.append([_under(text, under) for text, _, under in line])
+        return drawn
 
     def _put(self, text: str, kind: str, under: str) -> None:
         if self.ids:

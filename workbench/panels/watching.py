@@ -15,7 +15,7 @@ from textual.content import Content
 from engine.figures import brief, count, duration, number, percent, size, size_of
 from engine.figures import doing as doing_words
 from engine.run import silence, stopping
-from engine.run.best import best_words
+from engine.run.best import best_text
 from engine.run.curves import concern, leading, titled, watch_for, worded
 from engine.run.view import RunView
 from workbench.panels.bars import Bar
@@ -50,11 +50,11 @@ class RunBar(Bar):
         if loading < 1:
             parts.append(f"reading the curve {percent(loading)}")
         room = max(10, width - len(right) - 4)
-        said = [part for part in parts if part]
+        filled = [part for part in parts if part]
         for spare in (lambda part: part.endswith("%"), lambda part: part == parts[1]):  # the line below shows the share
-            if cell_len("   ".join(said)) > room:
-                said = [part for part in said if not spare(part)]
-        left = cut("   ".join(said), room)
+            if cell_len("   ".join(filled)) > room:
+                filled = [part for part in filled if not spare(part)]
+        left = cut("   ".join(filled), room)
         space = max(1, width - Content(left).cell_length - len(right) - 2)
         share = view.step / view.max_steps if view.max_steps else None
         if view.state in ("queued", "starting"):
@@ -98,15 +98,15 @@ class Numbers(Drawn):
         if self.view is None:
             return []
         groups = [group for group in (self._speed(), self._device(), self._method(), self._other()) if group]
-        made: list[Line] = []
+        drawn: list[Line] = []
         for group in groups:
-            gap = 1 if made else 0
-            room = self.size.height - len(made) - gap
+            gap = 1 if drawn else 0
+            room = self.size.height - len(drawn) - gap
             if room < min(2, len(group)):
                 break
-            made += [[]] * gap
-            made += [columns(label, text, width, "value") for label, text in group[:room]]
-        return made or [[("no values yet", "faint")]]
+            drawn += [[]] * gap
+            drawn += [columns(label, text, width, "value") for label, text in group[:room]]
+        return drawn or [[("no values yet", "faint")]]
 
     def _speed(self) -> list[tuple[str, str]]:
         assert self.view is not None
@@ -117,12 +117,12 @@ class Numbers(Drawn):
             ("data wait", "data_seconds", brief),
             ("MFU", "mfu", lambda share: percent(share, 1)),
         ]
-        made = [(label, show(latest[key])) for label, key, show in rows if key in latest]
+        figures = [(label, show(latest[key])) for label, key, show in rows if key in latest]
         if (slowest := self.view.slowest) is not None:
-            made.append(("slowest", f"rank {slowest[0]} +{brief(slowest[2])}"))
+            figures.append(("slowest", f"rank {slowest[0]} +{brief(slowest[2])}"))
         elif self.view.ranks:
-            made.append(("ranks", f"{len(self.view.ranks)} alike"))
-        return made
+            figures.append(("ranks", f"{len(self.view.ranks)} alike"))
+        return figures
 
     def _device(self) -> list[tuple[str, str]]:
         assert self.view is not None
@@ -184,17 +184,17 @@ class PinnedPrompts(Drawn):
         if not samples:
             words = "no pinned prompts in this run: run.prompts sets them"
             return [[(words if self.view and self.view.series else "", "faint")]]
-        made: list[Line] = []
+        drawn: list[Line] = []
         for index in sorted({sample["index"] for sample in samples})[: max(1, self.size.height // 2)]:
             answers = [sample for sample in samples if sample["index"] == index]
             first, newest = answers[0], answers[-1]
-            made.append(self._pair(clean(newest["prompt"]), newest, width, "given"))
+            drawn.append(self._pair(clean(newest["prompt"]), newest, width, "given"))
             if len(answers) > 1:
                 words = f"{_when(first)}: {answered(first)}"
-                made.append(self._pair(words, answers[-2] if len(answers) > 2 else None, width, "faint"))
+                drawn.append(self._pair(words, answers[-2] if len(answers) > 2 else None, width, "faint"))
             else:
-                made.append([])
-        return made
+                drawn.append([])
+        return drawn
 
     @staticmethod
     def _pair(left: str, sample: dict[str, Any] | None, width: int, style: str) -> Line:
@@ -238,11 +238,11 @@ class StatusLine(Bar):
         self.say(Content.styled(" " + cut(clean(text), max(10, self.size.width - 2)), style))
 
     @staticmethod
-    def _choose(view: RunView, said: str, waiting: str) -> tuple[str, str]:
+    def _choose(view: RunView, message: str, waiting: str) -> tuple[str, str]:
         last = list(view.controls.values())[-1] if view.controls else None
         answer = stopping.answered(last) if last else ""
-        if said:
-            return said, "$accent"
+        if message:
+            return message, "$accent"
         if waiting:
             return waiting, "$accent"
         if last and last["status"] == "accepted" and not view.over:
@@ -255,29 +255,29 @@ class StatusLine(Bar):
             return f"! {view.restarts[-1]['message']}", "$warning"
         if view.diverged:
             return f"! not finite at step {view.diverged[-1]['step']}: {view.diverged[-1]['what']}", "$error"
-        found = f"! {view.findings[-1]['message']}" if view.findings else ""
+        finding = f"! {view.findings[-1]['message']}" if view.findings else ""
         if view.state == "finished" and not view.cause and (steps := view.committed):
             done = f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}."
-            if view.best and (best := best_words(view)):
+            if view.best and (best := best_text(view)):
                 end = "which is the end" if view.best["step"] == steps[-1] else f"the end is checkpoint-{steps[-1]}"
                 done = f"Done: {best}; {end} of {view.id}."
-            return f"{done}  {found}".rstrip(), "$wb-dim"
+            return f"{done}  {finding}".rstrip(), "$wb-dim"
         if view.state == "stopped":
             steps = view.committed
             kept = f"checkpoint-{steps[-1]} is kept, R goes on from it" if steps else "no checkpoint is kept"
             return f"{view.cause or 'stopped'}: {kept}", "$wb-dim"
         if not view.over and (words := concern(view.method, view.series)):
             return f"! {words}", "$warning"
-        if not view.over and view.slowest_words:
-            return f"! {view.slowest_words}: 8 shows all", "$warning"
-        if found:
-            return found, "$warning"
+        if not view.over and view.slowest_text:
+            return f"! {view.slowest_text}: 8 shows all", "$warning"
+        if finding:
+            return finding, "$warning"
         if last and last["status"] == "refused":
             return answer, "$warning"
         if view.bad_lines:
             return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
         if view.state == "finished" and view.cause:
-            return ". ".join(each for each in (view.cause, best_words(view)) if each), "$wb-dim"
+            return ". ".join(part for part in (view.cause, best_text(view)) if part), "$wb-dim"
         return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"
 
 
@@ -291,30 +291,30 @@ class Samples(Scrolled):
         samples = self.view.samples if self.view else []
         if not samples:
             return [[("No samples. Set run.prompts to see answers change while the model learns.", "faint")]]
-        made: list[Line] = []
+        drawn: list[Line] = []
         for index in sorted({sample["index"] for sample in samples}):
             answers = [sample for sample in samples if sample["index"] == index]
-            if made:
-                made.append([])
-            made += paragraph(clean(answers[0]["prompt"]), width, "accent")
+            if drawn:
+                drawn.append([])
+            drawn += paragraph(clean(answers[0]["prompt"]), width, "accent")
             for place, (first, last) in enumerate(reversed(_runs_of_equal(answers))):
                 when = _when(last) if first is last else f"{_when(first)} to {count(last['step'])}"
                 head = f"{when:>20}  "
                 style = "given" if place == 0 else "value"
                 body = paragraph(answered(last), width - len(head), style)
-                made += [[(head if row == 0 else " " * len(head), "dim"), *line] for row, line in enumerate(body)]
-        return made
+                drawn += [[(head if row == 0 else " " * len(head), "dim"), *line] for row, line in enumerate(body)]
+        return drawn
 
 
 def _runs_of_equal(answers: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(first, last) of each stretch of answers that are the same, oldest first; the one before training stands alone."""
-    found: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    spans: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for sample in answers:
-        if found and found[-1][0]["step"] and found[-1][1]["completion"] == sample["completion"]:
-            found[-1] = (found[-1][0], sample)
+        if spans and spans[-1][0]["step"] and spans[-1][1]["completion"] == sample["completion"]:
+            spans[-1] = (spans[-1][0], sample)
         else:
-            found.append((sample, sample))
-    return found
+            spans.append((sample, sample))
+    return spans
 
 
 FAR = 1 << 30  # a line beyond the last; what is painted is the last page
@@ -356,13 +356,13 @@ class Lines(Scrolled):
 
     def lines(self, width: int) -> list[Line]:
         """The texts, folded; the empty log says so."""
-        made: list[Line] = []
+        drawn: list[Line] = []
         starts: list[int] = []
         for text in self.texts:
-            starts.append(len(made))
-            made += [[(piece, "value")] for piece in fold(clean(text), width)]
+            starts.append(len(drawn))
+            drawn += [[(piece, "value")] for piece in fold(clean(text), width)]
         self.starts = tuple(starts)
-        return made or [[(self.empty, "faint")]]
+        return drawn or [[(self.empty, "faint")]]
 
 
 class Ranks(Scrolled):
@@ -379,18 +379,20 @@ class Ranks(Scrolled):
         heads = ("rank", "tokens/s", "data wait", "forward", "memory")
         shows: tuple[Any, ...] = (count, brief, brief, size)
         slowest = view.slowest
-        made: list[Line] = [[("".join(f"{head:>12}" for head in heads), "dim")]]
+        drawn: list[Line] = [[("".join(f"{head:>12}" for head in heads), "dim")]]
         for rank, figures in enumerate(view.ranks):
-            cells = ["" if each is None else show(each) for each, show in zip(figures.values(), shows, strict=True)]
+            cells = [
+                "" if figure is None else show(figure) for figure, show in zip(figures.values(), shows, strict=True)
+            ]
             late = slowest is not None and slowest[0] == rank
             row = "".join(f"{cell:>12}" for cell in (str(rank), *cells))
-            made.append([(f"{row}  slowest" if late else row, "given" if late else "value")])
-        told = view.slowest_words or "none stands out by a tenth of a step"
+            drawn.append([(f"{row}  slowest" if late else row, "given" if late else "value")])
+        verdict = view.slowest_text or "none stands out by a tenth of a step"
         explained = (
-            f"Of one step, on average: {told}. Ranks wait for each other in the backward pass, so the slowest sets the pace of "
+            f"Of one step, on average: {verdict}. Ranks wait for each other in the backward pass, so the slowest sets the pace of "
             "all. With fsdp2 they wait in the forward pass too, where layers are put together. ] and [ show the log of each."
         )
-        return [*made, [], *paragraph(explained, width, "faint")]
+        return [*drawn, [], *paragraph(explained, width, "faint")]
 
 
 class Receipt(Scrolled):
@@ -403,7 +405,7 @@ class Receipt(Scrolled):
         entries: list[dict[str, Any]] = self.view.receipt if self.view else []
         if not entries:
             return [[("The receipt is written before the first step.", "faint")]]
-        made: list[Line] = []
+        drawn: list[Line] = []
         label = min(30, max(cell_len(clean(entry["feature"])) for entry in entries) + 2)
         for entry in entries:
             effective = _effective(entry["effective"])
@@ -417,13 +419,13 @@ class Receipt(Scrolled):
                 (times, "value"),
             ]
             if label + sum(cell_len(text) for text, _ in parts) <= width:
-                made.append([(head, "dim"), *parts])
+                drawn.append([(head, "dim"), *parts])
             else:
                 wrapped = paragraph("".join(text for text, _ in parts), width - label, "given")
-                made += [[(head if row == 0 else " " * label, "dim"), *line] for row, line in enumerate(wrapped)]
+                drawn += [[(head if row == 0 else " " * label, "dim"), *line] for row, line in enumerate(wrapped)]
             if entry["detail"]:
-                made += paragraph(clean(entry["detail"]), width, "faint", indent=" " * label)
-        return made
+                drawn += paragraph(clean(entry["detail"]), width, "faint", indent=" " * label)
+        return drawn
 
 
 def _effective(value: object) -> str:

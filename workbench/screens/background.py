@@ -19,7 +19,7 @@ from workbench.screens.leave import alive
 if TYPE_CHECKING:
     from engine.run.store import RunFolder
     from workbench.app import WorkbenchApp
-    from workbench.unsaved import Kept
+    from workbench.unsaved import UnsavedConfig
 
 RUNS_EVERY = 5.0
 KEEP_AFTER = 0.7  # seconds after an edit until what is unsaved is written
@@ -41,7 +41,7 @@ class Background:
         """How many runs go on, in words."""
         self.logout = ""
         """What a logout does to runs, where it does something."""
-        self.left: list[Kept] = []
+        self.left: list[UnsavedConfig] = []
         """Configs that earlier windows left unsaved."""
         self.starting = False
         self.problem = ""
@@ -85,21 +85,21 @@ class Background:
 
         def work() -> None:
             try:
-                found = find()
+                value = find()
             except (WorkbenchError, OSError) as problem:
-                found = problem
-            screen.post_message(FactsArrived(what, found))
+                value = problem
+            screen.post_message(FactsArrived(what, value))
 
         screen.run_worker(work, thread=True, group=what, exit_on_error=True)
 
-    def learn(self, what: str, found: Any) -> None:
+    def learn(self, what: str, value: Any) -> None:
         """Take in what one of the threads found."""
-        if what == "logout" and isinstance(found, tuple):
-            self.logout = found[1]
-        elif what == "left" and not isinstance(found, Exception):
-            self.left = found
+        if what == "logout" and isinstance(value, tuple):
+            self.logout = value[1]
+        elif what == "left" and not isinstance(value, Exception):
+            self.left = value
         elif what == "running":
-            self.activity = found
+            self.activity = value
 
     def keep(self) -> None:
         """Keep the unsaved draft, a moment after an edit."""
@@ -125,7 +125,7 @@ class Background:
             try:
                 run, problem = start(), ""
             except WorkbenchError as error:
-                run, problem = None, error.told
+                run, problem = None, error.full_message
             app.call_from_thread(ended, run, problem)
 
         self._screen.run_worker(work, thread=True, group="launch")

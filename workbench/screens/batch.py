@@ -42,15 +42,15 @@ class BatchView(Scrolled):
             return [[("reading the batch …", "dim")]]
         if self.found.problem:
             return paragraph(clean(self.found.problem), width, "warn")
-        made: list[Line] = []
+        drawn: list[Line] = []
         for number, row in zip(self.found.numbers, self.found.rows, strict=False):
-            made.append([(f"row {count(number)}", "accent")])
-            made += raw_lines(row, width) if row is not None else [[("its text cannot be shown from here", "faint")]]
-            made.append([])
+            drawn.append([(f"row {count(number)}", "accent")])
+            drawn += raw_lines(row, width) if row is not None else [[("its text cannot be shown from here", "faint")]]
+            drawn.append([])
         rest = self.found.numbers[len(self.found.rows) :]
         if rest:
-            made += paragraph(f"and rows {', '.join(map(str, rest[:500]))}", width, "dim")
-        return made
+            drawn += paragraph(f"and rows {', '.join(map(str, rest[:500]))}", width, "dim")
+        return drawn
 
 
 class BatchScreen(Screen[None]):

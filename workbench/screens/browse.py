@@ -97,12 +97,12 @@ class Browse(Dialog[str]):
         self._offers = offers(self._base, "" if text == self._value else text, self._want, self._known)
         width = max(20, min(self.app.size.width * 96 // 100, 120) - 6)
         view.clear_options()
-        view.add_options([_shown(each, width) for each in self._offers])
+        view.add_options([_shown(offer, width) for offer in self._offers])
         view.highlighted = self._offers.index(before) if before in self._offers else None
         view.display = bool(self._offers)
-        found = self._judge(text) if text != self._value else ""
-        self.query_one("#found", Static).update(Content(clean(found)))
-        self.query_one("#found").display = bool(found)
+        verdict = self._judge(text) if text != self._value else ""
+        self.query_one("#found", Static).update(Content(clean(verdict)))
+        self.query_one("#found").display = bool(verdict)
 
     @on(Input.Submitted, "#line")
     def _enter(self) -> None:
@@ -165,7 +165,7 @@ def edit_path(
     want, old = wanted(spec), as_typed(value)
 
     def judge(text: str) -> str:
-        return next((each.text for each in session.typed(spec.path, text) if each.path == spec.path), "")
+        return next((finding.text for finding in session.typed(spec.path, text) if finding.path == spec.path), "")
 
     def keep(text: str | None) -> None:
         if text is not None and text != old:

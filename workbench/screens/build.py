@@ -1,44 +1,54 @@
 """Build: one screen, seven steps, with a title above them, the finding in view and the keys below.
 
-Owns the frame and what the keys of the screen do. The draft is the app's; where the person is, and what stands there, is
-`Steps`; what is found out on the side comes from `Background`. One decision worth knowing: after every change everything
+Owns the frame. The draft is the app's; where the person is, and what stands there, is `Steps`; what changes the draft is
+`EditPane`; what is found out on the side comes from `Background`. One decision worth knowing: after every change everything
 is made anew from the draft (about two milliseconds), so no two parts of the screen can disagree.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
+from textual.screen import Screen
 
 from engine.config.findings import Finding
 from engine.config.steps import STEPS
-from engine.config.tree import fields
-from engine.session.pages import machine_words
+from engine.errors import redact, visible
+from engine.session.pages import machine_text
 from workbench.actions import bindings
-from workbench.messages import EditWanted, FactsArrived
+from workbench.messages import EditWanted, FactsArrived, FieldChosen
 from workbench.panels.bars import FindingLine, KeyLine, TitleBar
+from workbench.panels.form import FormPane
 from workbench.screens.background import Background
-from workbench.screens.editing import EditingScreen
+from workbench.screens.editing import EditPane
 from workbench.screens.pages import LAUNCH, QUEUE
 from workbench.screens.replacing import take_recipe, take_unsaved
 from workbench.screens.steps import Steps
 
 if TYPE_CHECKING:
     from engine.run.store import RunFolder
-    from workbench.screens.row_beside import RowBeside
+    from workbench.app import WorkbenchApp
+    from workbench.screens.first_row import FirstRow
 
 WIDE = 110
 ROOMY = 160
 """From so many columns the first row stands between form and right column."""
 NARROW = 72  # below this a row of the form has no room for its value beside the right column
+EDIT_KEYS = {
+    "text": [("enter", "keep"), ("esc", "leave as it was"), ("^u", "clear")],
+    "choice": [("↑↓", "move"), ("enter", "choose"), ("esc", "leave as it was")],
+}
 
 
-class BuildScreen(EditingScreen):
+class BuildScreen(Screen[None]):
     """The seven steps."""
+
+    app: WorkbenchApp
 
     NAME = "build"
     BINDINGS: ClassVar[list[BindingType]] = bindings("build")
@@ -47,7 +57,7 @@ class BuildScreen(EditingScreen):
     def __init__(self, step: str = "goal") -> None:
         super().__init__()
         self._first = step
-        self._row: RowBeside | None = None
+        self._row: FirstRow | None = None
 
     # Frame
 
@@ -60,6 +70,7 @@ class BuildScreen(EditingScreen):
         """Title, then the step, then finding and keys; filled before the first paint."""
         self.background = Background(self, self.app, self.look)
         self.session = self.background.session
+        self.draft = self.session.draft
         self.title_bar, self.steps = TitleBar(), Steps(self.background, self._first)
         self.finding_line, self.keys = FindingLine(), KeyLine("build")
         self.pane = self.steps.pane
@@ -72,6 +83,7 @@ class BuildScreen(EditingScreen):
 
     def on_mount(self) -> None:
         """What takes longer begins after the first paint."""
+        self.watch(self.pane, "editor", lambda kind: self.keys.use(EDIT_KEYS.get(kind, self.keys.usual)))
         self.call_after_refresh(self.background.start)
 
     def on_unmount(self) -> None:
@@ -85,9 +97,9 @@ class BuildScreen(EditingScreen):
         roomy = event.size.width >= ROOMY
         self.set_class(roomy, "roomy")
         if roomy and self._row is None:
-            from workbench.screens.row_beside import RowBeside  # what it imports is not needed where it has no room
+            from workbench.screens.first_row import FirstRow  # what it imports is not needed where it has no room
 
-            self._row = RowBeside(self.draft, self.app.inspector)
+            self._row = FirstRow(self.draft, self.app.inspector)
             self.steps.mount(self._row, before="#side")
             self._follow()
 
@@ -100,8 +112,17 @@ class BuildScreen(EditingScreen):
         self.draw_foot()
         self._follow()
         new = f"new config, from recipe {draft.recipe}" if draft.recipe else "new config"
-        machine = machine_words(draft.facts.machine) if draft.facts.machine else ""
+        machine = machine_text(draft.facts.machine) if draft.facts.machine else ""
         self.title_bar.show(draft.path.name if draft.path else new, draft.dirty, machine, self.background.activity)
+
+    @on(FieldChosen)
+    @on(FormPane.Typed)
+    def draw_foot(self) -> None:
+        """The finding nearest to the person; while something is typed no letter is a key, so it offers none."""
+        findings, typing = self.steps.found, self.pane.typed is not None
+        first = next(iter(self.steps.nearest(findings)), None)
+        shown = replace(first, fix=None) if first is not None and typing else first
+        self.finding_line.show(shown, max(0, len(findings) - 1), keys=not typing)
 
     @on(Steps.Moved)
     def look(self) -> None:
@@ -117,53 +138,55 @@ class BuildScreen(EditingScreen):
     @on(FactsArrived)
     def _learned(self, event: FactsArrived) -> None:
         if event.what == "kept" and isinstance(event.facts, Exception):
-            self.tell(f"What is not saved cannot be kept aside here ({event.facts}); w saves it to a file.", bad=True)
+            self.pane.report(
+                f"What is not saved cannot be kept aside here ({event.facts}); w saves it to a file.", bad=True
+            )
         self.background.learn(event.what, event.facts)
         self.look()
+
+    @on(EditPane.Changed)
+    def _changed(self, event: EditPane.Changed) -> None:
+        """Look again, draw it, and keep what no file holds."""
+        if event.edited:
+            self.background.look(self.step)
+            self.background.keep()
+        self.draw()
+
+    @on(EditPane.Report)
+    def _reported(self, event: EditPane.Report) -> None:
+        self.finding_line.tell(visible(redact(event.text)), bad=event.bad)
 
     def on_key(self) -> None:
         """What was said in passing has been read."""
         self.finding_line.hush()
 
-    # Moving between steps
+    # Keys
 
-    def action_turn(self, by: int) -> None:
-        """So many steps on, or back."""
-        self.steps.turn(by)
+    def action_steps(self, what: str) -> None:
+        """To another step or row, or more rows."""
+        self.steps.act(what)
+        self.draw_foot()
 
     def action_step(self, step: str) -> None:
         """To a step by its id."""
-        self.steps.go(next(index for index, each in enumerate(STEPS) if each.id == step))
+        self.steps.go(next(index for index, known in enumerate(STEPS) if known.id == step))
 
-    def action_to_form(self) -> None:
-        """From the rail or the explanation back to the form."""
-        self.steps.to_form()
+    def action_draft(self, what: str) -> None:
+        """Something with the draft."""
+        self.pane.act(what)
 
-    # Looking
-
-    def action_levels(self) -> None:
-        """Basic, advanced, expert, basic."""
-        self.steps.more()
-        self.draw()
+    def action_fix(self) -> None:
+        """Apply the fix in view."""
+        near = self.steps.nearest(self.steps.found)
+        finding = next((finding for finding in near if finding.fix is not None), None)
+        if finding is None:
+            self.pane.report("Nothing here has a fix of its own.")
+        else:
+            self.pane.apply(finding)
 
     def action_fold(self) -> None:
         """Fold the right column."""
         self.toggle_class("folded")
-
-    def action_find(self) -> None:
-        """Find a setting or a term."""
-        from workbench.screens.dialog import Pick
-        from workbench.screens.find import find_items
-
-        def found(path: str | None) -> None:
-            if path is None:
-                return
-            if not path.startswith("term:") and fields[path].applies(self.draft.config):
-                self.steps.jump(path)
-            else:
-                self.steps.look_up(path)
-
-        self.app.push_screen(Pick("Find a setting or a term", find_items(self.draft.config), filtered=True), found)
 
     def action_findings(self) -> None:
         """All findings."""
@@ -174,7 +197,7 @@ class BuildScreen(EditingScreen):
                 return
             what, finding = answer
             if what == "fix":
-                self.apply(finding)
+                self.pane.apply(finding)
                 self.action_findings()
             else:
                 self.steps.jump(finding.path)
@@ -195,9 +218,9 @@ class BuildScreen(EditingScreen):
         if what in (LAUNCH, QUEUE):
             self.action_launch(queue=what == QUEUE)
         elif what == "unsaved":
-            take_unsaved(self, int(which))
+            take_unsaved(self.pane, self.background.left, int(which))
         elif what == "recipe":
-            take_recipe(self, which)
+            take_recipe(self.pane, which, then=lambda: self.steps.act("on"))
 
     def action_launch(self, queue: bool = False) -> None:
         """Start the run, or queue it; what is wrong is shown instead when something is."""

@@ -56,19 +56,19 @@ class ChatView(Scrolled):
         session = self.session
         if session is None:
             return []
-        made: list[Line] = []
+        drawn: list[Line] = []
         for note in session.notes:
-            made += paragraph(clean(note), width, "dim")
+            drawn += paragraph(clean(note), width, "dim")
         for tool in session.tools:
-            made += paragraph(clean(f"tool {_tool_name(tool)}"), width, "dim")
+            drawn += paragraph(clean(f"tool {_tool_name(tool)}"), width, "dim")
         if session.kind != "text" and session.subject:
-            made += _text(session.subject, width, {"score": "prompt  ", "rank": "query  "}[session.kind])
+            drawn += _text(session.subject, width, {"score": "prompt  ", "rank": "query  "}[session.kind])
         for turn in session.turns:
-            made += [[]] if made else []
+            drawn += [[]] if drawn else []
             if session.kind != "rank":
-                made += _text(turn.prompt, width, "you  " if session.kind == "text" else "answer  ")
-            made += self._answers(session, turn, width)
-        return made
+                drawn += _text(turn.prompt, width, "you  " if session.kind == "text" else "answer  ")
+            drawn += self._answers(session, turn, width)
+        return drawn
 
     def _answers(self, session: ChatSession, turn: Turn, width: int) -> list[Line]:
         count = len(turn.answers)
@@ -108,14 +108,14 @@ def _tool_name(tool: Any) -> str:
 
 def _text(text: str, width: int, head: str = "", style: str = "") -> list[Line]:
     """A text of several lines, safe to draw, its beginnings of lines kept."""
-    made: list[Line] = []
+    drawn: list[Line] = []
     room = max(8, width - len(head))
     for line in visible(text, lines=True).replace("\t", "    ").split("\n"):
         bare = line.lstrip(" ")
         indent = line[: min(len(line) - len(bare), room // 2)]
         for piece in wrap(bare, room - len(indent)):
-            made.append([(head if not made else " " * len(head), "accent"), (indent + piece, style)])
-    return made
+            drawn.append([(head if not drawn else " " * len(head), "accent"), (indent + piece, style)])
+    return drawn
 
 
 def _answer(title: str, answer: Answer, width: int) -> list[Line]:
@@ -232,7 +232,7 @@ class ChatScreen(Screen[None]):
         try:
             self.session.say(text)
         except WorkbenchError as problem:
-            self._tell(problem.told)
+            self._tell(problem.full_message)
             return False
         view = self.query_one(ChatView)
         view.redraw()
@@ -243,7 +243,7 @@ class ChatScreen(Screen[None]):
         try:
             act()
         except WorkbenchError as problem:
-            self._tell(problem.told)
+            self._tell(problem.full_message)
 
     def action_again(self) -> None:
         """The newest text once more, with the settings as they are now."""
@@ -280,11 +280,11 @@ class ChatScreen(Screen[None]):
         texts: list[tuple[str, str]] = []
         try:
             for side, who in enumerate(self.session.who):
-                found = self.session.prompt(side, words).result(30)
-                texts.append((f"{who.title}: {found['tokens']} tokens", found["text"]))
+                prompt = self.session.prompt(side, words).result(30)
+                texts.append((f"{who.title}: {prompt['tokens']} tokens", prompt["text"]))
         except (WorkbenchError, TimeoutError) as problem:
-            said = problem.told if isinstance(problem, WorkbenchError) else str(problem)
-            self.app.call_from_thread(self._tell, said)
+            message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
+            self.app.call_from_thread(self._tell, message)
             return
         if len({text for _, text in texts}) == 1:
             texts = texts[:1]
@@ -311,7 +311,7 @@ class ChatScreen(Screen[None]):
         try:
             self.session.settings = self.session.settings.changed(name, text)
         except WorkbenchError as problem:
-            self._tell(problem.told)
+            self._tell(problem.full_message)
         else:
             self._tell(f"{name} is set; ^r answers once more with it.")
 

@@ -25,8 +25,8 @@ from engine.run.view import RunView
 from workbench.actions import bindings
 from workbench.panels import raster
 from workbench.panels.bars import Bar, KeyLine
-from workbench.panels.beside import GAP, beside, padded
 from workbench.panels.chart import Chart
+from workbench.panels.columns import GAP, beside, padded
 from workbench.panels.curve import Line as Curve
 from workbench.panels.drawn import Scrolled
 from workbench.panels.glyphs import ascii_only, look, sign
@@ -63,22 +63,24 @@ class Table(Scrolled):
         def row(label: str, cells: Sequence[str], style: str = "value") -> list[Line]:
             return _row(label, cells, signs(len(views)), first, width, style)
 
-        made = self._heads(views, first, width)
-        made += self._ends(views, row)
-        made += [[], [("Settings that differ", "bold")]]
+        drawn = self._heads(views, first, width)
+        drawn += self._ends(views, row)
+        drawn += [[], [("Settings that differ", "bold")]]
         if self.read is None:
-            made.append([("reading …", "dim")])
+            drawn.append([("reading …", "dim")])
         elif self.read.problem:
-            made += paragraph(clean(self.read.problem), width, "warn")
+            drawn += paragraph(clean(self.read.problem), width, "warn")
         elif not changed:
-            made.append([("none: their configs are the same", "dim")])
+            drawn.append([("none: their configs are the same", "dim")])
         for path, values in changed:
-            made += row(path, [_words(value) for value in values])
+            drawn += row(path, [_words(value) for value in values])
         for prompt, samples in answers(views):
-            made += [[], *paragraph(clean(prompt), width, "accent")]
-            words = [f"step {count(each['step'])}: {answered(each)}" if each else "was not asked" for each in samples]
-            made += _row("", words, self._called(), width, width)
-        return made
+            drawn += [[], *paragraph(clean(prompt), width, "accent")]
+            words = [
+                f"step {count(sample['step'])}: {answered(sample)}" if sample else "was not asked" for sample in samples
+            ]
+            drawn += _row("", words, self._called(), width, width)
+        return drawn
 
     def _called(self) -> list[str]:
         """Each run by sign and name, equally wide."""
@@ -91,22 +93,22 @@ class Table(Scrolled):
         steps = [count(view.step) for view in views]
         heads = beside("", self._called(), signs(len(views)), first, width)
         if len(heads) == 1:
-            made: list[Line] = [[(heads[0][0], ""), (heads[0][1], "given")]]
+            drawn: list[Line] = [[(heads[0][0], ""), (heads[0][1], "given")]]
             for label, cells in (("state", states), ("step", steps)):
-                made += _row(label, cells, signs(len(views)), first, width)
-            return made
+                drawn += _row(label, cells, signs(len(views)), first, width)
+            return drawn
         listed = zip(self._called(), states, steps, strict=True)
-        made = [[(f"{head}  ", "given"), (f"{state}, step {step}", "value")] for head, state, step in listed]
-        return [*made, [], *_row("", signs(len(views)), signs(len(views)), first, width, "given")]
+        drawn = [[(f"{head}  ", "given"), (f"{state}, step {step}", "value")] for head, state, step in listed]
+        return [*drawn, [], *_row("", signs(len(views)), signs(len(views)), first, width, "given")]
 
     def _ends(self, views: Sequence[RunView], row: Callable[[str, Sequence[str]], list[Line]]) -> list[Line]:
         if not self.curve:
             return []
-        found = [extremes(view.series[self.curve]) if self.curve in view.series else None for view in views]
-        made = row(titled(self.curve), [worded(self.curve, view.latest.get(self.curve)) for view in views])
+        extremes_of = [extremes(view.series[self.curve]) if self.curve in view.series else None for view in views]
+        drawn = row(titled(self.curve), [worded(self.curve, view.latest.get(self.curve)) for view in views])
         for words, end in (("  lowest", 0), ("  highest", 1)):
-            made += row(words, [worded(self.curve, each[end] if each else None) for each in found])
-        return made
+            drawn += row(words, [worded(self.curve, pair[end] if pair else None) for pair in extremes_of])
+        return drawn
 
 
 class CompareScreen(Screen[None]):
@@ -218,19 +220,19 @@ def _row(
     label: str, cells: Sequence[str], signs: Sequence[str], first: int, width: int, style: str = "value"
 ) -> list[Line]:
     """A label and its cells beside each other, or each cell on lines of its own."""
-    made: list[Line] = []
+    drawn: list[Line] = []
     for begin, text in beside(clean(label), cells, signs, first, width):
         head, *more = wrap(text, max(8, width - cell_len(begin))) or [""]
-        made.append([(cut(begin, width), "dim"), (text if cell_len(begin + text) <= width else head, style)])
-        made += [[(" " * cell_len(begin), ""), (part, style)] for part in more if cell_len(begin + text) > width]
-    return made
+        drawn.append([(cut(begin, width), "dim"), (text if cell_len(begin + text) <= width else head, style)])
+        drawn += [[(" " * cell_len(begin), ""), (part, style)] for part in more if cell_len(begin + text) > width]
+    return drawn
 
 
 def _words(value: object) -> str:
     """A setting's value as the file has it; sources by their files."""
     from engine.config.findings import shown
-    from workbench.panels.fields import entry_words
+    from workbench.panels.fields import entry_text
 
     if isinstance(value, list | tuple) and value:
-        return ", ".join(entry_words(entry) for entry in value)
+        return ", ".join(entry_text(entry) for entry in value)
     return "-" if value is None else shown(value)

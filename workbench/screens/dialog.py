@@ -82,14 +82,14 @@ class Pick(Dialog[str]):
     @on(Input.Changed, "#filter")
     def _narrow(self, event: Input.Changed) -> None:
         words = event.value.lower().split()
-        found = [item for item in self._items if all(word in item.words for word in words)]
+        fitting = [item for item in self._items if all(word in item.words for word in words)]
         if words:
-            found.sort(key=lambda item: not item.title.plain.lower().startswith(words[0]))
+            fitting.sort(key=lambda item: not item.title.plain.lower().startswith(words[0]))
         view = self.query_one(OptionList)
         view.clear_options()
-        view.add_options(self._options(found))
-        view.highlighted = 0 if found else None
-        self.query_one("#empty").display = not found
+        view.add_options(self._options(fitting))
+        view.highlighted = 0 if fitting else None
+        self.query_one("#empty").display = not fitting
 
     @on(Input.Submitted, "#filter")
     def _enter(self) -> None:

@@ -98,8 +98,8 @@ class ExportScreen(Dialog[None]):
         view.highlighted = at
         where = f"Into {visible(redact(str(self._folder)))}"
         self.query_one("#told", Static).update("\n".join([where, *self._done, self._state]).rstrip())
-        each = "   e per expert" if self._on_experts else ""
-        keys = f"space tick   x export   f format{each}   o folder   esc back"
+        per_expert = "   e per expert" if self._on_experts else ""
+        keys = f"space tick   x export   f format{per_expert}   o folder   esc back"
         self.query_one("#keys", Static).update("esc cancels" if self._export is not None else keys)
 
     # Keys
@@ -164,7 +164,7 @@ class ExportScreen(Dialog[None]):
                 export.run(tell)
                 self.post_message(Told("end", ""))
             except WorkbenchError as problem:
-                self.post_message(Told("end", f"✗ {problem.told}"))
+                self.post_message(Told("end", f"✗ {problem.full_message}"))
 
         self.run_worker(work, thread=True, group="export", exit_on_error=True)
         self._draw()

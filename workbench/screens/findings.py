@@ -42,15 +42,15 @@ class FindingsScreen(Dialog[tuple[str, Finding]]):
             count = len(self._findings)
             title = "Nothing to mend." if not count else f"{count} finding{'s' if count > 1 else ''}"
             yield Static(title, id="title", markup=False)
-            yield OptionList(*(Option(self._words(found)) for found in self._findings), compact=True, markup=False)
+            yield OptionList(*(Option(self._words(finding)) for finding in self._findings), compact=True, markup=False)
             yield Static("enter go there   f apply its fix   esc back", classes="note", markup=False)
 
     @staticmethod
-    def _words(found: Finding) -> Content:
-        sign, style = SIGNS[found.severity]
-        parts: list[str | tuple[str, str]] = [(f"{sign} ", style), clean(found.message)]
-        if found.fix:
-            parts += ["\n  ", ("f ", "bold $accent"), (clean(found.fix.label), "$wb-dim")]
+    def _words(finding: Finding) -> Content:
+        sign, style = SIGNS[finding.severity]
+        parts: list[str | tuple[str, str]] = [(f"{sign} ", style), clean(finding.message)]
+        if finding.fix:
+            parts += ["\n  ", ("f ", "bold $accent"), (clean(finding.fix.label), "$wb-dim")]
         return Content.assemble(*parts)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:

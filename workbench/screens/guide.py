@@ -44,22 +44,22 @@ class Page(Scrolled):
 
     def lines(self, width: int) -> list[Line]:
         """Its blocks, wrapped; code stands further in."""
-        made: list[Line] = [[]]
+        drawn: list[Line] = [[]]
         for block in self.blocks:
             text, style = clean(block.text), _STYLES.get(block.kind, "")
             if block.kind == "code":
                 first, *rest = wrap(text, width - 6)
-                made += [[("  " + first, style)], *([("    " + line, style)] for line in rest)]
+                drawn += [[("  " + first, style)], *([("    " + line, style)] for line in rest)]
             elif block.kind == "table":
                 for label, value in block.rows:
                     first, *rest = wrap(clean(value), width - LABEL - 2) or [""]
-                    made += [
+                    drawn += [
                         [(f"  {label:<{LABEL}}", "dim"), (first, "")],
                         *([(" " * (LABEL + 2) + more, "")] for more in rest),
                     ]
             else:
-                made += paragraph(text, min(width, 90), style)
-        return made
+                drawn += paragraph(text, min(width, 90), style)
+        return drawn
 
 
 class GuideScreen(Screen[None]):
@@ -172,8 +172,8 @@ class GuideScreen(Screen[None]):
 
     def action_terms(self) -> None:
         """The words of this page in plain sentences."""
-        if told := [f"{word}: {sentence}" for word, sentence in self.guide.terms]:
-            self.app.push_screen(Show("Words of this page", "\n\n".join(told)))
+        if terms := [f"{word}: {sentence}" for word, sentence in self.guide.terms]:
+            self.app.push_screen(Show("Words of this page", "\n\n".join(terms)))
 
     def action_open(self) -> None:
         """The rehearsal's own run, with all its curves."""

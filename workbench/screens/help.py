@@ -30,21 +30,21 @@ class Page(Scrolled):
         """The screen's own keys, then moving, then what works everywhere."""
         own = [(a.name, a.help) for a in actions(self._screen_name) if a.name and a.help]
         everywhere = [(a.name, a.help) for a in actions("everywhere") if a.name]
-        made: list[Line] = []
+        drawn: list[Line] = []
         for title, rows in (("On this screen", own), ("Moving", MOVING), ("Everywhere", everywhere)):
             if not rows:
                 continue
-            made += [[], [(title, "bold")]] if made else [[(title, "bold")]]
+            drawn += [[], [(title, "bold")]] if drawn else [[(title, "bold")]]
             for key, words in rows:
                 for index, part in enumerate(paragraph(words, width - 19)):
-                    made.append([(f"  {key if index == 0 else '':<16} ", "accent"), *part])
-        made += [
+                    drawn.append([(f"  {key if index == 0 else '':<16} ", "accent"), *part])
+        drawn += [
             [],
             *paragraph(
                 "Letters act only while nothing is being typed. Every action is in the palette, Ctrl+P.", width, "dim"
             ),
         ]
-        return made
+        return drawn
 
 
 class HelpScreen(Screen[None]):

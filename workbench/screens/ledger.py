@@ -25,17 +25,17 @@ class Page(Scrolled):
     def lines(self, width: int) -> list[Line]:
         """The summary, then every row under its heading."""
         ledger = self._ledger
-        made: list[Line] = [*paragraph(clean(ledger.summary()), width, "bold"), []]
-        made += paragraph(
+        drawn: list[Line] = [*paragraph(clean(ledger.summary()), width, "bold"), []]
+        drawn += paragraph(
             f"t takes it over as a new config; {clean(ledger.source)} itself stays as it is.", width, "dim"
         )
         for heading, rows in ledger.by_outcome():
-            made += [[], [(heading, "bold")]]
+            drawn += [[], [(heading, "bold")]]
             for key, there, here, row in ledger.grouped(rows):
                 change = f" -> {here}" if here else ""
-                made += paragraph(clean(f"{key}: {there}{change}"), width, _STYLES[row.outcome], "  ")
-                made += paragraph(clean(row.reason), width, "dim", "    ") if row.reason else []
-        return made
+                drawn += paragraph(clean(f"{key}: {there}{change}"), width, _STYLES[row.outcome], "  ")
+                drawn += paragraph(clean(row.reason), width, "dim", "    ") if row.reason else []
+        return drawn
 
 
 class LedgerScreen(Screen[None]):

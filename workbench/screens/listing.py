@@ -202,8 +202,8 @@ def edit_list(
     from workbench.screens.browse import Browse
 
     written = draft.value(path)
-    old = list(written) if isinstance(written, list) else [plain(each) for each in spec.value(draft.config)]
-    texts = [str(each.get("path", "")) if isinstance(each, dict) else str(each) for each in old]
+    old = list(written) if isinstance(written, list) else [plain(entry) for entry in spec.value(draft.config)]
+    texts = [str(entry.get("path", "")) if isinstance(entry, dict) else str(entry) for entry in old]
 
     def source(place: int | None, words: str) -> dict[str, Any]:
         before = old[place] if place is not None and isinstance(old[place], dict) else {}

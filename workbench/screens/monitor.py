@@ -17,7 +17,7 @@ from textual.containers import Vertical
 from textual.screen import Screen
 
 from engine.errors import visible
-from engine.run.best import best_words
+from engine.run.best import best_text
 from engine.run.ending import End, end_of
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
@@ -100,7 +100,7 @@ class MonitorScreen(Screen[None]):
         if self._lived and self.view.state == "finished" and kept:
             path = visible(str(self.folder.checkpoints / f"checkpoint-{kept[-1]}"))
             words = f"{self.folder.id} is finished; its model is in {path}."
-            if best := best_words(self.view):
+            if best := best_text(self.view):
                 words = f"{words[:-1]}; {best}."
             if words not in self.app.goodbye:  # type: ignore[attr-defined]
                 self.app.goodbye.append(words)  # type: ignore[attr-defined]

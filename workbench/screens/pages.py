@@ -27,18 +27,18 @@ from engine.session.pages import (
     about_model,
     changed_from,
     in_sentences,
-    machine_words,
+    machine_text,
     uncounted,
     waiting,
 )
 from engine.session.start import goal_of
 from workbench.calling import program
-from workbench.panels.fields import entry_words, in_words, row_of, unit_of
+from workbench.panels.fields import entry_text, in_words, row_of, unit_of
 from workbench.panels.form import Row
 from workbench.panels.paint import clean
 
 if TYPE_CHECKING:
-    from workbench.unsaved import Kept
+    from workbench.unsaved import UnsavedConfig
 
 LEVELS = ("basic", "advanced", "expert")
 LAUNCH, QUEUE = "launch!", "queue!"
@@ -64,7 +64,7 @@ class View:
     problem: str = ""
     """Why the run could not be started."""
     starting: bool = False
-    left: tuple[Kept, ...] = ()
+    left: tuple[UnsavedConfig, ...] = ()
     """Configs that earlier windows left unsaved."""
 
     @property
@@ -80,8 +80,8 @@ def page(step: str, view: View) -> list[Row]:
 
 def text(*lines: tuple[str, str] | str, most: int = 99) -> Row:
     """Lines to read, each wrapped into as many as it may take; aligned ones take one and are cut."""
-    made = tuple((line, "", most) if isinstance(line, str) else (line[0], line[1], most) for line in lines)
-    return Row(key="", kind="text", lines=made)
+    parts = tuple((line, "", most) if isinstance(line, str) else (line[0], line[1], most) for line in lines)
+    return Row(key="", kind="text", lines=parts)
 
 
 def blocks(found: Iterable[Block], width: int = 15) -> Iterator[Row]:
@@ -119,11 +119,11 @@ def settings(step: str, view: View) -> Iterator[Row]:
     """The settings of a step up to the level; those that are written or have a finding are never hidden."""
     reading = view.draft.reading
     allowed = LEVELS[: LEVELS.index(view.level) + 1]
-    found = {finding.path for finding in reading.findings}
+    paths = {finding.path for finding in reading.findings}
     hidden = 0
     for spec in step_fields(step, reading.config):
         needed = spec.path in reading.given or any(
-            path == spec.path or path.startswith(spec.path + ".") for path in found
+            path == spec.path or path.startswith(spec.path + ".") for path in paths
         )
         if spec.level not in allowed and not needed:
             hidden += 1
@@ -250,12 +250,14 @@ def _review(view: View) -> Iterator[Row]:
         for finding in sorted(draft.findings, key=lambda f: RANK[f.severity]):
             sign, style = signs[finding.severity]
             yield text((f"{sign} {clean(finding.message)}", style))
-    changed = [each for each in view.effective.values() if each.requested != each.effective]
+    changed = [setting for setting in view.effective.values() if setting.requested != setting.effective]
     if changed:
         yield text("", (CHOSEN, "bold"))
-        for each in changed:
-            becomes = in_words(fields[each.path], each.effective)
-            yield text(f"{each.path}: {clean(each.requested)} -> {becomes}", (f"  {clean(each.reason)}", "dim"))
+        for setting in changed:
+            becomes = in_words(fields[setting.path], setting.effective)
+            yield text(
+                f"{setting.path}: {clean(setting.requested)} -> {becomes}", (f"  {clean(setting.reason)}", "dim")
+            )
     yield text("", ("Estimate", "bold"))
     yield text(*_estimate(view), most=1)
     if rehearsed := view.session.rehearsed:
@@ -274,14 +276,14 @@ def _review(view: View) -> Iterator[Row]:
 
 def _shown(spec: FieldSpec, value: Any) -> str:
     if isinstance(value, list) and value:
-        return clean(", ".join(entry_words(entry) for entry in value))
+        return clean(", ".join(entry_text(entry) for entry in value))
     return in_words(spec, value) if value not in (None, "", [], {}) else "none"
 
 
 def _estimate(view: View) -> Iterator[tuple[str, str] | str]:
     known, machine = view.session.consequences, view.draft.facts.machine
-    for each in known:
-        yield f"{each.short:<18}{each.plain:>12}"
+    for number in known:
+        yield f"{number.short:<18}{number.plain:>12}"
     if machine is not None and machine.disk_free_bytes is not None:
         yield f"{'disk free':<18}{size(machine.disk_free_bytes):>12}"
     if not known:
@@ -303,7 +305,7 @@ def _launch(view: View) -> Iterator[Row]:
     yield text(
         "",
         ("Where", "bold"),
-        f"On {machine_words(view.draft.facts.machine)}.",
+        f"On {machine_text(view.draft.facts.machine)}.",
         f"Its folder is made in {clean(short_path(str(view.session.runs_dir)))}.",
     )
     yield text("", ("When this window closes", "bold"), f"The run goes on. `{program()} NAME` shows it again.")

@@ -21,7 +21,7 @@ from textual.screen import Screen
 
 from engine.errors import WorkbenchError
 from engine.figures import count
-from engine.session.rows import WORST, RowQuestion, head_words, of_prompts, why_none
+from engine.session.rows import WORST, RowQuestion, head_text, of_prompts, why_none
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine
 from workbench.panels.glyphs import ascii_only
@@ -146,7 +146,7 @@ class PreviewScreen(Screen[None]):
                 view.problem = self._raw.problem
         elif (found := self.question.take()) is not None:
             if isinstance(found, WorkbenchError):
-                view.problem = found.told
+                view.problem = found.full_message
                 self._status("")
             else:
                 self._take(found, view)
@@ -172,11 +172,11 @@ class PreviewScreen(Screen[None]):
 
     # -- the one-line parts --------------------------------------------------------------------------------------------
     def _draw(self) -> None:
-        words = head_words(self.draft, self.found, self.query_one(TokenView).row, self._at)
+        words = head_text(self.draft, self.found, self.query_one(TokenView).row, self._at)
         parts = [clean(part) for part in words]
         room = max(10, self.app.size.width - 2)
         self.query_one("#head", Bar).say(Content.styled(" " + cut(fitting(parts, room), room), "bold"))
-        self.query_one("#lengths", Bar).say(Content.styled(" " + cut(lengths_words(self.draft), room), "$wb-dim"))
+        self.query_one("#lengths", Bar).say(Content.styled(" " + cut(lengths_text(self.draft), room), "$wb-dim"))
 
     def _status(self, text: str) -> None:
         self._said = text
@@ -276,7 +276,7 @@ def why_shown(wanted: Mapping[str, Any]) -> str:
     return f"holds {wanted['text']!r}; / again for the next" if wanted["kind"] == "search" else ""
 
 
-def lengths_words(draft: Draft) -> str:
+def lengths_text(draft: Draft) -> str:
     """The lengths of all rows as bars with the cut, and the rows that are cut or have nothing trained."""
     facts, limit = draft.facts.data, draft.config.data.max_length
     if facts is None or not facts.lengths:

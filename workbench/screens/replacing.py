@@ -5,6 +5,7 @@ Owns the questions: a config of the person's own is never replaced without askin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from textual.content import Content
@@ -15,24 +16,25 @@ from workbench.screens.dialog import Item, Pick
 
 if TYPE_CHECKING:
     from engine.session.draft import Draft
-    from workbench.screens.editing import EditingScreen
+    from workbench.screens.editing import EditPane
+    from workbench.unsaved import UnsavedConfig
 
 STAY = Item("stay", Content("Leave it as it is"))
 
 
-def take_recipe(screen: EditingScreen, name: str) -> None:
-    """Begin from a ready config."""
-    session = screen.session
+def take_recipe(pane: EditPane, name: str, then: Callable[[], object]) -> None:
+    """Begin from a ready config; `then` follows if it was taken."""
+    session = pane.session
 
     def begin(keep_own: bool) -> None:
         session.begin_from(name, keep_own=keep_own)
-        screen.changed()
-        screen.steps.turn(1)
+        pane.changed()
+        then()
 
     def answered(answer: str | None) -> None:
         if answer in ("keep", "replace"):
             begin(answer == "keep")
-            screen.tell("u takes it back; nothing is written to the file before w.")
+            pane.report("u takes it back; nothing is written to the file before w.")
 
     if not session.is_own:
         begin(False)
@@ -42,24 +44,24 @@ def take_recipe(screen: EditingScreen, name: str) -> None:
         Item("replace", Content("Replace all of it, model and data too")),
         STAY,
     ]
-    screen.app.push_screen(Pick(f"{_called(session.draft)}: take the ready config {name}?", items), answered)
+    pane.app.push_screen(Pick(f"{_called(session.draft)}: take the ready config {name}?", items), answered)
 
 
-def take_unsaved(screen: EditingScreen, number: int) -> None:
-    """Go on with a config that an earlier window left unsaved."""
-    session = screen.session
+def take_unsaved(pane: EditPane, left: list[UnsavedConfig], number: int) -> None:
+    """Go on with one of the configs that earlier windows left unsaved."""
+    session = pane.session
 
     def take() -> None:
-        kept = screen.background.left.pop(number)
+        kept = left.pop(number)
         try:
             session.begin(kept.text, kept.recipe)
         except WorkbenchError as problem:
-            screen.tell(f"It cannot be read: {problem.message} It lies in {kept.place}.", bad=True)
+            pane.report(f"It cannot be read: {problem.message} It lies in {kept.place}.", bad=True)
             return
         if kept.path is not None and kept.path.exists():
             session.draft.path = kept.path
-        screen.changed()
-        screen.tell("The unsaved config is back; w saves it.")
+        pane.changed()
+        pane.report("The unsaved config is back; w saves it.")
 
     def answered(answer: str | None) -> None:
         if answer == "take":
@@ -69,7 +71,7 @@ def take_unsaved(screen: EditingScreen, number: int) -> None:
         take()
         return
     items = [Item("take", Content("Put what was not saved in its place")), STAY]
-    screen.app.push_screen(Pick(f"{_called(session.draft)}: go on with another config?", items), answered)
+    pane.app.push_screen(Pick(f"{_called(session.draft)}: go on with another config?", items), answered)
 
 
 def _called(draft: Draft) -> str:

@@ -69,7 +69,7 @@ class RunActions:
                 "compare": lambda: self._compare(run),
             }[what]()
         except WorkbenchError as problem:
-            self._tell(problem.told, SECONDS)
+            self._tell(problem.full_message, SECONDS)
 
     def close(self) -> None:
         """What was begun for this screen alone ends with it."""
@@ -98,14 +98,14 @@ class RunActions:
         try:
             self._asked = (control.request(run, do, by="the app"), do, time.monotonic())
         except WorkbenchError as problem:
-            self._tell(problem.told, SECONDS)
+            self._tell(problem.full_message, SECONDS)
         else:
             self._changed()
 
     def _stack(self, run: RunFolder) -> None:
-        def show(found: str) -> None:
+        def show(frames: str) -> None:
             self._tell("", 0)
-            self._screen.app.push_screen(Show(f"Where the worker of {clean(run.id)} is", found))
+            self._screen.app.push_screen(Show(f"Where the worker of {clean(run.id)} is", frames))
 
         self._tell("asking the worker where it is …", 60)
         self._beside("stack", lambda: stack.ask(run), show)
@@ -230,7 +230,7 @@ class RunActions:
             draft = Draft()
             draft.replace_text(run.read_config())
         except WorkbenchError as problem:
-            self._tell(problem.told, SECONDS)
+            self._tell(problem.full_message, SECONDS)
         else:
             self._screen.app.build(draft, step)  # type: ignore[attr-defined]
 
@@ -251,7 +251,7 @@ class RunActions:
             try:
                 self._evaluate(run, tasks_of([path], "task"))
             except WorkbenchError as problem:
-                self._tell(problem.told, SECONDS)
+                self._tell(problem.full_message, SECONDS)
 
         if not has_harness():
             raise WorkbenchError("task: needs lm-evaluation-harness, which is not installed.", INSTALL)
@@ -314,10 +314,10 @@ class RunActions:
 
         def run() -> None:
             try:
-                found = work()
+                result = work()
             except WorkbenchError as problem:
-                self._screen.call_later(self._told, problem.told)
+                self._screen.call_later(self._told, problem.full_message)
             else:
-                self._screen.call_later(then, found)
+                self._screen.call_later(then, result)
 
         self._screen.run_worker(run, thread=True, exclusive=True, group=group, exit_on_error=True)

@@ -111,8 +111,8 @@ class RunPages(ContentSwitcher):
     def read_log(self, log: Callable[[int, int], list[str]]) -> None:
         """The newest lines, where the file has changed."""
         try:
-            found = os.stat(self._folder.log_of(self.rank))
-            stamp = (found.st_mtime_ns, found.st_size)
+            info = os.stat(self._folder.log_of(self.rank))
+            stamp = (info.st_mtime_ns, info.st_size)
         except OSError:
             stamp = (0, 0)
         if stamp != self._log_stamp:

@@ -70,8 +70,8 @@ def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
         curve = before.curve
     else:
         # The whole curve lies in the snapshot that a watch has left; without one the newest stretch must do.
-        found = snapshot.load(run)
-        series = (found[0] if found is not None else view).series.get("loss") or view.series.get("loss")
+        stored = snapshot.load(run)
+        series = (stored[0] if stored is not None else view).series.get("loss") or view.series.get("loss")
         if series:
             curve = tuple((low + high) / 2 for low, high in zip(*series.points(width=64)[1:], strict=True))
     return Row(run, view, size_of(run.path), curve, stamp, time.time())
@@ -79,14 +79,14 @@ def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
 
 def _stamp(run: RunFolder) -> tuple[int, ...]:
     """What changes when the run does."""
-    found: list[int] = []
+    stamp: list[int] = []
     for path in (run.events, run.json, run.checkpoints):
         try:
             state = os.stat(path)
-            found += [state.st_size, state.st_mtime_ns]
+            stamp += [state.st_size, state.st_mtime_ns]
         except OSError:
-            found += [0, 0]
-    return tuple(found)
+            stamp += [0, 0]
+    return tuple(stamp)
 
 
 class RunsScreen(Screen[None]):
@@ -251,7 +251,7 @@ class RunsScreen(Screen[None]):
             if answer == "delete":
                 self._tell(f"deleting {row.run.id} …", 600)
                 self.run_worker(
-                    lambda: self.post_message(Told(deleted_words(row.run))),
+                    lambda: self.post_message(Told(deleted_text(row.run))),
                     thread=True, group="delete", exit_on_error=True,
                 )  # fmt: skip
 
@@ -268,7 +268,7 @@ class RunsScreen(Screen[None]):
         try:
             now = move(row.run, ids.index(row.run.id) + by)
         except WorkbenchError as problem:
-            self._tell(problem.told)
+            self._tell(problem.full_message)
             return
         self._tell(
             f"{row.run.id} is number {[run.id for run in now].index(row.run.id) + 1} of {len(now)} in the queue."
@@ -307,12 +307,12 @@ def about(row: Row) -> str:
     return "   ".join(part for part in parts if part)
 
 
-def deleted_words(run: RunFolder) -> str:
+def deleted_text(run: RunFolder) -> str:
     """Delete the run and say so, or why not."""
     try:
         delete(run)
     except WorkbenchError as problem:
-        return problem.told
+        return problem.full_message
     return f"{run.id} is deleted."
 
 

@@ -11,51 +11,24 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.content import Content
-from textual.message import Message
 from textual.screen import Screen
 
 from engine.errors import WorkbenchError, redact, visible
 from engine.run.index import peek
 from engine.run.store import RunFolder
 from engine.session.draft import Draft
-from engine.session.pages import machine_words
-from engine.session.start import BEGIN, Entry, Section, StartList, open_step
+from engine.session.pages import machine_text
+from engine.session.start import BEGIN, Entry, Section, StartList, open_config, open_step
 from workbench.actions import bindings
-from workbench.panels.bars import Bar, KeyLine, TitleBar
-from workbench.panels.paint import clean, cut
+from workbench.panels.bars import KeyLine, PassingLine, TitleBar
 from workbench.panels.start_table import StartTable
 from workbench.screens.run_actions import RunActions
-from workbench.unsaved import Kept
+from workbench.unsaved import UnsavedConfig
 
 if TYPE_CHECKING:
     from workbench.app import WorkbenchApp
 
 LOOK_SECONDS = 2.0
-
-
-class Listed(Message):
-    """The folders were read: what there is to open, and how many runs there are in all."""
-
-    def __init__(self, sections: list[Section], runs: int) -> None:
-        super().__init__()
-        self.sections, self.runs = sections, runs
-
-
-class Machine(Message):
-    """What this machine is, in words."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__()
-        self.words = words
-
-
-class Left(Message):
-    """Configs that earlier windows left unsaved."""
-
-    def __init__(self, left: list[Kept]) -> None:
-        super().__init__()
-        self.left = left
 
 
 class StartScreen(Screen[None]):
@@ -72,17 +45,17 @@ class StartScreen(Screen[None]):
         super().__init__()
         self._list = list_
         self._runs_dir = runs_dir
-        self._read_sections: list[Section] = [Section("Begin", BEGIN)]
-        self._left: list[Kept] = []
+        self._sections: list[Section] = [Section("Begin", BEGIN)]
+        self._left: list[UnsavedConfig] = []
         self._runs, self._machine = 0, ""
-        self.actions = RunActions(self, lambda words, seconds: self.words.tell(words))
+        self.actions = RunActions(self, lambda words, seconds: self.line.tell(words))
 
     def compose(self) -> ComposeResult:
         """Title, lines, keys."""
-        self.title_bar, self.table, self.words = TitleBar(), StartTable(), Told()
+        self.title_bar, self.table, self.line = TitleBar(), StartTable(), PassingLine()
         yield self.title_bar
         yield self.table
-        yield self.words
+        yield self.line
         yield KeyLine("start")
 
     def on_mount(self) -> None:
@@ -91,8 +64,7 @@ class StartScreen(Screen[None]):
         self.table.focus()
         self._look()
         self.set_interval(LOOK_SECONDS, self._look)
-        self.run_worker(self._read_machine, thread=True, group="machine", exit_on_error=True)
-        self.run_worker(self._read_left, thread=True, group="left", exit_on_error=True)
+        self.run_worker(self._read_once, thread=True, group="once", exit_on_error=True)
 
     def on_unmount(self) -> None:
         """What was begun here ends here."""
@@ -114,33 +86,32 @@ class StartScreen(Screen[None]):
 
     def _read(self) -> None:
         sections = self._list.sections(self.app.size.height - 6)
-        self.post_message(Listed(sections, self._list.runs))
+        self.call_later(self._show, sections=sections, runs=self._list.runs)
 
-    def _read_machine(self) -> None:
+    def _read_once(self) -> None:
         from engine.hardware import this_machine
 
-        self.post_message(Machine(machine_words(this_machine())))
+        self.call_later(self._show, left=self.app.unsaved.left(None))
+        self.call_later(self._show, machine=machine_text(this_machine()))
 
-    def _read_left(self) -> None:
-        self.post_message(Left(self.app.unsaved.left(None)))
-
-    def on_listed(self, event: Listed) -> None:
-        """New lines."""
-        self._read_sections, self._runs = event.sections, event.runs
-        self._draw()
-
-    def on_machine(self, event: Machine) -> None:
-        """The machine is known."""
-        self._machine = event.words
-        self._draw()
-
-    def on_left(self, event: Left) -> None:
-        """What an earlier window left."""
-        self._left = event.left
+    def _show(
+        self,
+        *,
+        sections: list[Section] | None = None,
+        runs: int | None = None,
+        machine: str | None = None,
+        left: list[UnsavedConfig] | None = None,
+    ) -> None:
+        """Draw what a thread has read: what there is to open, how many runs there are in all, what this machine is, configs
+        that earlier windows left."""
+        self._sections = self._sections if sections is None else sections
+        self._runs = self._runs if runs is None else runs
+        self._machine = self._machine if machine is None else machine
+        self._left = self._left if left is None else left
         self._draw()
 
     def _draw(self) -> None:
-        self.table.show([*self._unsaved(), *self._read_sections])
+        self.table.show([*self._unsaved(), *self._sections])
         runs = f"{self._runs:,} run{'s' if self._runs != 1 else ''}" if self._runs else ""
         self.title_bar.show("", False, self._machine, runs)
 
@@ -192,7 +163,7 @@ class StartScreen(Screen[None]):
         """Something with the run under the cursor."""
         entry = self.table.chosen
         if entry is None or entry.kind != "run":
-            self.words.tell("It is for a run: put the cursor on one.")
+            self.line.tell("It is for a run: put the cursor on one.")
             return
         run = RunFolder(self._runs_dir / entry.key)
         self.actions.do(what, run, peek(run).view)
@@ -215,35 +186,26 @@ class StartScreen(Screen[None]):
 
     def open_file(self, path: Path) -> None:
         """A config in the form; one of another tool as what becomes of it."""
-        from engine.bridge.detect import detect
-        from engine.config.files import load
-
         try:
-            document = load(path)
-            if detect(document.mapping) is not None:
-                from engine.bridge.tools import take_over
-                from workbench.screens.ledger import LedgerScreen
-
-                self.app.push_screen(LedgerScreen(take_over(document, out=Path.cwd())))
-                return
-            draft = Draft.open(path)
+            opened = open_config(path)
         except (WorkbenchError, OSError) as problem:
-            self.words.tell(visible(redact(str(problem))), bad=True)
+            self.line.tell(visible(redact(str(problem))), bad=True)
             return
-        self.app.recent.note(path)
-        self.app.build(draft, open_step(draft))
+        if isinstance(opened, Draft):
+            self.app.recent.note(path)
+            self.app.build(opened, open_step(opened))
+        else:
+            from workbench.screens.ledger import LedgerScreen
+
+            self.app.push_screen(LedgerScreen(opened))
 
     def _go_on(self, number: int) -> None:
         """With what an earlier window left; a file that it came from is its file again."""
-        kept = self._left[number]
         try:
-            draft = Draft(recipe=kept.recipe)
-            draft.replace_text(kept.text)
+            draft = self._left[number].draft()
         except WorkbenchError as problem:
-            self.words.tell(f"It cannot be read: {visible(problem.message)} It lies in {kept.place}.", bad=True)
+            self.line.tell(visible(problem.message), bad=True)
             return
-        if kept.path is not None and kept.path.exists():
-            draft.path = kept.path
 
         def gone() -> None:
             del self._left[number]
@@ -252,21 +214,7 @@ class StartScreen(Screen[None]):
 
     def on_key(self) -> None:
         """What was said in passing has been read."""
-        self.words.hush()
-
-
-class Told(Bar):
-    """A sentence in passing, until the next key."""
-
-    def tell(self, words: str, *, bad: bool = False) -> None:
-        """Say it."""
-        self.say(
-            Content.styled(" " + cut(clean(words), max(10, self.app.size.width - 2)), "$error" if bad else "$accent")
-        )
-
-    def hush(self) -> None:
-        """It has been read."""
-        self.say(Content(""))
+        self.line.hush()
 
 
 def _name(path: Path | None, recipe: str | None) -> str:

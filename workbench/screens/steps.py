@@ -1,7 +1,7 @@
 """The seven steps between title and foot: the rail at the left, the form in the middle, explanation and consequences at right.
 
-Owns where the person is: the step, the row last in focus on each, the level, what was looked up. What the draft becomes is
-the session's, and which rows a step has is said by `pages`. Every drawing is made anew from those.
+Owns where the person is: the step, the row last in focus on each, the level. What the draft becomes is the session's, which rows a
+step has is said by `pages`, what stands at the right by `Side`. Every drawing is made anew from those.
 """
 
 from __future__ import annotations
@@ -11,22 +11,26 @@ from collections.abc import Sequence
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal
+from textual.content import Content
 from textual.message import Message
 
 from engine.config.findings import RANK, Finding
 from engine.config.steps import STEPS, step_of_path
+from engine.config.tree import RunConfig, fields
 from engine.errors import visible
-from engine.session.build import standings
+from engine.session.build import step_statuses
+from engine.session.explain import findable, first_sentence
 from workbench.messages import FieldChosen
-from workbench.panels.consequences import Consequences
-from workbench.panels.explain import Explain
 from workbench.panels.fields import findings_at
 from workbench.panels.form import Form, FormPane
+from workbench.panels.paint import clean
 from workbench.panels.rail import Rail, Stop
 from workbench.screens.background import Background
-from workbench.screens.explaining import explain_found, explain_kind, explain_row
+from workbench.screens.dialog import Item, Pick
+from workbench.screens.editing import EditPane
 from workbench.screens.pages import LEVELS, View, page
+from workbench.screens.side import Side
 
 
 class Steps(Horizontal):
@@ -38,24 +42,19 @@ class Steps(Horizontal):
     def __init__(self, background: Background, step: str) -> None:
         super().__init__(id="body")
         self._background = background
-        self._at = next(index for index, each in enumerate(STEPS) if each.id == step)
+        self._at = next(index for index, known in enumerate(STEPS) if known.id == step)
         self._visited = {self._at}
         self._level = LEVELS[0]
         self._focus: dict[str, str] = {}
         self._drawn = ""
         """The step whose rows the form holds."""
-        self._aside: str | None = None
-        """What was found by `/` and is no row here: explained until the cursor moves."""
-        self.rail, self.pane = Rail(), FormPane()
-        self.explain, self.consequences = Explain(), Consequences()
+        self.rail, self.pane, self.side = Rail(), EditPane(background.session), Side()
 
     def compose(self) -> ComposeResult:
         """The three columns."""
         yield self.rail
         yield self.pane
-        with Vertical(id="side"):
-            yield self.explain
-            yield self.consequences
+        yield self.side
 
     @property
     def step(self) -> str:
@@ -91,9 +90,10 @@ class Steps(Horizontal):
         self.pane.form.show(page(self.step, view), key or self._focus.get(self.step))
         self._drawn = self.step
         self.draw_typed()
-        self.consequences.show(view.session.consequences)
+        self.side.consequences.show(view.session.consequences)
         self._draw_side(view)
 
+    @on(FormPane.Typed)
     def draw_typed(self) -> None:
         """Rail and note from what is being typed; nothing else here follows from it before it is kept."""
         found = self.found
@@ -104,7 +104,7 @@ class Steps(Horizontal):
         done = self._visited - {self._at, len(STEPS) - 1}
         stops = tuple(
             Stop(each.id, each.title, now.worst or ("done" if index in done else "open"))
-            for index, (each, now) in enumerate(zip(STEPS, standings(found), strict=True))
+            for index, (each, now) in enumerate(zip(STEPS, step_statuses(found), strict=True))
         )
         totals = dict(Counter[str](each.severity for each in found))
         self.rail.show(stops, self._at, totals, self._background.session.uncounted)
@@ -118,16 +118,9 @@ class Steps(Horizontal):
     def _draw_side(self, view: View) -> None:
         self._remember()
         if (self.pane.editing or "").endswith(".kind"):
-            self.consequences.display = False  # the kind under the cursor of the open list is explained
-            return
-        # Nothing follows from what is not taken yet, and its words need the room.
-        row = self.pane.form.row
-        recipe = row.key.removeprefix("recipe:") if row is not None and row.key.startswith("recipe:") else None
-        self.consequences.display = recipe in (None, view.draft.recipe)
-        if self._aside is not None:
-            explain_found(self.explain, self._aside)
+            self.side.consequences.display = False  # the kind under the cursor of the open list is explained
         else:
-            explain_row(self.explain, row, self.step, view)
+            self.side.draw(self.pane.form.row, self.step, view)
 
     def nearest(self, findings: Sequence[Finding]) -> list[Finding]:
         """Those nearest to where the person is: of the row, else of the step, else all."""
@@ -143,7 +136,7 @@ class Steps(Horizontal):
         if not 0 <= index < len(STEPS):
             return
         self.pane.close()
-        self._aside = None
+        self.side.aside = None
         self._visited |= {self._at, index}
         self._at = index
         self._drawn = ""
@@ -155,33 +148,50 @@ class Steps(Horizontal):
             self.pane.form.go_to(wanted)
         self.post_message(self.Moved())
 
-    def turn(self, by: int) -> None:
-        """So many steps on, or back."""
-        self.go(self._at + by)
+    def act(self, what: str) -> None:
+        """One of the actions of the table, by its word."""
+        {
+            "back": lambda: self.go(self._at - 1),
+            "on": lambda: self.go(self._at + 1),
+            "form": self.to_form,
+            "more": self._more,
+            "find": self._find,
+        }[what]()
 
-    def more(self) -> None:
+    def _more(self) -> None:
         """Basic, advanced, expert, basic."""
         self._level = LEVELS[(LEVELS.index(self._level) + 1) % len(LEVELS)]
+        self.draw()
+
+    def _find(self) -> None:
+        """Go to a setting by words of its help, or explain a term, or a setting that has no row now."""
+        config = self._background.session.draft.config
+
+        def chosen(path: str | None) -> None:
+            if path is None:
+                return
+            if not path.startswith("term:") and fields[path].applies(config):
+                self.jump(path)
+            else:
+                self.side.aside = path
+                self.draw()
+
+        self.app.push_screen(Pick("Find a setting or a term", find_items(config), filtered=True), chosen)
 
     def jump(self, path: str) -> None:
         """To the row of a setting, raising the level if it is hidden."""
         step = step_of_path(path)
         for level in LEVELS[LEVELS.index(self._level) :]:
             self._level = level
-            self.go(next(index for index, each in enumerate(STEPS) if each.id == step), path)
+            self.go(next(index for index, known in enumerate(STEPS) if known.id == step), path)
             for key in (path, ".".join(path.split(".")[:2])):
                 if self.pane.form.go_to(key):
                     self.draw(key)
                     return
 
-    def look_up(self, found: str) -> None:
-        """Explain a term, or a setting that has no row now."""
-        self._aside = found
-        self.draw()
-
     @on(FieldChosen)
     def _chosen(self) -> None:
-        self._aside = None
+        self.side.aside = None
         self._draw_side(self.view)
 
     @on(FormPane.Considered)
@@ -189,8 +199,7 @@ class Steps(Horizontal):
         """The kind under the cursor of the open list is explained before it is taken."""
         section, _, name = event.key.partition(".")
         if name == "kind" and self.pane.editing == event.key:
-            self.consequences.display = False  # the words need the room, and nothing follows before one is taken
-            explain_kind(self.explain, section, event.value)
+            self.side.consider(section, event.value)
 
     @on(Rail.Chosen)
     def _rail_chosen(self, event: Rail.Chosen) -> None:
@@ -205,3 +214,18 @@ class Steps(Horizontal):
     @on(Form.Left)
     def _to_rail(self) -> None:
         self.rail.focus()
+
+
+def find_items(config: RunConfig) -> list[Item]:
+    """One entry a setting or term; those of other methods and adapters say whose they are."""
+    return [
+        Item(
+            item.path or f"term:{item.title}",
+            Content.assemble(
+                (item.title, "bold"), ("  " + "  ".join(filter(None, (item.path, item.whose))), "$wb-dim")
+            ),
+            Content.styled(clean(first_sentence(item.help).replace("`", "").rstrip(".")), "$wb-dim"),
+            item.text,
+        )
+        for item in findable(config)
+    ]

@@ -75,7 +75,7 @@ def _entry(setting: str, number: int, entry: Mapping[str, Any], file: File) -> l
         inner = answer if isinstance(answer, list) else [("", value, answer)]
         parts += [(".".join(filter(None, (str(number), str(key), name))), item, part) for name, item, part in inner]
     if entry.get("type") == "chat_template.default" and method in values.PAIRS and not entry.get("field_messages"):
-        name, item, part = next(each for each in parts if each[0] == f"{number}.type")
+        name, item, part = next(candidate for candidate in parts if candidate[0] == f"{number}.type")
         settings = {**part.settings, f"{at}.columns": {"prompt": "messages"}}
         parts[parts.index((name, item, part))] = (name, item, Answer(part.outcome, settings, part.reason))
     if setting == "data.train" and method == "pretrain" and parts:

@@ -50,14 +50,14 @@ _REWARD = "A reward function of a module is written as `file.py:function` in met
 
 def _rewards(value: Any, file: File) -> Answer:
     names = value if isinstance(value, list) else [value]
-    found = [_reward(str(name), file) for name in names]
-    if not all(found):
+    rewards = [_reward(str(name), file) for name in names]
+    if not all(rewards):
         return unsupported(_REWARD)
     trl = file.get("trl")
     weights = trl.get("reward_weights") if isinstance(trl, Mapping) else None
-    if isinstance(weights, list) and len(weights) == len(found):
-        found = [f"{weight} * {name}" for weight, name in zip(weights, found, strict=True)]
-    return changed({"method.reward_funcs": found}, "The function is taken from the file of that module.")
+    if isinstance(weights, list) and len(weights) == len(rewards):
+        rewards = [f"{weight} * {name}" for weight, name in zip(weights, rewards, strict=True)]
+    return changed({"method.reward_funcs": rewards}, "The function is taken from the file of that module.")
 
 
 def _reward(name: str, file: File) -> str:

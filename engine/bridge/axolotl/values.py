@@ -246,8 +246,8 @@ def loss_types(value: Any, file: File) -> Answer:
 
 def beta_default(file: File) -> Any:
     """TRL's own, which Axolotl trains with; other keys may say it."""
-    said = file.get("dpo_beta") is not None or file.get("orpo_alpha") is not None
-    return 0.1 if not said and method_of(file) in ("dpo", "ipo", "simpo", "orpo", "kto") else NO_DEFAULT
+    has_beta = file.get("dpo_beta") is not None or file.get("orpo_alpha") is not None
+    return 0.1 if not has_beta and method_of(file) in ("dpo", "ipo", "simpo", "orpo", "kto") else NO_DEFAULT
 
 
 def reference(value: Any, file: File) -> Answer:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.compat.instances import all_of, noted, put, whole
-from engine.compat.router_outputs import hear_in_graphs, heard_call, recording
+from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks, recording
 from engine.config.tree import RunConfig, fields
 from engine.errors import ModelError
 from engine.features import failures
@@ -160,9 +160,9 @@ def _move_inside(model: PreTrainedModel) -> None:
             module._gradient_checkpointing_func = moved.setdefault(id(held), _Inside(held))
 
 
-def _heard(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """What is compiled of each layer whose routers are heard: its call, with what they said in it."""
-    return heard_call(_call, layer, *args, **kwargs)
+def _call_with_router_logits(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled of each layer whose router logits are recorded: its call, and those logits."""
+    return call_with_router_logits(_call, layer, *args, **kwargs)
 
 
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +188,7 @@ def compile_layers(
     """
     compiled, heard = (
         torch.compile(call, options=dict(options) or None, dynamic=None if one_shape else True)
-        for call in (_call, _heard)
+        for call in (_call, _call_with_router_logits)
     )
     switch, one = switch or Switch(), one or OneGraph(layers)
     undos = list[Callable[[], None]]()
@@ -217,7 +217,7 @@ def _unless_generating(
             return _call(layer, *args, **kwargs)
         switch.used = True
         if (records := recording()) is not None and not hearing:
-            undos.append(hear_in_graphs(layer))  # transformers makes its hooks when they are first asked for
+            undos.append(install_graph_hooks(layer))  # transformers makes its hooks when they are first asked for
             hearing = True
         try:
             with as_many_graphs(switch):

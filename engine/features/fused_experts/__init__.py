@@ -10,7 +10,7 @@ from engine.config.findings import Finding, must
 from engine.config.rule import Refused, leave_out, one_of, refused, rule
 from engine.config.tree import RunConfig, fields
 from engine.facts.counts import device_count, known_model
-from engine.features.feature import TIMED
+from engine.features.feature import TIMED, no_mixed_precision
 from engine.features.packed_experts import UNSERVED, packs
 from engine.kernels.requirements import CAPABILITY, LARGEST_EXPERT_RANK
 
@@ -42,15 +42,7 @@ refused(
         _UNSET,
         below=CAPABILITY,
     ),
-    Refused(
-        "fused-experts-have-no-mixed-precision",
-        SETTING,
-        one_of(True),
-        "false or auto with model.dtype float16",
-        "float16 trains under autocast, which chooses formats by itself; bfloat16 and float32 are served.",
-        _UNSET,
-        beside={fields.model.dtype: one_of("float16")},
-    ),
+    no_mixed_precision("fused-experts-have-no-mixed-precision", SETTING),
 )
 
 

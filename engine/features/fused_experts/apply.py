@@ -67,7 +67,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     except ModelError as problem:
         if auto is None:
             raise
-        return Applied(FEATURE, requested, "off", None, f"transformers' own pass: {problem.told}")
+        return Applied(FEATURE, requested, "off", None, f"transformers' own pass: {problem.full_message}")
     adapted = sum(bool(block.wrappers) for block in found)
     words = f"{adapted:,} of them with their adapters inside the products" if adapted else "none of them has adapters"
     words += f"; {auto}" if auto else ""

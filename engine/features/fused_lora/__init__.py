@@ -11,7 +11,7 @@ from engine.config.findings import Finding, must
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.tree import RunConfig, fields
 from engine.features import compile
-from engine.features.feature import TIMED, Layers
+from engine.features.feature import TIMED, Layers, no_mixed_precision
 
 SETTING = fields.kernels.fused_lora
 AFTER = ("auto_compose", "quantization_aware", "tiled_mlp")
@@ -41,15 +41,7 @@ refused(
         _UNSET,
         beside={fields.adapter.kind: one_of("lora"), fields.adapter.use_dora: bool},
     ),
-    Refused(
-        "fused-lora-has-no-mixed-precision",
-        SETTING,
-        one_of(True),
-        "false or auto with model.dtype float16",
-        "float16 trains under autocast, which chooses formats by itself; bfloat16 and float32 are served.",
-        _UNSET,
-        beside={fields.model.dtype: one_of("float16")},
-    ),
+    no_mixed_precision("fused-lora-has-no-mixed-precision", SETTING),
 )
 
 

@@ -26,14 +26,14 @@ FEATURE = "expert load"
 
 
 def apply(config: RunConfig, built: Built) -> Applied | None:
-    """Hears the routers of the policy; None where it has no experts that are called with a router's choice."""
-    heard = blocks(built.alone(built.policy))
-    if not heard:
+    """Counts the choices of the policy's routers; None where it has no experts that are called with a router's choice."""
+    routed = blocks(built.alone(built.policy))
+    if not routed:
         return None
-    counts = [_counter(block) for block in heard]
-    undos = [_hear(block, count) for block, count in zip(heard, counts, strict=True)]
+    counts = [_counter(block) for block in routed]
+    undos = [_count_choices(block, count) for block, count in zip(routed, counts, strict=True)]
     undos.append(_log(built.trainer, counts))
-    return Applied(FEATURE, "auto", "curves", len(heard), "layers of experts whose routers are heard", all_of(undos))
+    return Applied(FEATURE, "auto", "curves", len(routed), "layers of experts whose routers are heard", all_of(undos))
 
 
 def spread(counts: list[Tensor]) -> dict[str, float]:
@@ -54,10 +54,10 @@ def _counter(block: Block) -> Tensor:
     return torch.zeros(weight.shape[0] + 1, dtype=torch.int64, device=weight.device)
 
 
-def _hear(block: Block, count: Tensor) -> Callable[[], None]:
+def _count_choices(block: Block, count: Tensor) -> Callable[[], None]:
     last = count.shape[0] - 1
 
-    def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not module.training:
             return
         chosen = kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]
@@ -69,7 +69,7 @@ def _hear(block: Block, count: Tensor) -> Callable[[], None]:
         else:
             count.index_add_(0, places, torch.ones_like(places))
 
-    return noted(block.outermost.register_forward_pre_hook(hear, with_kwargs=True).remove)
+    return noted(block.outermost.register_forward_pre_hook(add, with_kwargs=True).remove)
 
 
 def _log(trainer: Any, counts: list[Tensor]) -> Callable[[], None]:

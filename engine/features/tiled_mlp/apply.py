@@ -73,7 +73,7 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
             in_tiles = _in_tiles(block, tokens, in_float32, last)
             if looked_at and (asked := routers.recorded(model, block)):
                 two = _drawn(block, _width(block, text.hidden_size), model.dtype)[:1, :2]
-                in_tiles, heard = routers.heard_whole(in_tiles, block, asked, tokens, two), heard + 1
+                in_tiles, heard = routers.record_router_logits(in_tiles, block, asked, tokens, two), heard + 1
             undos.append(put(block, "forward", in_tiles))
 
     longest = counts.batch_tokens(config, Facts())

@@ -1,7 +1,7 @@
-"""Routers of a mixture of experts whose block is computed in tiles: a loss that looks at them hears all tokens, once.
+"""Routers of a mixture of experts whose block is computed in tiles: a loss that looks at router logits gets those of all tokens, once.
 
-transformers collects what routers say of a batch by hooks. Tiles would be heard one by one, without gradients, so they are
-not heard, and the router is asked once more for all tokens: a product as thin as there are experts.
+transformers collects router logits by hooks. Those of tiles would come one by one, without gradients, so they are not
+recorded, and the router is called once more on all tokens: a product as thin as there are experts.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ def recorded(model: torch.nn.Module, block: torch.nn.Module) -> list[torch.nn.Mo
     """The parts of the block that are routers, or hold one, whose results the model's loss can look at."""
     kinds: tuple[type, ...] = ()
     for part in model.modules():
-        told = (getattr(part, "_can_record_outputs", None) or {}) if isinstance(part, PreTrainedModel) else {}
-        specs = told.get("router_logits", [])
+        outputs = (getattr(part, "_can_record_outputs", None) or {}) if isinstance(part, PreTrainedModel) else {}
+        specs = outputs.get("router_logits", [])
         for spec in specs if isinstance(specs, list) else [specs]:
             kind = getattr(spec, "target_class", spec)
             kinds += (kind,) if isinstance(kind, type) else ()
     return [child for child in block.children() if any(isinstance(each, kinds) for each in child.modules())]
 
 
-def heard_whole(
+def record_router_logits(
     forward: Forward, block: torch.nn.Module, routers: list[torch.nn.Module], tokens: int, two: torch.Tensor
 ) -> Forward:
-    """`forward` of the block, which takes tiles of so many tokens; routers are heard as if it took none. `two` are two
+    """`forward` of the block, which takes tiles of so many tokens; router logits are recorded as if it took none. `two` are two
     tokens, (1, 2, H), to try it with."""
     flat = _in_one_row(block, routers, two)
 
-    def heard(hidden_states: torch.Tensor) -> torch.Tensor:
+    def recording(hidden_states: torch.Tensor) -> torch.Tensor:
         if hidden_states.shape[:-1].numel() <= tokens:
             return forward(hidden_states)
-        with _unheard(), _with_what(routers) as beside:
+        with _not_recorded(), _with_what(routers) as beside:
             out = forward(hidden_states)
         for router in routers:
             router(hidden_states.reshape(-1, hidden_states.shape[-1]) if flat else hidden_states, *beside[router])
         return out
 
-    return heard
+    return recording
 
 
 def _in_one_row(block: Any, routers: list[torch.nn.Module], two: torch.Tensor) -> bool:
@@ -54,7 +54,7 @@ def _in_one_row(block: Any, routers: list[torch.nn.Module], two: torch.Tensor) -
     hooks = [router.register_forward_pre_hook(lambda _, args: shapes.append(args[0].ndim)) for router in routers]
     training = [(module, module.training) for module in block.modules()]
     try:
-        with torch.no_grad(), _unheard():
+        with torch.no_grad(), _not_recorded():
             block.eval()(two)
     finally:
         for hook in hooks:
@@ -80,7 +80,7 @@ def _with_what(routers: list[torch.nn.Module]) -> Iterator[dict[torch.nn.Module,
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _not_recorded() -> Iterator[None]:
     token = output_capturing._active_collector.set(None)
     try:
         yield

@@ -83,7 +83,7 @@ def optimizer_for(optim: Any, model: torch.nn.Module, decayed: Collection[str]) 
     return made
 
 
-def told(optim: Any, model: torch.nn.Module) -> tuple[str, int, str]:
+def receipt_note(optim: Any, model: torch.nn.Module) -> tuple[str, int, str]:
     """For the receipt: the implementation, how many weights it moves, and who moves how many numbers."""
     kind = _NAMES[optim.optim]
     parts = split(model)

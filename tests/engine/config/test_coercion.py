@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.config.coercion import Unmeant, expectation, fit, meaning
+from engine.config.coercion import Uncoerced, coerce, expectation, fit
 from engine.config.data import DataSource
 from engine.config.section import Section
 from engine.config.tree import SECTIONS, FieldSpec, fields
@@ -100,7 +100,7 @@ def test_what_a_person_means(path: str, written: Any, meant: Any) -> None:
     ],
 )
 def test_what_is_not_bent(path: str, written: Any) -> None:
-    assert isinstance(fit(fields[path], written), Unmeant)
+    assert isinstance(fit(fields[path], written), Uncoerced)
 
 
 def owner_of(spec: FieldSpec) -> type[Section]:
@@ -130,9 +130,9 @@ def test_fit_agrees_with_pydantic(case: tuple[type[Section], FieldSpec], value: 
     model, spec = case
     ours = fit(spec, value)
     try:
-        theirs = getattr(model.model_validate({spec.name: meaning(spec, value)}), spec.name)
+        theirs = getattr(model.model_validate({spec.name: coerce(spec, value)}), spec.name)
     except ValidationError:
-        assert isinstance(ours, Unmeant)
+        assert isinstance(ours, Uncoerced)
         return
     assert ours == theirs
     assert type(ours) is type(theirs)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.config.coercion import meaning
+from engine.config.coercion import coerce
 from engine.config.text_values import as_typed, entries
 from engine.config.tree import fields
 
@@ -20,12 +20,12 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), m
 @example({"<<": None})
 def test_entries_of_a_mapping_are_what_they_were(value: dict[str, Any]) -> None:
     assert entries(as_typed(value)) == value
-    assert repr(meaning(fields.model.chat_template_kwargs, as_typed(value))) == repr(value)
+    assert repr(coerce(fields.model.chat_template_kwargs, as_typed(value))) == repr(value)
 
 
 @pytest.mark.parametrize("rate", [3e-05, 0.000123456789, 2e-4, 1.0])
 def test_a_number_keeps_its_digits(rate: float) -> None:
-    assert meaning(fields.optim.learning_rate, as_typed(rate)) == rate
+    assert coerce(fields.optim.learning_rate, as_typed(rate)) == rate
     assert as_typed(2.0) == "2"
 
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_held_out_is_told(
     for split in ("train", "eval"):
         with pytest.raises(DataError) as caught:
             prepare(config, minimind, split)
-        assert sentence in caught.value.told
+        assert sentence in caught.value.full_message
 
 
 def test_the_preview_shows_them_as_held_out(write: Write, make_config: Config, minimind: Any) -> None:

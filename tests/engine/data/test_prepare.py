@@ -199,7 +199,7 @@ def test_rows_of_tokens_are_taken_as_they_are(write: Write, make_config: Config,
         told = f"labels: {label} is not in the vocabulary of 50,257 tokens. Give the token that is learned, or -100"
         with pytest.raises(DataError) as found:
             prepare(make_config(write([{"input_ids": [1, 2], "labels": [IGNORED, label]}], f"{label}.jsonl")), gpt2)
-        assert told in found.value.told
+        assert told in found.value.full_message
 
 
 def test_rows_with_nothing_to_learn_are_never_trained(write: Write, make_config: Config, minimind: Any) -> None:

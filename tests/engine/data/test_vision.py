@@ -367,7 +367,7 @@ def test_what_torchvision_alone_reads_is_refused_with_the_way_out(tmp_path: Path
         (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": reader}))
         with pytest.raises(ModelError, match="reads images by torchvision alone") as told:
             loaded(folder, image_backend="pil")
-        assert "pip install torchvision" in told.value.told
+        assert "pip install torchvision" in told.value.full_message
         facts = model_facts(str(folder))
         assert facts is not None
         assert (facts.by_torchvision, facts.keeps_shape) == (True, False)
@@ -443,7 +443,7 @@ def test_places_and_images_that_differ_are_told_with_the_row(
     path = write([asked("<image>What?", images=["cat.png"]), row])
     with pytest.raises(DataError) as told:
         prepare(make_config(path), processors["idefics3"])
-    assert "rows.jsonl:2" in told.value.told
+    assert "rows.jsonl:2" in told.value.full_message
     assert any(each in told.value.message for each in sentence.split("|"))
 
 

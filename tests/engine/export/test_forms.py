@@ -136,7 +136,7 @@ def test_k_quants_are_made_by_llama_cpp_and_without_it_refused(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(WorkbenchError, match=r"Q4_K_M is made by llama\.cpp") as refused:
         exported(run, ["gguf"], tmp_path / "out", "Q4_K_M")
-    assert "pip install llama-cpp-python" in refused.value.told
+    assert "pip install llama-cpp-python" in refused.value.full_message
     program = tmp_path / "bin/llama-quantize"
     program.parent.mkdir()
     told = "import sys, shutil\nsource, target, quant = sys.argv[1:]\nassert quant == 'Q4_K_M'\n"

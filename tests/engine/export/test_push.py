@@ -21,7 +21,7 @@ CODE = (
     "import sys; from pathlib import Path; from engine.errors import WorkbenchError\n"
     "from engine.export.push import upload\n"
     "try: print(upload(Path(sys.argv[1]), 'me/model', private=True, report=lambda *_: None))\n"
-    "except WorkbenchError as problem: print(problem.told); sys.exit(problem.exit_code)\n"
+    "except WorkbenchError as problem: print(problem.full_message); sys.exit(problem.exit_code)\n"
 )
 
 

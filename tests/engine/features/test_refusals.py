@@ -56,4 +56,4 @@ def test_check_and_worker_say_the_same(monkeypatch, changes, act, card):
     (said,) = messages
     with pytest.raises(ModelError) as problem:
         act(config)
-    assert problem.value.told == said
+    assert problem.value.full_message == said

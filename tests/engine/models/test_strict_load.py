@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError
-from engine.models.strict_load import load_whole
+from engine.models.strict_load import load_strictly
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -29,7 +29,7 @@ def saved(tmp_path: Path):
 def load(loader: str, source: str, head: str, **more: object):
     import transformers
 
-    return load_whole(getattr(transformers, loader), source, head, **more)
+    return load_strictly(getattr(transformers, loader), source, head, **more)
 
 
 def test_a_folder_without_the_head_that_writes_is_no_language_model(saved) -> None:

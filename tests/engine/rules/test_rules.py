@@ -64,9 +64,9 @@ def test_a_rule_is_quiet_on_a_plain_config_and_without_facts(name: str) -> None:
         assert [finding for finding in read(GOOD, facts).findings if finding.rule == name] == []
 
 
-@pytest.mark.parametrize("spec", [spec for spec in fields if spec.later], ids=lambda spec: spec.path)
+@pytest.mark.parametrize("spec", [spec for spec in fields if spec.unsupported], ids=lambda spec: spec.path)
 def test_a_value_of_a_later_version_is_never_accepted_in_silence(spec: Any) -> None:
-    for value in spec.later:
+    for value in spec.unsupported:
         reading = read(mapping_of({spec.path: value}))
         found = [finding for finding in reading.findings if finding.path == spec.path and finding.severity == "error"]
         assert len(found) == 1

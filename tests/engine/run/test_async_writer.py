@@ -9,7 +9,7 @@ import time
 import pytest
 
 from engine.errors import WorkbenchError
-from engine.run.async_writer import LATE_SECONDS, LateWriter
+from engine.run.async_writer import LATE_SECONDS, AsyncWriter
 
 
 def lines(run):
@@ -30,8 +30,8 @@ def test_a_late_event_is_made_on_another_thread_and_there_within_a_moment(run):
         threads.append(threading.current_thread())
         return {"step": 1, "loss": 2.5}
 
-    with LateWriter(run) as writer:
-        writer.later("metrics", make)
+    with AsyncWriter(run) as writer:
+        writer.defer("metrics", make)
         until(lambda: run.events.read_bytes().endswith(b"\n"))
         assert threads != [threading.current_thread()]
     (event,) = lines(run)
@@ -39,9 +39,9 @@ def test_a_late_event_is_made_on_another_thread_and_there_within_a_moment(run):
 
 
 def test_an_event_carries_the_time_it_was_asked_for_not_the_time_it_was_made(run):
-    with LateWriter(run) as writer:
+    with AsyncWriter(run) as writer:
         before = time.time()
-        writer.later("metrics", lambda: {"step": 1})
+        writer.defer("metrics", lambda: {"step": 1})
         asked = time.time()
         time.sleep(4 * LATE_SECONDS)
         writer.write("phase", name="end")
@@ -52,12 +52,12 @@ def test_an_event_carries_the_time_it_was_asked_for_not_the_time_it_was_made(run
 
 
 def test_what_is_written_at_once_comes_after_all_that_was_put_off_before(run):
-    with LateWriter(run) as writer:
+    with AsyncWriter(run) as writer:
         for step in range(50):
-            writer.later("metrics", lambda step=step: {"step": step} if step % 10 else None)
+            writer.defer("metrics", lambda step=step: {"step": step} if step % 10 else None)
         writer.write("checkpoint", step=49, path="checkpoint-49", state="committed")
         assert lines(run)[-1]["kind"] == "checkpoint"
-        writer.later("metrics", lambda: {"step": 50, "loss": float("nan")})
+        writer.defer("metrics", lambda: {"step": 50, "loss": float("nan")})
     found = lines(run)
     assert [event["seq"] for event in found] == list(range(len(found)))
     assert [event["step"] for event in found if event["kind"] == "metrics"] == [
@@ -70,22 +70,22 @@ def test_a_problem_of_the_thread_ends_the_training_and_the_last_word_is_still_sa
     def broken():
         raise WorkbenchError("the disk is full")
 
-    with LateWriter(run) as writer:
-        writer.later("batch", broken)
-        writer.later("metrics", lambda: {"step": 1})
+    with AsyncWriter(run) as writer:
+        writer.defer("batch", broken)
+        writer.defer("metrics", lambda: {"step": 1})
         until(lambda: writer._problem is not None)
         with pytest.raises(WorkbenchError, match="the disk is full"):
-            writer.later("metrics", lambda: {"step": 2})
-        writer.later("metrics", broken)
+            writer.defer("metrics", lambda: {"step": 2})
+        writer.defer("metrics", broken)
         writer.write("failed", cause="disk full", message="the disk is full", lines=[])
     assert [event["kind"] for event in lines(run)] == ["failed"]
 
 
 def test_closing_leaves_no_thread_and_no_event_behind(run):
     before = threading.active_count()
-    writer = LateWriter(run)
+    writer = AsyncWriter(run)
     for step in range(1000):
-        writer.later("metrics", lambda step=step: {"step": step})
+        writer.defer("metrics", lambda step=step: {"step": step})
     writer.close()
     assert threading.active_count() == before
     assert [event["step"] for event in lines(run)] == list(range(1000))
@@ -99,12 +99,12 @@ def test_work_beside_is_done_again_and_again_until_it_breaks_which_is_told(run):
         if len(done) == 3:
             raise WorkbenchError("the folder is gone")
 
-    with LateWriter(run) as writer:
+    with AsyncWriter(run) as writer:
         writer.beside(work)
         until(lambda: writer._problem is not None)
         with pytest.raises(WorkbenchError, match="the folder is gone"):
-            writer.later("metrics", lambda: {"step": 1})
-        writer.later("metrics", lambda: {"step": 2})
+            writer.defer("metrics", lambda: {"step": 1})
+        writer.defer("metrics", lambda: {"step": 2})
         until(lambda: run.events.read_bytes().endswith(b"\n"))
     assert threading.current_thread() not in done
     assert [event["step"] for event in lines(run)] == [2]

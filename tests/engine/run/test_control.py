@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import WorkbenchError
 from engine.run import control
-from engine.run.async_writer import LateWriter
+from engine.run.async_writer import AsyncWriter
 from engine.run.control import Controls
 from engine.run.events import EventWriter
 from engine.run.tail import Tail
@@ -159,7 +159,7 @@ def test_a_request_is_heard_whenever_it_comes_and_a_quiet_folder_is_not_listed(r
 
 
 def test_who_listens_hears_each_request_once_and_a_step_looks_at_no_file(run, monkeypatch):
-    with LateWriter(run) as writer:
+    with AsyncWriter(run) as writer:
         ear = Controls(run, writer, every=0.0)
         ear.listen(writer)
         own, looked = threading.current_thread(), []
@@ -182,7 +182,7 @@ def test_who_listens_hears_each_request_once_and_a_step_looks_at_no_file(run, mo
 
 def test_a_signal_right_after_a_stop_finds_it_before_the_listener_does(run):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    with LateWriter(run) as writer:
+    with AsyncWriter(run) as writer:
         ear = Controls(run, writer)
         ear.listen(writer)
         try:

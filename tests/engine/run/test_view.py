@@ -234,7 +234,7 @@ def test_the_rank_that_others_wait_for_is_named_once_it_stands_out() -> None:
     assert of(forward_seconds=[0.2, 0.2, 0.29, 0.2]).slowest is None, "less than a tenth of the step"
     late = of(forward_seconds=[0.2, 0.2, 0.2, 0.5], data_seconds=[0.01, 0.81, 0.01, 0.01])
     assert late.slowest == (1, "data", pytest.approx(0.8))
-    assert late.slowest_words == "rank 1 takes 800 ms a step longer for its data than others"
+    assert late.slowest_text == "rank 1 takes 800 ms a step longer for its data than others"
     assert late.as_json()["slowest"] == {"rank": 1, "at": "data", "seconds": pytest.approx(0.8)}
     assert [rank["forward_seconds"] for rank in late.ranks] == [0.2, 0.2, 0.2, 0.5]
     odd = of(data_seconds=["x", None], forward_seconds=[0.2])

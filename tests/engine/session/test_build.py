@@ -13,7 +13,7 @@ import pytest
 from engine.config.facts import DataFacts
 from engine.config.tree import fields
 from engine.errors import WorkbenchError
-from engine.session.build import BuildSession, standings
+from engine.session.build import BuildSession, step_statuses
 from engine.session.draft import Draft
 
 RATE, BATCH = fields.optim.learning_rate.path, fields.optim.per_device_train_batch_size.path
@@ -80,7 +80,7 @@ def test_a_ready_config_takes_the_place_of_this_one_in_one_step_with_or_without_
 
 
 def test_a_config_with_an_error_is_no_start_and_its_step_says_so(session: BuildSession) -> None:
-    assert {each.step for each in standings(session.typed(RATE, "-1")) if each.errors} == {"method"}
+    assert {each.step for each in step_statuses(session.typed(RATE, "-1")) if each.errors} == {"method"}
     assert session.errors == 0, "what is typed is not kept"
     session.edit(lambda: session.draft.set(RATE, -1))
     with pytest.raises(WorkbenchError, match="learning_rate"):

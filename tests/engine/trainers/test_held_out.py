@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.run.best import best_words
+from engine.run.best import best_text
 from engine.run.store import RunFolder
 from engine.run.view import RunView, fold_many
 from tests.engine.trainers.conftest import BASE, CONVERSATIONS, lines, resumed_from
@@ -72,7 +72,7 @@ def test_a_run_that_gets_no_better_ends_early_and_says_so(train, source):
     assert view.best["step"] == 1
     # The best one is kept beside the two newest.
     assert _kept(run) == view.committed == [1, 2, 4]
-    best = best_words(view)
+    best = best_text(view)
     assert best.startswith("checkpoint-1 is the best: held-out loss ")
     view.id = "my-0001"
     for said in (ending(view, "my-0001"), summary_of(view), head(view)["by"], StatusLine._choose(view, "", "")[0]):

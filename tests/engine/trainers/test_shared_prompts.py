@@ -45,7 +45,7 @@ def test_gradients_are_those_of_the_plain_pass_from_fewer_tokens(tmp_path, monke
     built = Built({**method, **adapter, **ONE_BATCH, "method.num_generations": 4}, ROWS, tmp_path, exact_head=True)
     trainer = built.trainer
     assert trainer.shares_prompts
-    assert "a prompt is computed once for all its answers in sampling and in the loss" in trainer.told()
+    assert "a prompt is computed once for all its answers in sampling and in the loss" in trainer.receipt_note()
     trainer.attach(RunFolder(tmp_path), None, 1, {})
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
@@ -114,15 +114,15 @@ def test_what_cannot_share_does_not(tmp_path, monkeypatch, settings):
     built = Built({**GRPO, **ONE_BATCH, **settings}, ROWS, tmp_path)
     built.trainer.rewards.close()
     assert not built.trainer.shares_prompts
-    assert "computed once" not in built.trainer.told()
+    assert "computed once" not in built.trainer.receipt_note()
 
 
 def test_a_sampling_for_several_batches_tears_groups_apart_and_the_receipt_says_what_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     several = {"optim.per_device_train_batch_size": 8, "optim.gradient_accumulation_steps": 2}
     trainer = Built({**GRPO, **ONE_BATCH, **several, "method.num_generations": 4}, ROWS, tmp_path).trainer
-    assert "in sampling" in trainer.told()
-    assert "in the loss" not in trainer.told()
+    assert "in sampling" in trainer.receipt_note()
+    assert "in the loss" not in trainer.receipt_note()
     trainer.attach(RunFolder(tmp_path), None, 1, {})
     trainer.model.train()
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.run import checkpoint, store
-from engine.run.best import best_words
+from engine.run.best import best_text
 from engine.run.events import last_numbers
 from engine.run.index import open_view, peek
 from engine.run.store import RunFolder
@@ -69,7 +69,7 @@ def test_what_would_go_is_shown_and_stays_until_it_is_told_to_go(run: RunFolder)
         watch._next_folder_look = 0
         assert watch.poll()
         assert watch.view.committed == [2, 4] == peek(run).view.committed
-        assert best_words(watch.view) == "checkpoint-2 is the best: held-out loss 1"
+        assert best_text(watch.view) == "checkpoint-2 is the best: held-out loss 1"
     # The log still ends with the run's last word.
     assert run.events.read_bytes() == log
     assert last_numbers(run.events)[3]

@@ -155,7 +155,7 @@ def test_the_folder_of_runs_can_stand_before_the_command_and_before_a_run(tmp_pa
 
     assert f"No runs in {tmp_path}" in said("runs").output
     for words in (("no-such-0001",), ("watch", "no-such-0001")):
-        assert str(tmp_path) in str(said(*words).exception.told), words
+        assert str(tmp_path) in str(said(*words).exception.full_message), words
     wrong = said("check", "my.yaml").exception
     assert "--runs: must be left out with `check`" in wrong.message
 

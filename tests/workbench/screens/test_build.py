@@ -66,7 +66,7 @@ async def until(pilot: Any, true: Callable[[], bool], seconds: float = 20.0) -> 
 
 def told_at_right(app: WorkbenchApp) -> str:
     """All that the right column explains, also what is out of sight."""
-    return "\n".join("".join(text for text, _ in line) for line in build(app).steps.explain.made)
+    return "\n".join("".join(text for text, _ in line) for line in build(app).steps.side.explain.made)
 
 
 def words_at_right(app: WorkbenchApp) -> str:
@@ -459,7 +459,7 @@ async def test_find_explains_a_term() -> None:
         view.highlighted = view.get_option_index(f"term:{term}")
         await pilot.press("enter")
         await pilot.pause()
-        assert " ".join(text.split()[:4]) in " ".join(build(app).steps.explain._text[1])
+        assert " ".join(text.split()[:4]) in " ".join(build(app).steps.side.explain._text[1])
 
 
 async def test_levels_show_more_and_lose_nothing() -> None:
@@ -650,7 +650,7 @@ async def test_help_and_palette_come_from_the_table_of_actions() -> None:
 def test_every_action_has_a_method_and_no_key_has_two_meanings() -> None:
     seen: dict[tuple[str, str], str] = {}
     for action in ACTIONS:
-        name = action.id.partition("(")[0]
+        name = (action.call or action.id).partition("(")[0]
         owners: dict[str, type] = {"everywhere": WorkbenchApp, "build": BuildScreen}
         for screen in action.screens:
             if screen in owners:

@@ -170,7 +170,7 @@ async def test_a_config_with_changes_is_offered_and_never_lost_to_another(tmp_pa
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("n")
         form = await until(pilot, BuildScreen)
-        form.change("optim.max_steps", 7)
+        form.pane.change("optim.max_steps", 7)
         await pilot.press("q")
         start = await until(pilot, StartScreen)
         await pilot.pause(0.3)

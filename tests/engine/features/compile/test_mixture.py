@@ -8,10 +8,10 @@ from torch._dynamo.utils import counters
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import output_capturing
 
-from engine.compat.router_outputs import hear_in_graphs, heard_call
+from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks
 from engine.features.compile.apply import checkpoint_inside, compile_layers
 from engine.features.fused_experts.apply import blocks
-from engine.features.router_load.apply import _counter, _hear
+from engine.features.router_load.apply import _count_choices, _counter
 from tests.engine.features.conftest import built_of
 
 IDS = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(4))
@@ -43,7 +43,7 @@ def step(model):
     model.zero_grad()
     heard = blocks(built_of(Trainer(model)))
     counts = [_counter(block) for block in heard]
-    undos = [_hear(block, count) for block, count in zip(heard, counts, strict=True)]
+    undos = [_count_choices(block, count) for block, count in zip(heard, counts, strict=True)]
     out = model(IDS, labels=IDS)
     out.loss.backward()
     for undo in undos:
@@ -81,13 +81,13 @@ def test_what_is_relied_on_in_transformers(model):
         said = model(IDS).router_logits
     router = model.model.layers[0].mlp.gate
     before = dict(router._forward_hooks)
-    undo = hear_in_graphs(model.model.layers[0])
+    undo = install_graph_hooks(model.model.layers[0])
     assert list(router._forward_hooks) == list(before)
     assert all(router._forward_hooks[number] is not hook for number, hook in before.items())
     with torch.no_grad():
         assert output_capturing._active_collector.get() is None
         torch.testing.assert_close(model(IDS).router_logits, said)
-        _, heard = heard_call(router, torch.zeros(1, 16))
+        _, heard = call_with_router_logits(router, torch.zeros(1, 16))
     assert len(heard) == 1
     undo()
     assert dict(router._forward_hooks) == before

@@ -25,8 +25,8 @@ def beside(label: str, cells: Sequence[str], signs: Sequence[str], first: int, w
         if cell_len(label) <= first - GAP:
             return [(padded(label, first), columns)]
         return [(label, ""), (" " * first, columns)]
-    each = [(f"{INDENT}{sign}  ", cell) for sign, cell in zip(signs, cells, strict=True)]
-    return [(label, ""), *each] if label else each
+    rows = [(f"{INDENT}{sign}  ", cell) for sign, cell in zip(signs, cells, strict=True)]
+    return [(label, ""), *rows] if label else rows
 
 
 def padded(text: str, width: int) -> str:

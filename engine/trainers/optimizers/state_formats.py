@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 
-def keep_formats(optimizer: Optimizer) -> None:
+def keep_state_formats(optimizer: Optimizer) -> None:
     """From now on this optimizer loads states as they were saved."""
     found: list[tuple[torch.Tensor, str, torch.Tensor]] = []
 

@@ -1,4 +1,4 @@
-"""Counts of rows as they were last made, kept beside the prepared data, so that every window knows them at once.
+"""Counts of rows as they were last made, stored beside the prepared data, so that every window knows them at once.
 
 They are found again by everything that they hang on, without reading a row: the config's model and data, the files of
 sources and tokenizer by size and date, and the versions of the libraries. Torch-free: looks at a config read them.
@@ -28,7 +28,7 @@ MOST = 500
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
-def keep(config: RunConfig, base: str | Path, model: ModelFacts | None, answer: Mapping[str, Any]) -> None:
+def store_counts(config: RunConfig, base: str | Path, model: ModelFacts | None, answer: Mapping[str, Any]) -> None:
     """Keep what was counted over all rows of this config. A cache that cannot be written keeps nothing."""
     place = _place(config, Path(base), model)
     if place is None or (answer.get("problem") and not answer.get("read")):
@@ -43,7 +43,7 @@ def keep(config: RunConfig, base: str | Path, model: ModelFacts | None, answer: 
         os.replace(file.name, place)
 
 
-def kept(config: RunConfig, base: str | Path, model: ModelFacts | None) -> DataFacts | None:
+def load_counts(config: RunConfig, base: str | Path, model: ModelFacts | None) -> DataFacts | None:
     """What was counted of this very config; None where nothing was, or something has changed since."""
     place = _place(config, Path(base), model)
     if place is None:

@@ -13,7 +13,7 @@ from textual.message import Message
 
 from engine.data.gather_facts import countable
 from engine.errors import WorkbenchError
-from engine.session.rows import RowQuestion, head_words
+from engine.session.rows import RowQuestion, head_text
 from workbench.panels.paint import Line, clean, paragraph
 from workbench.panels.tokens import TokenView
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 NONE_YET = "The first row stands here as training sees it, once model and data can be read."
 
 
-class RowBeside(TokenView, can_focus=False):
+class FirstRow(TokenView, can_focus=False):
     """One row of a draft: how long it is and what of it is trained, then its tokens."""
 
     DEFAULT_CSS = "RowBeside { width: 5fr; height: 100%; border-left: solid $wb-line; }"
 
-    class Told(Message):
+    class Answered(Message):
         """The inspector answered, or said how far it is."""
 
     def __init__(self, draft: Draft, inspector: Inspector) -> None:
         super().__init__()
         self._draft = draft
-        self._question = RowQuestion(draft, inspector.ask, lambda: self.post_message(self.Told()))
+        self._question = RowQuestion(draft, inspector.ask, lambda: self.post_message(self.Answered()))
         self._question.packs = False
         self._found: dict[str, Any] = {}
         self._asked = ""
@@ -62,14 +62,14 @@ class RowBeside(TokenView, can_focus=False):
         """Nothing is asked for a panel that is gone."""
         self._question.cancel()
 
-    def on_row_beside_told(self) -> None:
+    def on_first_row_answered(self) -> None:
         """Show what came."""
-        found = self._question.take()
-        if isinstance(found, WorkbenchError):
-            self.row, self.problem = None, found.told
-        elif found is not None:
-            rows = found.get("rows") or [None]
-            self._found, self.row, self.problem = found, rows[0], "" if rows[0] else "There is no row."
+        answer = self._question.take()
+        if isinstance(answer, WorkbenchError):
+            self.row, self.problem = None, answer.full_message
+        elif answer is not None:
+            rows = answer.get("rows") or [None]
+            self._found, self.row, self.problem = answer, rows[0], "" if rows[0] else "There is no row."
             self.to_top()
         self.redraw()
 
@@ -77,9 +77,9 @@ class RowBeside(TokenView, can_focus=False):
         """What is known of the row, what is being asked, then the row."""
         if not self._asked:
             return paragraph(NONE_YET, width, "faint")
-        words = [clean(part) for part in head_words(self._draft, self._found, self.row, 0)]
-        made: list[Line] = [[(words[0], "bold")], *paragraph(", ".join(words[1:]), width, "dim")]
+        words = [clean(part) for part in head_text(self._draft, self._found, self.row, 0)]
+        drawn: list[Line] = [[(words[0], "bold")], *paragraph(", ".join(words[1:]), width, "dim")]
         warned = [] if self._question.open else self._found.get("warnings", [])[:1]
-        made += paragraph(clean(warned[0]), width, "warn") if warned else []
-        made.append([(clean(self._question.progress) if self._question.open else "", "faint")])
-        return [*made, *super().lines(width), [], [("p shows all rows", "faint")]]
+        drawn += paragraph(clean(warned[0]), width, "warn") if warned else []
+        drawn.append([(clean(self._question.progress) if self._question.open else "", "faint")])
+        return [*drawn, *super().lines(width), [], [("p shows all rows", "faint")]]
