@@ -209,7 +209,7 @@ def test_a_hostile_template_is_stopped_and_the_inspector_lives(
         before = time.monotonic()
         row = inspector.ask("preview", config=made).result(60)["rows"][0]
         assert any(part in row["error"] for part in sentence.split("|")), row["error"]
-        assert time.monotonic() - before < 12  # two renderings of at most two seconds, on a busy machine
+        assert time.monotonic() - before < 40  # two renderings of at most two seconds, on a busy machine
     assert inspector.ask("hello").result(30)
 
 
@@ -228,7 +228,7 @@ def test_cancelling_kills_the_job(inspector: Inspector, config: Any) -> None:
     ticket.cancel()
     with pytest.raises(Cancelled):
         ticket.result(5)
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 5
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
 

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ ASKER = "WORKBENCH_TESTS_ASKER"
 """Names, in the environment of a process that the server forked, the one that asked for it: its parent in all but name."""
 COLD = "WORKBENCH_TESTS_COLD"
 """Set where a process is to be started as ever."""
-MODULES = ("engine.worker", "engine.inspector", "engine.chat", "engine.export")
+MODULES = ("engine.worker", "engine.inspector", "engine.chat", "engine.export", "tests.engine.trainers.two_ranks")
 AT_IMPORT = re.compile(
     r"(?i)^(TRANSFORMERS_|HF_DATASETS|TORCH(?!INDUCTOR_CACHE_DIR)|PYTORCH_|KMP_|LD_|CUDA_LAUNCH|NCCL_|GLOO_|ACCELERATE_|TRL_"
     r"|XFORMERS_|DISABLE_|USE_|TRITON_(?!CACHE_DIR)|PYTHON(?!PATH|SAFEPATH|UNBUFFERED|FAULTHANDLER|IOENCODING|DONTWRITE)"
@@ -126,7 +127,7 @@ def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST)
         line.connect(str(place / "calls"))
     except (OSError, ValueError):
-        _begin(Path(room))
+        begin(Path(room))
         return None
     return line
 
@@ -148,7 +149,7 @@ def surroundings() -> list[Any]:
     return [os.geteuid(), os.getegid(), tracer[1] if tracer else "", groups, spaces]
 
 
-def _begin(room: Path) -> None:
+def begin(room: Path) -> None:
     """Start the server, once for all; nobody waits for it."""
     place = room / "prestarted"
     try:
@@ -171,6 +172,17 @@ def _begin(room: Path) -> None:
             stderr=log,
             start_new_session=True,
         )
+
+
+def wait(seconds: float = 120) -> None:
+    """Until the server serves, where several processes would import the same at once otherwise. Starts it."""
+    room = os.environ.get(PLACE)
+    if room is None or COLD in os.environ or not sys.platform.startswith("linux"):
+        return
+    begin(Path(room))
+    end = time.monotonic() + seconds
+    while not (Path(room) / "prestarted" / "known").exists() and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def install() -> None:
