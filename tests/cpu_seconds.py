@@ -4,7 +4,7 @@
     python tests/cpu_seconds.py --each 40 -n 0 tests/engine/data   also the 40 dearest tests
 
 All other words go to pytest. A test is charged its own process, the children it waited for, and what `prestarted` forked
-for it; the sum at the end holds every process that the tests left behind, also those nobody waited for.
+for it. Named are processes that were not forked and imported torch again. The sum at the end holds every process that the tests left behind, also those nobody waited for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import collections
 import ctypes
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from typing import Any
 import pytest
 
 PLACE = "SECONDS_OF_TESTS"
+COLD = "cold"
 SUBREAPER = 36
 
 
@@ -52,11 +54,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    forked = Path(os.environ.get("WORKBENCH_TESTS_ROOM", "/nowhere")) / "prestarted" / "spent"
-    if not hasattr(config, "workerinput") and forked.exists():
+    room = Path(os.environ.get("WORKBENCH_TESTS_ROOM", "/nowhere"))
+    if hasattr(config, "workerinput"):
+        return
+    if (forked := room / "prestarted" / "spent").exists():
         for line in forked.read_text().splitlines():
             cpu, _, test = line.partition("\t")
             _note(test.rpartition(" ")[0] or "(forked, for no test)", float(cpu), 0.0)
+    if (cold := room / "cold").exists():
+        shutil.copy(cold, Path(os.environ[PLACE]) / COLD)
 
 
 def _note(test: str, cpu: float, wall: float) -> None:
@@ -79,6 +85,9 @@ def main(words: list[str]) -> int:
                 os.wait()
             except ChildProcessError:
                 break
+        cold = Path(name) / COLD
+        began = cold.read_text().splitlines() if cold.exists() else []
+        cold.unlink(missing_ok=True)
         tests: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
         for file in Path(name).iterdir():
             for line in file.read_text().splitlines():
@@ -95,6 +104,8 @@ def main(words: list[str]) -> int:
         print(f"{cpu:8.1f}{wall:8.1f}{count:7.0f}  {name}")
     for test, (cpu, wall) in sorted(tests.items(), key=lambda row: -row[1][0])[:each]:
         print(f"{cpu:8.1f}{wall:8.1f}         {test}")
+    for line in began:
+        print("imported all by itself:", line.replace("\t", " for "))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{used.ru_utime + used.ru_stime:8.1f}{lasted:8.1f}         all processes")
     return code

@@ -22,7 +22,7 @@ from tests import warm
 from workbench.app import WorkbenchApp
 from workbench.screens.monitor import MonitorScreen
 
-HOT = ("optim.optim=sgd", "optim.learning_rate=10", "optim.max_grad_norm=0", "optim.lr_scheduler_type=constant")
+HOT = ("optim.optim=sgd", "optim.learning_rate=3", "optim.max_grad_norm=0", "optim.lr_scheduler_type=constant")
 SMALL = (
     "optim.max_steps=30",
     "optim.per_device_train_batch_size=4",
@@ -45,12 +45,14 @@ def started(runs: Path, *pairs: str) -> RunFolder:
     return launch_config(reading.config, Facts(), runs_dir=runs)
 
 
-def ended(run: RunFolder, state: str) -> None:
+def ended(run: RunFolder) -> str:
+    """How it ended."""
     give_up = time.monotonic() + 120
     while run.state not in store.ENDED and time.monotonic() < give_up:
         time.sleep(0.05)
     launch.settle(run)
-    assert run.state == state, run.log.read_text()[-2000:]
+    assert run.state in store.ENDED, run.log.read_text()[-2000:]
+    return run.state
 
 
 async def until(pilot: Any, true: Callable[[], bool]) -> None:
@@ -67,16 +69,19 @@ def text(app: Any) -> str:
 
 @pytest.fixture(scope="module")
 def diverged(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    run = started(tmp_path_factory.mktemp("mending") / "runs", *HOT)
-    ended(run, "failed")
-    return run
+    """Whether numbers break or all gradients vanish before, the processor has a say in: one of these seeds will do."""
+    for seed in (2, 3, 4, 5):
+        run = started(tmp_path_factory.mktemp("mending") / "runs", *HOT, f"run.seed={seed}")
+        if ended(run) == "failed":
+            return run
+    raise AssertionError("no run diverged")
 
 
 async def test_enter_on_the_card_of_a_run_that_diverged_starts_a_new_run_that_finishes(diverged: RunFolder) -> None:
     before = diverged.config.read_bytes()
     app = WorkbenchApp(run=diverged, runs_dir=diverged.path.parent)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "- optim.learning_rate: 10" in text(app))
+        await until(pilot, lambda: "- optim.learning_rate: 3" in text(app))
         assert "+ optim.learning_rate: 2e-05" in text(app)
         await until(pilot, lambda: "apply it and start a new run from the beginning" in text(app))
         await pilot.press("enter")
@@ -84,13 +89,13 @@ async def test_enter_on_the_card_of_a_run_that_diverged_starts_a_new_run_that_fi
         new = app.screen.folder
         await until(pilot, lambda: "comes from" in text(app) and "talk to it" in text(app))
         assert f"{diverged.id}, which diverged at step" in text(app)
-    ended(new, "finished")
+    assert ended(new) == "finished"
     assert diverged.config.read_bytes() == before
     settings = load(new.config).mapping
     assert settings["optim"]["learning_rate"] == 2e-5
     assert settings["optim"]["max_grad_norm"] == 1.0
     assert new.config.read_text().startswith(f"# {diverged.id}, which diverged at step ")
-    assert new.read_json()[ORIGIN].endswith("optim.learning_rate 10 -> 2e-05, optim.max_grad_norm 0 -> 1")
+    assert new.read_json()[ORIGIN].endswith("optim.learning_rate 3 -> 2e-05, optim.max_grad_norm 0 -> 1")
     with open_view(new) as watch:
         assert watch.view.latest["learning_rate"] == 2e-5
         assert watch.view.step == 30
@@ -98,14 +103,14 @@ async def test_enter_on_the_card_of_a_run_that_diverged_starts_a_new_run_that_fi
 
 def test_the_command_says_the_change_and_makes_it(diverged: RunFolder) -> None:
     told = warm.command("watch", str(diverged.path))
-    assert "proposed       optim.learning_rate 10 -> 2e-05, optim.max_grad_norm 0 -> 1" in told.stderr
+    assert "proposed       optim.learning_rate 3 -> 2e-05, optim.max_grad_norm 0 -> 1" in told.stderr
     assert f"`workbench resume {diverged.path} --fix` would apply it and start a new run" in told.stderr
     done = warm.command("resume", str(diverged.path), "--fix", "--json", timeout=150)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["state"], found["step"]) == ("finished", 30)
     assert found["id"] != diverged.id
-    assert f"{found['id']} starts from the beginning with optim.learning_rate 10 -> 2e-05" in done.stderr
+    assert f"{found['id']} starts from the beginning with optim.learning_rate 3 -> 2e-05" in done.stderr
     refused = warm.command("resume", str(diverged.path.parent / found["id"]), "--fix")
     assert refused.returncode == 1
     assert "only a run that has failed proposes a change" in refused.stderr
@@ -123,7 +128,7 @@ def test_rows_that_are_too_long_propose_a_length_that_holds_them(tmp_path: Path)
     )
     pairs = [f"data.train=[{{path: {rows}}}]", "data.max_length=64", "optim.max_steps=2", "run.save_steps=1"]
     run = started(tmp_path / "runs", *pairs)
-    ended(run, "failed")
+    assert ended(run) == "failed"
     done = warm.command("resume", str(run.path), "--fix", "--json", timeout=150)
     assert done.returncode == 0, done.stderr
     new = RunFolder(run.path.parent / json.loads(done.stdout)["id"])

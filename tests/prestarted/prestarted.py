@@ -76,6 +76,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
                 self._close_pipe_fds(*files)  # type: ignore[attr-defined]
                 return
             line.close()
+        _note_cold(args, env)
         super()._execute_child(args, executable, preexec_fn, close_fds, *rest)  # type: ignore[misc]
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
@@ -114,14 +115,11 @@ def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
         return None
     if cwd is not None and not os.path.isdir(cwd):
         return None
-    parts = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
-    if any(each not in (str(ROOT), str(HERE)) for each in parts):
-        return None
     place = Path(room) / "prestarted"
     try:
         known = json.loads((place / "known").read_text())
         same = known["at_import"] == at_import(environment) and known["surroundings"] == surroundings()
-        if not same:
+        if not same or names_on(further(environment)) & {"sitecustomize", *known["modules"]}:
             return None
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST)
@@ -130,6 +128,24 @@ def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
         begin(Path(room))
         return None
     return line
+
+
+def further(environment: dict[str, str]) -> list[str]:
+    """Folders on the import path that the server has not; what lies there it must not have imported from elsewhere."""
+    parts = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return [each for each in parts if os.path.isabs(each) and each not in (str(ROOT), str(HERE))]
+
+
+def names_on(folders: list[str]) -> set[str]:
+    return {each.partition(".")[0] for folder in folders if os.path.isdir(folder) for each in os.listdir(folder)}
+
+
+def _note_cold(args: Any, env: Any) -> None:
+    """Tells `tests/cpu_seconds.py` of a process that imports all by itself, and the test it is for."""
+    environment = os.environ if env is None else env
+    if PLACE in environment and isinstance(args, (list, tuple)) and module_of(args) is not None:
+        with contextlib.suppress(OSError), open(Path(environment[PLACE]) / "cold", "a") as file:
+            print(module_of(args), os.environ.get("PYTEST_CURRENT_TEST", ""), sep="\t", file=file)
 
 
 def module_of(args: Any) -> str | None:

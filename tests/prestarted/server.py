@@ -52,7 +52,9 @@ def serve(place: Path) -> None:
         print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()], flush=True)
         gc.collect()
         gc.freeze()
-        known = {"at_import": prestarted.at_import(dict(os.environ)), "surroundings": prestarted.surroundings()}
+        known: dict[str, Any] = {"at_import": prestarted.at_import(dict(os.environ))}
+        known["surroundings"] = prestarted.surroundings()
+        known["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
         (place / "known.new").write_text(json.dumps(known))
         (place / "known.new").rename(place / "known")
         while _held(place):
@@ -139,6 +141,8 @@ def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int
         resource.setrlimit(limit, (soft, hard))
     os.environ.clear()
     os.environ.update(asked["environment"])
+    sys.path[:0] = prestarted.further(asked["environment"])
+    importlib.invalidate_caches()
     _show(asked["environment"])
     os.write(own, str(os.getpid()).encode())
     os.close(own)
