@@ -69,6 +69,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("WORKBENCH_WARM", "0")  # a worker that waits is tests/fault/test_warm_worker.py's to look at
 
+# A run in a test's own process waits for a disk thirty times, and no power fails under it. What is forced to a disk, and when,
+# is tests/fault/test_saving_killed.py's to look at, in processes of their own.
+os.fsync = os.fdatasync = lambda handle: None
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -131,6 +135,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _beside_others(config):
         os.environ[ROOM] = tempfile.mkdtemp(prefix="workbench-tests-room-")
         prestarted.hold(Path(os.environ[ROOM]))
+        if getattr(config.option, "numprocesses", None):
+            prestarted.begin(Path(os.environ[ROOM]))  # it imports while the tests are collected
     os.environ["PYTHONPATH"] = os.pathsep.join([str(prestarted.HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     prestarted.install()
 

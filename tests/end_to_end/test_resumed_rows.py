@@ -24,6 +24,7 @@ from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
 from tests import warm
 from tests.caches import own_cache
+from tests.prestarted import prestarted
 from widgets import Monitor
 from workbench.cli.following import status_line
 from workbench.panels.watching import doing
@@ -82,7 +83,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_CACHE", own_cache(tmp_path_factory.mktemp("cache")))
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (prestarted.HERE, prestarted.ROOT))))
         patch.delenv("WORKBENCH_RUNS", raising=False)
         write(place, rows())
         (place / "my.yaml").write_text(CONFIG)

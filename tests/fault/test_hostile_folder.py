@@ -483,28 +483,32 @@ def test_a_limit_on_the_length_of_a_file_is_named_with_the_file(start, files, na
     assert not list(run.checkpoints.glob(".*"))
 
 
+ERRORS = {
+    "EDQUOT": ("disk quota", "the disk quota is used up"),
+    "EIO": ("disk error", "the disk reports an input/output error"),
+    "EROFS": ("disk read-only", "the file system is read-only now"),
+}
+PLACES = {
+    "weights": (SAFETENSORS, "", "ftruncate"),
+    "weights made durable": (SAFETENSORS, "checkpoint-5.tmp/model.safetensors", "fsync"),
+    "state": (PLAIN, "checkpoint-5.tmp/state.json", "write"),
+    "commit": (PLAIN, "checkpoint-5.tmp/COMMIT.json", "write"),
+    "folder": (PLAIN, "checkpoint-5.tmp", "fsync"),
+}
+
+
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize(
-    ("error", "cause", "words"),
+    ("place", "error"),
     [
-        ("EDQUOT", "disk quota", "the disk quota is used up"),
-        ("EIO", "disk error", "the disk reports an input/output error"),
-        ("EROFS", "disk read-only", "the file system is read-only now"),
+        pytest.param(place, error, marks=() if number % len(ERRORS) == which else pytest.mark.slow)
+        for number, place in enumerate(PLACES)
+        for which, error in enumerate(ERRORS)
     ],
 )
-@pytest.mark.parametrize(
-    ("files", "at", "call"),
-    [
-        (SAFETENSORS, "", "ftruncate"),
-        (SAFETENSORS, "checkpoint-5.tmp/model.safetensors", "fsync"),
-        (PLAIN, "checkpoint-5.tmp/state.json", "write"),
-        (PLAIN, "checkpoint-5.tmp/COMMIT.json", "write"),
-        (PLAIN, "checkpoint-5.tmp", "fsync"),
-    ],
-    ids=["weights", "weights made durable", "state", "commit", "folder"],
-)
-def test_quotas_and_failing_disks_are_named_as_what_they_are(start, error, cause, words, files, at, call):
+def test_quotas_and_failing_disks_are_named_as_what_they_are(start, place, error):
     run = stopped(start)
+    (cause, words), (files, at, call) = ERRORS[error], PLACES[place]
     part = WEIGHTS if files == SAFETENSORS else ""
     script = SAVE.replace("FILES", files).replace("PART", repr(part))
     said = limited(run, script, inject=f"{call}:error={error}:when=1+", at=at)

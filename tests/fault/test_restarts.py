@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_is_passed_over(start: Start) -> None:
     assert older is not None
     os.kill(worker.pid, signal.SIGKILL)
     os.kill(supervisor.pid, signal.SIGCONT)
-    until(lambda: view_of(run).restarts and run.state == "running")
+    until(lambda: view_of(run).restarts and view_of(run).resumed_from is not None)
     assert view_of(run).resumed_from == checkpoint.step_of(older)
 
 
@@ -108,7 +108,7 @@ def test_who_wants_it_to_end_is_heard_between_two_starts(start: Start) -> None:
     until(lambda: len(view_of(run).restarts) == 2)
     assert restarts.PAUSE_SECONDS[1] > 2
     control.request(run, "stop", by="somebody")
-    until(lambda: run.state in ENDED, seconds=4)
+    until(lambda: run.state in ENDED)
     view = view_of(run)
     assert (run.state, view.state) == ("stopped", "stopped")
     assert "before its worker was started again" in view.cause

@@ -94,6 +94,7 @@ def waiting(session: BuildSession, step: str = "review") -> int:
     return session.warm._pid
 
 
+@pytest.mark.slow
 def test_a_run_that_was_read_first_takes_its_first_step_within_a_fraction_of_what_the_imports_take(
     session, monkeypatch
 ):

@@ -48,7 +48,7 @@ def die_at(k: int, within: Path) -> None:
     sys.addaudithook(hook)
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_killed_at_any_file_of_its_save_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ ASKER = "WORKBENCH_TESTS_ASKER"
 """Names, in the environment of a process that the server forked, the one that asked for it: its parent in all but name."""
 COLD = "WORKBENCH_TESTS_COLD"
 """Set where a process is to be started as ever."""
-MODULES = ("engine.worker", "engine.inspector", "engine.chat", "engine.export")
+MODULES = ("engine.worker", "engine.inspector", "engine.chat", "engine.export", "tests.engine.trainers.two_ranks")
 AT_IMPORT = re.compile(
     r"(?i)^(TRANSFORMERS_|HF_DATASETS|TORCH(?!INDUCTOR_CACHE_DIR)|PYTORCH_|KMP_|LD_|CUDA_LAUNCH|NCCL_|GLOO_|ACCELERATE_|TRL_"
     r"|XFORMERS_|DISABLE_|USE_|TRITON_(?!CACHE_DIR)|PYTHON(?!PATH|SAFEPATH|UNBUFFERED|FAULTHANDLER|IOENCODING|DONTWRITE)"
@@ -75,6 +76,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
                 self._close_pipe_fds(*files)  # type: ignore[attr-defined]
                 return
             line.close()
+        _note_cold(args, env)
         super()._execute_child(args, executable, preexec_fn, close_fds, *rest)  # type: ignore[misc]
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
@@ -113,22 +115,37 @@ def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
         return None
     if cwd is not None and not os.path.isdir(cwd):
         return None
-    parts = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
-    if any(each not in (str(ROOT), str(HERE)) for each in parts):
-        return None
     place = Path(room) / "prestarted"
     try:
         known = json.loads((place / "known").read_text())
         same = known["at_import"] == at_import(environment) and known["surroundings"] == surroundings()
-        if not same:
+        if not same or names_on(further(environment)) & {"sitecustomize", *known["modules"]}:
             return None
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST)
         line.connect(str(place / "calls"))
     except (OSError, ValueError):
-        _begin(Path(room))
+        begin(Path(room))
         return None
     return line
+
+
+def further(environment: dict[str, str]) -> list[str]:
+    """Folders on the import path that the server has not; what lies there it must not have imported from elsewhere."""
+    parts = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return [each for each in parts if os.path.isabs(each) and each not in (str(ROOT), str(HERE))]
+
+
+def names_on(folders: list[str]) -> set[str]:
+    return {each.partition(".")[0] for folder in folders if os.path.isdir(folder) for each in os.listdir(folder)}
+
+
+def _note_cold(args: Any, env: Any) -> None:
+    """Tells `tests/cpu_seconds.py` of a process that imports all by itself, and the test it is for."""
+    environment = os.environ if env is None else env
+    if PLACE in environment and isinstance(args, (list, tuple)) and module_of(args) is not None:
+        with contextlib.suppress(OSError), open(Path(environment[PLACE]) / "cold", "a") as file:
+            print(module_of(args), os.environ.get("PYTEST_CURRENT_TEST", ""), sep="\t", file=file)
 
 
 def module_of(args: Any) -> str | None:
@@ -148,7 +165,7 @@ def surroundings() -> list[Any]:
     return [os.geteuid(), os.getegid(), tracer[1] if tracer else "", groups, spaces]
 
 
-def _begin(room: Path) -> None:
+def begin(room: Path) -> None:
     """Start the server, once for all; nobody waits for it."""
     place = room / "prestarted"
     try:
@@ -171,6 +188,17 @@ def _begin(room: Path) -> None:
             stderr=log,
             start_new_session=True,
         )
+
+
+def wait(seconds: float = 120) -> None:
+    """Until the server serves, where several processes would import the same at once otherwise. Starts it."""
+    room = os.environ.get(PLACE)
+    if room is None or COLD in os.environ or not sys.platform.startswith("linux"):
+        return
+    begin(Path(room))
+    end = time.monotonic() + seconds
+    while not (Path(room) / "prestarted" / "known").exists() and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def install() -> None:

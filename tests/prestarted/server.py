@@ -23,7 +23,7 @@ import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import prestarted
@@ -44,15 +44,17 @@ def serve(place: Path) -> None:
     wake.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken.fileno())
-    lines: dict[int, socket.socket] = {}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+    lines: dict[int, tuple[socket.socket, str]] = {}
+    with (place / "spent").open("w") as spent, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(str(place / "calls"))
         door.listen(64)
         assert threading.active_count() == 1
         print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()], flush=True)
         gc.collect()
         gc.freeze()
-        known = {"at_import": prestarted.at_import(dict(os.environ)), "surroundings": prestarted.surroundings()}
+        known: dict[str, Any] = {"at_import": prestarted.at_import(dict(os.environ))}
+        known["surroundings"] = prestarted.surroundings()
+        known["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
         (place / "known.new").write_text(json.dumps(known))
         (place / "known.new").rename(place / "known")
         while _held(place):
@@ -60,7 +62,7 @@ def serve(place: Path) -> None:
             if wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     wake.recv(4096)
-            _reap(lines)
+            _reap(lines, spent)
             if door in ready:
                 line, _ = door.accept()
                 _answer(line, lines)
@@ -88,19 +90,22 @@ def _import() -> None:
         importlib.import_module(name)
 
 
-def _reap(lines: dict[int, socket.socket]) -> None:
+def _reap(lines: dict[int, tuple[socket.socket, str]], spent: IO[str]) -> None:
+    """Each is told its end; what it took of a processor, and for which test, is written for `tests/cpu_seconds.py`."""
     while lines:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, used = os.wait4(-1, os.WNOHANG)
         except ChildProcessError:
             return
         if not pid:
             return
-        with lines.pop(pid) as line, contextlib.suppress(OSError):
+        line, test = lines.pop(pid)
+        print(used.ru_utime + used.ru_stime, test, sep="\t", file=spent, flush=True)
+        with line, contextlib.suppress(OSError):
             line.send(str(status).encode())
 
 
-def _answer(line: socket.socket, lines: dict[int, socket.socket]) -> None:
+def _answer(line: socket.socket, lines: dict[int, tuple[socket.socket, str]]) -> None:
     try:
         asked, files, _, _ = socket.recv_fds(line, prestarted.LONGEST, 3)
     except OSError:
@@ -118,7 +123,7 @@ def _answer(line: socket.socket, lines: dict[int, socket.socket]) -> None:
             os._exit(code)
     for each in files:
         os.close(each)
-    lines[pid] = line
+    lines[pid] = line, json.loads(asked)["environment"].get("PYTEST_CURRENT_TEST", "")
 
 
 def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int:
@@ -136,6 +141,8 @@ def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int
         resource.setrlimit(limit, (soft, hard))
     os.environ.clear()
     os.environ.update(asked["environment"])
+    sys.path[:0] = prestarted.further(asked["environment"])
+    importlib.invalidate_caches()
     _show(asked["environment"])
     os.write(own, str(os.getpid()).encode())
     os.close(own)

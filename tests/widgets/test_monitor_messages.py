@@ -64,7 +64,7 @@ class View:
 
 
 def until(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60
     while not true():
         assert time.monotonic() < give_up, "it never came"
         time.sleep(0.02)

@@ -347,7 +347,7 @@ def test_a_template_that_loops_is_stopped_within_three_seconds(minimind: Any) ->
     before = time.monotonic()
     with pytest.raises(MaskError, match="runs longer than 2 seconds"):
         Chat(minimind, loop).spans(PLAIN_CHAT)
-    assert time.monotonic() - before < 12  # two seconds, on a busy machine
+    assert time.monotonic() - before < 20  # two seconds, on a busy machine
 
 
 def test_a_token_is_trained_when_any_of_its_characters_is() -> None:

@@ -138,7 +138,7 @@ def test_a_hub_that_stalls_is_an_error_in_time(hub: Hub, tmp_path: Path, where: 
     done = pushed(hub, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "127.0.0.1 did not answer within 2 s" in done.stdout
-    assert time.monotonic() - begun < 25
+    assert time.monotonic() - begun < 60
     assert sum(where in each for each in hub.asked) == 1, "it is asked once"
 
 

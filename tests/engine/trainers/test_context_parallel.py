@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 
 from engine.trainers.context_parallel import lacking, part_of
 from tests.caches import own_cache
-from tests.engine.trainers import ring_on_gloo
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
 from tests.engine.trainers.test_fsdp2 import LORA, READ, Place, alike, curve
 from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
@@ -68,7 +67,7 @@ def test_a_model_without_a_causal_form_is_refused() -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("rings")
-    with TwoRanks(own_cache(root / "cache"), ring_on_gloo.install) as two:
+    with TwoRanks(own_cache(root / "cache"), "tests.engine.trainers.ring_on_gloo:install") as two:
         yield Place(root, two)
 
 
@@ -130,7 +129,7 @@ def test_a_divided_run_goes_on_divided_or_whole(place: Place) -> None:
 @pytest.mark.slow
 def test_rings_take_batches_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     root: Path = tmp_path_factory.mktemp("rings-of-four")
-    with FourRanks(own_cache(root / "cache"), ring_on_gloo.install) as four:
+    with FourRanks(own_cache(root / "cache"), "tests.engine.trainers.ring_on_gloo:install") as four:
         place = Place(root, four)
         given = {**SHORT, "data.train": place.rows(CONVERSATIONS), "data.val_set_size": 7, "run.eval_steps": 2}
         divided = four.train(run_folder(root / "runs", given | SPLIT | {"run.devices": 4}))

@@ -180,7 +180,7 @@ def test_a_checkpoint_that_was_saved_with_weights_that_are_not_finite_is_not_gon
     assert lines(run, "finished", 2)[0]["step"] == 4
 
 
-@pytest.mark.parametrize("method", ["dpo", "orpo"])
+@pytest.mark.parametrize("method", [pytest.param("dpo", marks=pytest.mark.slow), "orpo"])
 def test_pairs_too(train, source, method):
     run = train({**HOT, "method.kind": method, "data.train": [{"path": source(PAIRS)}], "optim.max_steps": 30}, code=1)
     assert lines(run, "failed")[0]["cause"] == "diverged"

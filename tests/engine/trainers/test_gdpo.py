@@ -66,7 +66,8 @@ def test_advantages_are_those_of_each_reward_by_itself(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
+    ("adapter", "exact_head", "near"),
+    [pytest.param({}, False, 1e-6, id="full", marks=pytest.mark.slow), pytest.param(LORA, True, 1e-10, id="lora")],
 )
 def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
     """With the advantages of the test above; all losses are GRPO's, where each has its test."""

@@ -226,7 +226,8 @@ def plain_loss(built, batch, advantages, loss_type, sequence, high):
 
 
 @pytest.mark.parametrize(
-    ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
+    ("adapter", "exact_head", "near"),
+    [pytest.param({}, False, 1e-6, id="full", marks=pytest.mark.slow), pytest.param(LORA, True, 1e-10, id="lora")],
 )
 def test_gradients_of_every_loss_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))

@@ -25,7 +25,14 @@ def _saved(run: Any) -> list[int]:
     return [event["step"] for event in lines(run, "checkpoint") if event["state"] == "committed"]
 
 
-@pytest.mark.parametrize(("times", "steps"), [(1, [5, 10]), (2, [2, 4, 6, 8, 10]), (9, list(range(1, 11)))])
+@pytest.mark.parametrize(
+    ("times", "steps"),
+    [
+        (2, [2, 4, 6, 8, 10]),
+        pytest.param(1, [5, 10], marks=pytest.mark.slow),
+        pytest.param(9, list(range(1, 11)), marks=pytest.mark.slow),
+    ],
+)
 def test_evaluations_are_spread_over_an_epoch_as_it_turns_out(train, source, times, steps):
     # 48 rows, 8 held out, 8 a step: five steps an epoch, which nothing but the prepared rows tells.
     settings = {"data.train": [{"path": source(CONVERSATIONS)}], "data.val_set_size": 8}
@@ -80,7 +87,7 @@ def test_a_run_that_gets_no_better_ends_early_and_says_so(train, source):
         assert best in said
 
 
-@pytest.mark.parametrize("step", [1, 2, 4])
+@pytest.mark.parametrize("step", [2, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 4))])
 def test_patience_and_the_best_survive_a_kill(train, source, tmp_path, step):
     settings = {"data.train": [{"path": source(CONVERSATIONS)}], "data.val_set_size": 8, **WORSE}
     whole = train({**settings, "optim.early_stopping_patience": 3})

@@ -50,7 +50,7 @@ def test_kto_pairs_rows_in_the_batch_in_any_order(train, source):
 @pytest.mark.parametrize(
     ("kind", "adapter", "said"),
     [
-        ("ipo", LORA, "reference: adapter off"),
+        pytest.param("ipo", LORA, "reference: adapter off", marks=pytest.mark.slow),
         pytest.param("simpo", {}, "no reference model: none is loaded", marks=pytest.mark.slow),
         ("orpo", LORA, "no reference model: none is loaded"),
     ],

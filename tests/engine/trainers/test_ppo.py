@@ -108,7 +108,8 @@ def norms_in_float64(model):
 
 
 @pytest.mark.parametrize(
-    ("adapter", "exact_head", "near"), [({}, False, 1e-6), (LORA, True, 1e-10)], ids=["full", "lora"]
+    ("adapter", "exact_head", "near"),
+    [pytest.param({}, False, 1e-6, id="full"), pytest.param(LORA, True, 1e-10, id="lora", marks=pytest.mark.slow)],
 )
 def test_gradients_equal_plain_torch(tmp_path, monkeypatch, adapter, exact_head, near):
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))

@@ -89,11 +89,10 @@ def test_resuming_equals_never_stopping(train, source, tmp_path, settings, rows)
 @pytest.mark.parametrize(
     ("kind", "rows"),
     [
-        ("kto", RATED),
         ("reward", PAIRS),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("dpo", PAIRS), ("simpo", PAIRS), ("distill", TAUGHT))
+            for each in (("kto", RATED), ("dpo", PAIRS), ("simpo", PAIRS), ("distill", TAUGHT))
         ),
     ],
 )

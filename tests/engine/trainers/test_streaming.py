@@ -63,7 +63,7 @@ def same_weights(first: Any, second: Any, step: int) -> bool:
 @pytest.mark.parametrize(
     ("settings", "rows"),
     [
-        pytest.param({}, CONVERSATIONS, id="sft"),
+        pytest.param({}, CONVERSATIONS, id="sft", marks=pytest.mark.slow),
         pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout"),
     ],
 )
@@ -109,7 +109,7 @@ def test_two_epochs_of_a_stream_see_every_row_exactly_twice(train, source):
             CONVERSATIONS,
             id="grpo, in the middle of what was sampled",
         ),
-        pytest.param({**GRPO, "method.kind": "ppo", **LORA}, CONVERSATIONS, id="ppo"),
+        pytest.param({**GRPO, "method.kind": "ppo", **LORA}, CONVERSATIONS, id="ppo", marks=pytest.mark.slow),
     ],
 )
 def test_every_method_goes_on_with_its_stream(train, source, tmp_path, settings, rows):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import socket
-from multiprocessing import get_context
+import subprocess
+import sys
+import tempfile
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from engine.config.files import as_yaml
 from engine.run.store import RunFolder, create
 from tests.engine.trainers.conftest import BASE
+from tests.prestarted import prestarted
+
+ROOT = Path(__file__).parents[3]
 
 
 def run_folder(root: Any, settings: dict[str, Any]) -> RunFolder:
@@ -22,8 +31,69 @@ def run_folder(root: Any, settings: dict[str, Any]) -> RunFolder:
     return create(root, as_yaml(mapping), {"method": "test", "model": "builtin/tiny"})
 
 
-def _serve(rank: int, ranks: int, port: int, cache: str, asked: Any, told: Any, first: Any) -> None:
-    os.environ |= {"WORKBENCH_CACHE": cache, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+class TwoRanks:
+    """`with TwoRanks(cache) as two: two.train(run)`; a run's exit code is checked. One process more trains runs alone."""
+
+    RANKS = 2
+
+    def __init__(self, cache: str, first: str = "") -> None:
+        """`first` names a function, as `module:function`, that each process calls before its first run."""
+        self._cache, self._first = cache, first
+
+    def __enter__(self) -> TwoRanks:
+        prestarted.wait()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "WORKBENCH_CACHE": self._cache,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        with tempfile.TemporaryDirectory() as place, Listener(f"{place}/calls", backlog=9) as door:
+            self._ranks = [
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", __name__, door.address, str(rank), str(self.RANKS), str(port), self._first],
+                    env=environment, stdin=subprocess.DEVNULL,
+                )
+                for rank in range(self.RANKS + 1)
+            ]  # fmt: skip
+            lines = [door.accept() for _ in self._ranks]
+        self._lines = [line for _, line in sorted((line.recv(), line) for line in lines)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None) -> None:
+        for line, process in zip(self._lines, self._ranks, strict=True):
+            line.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10 if kind is None else 0.1)
+            process.kill()
+            process.wait()
+
+    def train(self, run: RunFolder) -> RunFolder:
+        """They train this run together."""
+        return self._train(run, self._lines[: self.RANKS])
+
+    def train_alone(self, run: RunFolder) -> RunFolder:
+        """One process trains it."""
+        return self._train(run, self._lines[self.RANKS :])
+
+    def _train(self, run: RunFolder, lines: list[Connection]) -> RunFolder:
+        for line in lines:
+            line.send(str(run.path))
+        for line in lines:
+            assert line.poll(170), f"a process is silent: {run.events.read_text()[-4000:]}"
+            assert not line.recv(), run.events.read_text()[-4000:]
+        return run
+
+
+class FourRanks(TwoRanks):
+    """The same with four."""
+
+    RANKS = 4
+
+
+def _serve(place: str, rank: int, ranks: int, port: int, first: str) -> None:
     if rank < ranks:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
@@ -34,60 +104,18 @@ def _serve(rank: int, ranks: int, port: int, cache: str, asked: Any, told: Any, 
     from engine.worker import main
 
     torch.set_num_threads(1)
-    if first is not None:
-        first()
-    while (folder := asked.get()) is not None:
-        told.put(main(folder))
-        # Each run has a process of its own elsewhere; accelerate keeps how the one before was divided.
-        AcceleratorState._reset_state(reset_partial_state=True)
+    if first:
+        module, _, name = first.partition(":")
+        getattr(importlib.import_module(module), name)()
+    with Client(place) as line, contextlib.suppress(EOFError):
+        line.send(rank)
+        while True:
+            line.send(main(line.recv()))
+            # Each run has a process of its own elsewhere; accelerate keeps how the one before was divided.
+            AcceleratorState._reset_state(reset_partial_state=True)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-class TwoRanks:
-    """`with TwoRanks(cache) as two: two.train(run)`; a run's exit code is checked. One process more trains runs alone."""
-
-    RANKS = 2
-
-    def __init__(self, cache: str, first: Any = None) -> None:
-        """`first` is a function that each process calls before its first run."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        context = get_context("spawn")
-        self._asked, self._told = [context.Queue() for _ in range(self.RANKS + 1)], context.Queue()
-        self._ranks = [
-            context.Process(target=_serve, args=(rank, self.RANKS, port, cache, asked, self._told, first), daemon=True)
-            for rank, asked in enumerate(self._asked)
-        ]
-
-    def __enter__(self) -> TwoRanks:
-        for process in self._ranks:
-            process.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None) -> None:
-        for queue, process in zip(self._asked, self._ranks, strict=True):
-            queue.put(None)
-            process.join(10 if kind is None else 0.1)
-            process.kill()
-
-    def train(self, run: RunFolder) -> RunFolder:
-        """They train this run together."""
-        return self._train(run, self._asked[: self.RANKS])
-
-    def train_alone(self, run: RunFolder) -> RunFolder:
-        """One process trains it."""
-        return self._train(run, self._asked[self.RANKS :])
-
-    def _train(self, run: RunFolder, asked: list[Any]) -> RunFolder:
-        for queue in asked:
-            queue.put(str(run.path))
-        codes = [self._told.get(timeout=170) for _ in asked]
-        assert not any(codes), run.events.read_text()[-4000:]
-        return run
-
-
-class FourRanks(TwoRanks):
-    """The same with four."""
-
-    RANKS = 4
+if __name__ == "__main__":
+    _serve(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5])

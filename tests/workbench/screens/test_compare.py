@@ -25,7 +25,7 @@ def app_of(root: Path) -> WorkbenchApp:
 
 
 async def until(pilot: Any, test: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(600):
         if test():
             return
         await pilot.pause(0.05)

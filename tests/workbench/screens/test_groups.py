@@ -30,7 +30,7 @@ def group(step: int, *rewards: float, prompt: str = "What is 3 March 2021 in ISO
 
 
 async def until(pilot: Any, test: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(600):
         if test():
             return
         await pilot.pause(0.05)

@@ -28,7 +28,7 @@ def shown(app: WorkbenchApp) -> str:
 
 
 async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(600):
         await pilot.pause(0.05)
         if holds():
             return

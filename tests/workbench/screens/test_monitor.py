@@ -37,8 +37,8 @@ def app_of(run: Any) -> WorkbenchApp:
 
 
 async def until(pilot: Any, test: Callable[[], bool]) -> None:
-    """Wait for something to become true, ten seconds at most."""
-    for _ in range(200):
+    """Wait for something to become true, half a minute at most."""
+    for _ in range(600):
         if test():
             return
         await pilot.pause(0.05)

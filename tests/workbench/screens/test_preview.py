@@ -88,7 +88,7 @@ def app_of(draft: Draft, inspector: Any) -> WorkbenchApp:
     return app
 
 
-async def until(pilot: Any, test: Callable[[], bool], seconds: float = 10) -> None:
+async def until(pilot: Any, test: Callable[[], bool], seconds: float = 60) -> None:
     for _ in range(int(seconds * 20)):
         if test():
             return

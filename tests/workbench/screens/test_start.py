@@ -59,7 +59,7 @@ async def at(pilot: Any, key: str) -> None:
 
 
 async def until(pilot: Any, kind: type[Any]) -> Any:
-    for _ in range(100):
+    for _ in range(600):
         if isinstance(pilot.app.screen, kind):
             return pilot.app.screen
         await pilot.pause(0.05)

@@ -42,7 +42,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**STATE, "layer_types": ["mamba", "attention"], "num_local_experts": 0, "shared_intermediate_size": 32},
     ),
     "jamba": ("JambaForCausalLM", "JambaConfig", {**PERIODS, "num_experts": 1, "mamba_dt_rank": 4}),
-    "kimi_linear": ("KimiLinearForCausalLM", "KimiLinearConfig", {}),
+    "kimi_linear": (
+        "KimiLinearForCausalLM", "KimiLinearConfig",
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "linear_head_dim": 8, "linear_num_heads": 4,
+        },
+    ),
     "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
     "mamba": ("MambaForCausalLM", "MambaConfig", {"state_size": 8}),
     "mamba2": (

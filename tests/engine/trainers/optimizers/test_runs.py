@@ -125,7 +125,7 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(train, source,
         resumes_exactly(train, run, tmp_path / "again")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_flash_adamw_keeps_8_bits_and_what_rounding_took_and_resumes_exactly(train, source, tmp_path, dtype):
     pytest.importorskip("pytorch_optimizer")
     run = train(settings(source, "flash_adamw", **{"model.dtype": dtype, "optim.weight_decay": 0.01}))
