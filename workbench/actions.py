@@ -88,6 +88,13 @@ ACTIONS: tuple[Action, ...] = (
     Action("turn(-1)", "left_square_bracket,H", "previous step", "Go to the previous step", ("build",), "["),
     Action("turn(1)", "right_square_bracket,L", "next step", "Go to the next step", ("build",), "]", line="[ ] step"),
     Action("preview", "p", "preview", "See the tokens that will be trained", ("build",), line="p preview"),
+    Action(
+        "columns",
+        "m",
+        "columns",
+        "Name the column of each part, beside three rows",
+        ("build", "preview"),
+    ),
     Action("fix", "f", "fix", "Apply the proposed fix of the finding in view", ("build",), line="f fix"),
     Action("undo", "u,ctrl+u", "undo", "Take back the last change", ("build",), "u", line="u undo"),
     Action("redo", "U,ctrl+r", "redo", "Do again what was undone", ("build",), "U"),
@@ -106,6 +113,22 @@ ACTIONS: tuple[Action, ...] = (
     Action("step('memory')", "5", "go to Memory and speed", "", ("build",)),
     Action("step('review')", "6", "go to Review", "", ("build",)),
     Action("step('launch')", "7", "go to Launch", "", ("build",)),
+    # Columns of a source
+    Action("part(1)", "down,j", "next part", "The next part of a row", ("columns",), "↓"),
+    Action("part(-1)", "up,k", "part before", "The part before", ("columns",), "↑"),
+    Action("take(1)", "right,l", "next column", "The next column for it", ("columns",), "←→", line="←→ column"),
+    Action("take(-1)", "left,h", "column before", "The column before", ("columns",), "←"),
+    Action(
+        "none",
+        "backspace,delete",
+        "by itself",
+        "As the format reads it by itself",
+        ("columns",),
+        "del",
+        line="del by-itself",
+    ),
+    Action("keep", "enter", "keep", "Keep the choice in the config", ("columns",), "enter", line="enter keep"),
+    Action("cancel", "escape", "back", "Go back without a change", ("columns",), "esc", line="esc back"),
     # A config of another tool
     Action("take_over", "t", "take over", "Take it over as a new config", ("ledger",), line="t take-over"),
     # The guided first run

@@ -23,6 +23,7 @@ def answer_to(warm: Warm, params: Params) -> Any:
         "hello": _hello,
         "rows": _raw_rows,
         "detect": _detect,
+        "mapped": _mapped,
         "model": _model,
         "preview": _preview,
         "data": _data,
@@ -64,6 +65,15 @@ def _detect(warm: Warm, params: Params) -> Any:
     rows = warm.rows(str(params["path"]), params.get("split"))
     found = asdict(detect(rows, params.get("columns") or {}, params.get("format")))
     return {**found, "rows": rows.length, "indexed": rows.progress}
+
+
+def _mapped(warm: Warm, params: Params) -> Any:
+    """What the first rows of a source say by a choice of columns, without torch."""
+    from engine.data.column_map import mapped
+    from engine.data.parts import columns_of
+
+    names = columns_of(params.get("columns"), params.get("properties"), params.get("roles"))
+    return mapped(warm.rows(str(params["path"]), params.get("split")), names, params.get("format"))
 
 
 def _model(warm: Warm, params: Params) -> Any:

@@ -187,6 +187,12 @@ class BuildScreen(EditingScreen):
 
         self.app.push_screen(PreviewScreen(self.draft, self.app.inspector))
 
+    def action_columns(self) -> None:
+        """Which column holds which part."""
+        from workbench.screens.columns import ask_columns
+
+        ask_columns(self, self.draft, lambda kept: self.look() if kept else None, self.session.edit)
+
     # What is no setting
 
     @on(EditWanted)

@@ -244,6 +244,12 @@ class PreviewScreen(Screen[None]):
         self.question.packs = not self.question.packs
         self._go(0, "packing all rows" if self.question.packs else "row 0")
 
+    def action_columns(self) -> None:
+        """Which column holds which part; the row is asked for anew where another does now."""
+        from workbench.screens.columns import ask_columns
+
+        ask_columns(self, self.draft, lambda kept: self._go(self._at) if kept else None)
+
     def action_raw(self) -> None:
         """The row as it stands in its file, or its tokens."""
         view = self.query_one(TokenView)
