@@ -24,6 +24,7 @@ from engine.session.build import BuildSession
 from engine.session.draft import Draft
 from widgets.asking import Asker
 from widgets.chat import ChatPart
+from widgets.columns import ColumnsPart
 from widgets.compare import ComparePart
 from widgets.form import FormPart
 from widgets.guide import GuidePart
@@ -190,6 +191,7 @@ class Workbench(Face):
         super().__init__(
             self.form,
             PreviewPart(self.draft, asker),
+            ColumnsPart(self.draft, asker, self.form.session.edit),
             LaunchPart(self.form.session),
             RunsPart(lambda: self.form.session.runs_dir),
             monitor,

@@ -55,6 +55,11 @@ class ColumnMap:
         """The columns that the first row has."""
         return [str(name) for name, _ in self.found.get("columns", ())]
 
+    def column(self, part: str) -> str:
+        """The column of a part as it was picked last, or as the rows are read."""
+        told = next((str(each["column"]) for each in self.parts if each["name"] == part), NONE)
+        return self._picked.get(part, told)
+
     @property
     def changed(self) -> bool:
         """Whether something else is chosen than the draft says."""
@@ -76,8 +81,7 @@ class ColumnMap:
         choices = (
             self.names if any(each["needed"] for each in self.parts if each["name"] == part) else [NONE, *self.names]
         )
-        told = next((str(each["column"]) for each in self.parts if each["name"] == part), NONE)
-        now = self._picked.get(part, told)
+        now = self.column(part)
         if choices:
             place = choices.index(now) if now in choices else -1 if by > 0 else 0
             self.choose(part, choices[(place + by) % len(choices)])

@@ -62,7 +62,8 @@ class ColumnView(Drawn, can_focus=True):
         made: list[Line] = [[(f"{'format':{gutter}}", "dim"), (cut(clean(told), width - gutter), "accent")]]
         samples = {str(name): str(text) for name, text in found.get("columns", ())}
         for part in chosen.parts:
-            name, column = str(part["name"]), str(part["column"])
+            name = str(part["name"])
+            column = chosen.column(name)
             words = f"{name}{' *' if part['needed'] else ''}"
             style = "value" if column else "bad" if part["needed"] else "faint"
             line = clean(column) if column else "no column" if part["needed"] else "-"
