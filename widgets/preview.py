@@ -25,6 +25,7 @@ from engine.session.rows import RowQuestion, image_words, pack_words, trained_wo
 from widgets.asking import Asker
 from widgets.columns import ColumnsPart
 from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.template import TemplatePart
 
 MOST_TOKENS = 1500
 """Tokens of one part that travel; the rest is told as a number."""
@@ -244,7 +245,7 @@ class Preview(Face):
     def __init__(self, draft: Draft | str | Path, *, height: int = 480) -> None:
         self.draft = draft if isinstance(draft, Draft) else Draft.open(draft)
         asker = Asker()
-        parts = PreviewPart(self.draft, asker), ColumnsPart(self.draft, asker)
+        parts = PreviewPart(self.draft, asker), ColumnsPart(self.draft, asker), TemplatePart(self.draft, asker)
         super().__init__(*parts, height=height, ends=(asker.close,))
 
     def __repr__(self) -> str:

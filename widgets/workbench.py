@@ -32,6 +32,7 @@ from widgets.ledger import LedgerPart
 from widgets.monitor import MonitorPart
 from widgets.preview import PreviewPart
 from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.template import TemplatePart
 
 MOST_RUNS = 40
 MOVED = "This workbench goes on in the cell that was run last."
@@ -192,6 +193,7 @@ class Workbench(Face):
             self.form,
             PreviewPart(self.draft, asker),
             ColumnsPart(self.draft, asker, self.form.session.edit),
+            TemplatePart(self.draft, asker, self.form.session.edit),
             LaunchPart(self.form.session),
             RunsPart(lambda: self.form.session.runs_dir),
             monitor,

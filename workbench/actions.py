@@ -129,6 +129,15 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("keep", "enter", "keep", "Keep the choice in the config", ("columns",), "enter", line="enter keep"),
     Action("cancel", "escape", "back", "Go back without a change", ("columns",), "esc", line="esc back"),
+    # A chat template: a text is written in all the time, so keys are with ctrl
+    Action("row(1)", "ctrl+n", "next row", "The next row", ("template",), "^n", line="^n next"),
+    Action("row(-1)", "ctrl+b", "previous row", "The row before", ("template",), "^b"),
+    Action("numbers", "ctrl+t", "token ids", "Ids under the tokens", ("template",), "^t", line="^t ids"),
+    Action("save", "ctrl+s", "save", "Save it to a file that the config names", ("template",), "^s", line="^s save"),
+    Action(
+        "other", "tab", "scroll", "Keys to the row, or back to the template", ("template",), "tab", line="tab scroll"
+    ),
+    Action("cancel", "escape", "back", "Go back", ("template",), "esc", line="esc back"),
     # A config of another tool
     Action("take_over", "t", "take over", "Take it over as a new config", ("ledger",), line="t take-over"),
     # The guided first run
@@ -366,6 +375,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("packs", "b", "packs", "Packs, or single rows", ("preview",), line="b packs"),
     Action("pictures", "i", "images", "Images as pictures, or their words alone", ("preview",), line="i images"),
     Action("raw", "v", "raw row", "The row as it stands in its file, or its tokens", ("preview",), line="v raw"),
+    Action(
+        "template",
+        "t",
+        "template",
+        "The chat template, beside this row as it writes it",
+        ("preview",),
+        line="t template",
+    ),
     Action("search", "slash", "search", "The next row with a text", ("preview",), "/", line="/ search"),
     Action("cancel", "escape", "cancel", "Cancel the question, or go back", ("preview",), "esc", quiet=True),
 )

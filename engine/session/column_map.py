@@ -155,9 +155,10 @@ class ColumnMap:
             for each in (written if isinstance(written, list) else [written])
         ]
         entry = entries[self.source]
-        for name, value in (("format", self.format), ("columns", self.columns)):
+        picked: dict[str, Any] = {"format": self.format, "columns": dict(self.columns)}
+        for name, value in picked.items():
             if value:
-                entry[name] = dict(value) if isinstance(value, dict) else value
+                entry[name] = value
             else:
                 entry.pop(name, None)
         self.draft.set(fields.data.train.path, entries)

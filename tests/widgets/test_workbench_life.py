@@ -307,3 +307,22 @@ def test_packs_have_bands_with_their_position_ids() -> None:
     lengths = (10, 20, 30, 40)
     assert _cut(lengths, 40) is None
     assert sum(_bars(lengths)[: _cut(lengths, 25)]) == 2, "rows of up to 25 tokens stand before the line"
+
+
+def test_a_template_is_tried_and_saved_beside_the_row_that_it_writes(workbench: Workbench, tmp_path: Path) -> None:
+    ask(workbench, "template_open", row=2)
+    first = wait_for(workbench, "template_news")
+    assert (first["problem"], first["flaws"], first["turns"][-1]["role"]) == ("", [], "assistant")
+    without = first["text"].replace("<|im_end|>", "")
+    ask(workbench, "template_type", text=without)
+    told = wait_for(workbench, "template_news")
+    assert told["changed"]
+    assert told["flaws"][0].startswith("This row learns no end token")
+    ask(workbench, "template_type", text="{% for %}")
+    assert "is not a valid template" in wait_for(workbench, "template_news")["problem"]
+    ask(workbench, "template_type", text=without)
+    wait_for(workbench, "template_news")
+    saved = ask(workbench, "template_save", path=str(tmp_path / "mine.jinja"))
+    assert not saved["changed"]
+    assert (tmp_path / "mine.jinja").read_text() == without
+    assert workbench.draft.config.model.chat_template == str(tmp_path / "mine.jinja")

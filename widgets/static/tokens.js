@@ -3,6 +3,7 @@
  * pairs side by side with their first difference. Raw rows stand here until the tokens are known.
  */
 import { columnsView } from "./columns.js";
+import { templateView } from "./template.js";
 import { button, fill, h, number, openWhenReady, say } from "./dom.js";
 
 const WORST = ["longest", "masked", "truncated"];
@@ -87,6 +88,8 @@ export function previewView(stage) {
   const find = h("input", { type: "search", placeholder: "text or row number", "aria-label": "find in rows, or a row number", class: "ftw-find" });
   let [ids, at, newest, shown, over, worst] = [false, 0, 0, null, false, -1];
   const columns = columnsView(stage, () => show("index", { row: 0 }));
+  const template = templateView(stage, tokenRun, () => show("index", { row: 0 }));
+  const templateButton = button("Template", () => templateButton.setAttribute("aria-pressed", String(template.toggle(shown?.rows?.[0]?.index ?? 0))), { "aria-pressed": "false", title: "the chat template, beside a row as it writes it" });
   const columnsButton = button("Columns", () => columnsButton.setAttribute("aria-pressed", String(columns.toggle())), { "aria-pressed": "false", title: "which column of the rows holds which part" });
 
   const show = async (kind, params = {}) => {
@@ -149,12 +152,13 @@ export function previewView(stage) {
     find,
     idsButton,
     columnsButton,
+    templateButton,
     h("span", { class: "ftw-space" }),
     status,
     cancel,
   );
   stage.onEnd(() => (over = true));
-  return { element: h("div", { class: "ftw-preview" }, head, columns.element, rows, foot), start: () => show("index", { row: 0 }) };
+  return { element: h("div", { class: "ftw-preview" }, head, columns.element, template.element, rows, foot), start: () => show("index", { row: 0 }) };
 }
 
 /** `Preview(draft)` alone. */

@@ -73,7 +73,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     found = estimate(reading.config, facts)
     before = as_it_stands(file, facts) if overrides else None
     if as_json:
-        told = {"changes": found.changes(before)} if before is not None else {}
+        told: dict[str, Any] = {"changes": found.changes(before)} if before is not None else {}
         told |= {"machine": facts.machine.name if facts.machine else None}
         told["rehearsal"] = measured.as_json() if measured else None
         errors = [finding.as_json() for finding in reading.findings if finding.severity == "error"]

@@ -250,6 +250,13 @@ class PreviewScreen(Screen[None]):
 
         ask_columns(self, self.draft, lambda kept: self._go(self._at) if kept else None)
 
+    def action_template(self) -> None:
+        """The chat template beside this row."""
+        from workbench.screens.template import show_template
+
+        ask, at = self.inspector.ask, self._at
+        show_template(self, self.draft, ask, at, lambda saved: self._go(self._at) if saved else None)
+
     def action_raw(self) -> None:
         """The row as it stands in its file, or its tokens."""
         view = self.query_one(TokenView)
