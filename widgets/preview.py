@@ -21,7 +21,7 @@ from engine.config.tree import fields
 from engine.data.gather_facts import outcome
 from engine.errors import WorkbenchError, visible
 from engine.session.draft import Draft
-from engine.session.rows import RowQuestion, image_words, pack_words, trained_words, why_none
+from engine.session.rows import RowQuestion, image_words, pack_words, reward_words, trained_words, why_none
 from widgets.asking import Asker
 from widgets.columns import ColumnsPart
 from widgets.protocol import Face, Part, bundle, shown, style, verb
@@ -212,6 +212,7 @@ def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
         "clipped": shown(row.get("clipped") or "", 2000),
         "parts": parts,
         "marks": _marks(row),
+        "rewards": [shown(words, 300) for words in reward_words(row)],
         "images": [
             {"words": shown(image_words(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []
         ],

@@ -95,6 +95,7 @@ ACTIONS: tuple[Action, ...] = (
         "Name the column of each part, beside three rows",
         ("build", "preview"),
     ),
+    Action("count", "c", "count", "Stop counting the rows, or count them", ("build",)),
     Action("fix", "f", "fix", "Apply the proposed fix of the finding in view", ("build",), line="f fix"),
     Action("undo", "u,ctrl+u", "undo", "Take back the last change", ("build",), "u", line="u undo"),
     Action("redo", "U,ctrl+r", "redo", "Do again what was undone", ("build",), "U"),

@@ -38,7 +38,7 @@ def mapped(rows: Rows, names: Mapping[str, str], format_name: str | None, count:
     parts = PARTS.get(found.format or "", ())
     required = known.required() if known is not None else []
     return {
-        "columns": [[str(name), _brief(value)] for name, value in first.items()],
+        "columns": [[str(name), brief(value)] for name, value in first.items()],
         "format": found.format,
         "title": known.title if known is not None else "",
         "why": found.why,
@@ -102,7 +102,7 @@ def says(example: Example) -> Iterator[tuple[str, str]]:
     if example.input_ids:
         yield "input_ids", f"{len(example.input_ids):,} tokens: {', '.join(map(str, example.input_ids[:20]))}"
     if example.images:
-        yield "images", ", ".join(_brief(image) for image in example.images)
+        yield "images", ", ".join(brief(image) for image in example.images)
 
 
 def _turns(turns: list[Message]) -> Iterator[tuple[str, str]]:
@@ -123,6 +123,7 @@ def _tool(tool: Any) -> str:
     return str(inner.get("name", "a tool")) if isinstance(inner, Mapping) else str(inner)
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """The beginning of any value as one line."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return visible(text[:SAMPLE]) + ("…" if len(text) > SAMPLE else "")

@@ -57,6 +57,7 @@ function rowView(row, ids) {
           tokenRun(part, ids, part.name === "chosen" || part.name === "rejected" ? differs : null, row.parts.length > 1 ? [] : row.marks),
         ),
       ),
+      row.rewards.length ? h("section", {}, h("h5", {}, "given to rewards"), row.rewards.map((words) => h("div", { class: "ftw-quiet" }, words))) : null,
     ),
   );
 }

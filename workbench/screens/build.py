@@ -193,6 +193,14 @@ class BuildScreen(EditingScreen):
 
         ask_columns(self, self.draft, lambda kept: self.look() if kept else None, self.session.edit)
 
+    def action_count(self) -> None:
+        """Stop counting the rows, or count them after all."""
+        if self.session.facts.stop_counting():
+            self.tell("The rows are not counted; c counts them.")
+        else:
+            self.session.facts.count_again()
+        self.look()
+
     # What is no setting
 
     @on(EditWanted)
