@@ -98,6 +98,13 @@ class FormPart(Part):
         return self._state(specs)
 
     @verb
+    def count(self, *, specs: Known = 0) -> dict[str, Any]:
+        """Stop counting the rows, or count them after all."""
+        if not self.session.facts.stop_counting():
+            self.session.facts.count_again()
+        return self._state(specs)
+
+    @verb
     def yaml(self) -> dict[str, Any]:
         """The file as it would be saved, for experts."""
         return {"text": self.draft.text(), "path": str(self.draft.path or "")}
@@ -164,6 +171,7 @@ class FormPart(Part):
             "redo": draft.can_redo,
             "working": session.facts.working,
             "words": session.facts.asking,
+            "counting": session.facts.counting,
         }
 
     def _steps(self, findings: tuple[Finding, ...]) -> list[dict[str, Any]]:

@@ -21,9 +21,11 @@ from engine.config.tree import fields
 from engine.data.gather_facts import outcome
 from engine.errors import WorkbenchError, visible
 from engine.session.draft import Draft
-from engine.session.rows import RowQuestion, image_text, pack_text, trained_text, why_none
+from engine.session.rows import RowQuestion, image_text, pack_text, reward_text, trained_text, why_none
 from widgets.asking import Asker
+from widgets.columns import ColumnsPart
 from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.template import TemplatePart
 
 MOST_TOKENS = 1500
 """Tokens of one part that travel; the rest is told as a number."""
@@ -132,6 +134,7 @@ class PreviewPart(Part):
             "longest": data.longest,
             "truncated": data.truncated,
             "masked": data.masked,
+            "cut": _cut(data.lengths or (), self.draft.config.data.max_length),
         }
         return {name: value for name, value in facts.items() if value is not None}
 
@@ -152,6 +155,14 @@ def _bars(quantiles: Sequence[int]) -> list[int]:
     for length in quantiles:
         bars[min(count - 1, (length - low) * count // (high - low + 1))] += 1
     return bars
+
+
+def _cut(quantiles: Sequence[int], limit: int) -> int | None:
+    """Before which of the bars rows are cut; None where none is so long."""
+    if not quantiles or limit >= max(quantiles):
+        return None
+    low, high = min(quantiles), max(quantiles)
+    return max(0, (limit - low) * len(_bars(quantiles)) // (high - low + 1))
 
 
 def _about(answer: dict[str, Any]) -> str:
@@ -201,6 +212,7 @@ def _row(row: dict[str, Any], total: int | None) -> dict[str, Any]:
         "clipped": shown(row.get("clipped") or "", 2000),
         "parts": parts,
         "marks": _marks(row),
+        "rewards": [shown(words, 300) for words in reward_text(row)],
         "images": [
             {"words": shown(image_text(image), 300), "src": image["thumbnail"]} for image in row.get("images") or []
         ],
@@ -214,13 +226,13 @@ def _part(name: str, tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _marks(row: dict[str, Any]) -> list[list[Any]]:
-    """`[place, words]` where a turn or a packed document begins."""
-    marks = [[turn["start"], visible(str(turn["role"]))] for turn in row.get("turns") or []]
-    place = 0
+    """`[place, words, band]` where a turn or a packed document begins, a document with a band."""
+    marks: list[list[Any]] = [[turn["start"], visible(str(turn["role"])), False] for turn in row.get("turns") or []]
+    rows, positions, place = row.get("source_rows") or [], row.get("positions") or [], 0
     for number, length in enumerate(row.get("documents") or []):
-        marks.append(
-            [place, f"row {row['source_rows'][number]}" if number < len(row.get("source_rows") or []) else "row"]
-        )
+        words = f"row {rows[number]:,}" if number < len(rows) else f"document {number + 1}"
+        where = f", position ids from {positions[place]:,}" if place < len(positions) else ""
+        marks.append([place, f"{words}: {length:,} tokens at {place:,}{where}", True])
         place += length
     return marks
 
@@ -234,7 +246,8 @@ class Preview(Face):
     def __init__(self, draft: Draft | str | Path, *, height: int = 480) -> None:
         self.draft = draft if isinstance(draft, Draft) else Draft.open(draft)
         asker = Asker()
-        super().__init__(PreviewPart(self.draft, asker), height=height, ends=(asker.close,))
+        parts = PreviewPart(self.draft, asker), ColumnsPart(self.draft, asker), TemplatePart(self.draft, asker)
+        super().__init__(*parts, height=height, ends=(asker.close,))
 
     def __repr__(self) -> str:
         return f"Preview of {self.draft.path or self.draft.recipe or 'a new config'}; `workbench preview FILE` shows it in a terminal."

@@ -23,6 +23,7 @@ from engine.session.draft import Draft
 from engine.session.start import open_config
 from widgets.asking import Asker
 from widgets.chat import ChatPart
+from widgets.columns import ColumnsPart
 from widgets.compare import ComparePart
 from widgets.form import FormPart
 from widgets.guide import GuidePart
@@ -30,6 +31,7 @@ from widgets.ledger import LedgerPart
 from widgets.monitor import MonitorPart
 from widgets.preview import PreviewPart
 from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.template import TemplatePart
 
 MOST_RUNS = 40
 MOVED = "This workbench goes on in the cell that was run last."
@@ -186,6 +188,8 @@ class Workbench(Face):
         super().__init__(
             self.form,
             PreviewPart(self.draft, asker),
+            ColumnsPart(self.draft, asker, self.form.session.edit),
+            TemplatePart(self.draft, asker, self.form.session.edit),
             LaunchPart(self.form.session),
             RunsPart(lambda: self.form.session.runs_dir),
             monitor,

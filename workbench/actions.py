@@ -115,6 +115,14 @@ ACTIONS: tuple[Action, ...] = (
         call="steps('on')",
     ),
     Action("preview", "p", "preview", "See the tokens that will be trained", ("build",), line="p preview"),
+    Action(
+        "columns",
+        "m",
+        "columns",
+        "Name the column of each part, beside three rows",
+        ("build", "preview"),
+    ),
+    Action("count", "c", "count", "Stop counting the rows, or count them", ("build",)),
     Action("fix", "f", "fix", "Apply the proposed fix of the finding in view", ("build",), line="f fix"),
     Action(
         "undo", "u,ctrl+u", "undo", "Take back the last change", ("build",), "u", line="u undo", call="draft('undo')"
@@ -160,6 +168,31 @@ ACTIONS: tuple[Action, ...] = (
     Action("step('memory')", "5", "go to Memory and speed", "", ("build",)),
     Action("step('review')", "6", "go to Review", "", ("build",)),
     Action("step('launch')", "7", "go to Launch", "", ("build",)),
+    # Columns of a source
+    Action("part(1)", "down,j", "next part", "The next part of a row", ("columns",), "↓"),
+    Action("part(-1)", "up,k", "part before", "The part before", ("columns",), "↑"),
+    Action("take(1)", "right,l", "next column", "The next column for it", ("columns",), "←→", line="←→ column"),
+    Action("take(-1)", "left,h", "column before", "The column before", ("columns",), "←"),
+    Action(
+        "none",
+        "backspace,delete",
+        "by itself",
+        "As the format reads it by itself",
+        ("columns",),
+        "del",
+        line="del by-itself",
+    ),
+    Action("keep", "enter", "keep", "Keep the choice in the config", ("columns",), "enter", line="enter keep"),
+    Action("cancel", "escape", "back", "Go back without a change", ("columns",), "esc", line="esc back"),
+    # A chat template: a text is written in all the time, so keys are with ctrl
+    Action("row(1)", "ctrl+n", "next row", "The next row", ("template",), "^n", line="^n next"),
+    Action("row(-1)", "ctrl+b", "previous row", "The row before", ("template",), "^b"),
+    Action("numbers", "ctrl+t", "token ids", "Ids under the tokens", ("template",), "^t", line="^t ids"),
+    Action("save", "ctrl+s", "save", "Save it to a file that the config names", ("template",), "^s", line="^s save"),
+    Action(
+        "other", "tab", "scroll", "Keys to the row, or back to the template", ("template",), "tab", line="tab scroll"
+    ),
+    Action("cancel", "escape", "back", "Go back", ("template",), "esc", line="esc back"),
     # A config of another tool
     Action("take_over", "t", "take over", "Take it over as a new config", ("ledger",), line="t take-over"),
     # The guided first run
@@ -397,6 +430,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("packs", "b", "packs", "Packs, or single rows", ("preview",), line="b packs"),
     Action("pictures", "i", "images", "Images as pictures, or their words alone", ("preview",), line="i images"),
     Action("raw", "v", "raw row", "The row as it stands in its file, or its tokens", ("preview",), line="v raw"),
+    Action(
+        "template",
+        "t",
+        "template",
+        "The chat template, beside this row as it writes it",
+        ("preview",),
+        line="t template",
+    ),
     Action("search", "slash", "search", "The next row with a text", ("preview",), "/", line="/ search"),
     Action("cancel", "escape", "cancel", "Cancel the question, or go back", ("preview",), "esc", quiet=True),
 )

@@ -108,6 +108,10 @@ class DataFacts:
     longest: int | None = None
     image_tokens: int | None = None
     """Tokens of images in the row that has the most of them."""
+    images: int | None = None
+    """Images of all rows, each as often as it is trained on in an epoch."""
+    all_image_tokens: int | None = None
+    """Their tokens."""
     truncated: int | None = None
     masked: int | None = None
     lengths: tuple[int, ...] | None = None

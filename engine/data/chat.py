@@ -6,13 +6,15 @@ reasoning and tool calls as rendered are trained, the role header is not.
 
 How: the template is parsed by transformers' sandboxed environment, and a marker is written at the start of each round of
 each loop over the messages. Markers taken out, the text must equal `apply_chat_template`'s, or it is a `MaskError`: so
-the borders of turns are facts of this rendering, not guesses. A template that carries `{% generation %}` marks is
+the borders of turns are facts of this rendering, not guesses. Where it is certain that markers change nothing, the first
+`COMPARED` conversations are compared and the others taken as they are. A template that carries `{% generation %}` marks is
 believed, provided that each mark lies inside a turn of the assistant. Nothing here is guessed silently.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +24,7 @@ import jinja2
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.data.markers import Region, marked_template, render_marked
+from engine.data.markers import Marked, marked_template, render_marked
 from engine.data.rendering import SECONDS, Child, RenderingEnded, Sent, limited
 from engine.errors import WorkbenchError, visible
 
@@ -35,6 +37,8 @@ FLAGS = ("train", "trained", "weight", "loss_weight")
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
 THOUGHT = ("</think>", "[/THINK]", "</thinking>", "</thought>", "</reasoning>", "</seed:think>")
 """How reasoning that stands in the content itself ends."""
+COMPARED = 32
+"""Conversations whose text is rendered with markers and without, before one rendering is believed."""
 SENTINEL = "\ufdd2\ufdd3\ufdd2"  # noncharacters: absent from text, untouched by strip() and split()
 
 
@@ -174,6 +178,7 @@ class Masking:
         self._ends = tuple(token for token in tokens if token.strip())
         self._added = re.compile("|".join(map(re.escape, self._ends)) or "(?!)")
         self._asked_last: tuple[Sequence[Message], str, str] = ((), "", "")
+        self._compared = 0
 
     def answer(self, name: str, *arguments: Any) -> dict[str, Any]:
         """Plain JSON: the answer or the refusal, and what is to be noted."""
@@ -226,17 +231,24 @@ class Masking:
 
     def spans(self, messages: Sequence[Message], tools: Any = None, trained: str = "assistant") -> Rendered:
         """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
-        text = self.render(messages, tools)
+        marked = self._regions(messages, tools)
+        sure = marked is not None and marked.certain and not tools and not self.has_marks
+        if marked is not None and sure and self._compared >= COMPARED:
+            text = marked.text
+        else:
+            text = self.render(messages, tools)
+            if marked is not None and sure:
+                self._compared = self._compared + 1 if marked.text == text else -sys.maxsize
         self._asked_last = ((), "", "")  # tools may have changed
         if trained == "all":
             without = [index for index, message in enumerate(messages) if flag_of(message) in (False, 0)]
-            turns = self.turns(messages, tools, text, tolerant=not without)
+            turns = self._turns(messages, marked, text, tolerant=not without)
             return Rendered(text, turns, _outside(len(text), [turn for turn in turns if turn.index in without]))
         wanted = _wanted(messages, trained)
         marks = self._marks(messages, tools, text) if self.has_marks else None
-        assigned = _assign(marks, self.turns(messages, tools, text, tolerant=True)) if marks is not None else None
+        assigned = _assign(marks, self._turns(messages, marked, text, tolerant=True)) if marks is not None else None
         if assigned is None:
-            turns = self.turns(messages, tools, text)
+            turns = self._turns(messages, marked, text)
             assigned = tuple(
                 self._with_span(turn, messages, tools, text, turns) if turn.index in wanted else turn for turn in turns
             )
@@ -264,8 +276,8 @@ class Masking:
     def _asked(self, messages: Sequence[Message], tools: Any) -> tuple[str, str]:
         """The text that a next answer follows, and the generation prompt at its end; empty where there is none."""
         if self._asked_last[0] != messages:
-            found, prompt = self._regions(messages, tools, prompt=True)
-            self._asked_last = (messages, found[0] if found else "", prompt if found else "")
+            found = self._regions(messages, tools, prompt=True)
+            self._asked_last = (messages, found.text if found else "", found.tail if found else "")
         return self._asked_last[1:]
 
     def _read(self, messages: Sequence[Message]) -> list[Message]:
@@ -282,9 +294,14 @@ class Masking:
         return takes_parts(self.tokenizer, self.template, self.kwargs)
 
     # -- borders of turns ----------------------------------------------------------------------------------------------
-    def turns(self, messages: Sequence[Message], tools: Any, text: str, *, tolerant: bool = False) -> tuple[Turn, ...]:
-        found, _ = self._regions(messages, tools)
-        if found is None or found[0] != text:
+    def turns(self, messages: Sequence[Message], tools: Any, text: str) -> tuple[Turn, ...]:
+        """Where each message stands in the rendered text. Raises `MaskError`."""
+        return self._turns(messages, self._regions(messages, tools), text)
+
+    def _turns(
+        self, messages: Sequence[Message], found: Marked | None, text: str, *, tolerant: bool = False
+    ) -> tuple[Turn, ...]:
+        if found is None or found.text != text:
             if tolerant:
                 return ()
             raise MaskError(
@@ -292,7 +309,7 @@ class Masking:
                 "Choose another template with model.chat_template, or add {% generation %} marks to this one.",
             )
         turns: dict[int, Turn] = {}
-        for index, start, end in found[1]:
+        for index, start, end in found.regions:
             role = str(messages[index].get("role", ""))
             if index in turns and role == "assistant":
                 raise MaskError(f"{self.name} writes message {index + 1} in two places, so its mask cannot be told")
@@ -304,17 +321,15 @@ class Masking:
             raise MaskError(f"{self.name} leaves out message {missing[0] + 1}, an assistant turn")
         return tuple(sorted(turns.values(), key=lambda turn: turn.start))
 
-    def _regions(
-        self, messages: Sequence[Message], tools: Any, *, prompt: bool = False
-    ) -> tuple[tuple[str, list[Region]] | None, str]:
-        """The text with (message, start, end) of each turn, and what follows the last turn."""
+    def _regions(self, messages: Sequence[Message], tools: Any, *, prompt: bool = False) -> Marked | None:
+        """The text with where each turn stands; None where the template refuses the conversation."""
         variables = {**self._special, **self.kwargs}
         variables |= {"tools": tools or None, "documents": None, "add_generation_prompt": prompt}
         try:
             with limited():
                 return render_marked(self.template, _aliased(self._read(messages)), variables)
         except _REFUSALS:
-            return None, ""
+            return None
 
     # -- the trained part ----------------------------------------------------------------------------------------------
     def _with_span(
@@ -447,10 +462,10 @@ class Masking:
         return len(body) - tail, False
 
     def _body(self, index: int, messages: Sequence[Message], tools: Any) -> str | None:
-        found, _ = self._regions(messages, tools)
+        found = self._regions(messages, tools)
         if found is None:
             return None
-        return next((found[0][start:end] for number, start, end in found[1] if number == index), None)
+        return next((found.text[start:end] for number, start, end in found.regions if number == index), None)
 
     # -- the template's own marks --------------------------------------------------------------------------------------
     def _marks(self, messages: Sequence[Message], tools: Any, text: str) -> list[Span] | None:

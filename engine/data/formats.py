@@ -32,6 +32,7 @@ from engine.data.pretokenized import ids_of
 from engine.data.teacher_logprobs import read_teacher_row
 from engine.errors import visible
 
+_OTHER_MEDIA = {"audios", "videos", "audio", "video"}
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -61,8 +62,8 @@ def read_example(row: Row, format_name: str, columns: Mapping[str, str]) -> Exam
             state = "is empty" if column in row else "is missing"
             message = f"column {visible(column)} ({part} of {known.title}) {state}; the row has {names(row)}"
             raise FormatError(message, "Name the right one under columns, or name another format.")
-    for media in ("audios", "videos", "audio", "video"):
-        if row.get(media):
+    for media in _OTHER_MEDIA & row.keys():
+        if row[media]:
             raise FormatError(f"column {media} holds media other than images, which is not supported")
     example = known.read(row, columns)
     _place_images(example, row, columns.get("images", "images"))
@@ -87,6 +88,8 @@ def _place_images(example: Example, row: Row, column: str) -> None:
         if isinstance(turns, list)
     ]
     turns = [turn for chat in chats for turn in chat]
+    if column not in row and all(isinstance(turn["content"], str) for turn in turns):
+        return
     if column in row:
         for turn in turns:
             if isinstance(turn["content"], str):

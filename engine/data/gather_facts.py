@@ -7,6 +7,7 @@ first rows hold, how many rows it has if that is known within a moment. Nothing 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from engine.config.kinds import BUILTIN_ROWS
 from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
 from engine.data.image_folder import is_image_folder, metadata_of
+from engine.data.image_limits import BOMB, FORMATS, why_refused
+from engine.data.image_references import ImageFolder
+from engine.data.parts import FormatError
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, visible
 from engine.facts.model_shape import model_facts, tokenizer_facts
@@ -359,16 +363,29 @@ def _named(rows: Rows, index: int) -> str:
 def _unreadable_images(rows: Mapping[int, tuple[Any, ...]], folder: Path) -> Iterator[tuple[int, str]]:
     """The rows that name an image which cannot be read, each with the reason for its first, as a sentence."""
     judged: dict[str, str] = {}
+    within = ImageFolder(str(folder))
     for index, images in rows.items():
         for image in images:
             name = image.get("url") if isinstance(image, Mapping) else image
             if not isinstance(name, str) or name.startswith("data:") or len(name) > LONGEST_PATH:
-                continue  # bytes in the row itself
+                if (flaw := _given_flaw(image, within)) and not (isinstance(image, Mapping) and image.get("path")):
+                    yield index, flaw
+                    break
+                continue
             if name not in judged:
                 judged[name] = _image_flaw(name, folder, whole=len(judged) < WHOLE_IMAGES)
             if judged[name]:
                 yield index, f"{visible(name)}: {judged[name]}"
                 break
+
+
+def _given_flaw(image: Any, folder: ImageFolder) -> str:
+    """Why what a row gives as an image is none, where that is no path: bytes, base64, or something else."""
+    try:
+        folder.reference(image)
+    except FormatError as problem:
+        return f"{problem.message}. {problem.hint or 'Bring the image, or take the row out.'}"
+    return ""
 
 
 def _image_flaw(name: str, folder: Path, *, whole: bool) -> str:
@@ -388,12 +405,19 @@ def _image_flaw(name: str, folder: Path, *, whole: bool) -> str:
         refuse_special(place)
         if not place.stat().st_size:
             return "the file of this image is empty (0 bytes). Bring the image, or take the row out."
-        with Image.open(place) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(place, formats=FORMATS)
+        with opened as image:
+            if reason := why_refused(image):
+                return f"the image {reason}. Bring another, or take the row out."
             if whole and image.width * image.height <= WHOLE_PIXELS:
                 image.load()
     except Image.UnidentifiedImageError:
         return "this file holds no image. Bring a PNG, JPEG or WebP file, or take the row out."
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, WorkbenchError) as problem:
+    except Image.DecompressionBombError:
+        return f"the image {BOMB}. Bring another, or take the row out."
+    except (OSError, ValueError, SyntaxError, WorkbenchError) as problem:
         if isinstance(problem, FileNotFoundError):
             return f"there is no such file. Relative paths begin at {visible(str(folder))}."
         reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)

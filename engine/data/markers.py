@@ -1,8 +1,9 @@
 """A chat template that notes where each message begins and ends in the text it writes.
 
 The template is parsed by transformers' sandboxed environment, and a marker is written at the start of each round of each
-loop and one after the loop. Whether the text without markers is the one that `apply_chat_template` writes is for the
-caller to compare.
+loop and one after the loop. Where no marker stood in a text that the template takes up again (a block that is set, a macro,
+a filter), the markers cannot have changed anything but the output, since a template does not read what it has written:
+`Marked.certain` says so. Else it is for the caller to compare the text with the one that `apply_chat_template` writes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
@@ -23,20 +24,30 @@ _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MARKER = re.compile(f"{_OPEN}([0-9]*){_CLOSE}")
 
 
-def render_marked(
-    source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
-) -> tuple[tuple[str, list[Region]], str]:
-    """The text with the region of each message that the loop over them writes, and what follows the last region.
+class Marked(NamedTuple):
+    """A text as a template writes it, with where its messages stand."""
 
-    Raises whatever the template raises.
-    """
+    text: str
+    regions: list[Region]
+    """Of each message that the loop over them writes."""
+    tail: str
+    """What follows the last region."""
+    certain: bool
+    """Whether markers cannot have changed the text."""
+
+
+def render_marked(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Marked:
+    """The text with the region of each message. Raises whatever the template raises."""
     known = {id(message): index for index, message in enumerate(messages)}
     outer: list[int] = []  # the loop over messages that is under way; loops inside it only look around
+    certain = True
 
-    def turn(loop: int, *values: Any) -> str:
+    def turn(loop: int, captured: bool, *values: Any) -> str:
+        nonlocal certain
         for value in values:
             if id(value) in known and (not outer or outer == [loop]):
                 outer[:] = [loop]
+                certain = certain and not captured
                 return f"{_OPEN}{known[id(value)]}{_CLOSE}"
         return ""
 
@@ -47,10 +58,10 @@ def render_marked(
         return f"{_OPEN}{_CLOSE}"
 
     raw = marked_template(source).render(**variables, messages=messages, _turn_begins=turn, _loop_ends=end)
-    return _split(raw)
+    return Marked(*_split(raw), certain)
 
 
-def _split(raw: str) -> tuple[tuple[str, list[Region]], str]:
+def _split(raw: str) -> tuple[str, list[Region], str]:
     """Marked text to plain text, the non-empty regions of each message, and the text after the last region."""
     pieces = _MARKER.split(raw)
     text, regions, tail_from = [pieces[0]], [], 0
@@ -63,7 +74,7 @@ def _split(raw: str) -> tuple[tuple[str, list[Region]], str]:
         text.append(piece)
         position += len(piece)
     whole = "".join(text)
-    return (whole, regions), whole[tail_from:] if tail_from else ""
+    return whole, regions, whole[tail_from:] if tail_from else ""
 
 
 @lru_cache(maxsize=64)
@@ -79,22 +90,28 @@ def marked_template(source: str) -> jinja2.Template:
     return environment.from_string(tree)
 
 
-def _insert_markers(node: nodes.Node, numbers: Any) -> None:
+_CAPTURING = (nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.Block)
+"""What takes up the text that is written inside of it."""
+
+
+def _insert_markers(node: nodes.Node, numbers: Any, captured: bool = False) -> None:
+    captured = captured or isinstance(node, _CAPTURING) or (isinstance(node, nodes.For) and node.recursive)
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
-            _insert_markers(value, numbers)
+            _insert_markers(value, numbers, captured)
         if not isinstance(value, list):
             continue
         children: list[Any] = []
         for child in value:
             children.append(child)
             if isinstance(child, nodes.Node):
-                _insert_markers(child, numbers)
+                _insert_markers(child, numbers, captured)
             if isinstance(child, nodes.For):
                 number = next(numbers)
                 targets = child.target.items if isinstance(child.target, nodes.Tuple) else [child.target]
                 names = [nodes.Name(target.name, "load") for target in targets if isinstance(target, nodes.Name)]
-                child.body.insert(0, _call("_turn_begins", [nodes.Const(number), *names], child.lineno))
+                inside = nodes.Const(captured or child.recursive)
+                child.body.insert(0, _call("_turn_begins", [nodes.Const(number), inside, *names], child.lineno))
                 children.append(_call("_loop_ends", [nodes.Const(number)], child.lineno))
         setattr(node, name, children)
 

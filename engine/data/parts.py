@@ -26,7 +26,11 @@ ROLE = "role "
 """In a source's columns, before a name that its rows give to a role."""
 IMAGE = "<image>"
 """The place of an image in a text."""
-_KEPT = ("train", "trained", "weight", "loss_weight", "name", "tool_call_id")
+_FLAGS = ("train", "trained", "weight", "loss_weight")
+_KEPT = (*_FLAGS, "name", "tool_call_id")
+_THINKING = ("reasoning_content", "thinking", "reasoning")
+_CHANNELS = ("analysis", "commentary", "final")
+"""What OpenAI's harmony format calls the thinking, the calls of tools with what is said before them, and the answer."""
 
 
 class Encoder(Protocol):
@@ -150,7 +154,40 @@ def messages_of(value: Any, columns: Mapping[str, str], part: str) -> list[Messa
         value = [value]
     if not isinstance(value, list):
         raise FormatError(f"{place} must hold a list of messages; got {kind_of(value)}")
-    return [_message(turn, columns, f"message {number} of {place}") for number, turn in enumerate(value, 1)]
+    turns = [_message(turn, columns, f"message {number} of {place}") for number, turn in enumerate(value, 1)]
+    return _without_channels(turns, place) if any("channel" in turn for turn in turns) else turns
+
+
+def _without_channels(turns: list[Message], place: str) -> list[Message]:
+    """Turns in the channels of OpenAI's harmony format: the thinking goes into the turn that it comes before, and what is
+    written to a tool is a call of it."""
+    made: list[Message] = []
+    thought: Message = {}
+    for number, turn in enumerate(turns, 1):
+        channel, recipient = turn.pop("channel", "final"), turn.pop("recipient", None)
+        if channel not in _CHANNELS:
+            raise FormatError(
+                f"message {number} of {place} is in the channel {visible(str(channel))}; known are {', '.join(_CHANNELS)}"
+            )
+        if thought and turn["role"] == "assistant":
+            if any(thought.get(flag) != turn.get(flag) for flag in _FLAGS):
+                raise FormatError(
+                    f"message {number} of {place} is flagged otherwise than the thinking before it",
+                    "Flag both alike; data.trained_thinking: false leaves all thinking out of what is learned.",
+                )
+            before = [thought["reasoning_content"], turn.get("reasoning_content", "")]
+            turn["reasoning_content"], thought = "\n".join(filter(None, before)), {}
+        elif thought:
+            made, thought = [*made, thought], {}
+        if recipient and turn["role"] == "assistant":
+            call = {"name": str(recipient).removeprefix("functions."), "arguments": turn["content"] or "{}"}
+            turn |= {"content": "", "tool_calls": [_call(call, f"message {number} of {place}")]}
+        elif channel == "analysis" and turn["role"] == "assistant" and isinstance(turn["content"], str):
+            thinking = [turn.get("reasoning_content", ""), turn["content"]]
+            thought = turn | {"content": "", "reasoning_content": "\n".join(filter(None, thinking))}
+            continue
+        made.append(turn)
+    return [*made, thought] if thought else made
 
 
 def _message(turn: Any, columns: Mapping[str, str], place: str) -> Message:
@@ -159,7 +196,7 @@ def _message(turn: Any, columns: Mapping[str, str], place: str) -> Message:
     role_name = columns.get("role") or ("role" if "role" in turn else "from")
     content_name = columns.get("content") or ("content" if "content" in turn else "value")
     spoken = turn.get(role_name)
-    role = columns.get(f"{ROLE}{spoken}") or ROLES.get(str(spoken).lower())
+    role = (columns.get(f"{ROLE}{spoken}") if columns else None) or ROLES.get(str(spoken).lower())
     if role is None:
         if spoken is None:
             raise FormatError(
@@ -185,13 +222,17 @@ def _message(turn: Any, columns: Mapping[str, str], place: str) -> Message:
     if content is None and not calls:
         raise FormatError(f"{place} has no content")
     message["content"] = content if content is not None else ""
-    for name in filter(None, (columns.get("thinking"), "reasoning_content", "thinking", "reasoning")):
-        if isinstance(turn.get(name), str):
+    named = columns.get("thinking")
+    for name in (named, *_THINKING) if named else _THINKING:
+        if name in turn and isinstance(turn[name], str):
             message["reasoning_content"] = turn[name]
             break
     if calls:
         message["tool_calls"] = [_call(call, place) for call in (calls if isinstance(calls, list) else [calls])]
-    message |= {name: turn[name] for name in _KEPT if turn.get(name) is not None}
+    if len(turn) > 2:
+        message |= {name: turn[name] for name in _KEPT if turn.get(name) is not None}
+        if role == "assistant" and isinstance(turn.get("channel"), str):
+            message |= {name: turn[name] for name in ("channel", "recipient") if turn.get(name) is not None}
     return message
 
 

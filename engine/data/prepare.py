@@ -72,6 +72,8 @@ class Counts:
     longest: int = 0
     image_tokens: int = 0
     """Of the row that has the most of them."""
+    images: int = 0
+    all_image_tokens: int = 0
     bad_row: str = ""
     """The first row that cannot be read, and why."""
     bad_rows: list[str] = field(default_factory=list)
@@ -175,6 +177,7 @@ def prepare(
 
 
 SAMPLE = 512
+_OF_ALL = ("tokens", "trained_tokens", "images", "all_image_tokens")
 
 
 def count(
@@ -231,7 +234,7 @@ def keep_counts(config: RunConfig, base: Path, prepared: Prepared, held_out: Pre
 
 
 # What an epoch would be made of is not known where nothing is trained until something is mended.
-_UNKNOWN = dict.fromkeys(("rows", "eval_rows", "tokens", "trained_tokens", "packing_efficiency"))
+_UNKNOWN = dict.fromkeys(("rows", "eval_rows", *_OF_ALL, "packing_efficiency"))
 
 
 def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, *, streamed: bool) -> dict[str, Any]:
@@ -266,14 +269,14 @@ def _sampled(config: RunConfig, processing_class: Any, split: str, sample: int, 
         facts["packing_efficiency"] = sum(kept) / (len(best_fit(list(kept), plan.max_length)) * plan.max_length)
     if streamed:
         # How many others there are, nobody knows.
-        unknown = dict.fromkeys(("rows", "tokens", "trained_tokens"))
+        unknown = dict.fromkeys(("rows", *_OF_ALL))
         return {**facts, **unknown, "exact": False, "warnings": [streamed_note(len(some))]}
     if len(some) == len(order):
         return facts
     # Rows and tokens are those of all rows, if the others are like these.
     scale = len(order) / len(some) * _side(plan)
     rows = "rows" if plan.split == "train" else "eval_rows"
-    grown = {name: round(facts[name] * scale) for name in (rows, "tokens", "trained_tokens")}
+    grown = {name: round(facts[name] * scale) for name in (rows, *_OF_ALL)}
     return {**facts, **grown, "total": len(order) * counts.read // len(some), "exact": False}
 
 
@@ -453,7 +456,11 @@ def _counted(row: Row, shape: Shape, counts: Counts) -> Row:
     counts.kept += 1
     counts.tokens += shape.length(row)
     counts.trained_tokens += shape.trained(row)
-    counts.image_tokens = max(counts.image_tokens, len(row.get("image_tokens") or ()))
+    if row.get("image_tokens"):
+        drawn = len(row["image_tokens"])
+        counts.images += len(row["images"])
+        counts.all_image_tokens += drawn
+        counts.image_tokens = max(counts.image_tokens, drawn)
     for name in shape.classes(row):
         counts.classes[name] = counts.classes.get(name, 0) + 1
     return row
@@ -576,6 +583,8 @@ def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
         "trained_tokens": counts.trained_tokens,
         "longest": counts.longest,
         "image_tokens": counts.image_tokens,
+        "images": counts.images,
+        "all_image_tokens": counts.all_image_tokens,
         "truncated": counts.too_long,
         "masked": counts.masked,
         "dropped": counts.dropped,

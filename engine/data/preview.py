@@ -16,6 +16,7 @@ from typing import Any
 from engine.config.tree import RunConfig
 from engine.data.chat import token_mask
 from engine.data.collate import collator_for
+from engine.data.column_map import brief
 from engine.data.detect import CAREFUL
 from engine.data.held_out import hold_out
 from engine.data.image_references import short
@@ -34,6 +35,7 @@ from engine.data.prepare import (
 from engine.data.prepare import fit as fit_row
 from engine.data.prepared_rows import SHAPES, shape_of
 from engine.data.pretokenized import IGNORED
+from engine.data.prompts import reward_columns
 from engine.data.shown import parts_of, token_texts, window_start
 from engine.data.streaming.files import looked_at_plan
 from engine.data.streaming.stream import open_stream
@@ -254,6 +256,8 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
     for each in (row, *row["beside"]):
         shown["parts"] |= parts_of(tokens.tokenizer, collate([each]), each)
     shown["turns"] = _turns(row, shown["parts"])
+    if "prompt_ids" in row and "columns" in row:
+        shown["rewards"] = {name: brief(value) for name, value in reward_columns(row).items() if name != "images"}
     return shown
 
 

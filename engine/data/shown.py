@@ -29,7 +29,7 @@ def parts_of(tokenizer: Any, batch: Any, row: Row) -> Parts:
     ids, labels = ids[:real], labels[:real]
     piece, offsets = row.get("piece"), row.get("offsets")
     if isinstance(piece, Piece) and offsets is not None and len(offsets) == row["length"]:
-        texts = _slices(piece.text, offsets)
+        texts = slices(piece.text, offsets)
         start = window_start(row, plan_length=len(offsets))
         texts = texts[start : start + real]
     else:
@@ -75,7 +75,7 @@ def window_start(row: Row, plan_length: int) -> int:
     return plan_length - len(row["input_ids"]) if row.get("side") == "left" else 0
 
 
-def _slices(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
+def slices(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
     """The text each token stands for; pieces of one character share it, the first one shows it. They join to the text."""
     texts, reached = [], 0
     for _, end in offsets:

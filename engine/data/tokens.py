@@ -7,6 +7,7 @@ as TRL's DPO does. Tokenizers without character offsets are refused, since their
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from engine.data.chat import (
     Turn,
     answer_start,
     flag_of,
+    says,
     token_mask,
 )
 from engine.data.parts import IMAGE, Example, FormatError, with_image_parts
@@ -87,6 +89,10 @@ class Tokens:
         self._others: dict[str, Tokens] = {}
         self._flaws: list[str] = []
         self._vocabulary: list[int] | None = None
+        special = (token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        drawn = {self.images.token, self.images.before, self.images.after} if self.images is not None else set()
+        marks = [token for token in special if token.strip() and token not in drawn]
+        self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or "(?!)")
         self._ends = tuple(token for token in map(str, self.tokenizer.added_tokens_encoder) if token.strip())
 
     @property
@@ -221,6 +227,11 @@ class Tokens:
         """What the messages say and the rendered text does not hold."""
         found = []
         for place, message in enumerate(messages):
+            content = message.get("content")
+            if isinstance(content, str) and self._marks.search(content):
+                found.append("marks")
+            if message["role"] != "tool" and not says(message):
+                found.append("empty_turn")
             said = message.get("content") if message["role"] == "system" else None
             if isinstance(said, str) and said.strip() not in text and self._is_lost(messages, place, "content", tools):
                 found.append("system")

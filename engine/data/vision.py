@@ -20,6 +20,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from engine.data.chat import Span, Turn
+from engine.data.image_limits import BOMB, FORMATS, why_refused
 from engine.data.image_references import content_of, embedded, short
 from engine.data.parts import FormatError
 from engine.errors import DataError
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-LARGEST = 89_478_485
-"""Pixels of the largest image that is read; more is what Pillow warns of as a decompression bomb."""
 SHOWN = 256
 _SIZES = 4096
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
@@ -54,30 +52,17 @@ def open_image(reference: str) -> Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             opened = Image.open(reference if content is None else io.BytesIO(content), formats=FORMATS)
         with opened as image:
-            _refuse(image, reference)
+            if reason := why_refused(image):
+                raise _bad(reference, reason)
             image.load()
             return _rgb(ImageOps.exif_transpose(image))
     except Image.DecompressionBombError:
-        raise _bad(reference, f"has more than {2 * LARGEST:,} pixels, as only a decompression bomb has") from None
+        raise _bad(reference, BOMB) from None
     except Image.UnidentifiedImageError:
         raise _bad(reference, f"is no image ({', '.join(FORMATS)} are read)") from None
     except _UNREADABLE as problem:
         reason = getattr(problem, "strerror", None) or "it is cut or broken"
         raise _bad(reference, f"the image cannot be read ({reason})") from None
-
-
-def _refuse(image: Image, reference: str) -> None:
-    width, height = image.size
-    if image.mode == "F":
-        raise _bad(reference, "has fractions for pixels, and which of them is white cannot be told")
-    if width * height > LARGEST:
-        raise _bad(reference, f"has {width:,} x {height:,} pixels, more than the {LARGEST:,} that are read")
-    if width * height < 2:
-        raise _bad(reference, "is one pixel, which shows nothing")
-    # A photo of a phone may bring others beside it in its file (MPO): the first is the photo.
-    if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
-        what = "pages" if image.format == "TIFF" else "frames"
-        raise _bad(reference, f"has {frames} {what}, and a model sees one image")
 
 
 def _rgb(image: Image) -> Image:

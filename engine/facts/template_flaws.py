@@ -1,4 +1,4 @@
-"""What a chat template does to rows that training should not pass over in silence, and the way out of each.
+"""What a chat template does to rows, and rows to it, that training should not pass over in silence, and the way out of each.
 
 Rows are looked at where they are tokenized (`engine.data.tokens`), so a flaw is one of this template with these very rows.
 Rules, preview and the run's warnings take their sentences from here.
@@ -18,6 +18,8 @@ class TemplateFlaw:
     many: str
     todo: str
     severity: Literal["warning", "hint"] = "warning"
+    of_rows: bool = False
+    """Whether the rows are to be mended, not the template."""
 
 
 TEMPLATE_FLAWS: dict[str, TemplateFlaw] = {
@@ -56,5 +58,18 @@ TEMPLATE_FLAWS: dict[str, TemplateFlaw] = {
         "goes on otherwise than the generation prompt before its last answer, which the model is asked with later",
         "go on otherwise than the generation prompt before their last answer, which the model is asked with later",
         "Look at model.chat_template_kwargs, such as enable_thinking: false, or take another model.chat_template.",
+    ),
+    "marks": TemplateFlaw(
+        "holds special tokens of the tokenizer in what is said, which are read as ends and beginnings of turns",
+        "hold special tokens of the tokenizer in what is said, which are read as ends and beginnings of turns",
+        "Take marks such as <|im_end|> out of the texts: the template writes them itself.",
+        of_rows=True,
+    ),
+    "empty_turn": TemplateFlaw(
+        "has a turn that says nothing",
+        "have a turn that says nothing",
+        "Take such turns out, or the rows: of a pair an empty answer is learned like any other.",
+        "hint",
+        of_rows=True,
     ),
 }  # fmt: skip

@@ -23,6 +23,8 @@ def answer_to(warm: Warm, params: Params) -> Any:
         "hello": _hello,
         "rows": _raw_rows,
         "detect": _detect,
+        "mapped": _mapped,
+        "rendered": _rendered,
         "model": _model,
         "preview": _preview,
         "data": _data,
@@ -64,6 +66,27 @@ def _detect(warm: Warm, params: Params) -> Any:
     rows = warm.rows(str(params["path"]), params.get("split"))
     found = asdict(detect(rows, params.get("columns") or {}, params.get("format")))
     return {**found, "rows": rows.length, "indexed": rows.progress}
+
+
+def _mapped(warm: Warm, params: Params) -> Any:
+    """What the first rows of a source say by a choice of columns, without torch."""
+    from engine.data.column_map import mapped
+    from engine.data.parts import columns_of
+
+    names = columns_of(params.get("columns"), params.get("properties"), params.get("roles"))
+    return mapped(warm.rows(str(params["path"]), params.get("split")), names, params.get("format"))
+
+
+def _rendered(warm: Warm, params: Params) -> Any:
+    """A row as the chat template writes it, turn by turn: `row`, and `text` to try in the template's place."""
+    from engine.data.preview import locate
+    from engine.data.template_view import rendered
+
+    config, number, text = _config(params), int(params.get("row", 0)), params.get("text")
+    processing_class = warm.processing_class(config)
+    plan = warm.plan(config, processing_class, "train")
+    locate(plan, number)  # the index grows in this process
+    return Job(lambda report: rendered(plan, processing_class, number, text), PREVIEW_SECONDS, PREVIEW_MEMORY)
 
 
 def _model(warm: Warm, params: Params) -> Any:

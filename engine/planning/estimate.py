@@ -48,6 +48,10 @@ class Estimate:
     dropped_rows: int | None = None
     packing_efficiency: float | None = None
     """Share of the packs that is tokens of rows."""
+    images: int | None = None
+    """Images that an epoch shows; 0 where the rows are text."""
+    image_tokens: int | None = None
+    """Tokens of them."""
     trainable_parameters: int | None = None
     total_parameters: int | None = None
     checkpoint_bytes: int | None = None
@@ -107,6 +111,8 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
         evaluations=_evaluations(whole, steps),
         masked_rows=_of_all(whole, data, data.masked if data else None),
         dropped_rows=_left_out(whole, data),
+        images=data.images if data and data.holds_for(whole) else None,
+        image_tokens=data.all_image_tokens if data and data.holds_for(whole) else None,
         packing_efficiency=data.packing_efficiency if data and data.holds_for(whole) else None,
         trainable_parameters=counts.trained if counts else None,
         total_parameters=counts.base + counts.adapter if counts else None,

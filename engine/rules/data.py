@@ -425,14 +425,14 @@ def data_can_be_prepared(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 @rule(reads=(fields.model.chat_template, fields.model.chat_template_kwargs, fields.data.train, fields.data.eval))
 @_from_counts
 def the_template_writes_what_rows_say(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path = fields.model.chat_template.path
+    path, rows_path = fields.model.chat_template.path, fields.data.train.path
     for _, data, rows in _counts(config, facts):
         for name, number, first in data.template_flaws if data.holds_for(config) and data.source_rows else ():
             flaw = TEMPLATE_FLAWS[name]
             what = flaw.one if number == 1 else flaw.many
             sentence = f"{_share(number, data, rows)} {what}. The first: {first}. {flaw.todo}"
             severity = "hint" if flaw.severity == "hint" else _weight(number, data)
-            yield say(path, sentence, severity=severity)
+            yield say(rows_path if flaw.of_rows else path, sentence, severity=severity)
 
 
 @rule(

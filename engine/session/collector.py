@@ -79,6 +79,25 @@ class FactsCollector:
             self._ask_due()
         return 0.0
 
+    @property
+    def counting(self) -> bool:
+        """Whether all rows are being counted."""
+        return "counts" in self._tickets
+
+    def stop_counting(self) -> bool:
+        """Leave the rows uncounted until an edit makes them others, or `count_again`; False where nothing is counted."""
+        ticket = self._tickets.pop("counts", None)
+        if ticket is None:
+            return False
+        ticket.cancel()
+        self.asking = "" if not self._tickets else self.asking
+        return True
+
+    def count_again(self) -> None:
+        """Count the rows, also where counting was stopped."""
+        self._known.pop("counts", None)
+        self.refresh()
+
     def close(self) -> None:
         """Give up what is open."""
         self._closed = True

@@ -16,12 +16,18 @@ CONSEQUENCES: tuple[tuple[str, str, str, Callable[[Any], str], bool], ...] = (
     ("tokens per epoch", "tokens/epoch", "tokens_per_epoch", large, False),
     ("rows too long", "too long", "truncated_share", lambda share: percent(share, 1), True),
     ("rows with nothing to learn", "nothing to learn", "masked_rows", count, True),
+    ("rows left out", "left out", "dropped_rows", count, True),
+    ("packs are full to", "packs full to", "packing_efficiency", lambda share: percent(share, 1), False),
+    ("images per epoch", "images/epoch", "images", large, False),
+    ("tokens of images", "image tokens", "image_tokens", large, False),
     ("trainable parameters", "trainable", "trainable_parameters", large, False),
     ("memory", "memory", "memory_total", size, True),
     ("one checkpoint", "checkpoint", "checkpoint_bytes", size, True),
     ("disk for checkpoints", "checkpoints", "checkpoints_bytes", size, True),
     ("time, roughly", "time, roughly", "seconds_left", brief, True),
 )
+WHERE_ANY = ("dropped_rows", "images", "image_tokens")
+"""Numbers that say nothing where they are 0 and were so before."""
 NO_CHANGE = ("0", "0 B", "0.0 %", "0 ms")
 
 
@@ -49,7 +55,7 @@ def consequences(now: Estimate, before: Estimate | None) -> list[Consequence]:
     numbers = []
     for label, short, name, write, costly in CONSEQUENCES:
         value = getattr(now, name)
-        if value is None:
+        if value is None or (not value and name in WHERE_ANY and name not in changes):
             continue
         delta, room = changes.get(name, 0), now.device_bytes if name == "memory_total" else None
         written = write(abs(delta))

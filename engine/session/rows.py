@@ -150,6 +150,11 @@ def image_text(image: Mapping[str, Any]) -> str:
     return f"{image['name']}: {size}, {count(image['tokens'])} tokens from token {count(image['start'])} on"
 
 
+def reward_text(row: Mapping[str, Any]) -> list[str]:
+    """`answer: 4`, a line for each column that rewards are given beside an answer to a prompt."""
+    return [f"{name}: {value}" for name, value in (row.get("rewards") or {}).items()]
+
+
 def pack_text(row: Mapping[str, Any]) -> str:
     """`a pack of 3 rows, kept apart`; nothing for a row alone."""
     if not row.get("documents"):

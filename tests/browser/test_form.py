@@ -50,6 +50,10 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         first.locator("[data-tab=preview]").click()
         page.sees(".ftw-rows .ftw-trained")
         assert "<|im_end|>" in first.locator(".ftw-tokens .ftw-trained").last.inner_text()
+        first.get_by_role("button", name="Columns").click()
+        page.sees(".ftw-columns-part select")
+        page.sees(".ftw-says dd")
+        assert first.get_by_label("messages *").input_value() == "messages"
         assert (page.outside, page.errors) == ([], [])
 
 

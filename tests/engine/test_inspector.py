@@ -340,3 +340,11 @@ def test_escape_sequences_in_rows_and_paths_reach_no_message(inspector: Inspecto
         inspector.ask("preview", config=config(path)).result(60)
     assert not any(ord(character) < 32 for character in caught.value.message)
     assert "a␛]0;title␇b.jsonl" in caught.value.message
+
+
+def test_columns_are_mapped_without_torch(inspector: Inspector, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"q": "one?", "a": "1"}\n')
+    found = inspector.ask("mapped", path=str(rows), columns={"prompt": "q", "completion": "a"}).result(30)
+    assert found["format"] == "prompt_completion"
+    assert found["rows"] == [{"index": 0, "says": [["prompt", "one?"], ["completion", "1"]], "problem": ""}]

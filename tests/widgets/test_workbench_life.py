@@ -182,7 +182,7 @@ def test_preview_shows_raw_rows_at_once_and_then_the_tokens_of_the_collator(work
     assert raw is None or all(word in raw[0]["text"] for word in text.split("user\n")[1].split("<|im_end|>")[0].split())
     trained = "".join(token[1] for token in tokens if token[2])
     assert trained.endswith("<|im_end|>")
-    assert [words for _, words in found["rows"][0]["marks"]] == ["user", "assistant"]
+    assert [words for _, words, _ in found["rows"][0]["marks"]] == ["user", "assistant"]
     assert "trained" in found["rows"][0]["words"]
 
 
@@ -276,3 +276,53 @@ def test_the_list_of_runs_says_why_one_is_lost_failed_or_silent(workbench: Workb
     assert "its worker may hang" in told["quiet"]["why"]
     assert f"`workbench stack {told['quiet']['id']}`" in told["quiet"]["why"]
     assert told["done"]["why"] == ""
+
+
+def test_columns_are_picked_and_kept_and_three_rows_follow(workbench: Workbench, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"q": "{n}?", "a": "<b>{n}"}}\n' for n in range(5)))
+    workbench.draft.set("data.train", [{"path": str(tmp_path / "rows.jsonl")}])
+    ask(workbench, "columns_open")
+    assert wait_for(workbench, "columns_news")["problem"].startswith("columns q, a fit no known format")
+    ask(workbench, "columns_format", format="prompt_completion")
+    wait_for(workbench, "columns_news")
+    ask(workbench, "columns_choose", part="prompt", column="q")
+    assert ask(workbench, "columns_choose", part="completion", column="a")["parts"][1]["column"] == "a"
+    told = wait_for(workbench, "columns_news")
+    assert [row["says"] for row in told["rows"]] == [[["prompt", f"{n}?"], ["completion", f"<b>{n}"]] for n in range(3)]
+    assert told["changed"]
+    assert not ask(workbench, "columns_keep")["changed"]
+    assert workbench.draft.config.data.train[0].columns == {"prompt": "q", "completion": "a"}
+    ask(workbench, "undo")
+    assert workbench.draft.config.data.train[0].columns == {}
+
+
+def test_packs_have_bands_with_their_position_ids() -> None:
+    from widgets.preview import _bars, _cut, _marks
+
+    row = {"documents": [3, 2], "source_rows": [7, 1200], "positions": [0, 1, 2, 0, 1]}
+    assert _marks(row) == [
+        [0, "row 7: 3 tokens at 0, position ids from 0", True],
+        [3, "row 1,200: 2 tokens at 3, position ids from 0", True],
+    ]
+    lengths = (10, 20, 30, 40)
+    assert _cut(lengths, 40) is None
+    assert sum(_bars(lengths)[: _cut(lengths, 25)]) == 2, "rows of up to 25 tokens stand before the line"
+
+
+def test_a_template_is_tried_and_saved_beside_the_row_that_it_writes(workbench: Workbench, tmp_path: Path) -> None:
+    ask(workbench, "template_open", row=2)
+    first = wait_for(workbench, "template_news")
+    assert (first["problem"], first["flaws"], first["turns"][-1]["role"]) == ("", [], "assistant")
+    without = first["text"].replace("<|im_end|>", "")
+    ask(workbench, "template_type", text=without)
+    told = wait_for(workbench, "template_news")
+    assert told["changed"]
+    assert told["flaws"][0].startswith("This row learns no end token")
+    ask(workbench, "template_type", text="{% for %}")
+    assert "is not a valid template" in wait_for(workbench, "template_news")["problem"]
+    ask(workbench, "template_type", text=without)
+    wait_for(workbench, "template_news")
+    saved = ask(workbench, "template_save", path=str(tmp_path / "mine.jinja"))
+    assert not saved["changed"]
+    assert (tmp_path / "mine.jinja").read_text() == without
+    assert workbench.draft.config.model.chat_template == str(tmp_path / "mine.jinja")

@@ -36,7 +36,8 @@ export function formParts(stage, link, more = null) {
   const working = h("span", { class: "ftw-quiet", role: "status" });
   const undo = button("↶ Undo", () => link.send("undo"), { class: "ftw-plain" });
   const redo = button("↷ Redo", () => link.send("redo"), { class: "ftw-plain" });
-  const head = h("header", { class: "ftw-head" }, title, state, working, h("span", { class: "ftw-space" }), findBox(stage, (hit) => (hit.about.length ? side.aside(hit.title, hit.about) : jump(hit))), undo, redo, saveBox(link));
+  const stop = button("Stop counting", () => link.send("count"), { class: "ftw-plain", hidden: true });
+  const head = h("header", { class: "ftw-head" }, title, state, working, stop, h("span", { class: "ftw-space" }), findBox(stage, (hit) => (hit.about.length ? side.aside(hit.title, hit.about) : jump(hit))), undo, redo, saveBox(link));
   const steps = tabs("steps", (step) => {
     form.flush();
     if (more?.open(step)) return null;
@@ -51,6 +52,7 @@ export function formParts(stage, link, more = null) {
     say(state, bad ? `✗ ${bad} ${bad === 1 ? "error" : "errors"}` : soft ? `? ${soft} to look at` : "✓ ready");
     state.dataset.kind = bad ? "error" : soft ? "hint" : "ok";
     say(working, now.words);
+    stop.hidden = !now.counting;
     undo.disabled = !now.undo;
     redo.disabled = !now.redo;
     steps.set([...now.steps.map((step) => ({ ...step, here: step.id === now.step && !more?.current() })), ...(more?.tabs() ?? [])]);

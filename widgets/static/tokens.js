@@ -2,7 +2,11 @@
  * The batch as training will see it: tokens with borders, trained ones marked by colour and underline, ids on request,
  * pairs side by side with their first difference. Raw rows stand here until the tokens are known.
  */
+import { columnsView } from "./columns.js";
+import { templateView } from "./template.js";
 import { button, fill, h, number, openWhenReady, say } from "./dom.js";
+
+const WORST = ["longest", "masked", "truncated"];
 
 /**
  * The tokens of one part. `differs` is the place from which it is unlike the other part of its pair; `marks` say where a
@@ -10,9 +14,9 @@ import { button, fill, h, number, openWhenReady, say } from "./dom.js";
  */
 function tokenRun(part, ids, differs, marks) {
   const box = h("div", { class: ids ? "ftw-tokens ftw-with-ids" : "ftw-tokens", "aria-label": part.name });
-  const begins = new Map(marks);
+  const begins = new Map(marks.map(([place, words, band]) => [place, h("div", { class: band ? "ftw-turn ftw-band" : "ftw-turn" }, words)]));
   part.tokens.forEach(([id, text, trained], at) => {
-    if (begins.has(at)) box.append(h("div", { class: "ftw-turn" }, begins.get(at)));
+    if (begins.has(at)) box.append(begins.get(at));
     const classes = ["ftw-token", trained ? "ftw-trained" : "", at === differs ? "ftw-differs" : ""].filter(Boolean).join(" ");
     const span = h("span", { class: classes, title: `id ${id}, ${trained ? "trained" : "not trained"}` });
     span.append(text === "" ? "∅" : text.replaceAll("\n", "⏎\n"));
@@ -53,6 +57,7 @@ function rowView(row, ids) {
           tokenRun(part, ids, part.name === "chosen" || part.name === "rejected" ? differs : null, row.parts.length > 1 ? [] : row.marks),
         ),
       ),
+      row.rewards.length ? h("section", {}, h("h5", {}, "given to rewards"), row.rewards.map((words) => h("div", { class: "ftw-quiet" }, words))) : null,
     ),
   );
 }
@@ -66,10 +71,13 @@ function rawView(row) {
   );
 }
 
-function bars(values, label) {
+/** Bars with a line before the one `cut`, where rows are cut. */
+function bars(values, label, cut) {
   const most = Math.max(...values, 1);
   const steps = "▁▂▃▄▅▆▇█";
-  const text = values.map((value) => (value ? steps[Math.min(7, Math.floor((value / most) * 7.99))] : " ")).join("");
+  const signs = values.map((value) => (value ? steps[Math.min(7, Math.floor((value / most) * 7.99))] : " "));
+  if (cut !== undefined) signs.splice(cut, 0, "│");
+  const text = signs.join("");
   return h("span", { class: "ftw-bars" }, `${label} `, h("span", { class: "ftw-spark", "aria-hidden": "true" }, text));
 }
 
@@ -79,7 +87,11 @@ export function previewView(stage) {
   const status = h("span", { class: "ftw-quiet", role: "status" });
   const foot = h("footer", { class: "ftw-foot" });
   const find = h("input", { type: "search", placeholder: "text or row number", "aria-label": "find in rows, or a row number", class: "ftw-find" });
-  let [ids, at, newest, shown, over] = [false, 0, 0, null, false];
+  let [ids, at, newest, shown, over, worst] = [false, 0, 0, null, false, -1];
+  const columns = columnsView(stage, () => show("index", { row: 0 }));
+  const template = templateView(stage, tokenRun, () => show("index", { row: 0 }));
+  const templateButton = button("Template", () => templateButton.setAttribute("aria-pressed", String(template.toggle(shown?.rows?.[0]?.index ?? 0))), { "aria-pressed": "false", title: "the chat template, beside a row as it writes it" });
+  const columnsButton = button("Columns", () => columnsButton.setAttribute("aria-pressed", String(columns.toggle())), { "aria-pressed": "false", title: "which column of the rows holds which part" });
 
   const show = async (kind, params = {}) => {
     const mine = (newest += 1);
@@ -111,7 +123,7 @@ export function previewView(stage) {
     const facts = data.facts ?? {};
     fill(
       foot,
-      facts.lengths?.length ? bars(facts.lengths, "lengths") : null,
+      facts.lengths?.length ? bars(facts.lengths, "lengths", facts.cut) : null,
       facts.longest ? h("span", {}, `longest ${number(facts.longest)} tokens`) : null,
       facts.truncated !== undefined ? h("span", {}, `${number(facts.truncated)} truncated`) : null,
       facts.masked !== undefined ? h("span", {}, `${number(facts.masked)} with nothing to learn`) : null,
@@ -137,15 +149,17 @@ export function previewView(stage) {
     button("First", () => show("index", { row: 0 })),
     button("Next", () => show("index", { row: at })),
     button("Random", () => show("random")),
-    button("Worst", () => show("worst"), { title: "longest, nothing to learn, most truncated" }),
+    button("Worst", () => ((worst = (worst + 1) % WORST.length), show("worst", { by: WORST[worst] })), { title: "the longest, then those with nothing to learn, then those that are cut most" }),
     find,
     idsButton,
+    columnsButton,
+    templateButton,
     h("span", { class: "ftw-space" }),
     status,
     cancel,
   );
   stage.onEnd(() => (over = true));
-  return { element: h("div", { class: "ftw-preview" }, head, rows, foot), start: () => show("index", { row: 0 }) };
+  return { element: h("div", { class: "ftw-preview" }, head, columns.element, template.element, rows, foot), start: () => show("index", { row: 0 }) };
 }
 
 /** `Preview(draft)` alone. */

@@ -43,7 +43,7 @@ def command(
     from engine.facts.counts import eval_rows
     from engine.hardware import parse_machine
     from engine.rules import read
-    from workbench.cli.reading import counts, read_with
+    from workbench.cli.reading import as_it_stands, counts, read_with
 
     target = parse_machine(machine) if machine else None
     base = file.resolve().parent
@@ -75,11 +75,14 @@ def command(
         findings.sort(key=lambda finding: RANK[finding.severity])
     bad = any(finding.severity == "error" for finding in findings)
     from engine.planning.estimate import estimate
+    from engine.session.consequences import consequences
     from engine.session.paragraph import paragraph
 
     known = estimate(reading.config, facts)
     words = paragraph(reading.config, facts, known)
+    before = as_it_stands(file, facts) if overrides and tool is None else None
     if as_json:
+        mended |= {"changes": known.changes(before)} if before is not None else {}
         listed = [finding.as_json() for finding in findings]
         print_json({"ok": not bad, "findings": listed, "data": known.shares(), "summary": words, **mended})
         return int(bad)
@@ -89,6 +92,9 @@ def command(
     held_out = eval_rows(reading.config, facts)
     if not bad and tool is None:
         echo(words)
+        changed = [f"{each.label} {each.change}" for each in consequences(known, before) if each.change]
+        if changed:
+            echo(f"The settings beside the file change: {', '.join(changed)}.")
     uncounted = not_counted(reading.config, facts)
     way = "" if with_data else ": --data counts them"
     more = f"; {held_out:,} row{'s' if held_out != 1 else ''} held out" if held_out else ""

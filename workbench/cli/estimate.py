@@ -52,7 +52,8 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     from engine.planning.estimate import estimate
     from engine.rules import read
     from engine.run.rehearsal import last
-    from workbench.cli.reading import with_overrides
+    from engine.session.consequences import consequences
+    from workbench.cli.reading import as_it_stands, with_overrides
 
     if rehearse and machine:
         raise UsageError(f"--rehearse: measures on this machine, not on {visible(machine)}.", "Leave --for out.")
@@ -70,8 +71,10 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
         # The rows are known now: the formula need not assume that one reaches data.max_length.
         facts = replace(facts, data=replace(facts.data or DataFacts(), longest=measured.longest))
     estimated = estimate(reading.config, facts)
+    before = as_it_stands(file, facts) if overrides else None
     if as_json:
-        document = {"machine": facts.machine.name if facts.machine else None}
+        document: dict[str, Any] = {"changes": estimated.changes(before)} if before is not None else {}
+        document |= {"machine": facts.machine.name if facts.machine else None}
         document["rehearsal"] = measured.as_json() if measured else None
         errors = [finding.as_json() for finding in reading.findings if finding.severity == "error"]
         print_json({**estimated.as_json(), **document, "findings": errors})
@@ -82,9 +85,33 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     rows = lines(estimated, facts, longest_row(reading.config, facts))
     if measured is not None:
         rows += rehearsed(measured, estimated)
+    changed = {each.name: each.change for each in consequences(estimated, before) if each.change}
     for label, value in rows:
-        echo(f"{label:<28}{value:>18}")
+        echo(f"{label:<28}{value:>18}{_beside(changed.pop(_NAMES.get(label, ''), ''))}")
     return 0
+
+
+# What is written in a line of the estimate, by the name of the number.
+_NAMES = {
+    "effective batch": "effective_batch",
+    "optimizer steps": "steps",
+    "trained parameters": "trainable_parameters",
+    "tokens per epoch": "tokens_per_epoch",
+    "rows too long": "truncated_share",
+    "nothing to learn in": "masked_rows",
+    "rows left out": "dropped_rows",
+    "packs are full to": "packing_efficiency",
+    "images per epoch": "images",
+    "tokens of images": "image_tokens",
+    "memory in all": "memory_total",
+    "one checkpoint": "checkpoint_bytes",
+    "checkpoints at most": "checkpoints_bytes",
+    "time, very roughly": "seconds_left",
+}
+
+
+def _beside(change: str) -> str:
+    return f"  ({change})" if change else ""
 
 
 SAMPLE = 512
@@ -145,6 +172,13 @@ def lines(estimated: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
     share = f"{estimated.truncated_share:.1%}{of}" if estimated.truncated_share is not None else data
     rows += [("rows too long", share), ("nothing to learn in", _number(estimated.masked_rows, data))]
     rows.append(("rows left out", _number(estimated.dropped_rows, data)))
+    if estimated.tokens_per_epoch is not None:
+        rows.append(("tokens per epoch", f"{estimated.tokens_per_epoch:,}"))
+    if estimated.images:
+        rows += [
+            ("images per epoch", f"{estimated.images:,}"),
+            ("tokens of images", _number(estimated.image_tokens, data)),
+        ]
     if estimated.packing_efficiency is not None:
         rows.append(("packs are full to", f"{estimated.packing_efficiency:.1%}"))
     if estimated.memory:

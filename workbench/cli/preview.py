@@ -17,7 +17,7 @@ from engine.data.gather_facts import outcome
 from engine.errors import DataError, UsageError, visible, without_secrets
 from engine.figures import size
 from engine.run.store import find, runs_dir
-from engine.session.rows import image_text, length_text, pack_text, tokens_of, why_none
+from engine.session.rows import image_text, length_text, pack_text, reward_text, tokens_of, why_none
 from workbench.cli.output import Styled, clear, coloured, echo, print_json, styled
 from workbench.cli.progress import on_stderr
 
@@ -177,6 +177,8 @@ def _show_row(row: dict[str, Any], total: int | None) -> None:
         if len(row["parts"]) > 1:
             echo(styled(f"{name}:", bold=True))
         echo(*marked(part, colour=coloured()), lines=True)
+    for words in reward_text(row):
+        echo(f"given to rewards: {without_secrets(words)}")
 
 
 _CHANGED_LOOK: dict[str, dict[str, Any]] = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,9 @@ from engine.config.facts import DataFacts, Facts
 from engine.config.files import Document, absolute, overrides, parse_value, place_of, put
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from engine.planning.estimate import Estimate
 
 # What is given beside the file takes the place of the file's other way to say how long a run is.
 _LENGTHS = ("optim.max_steps", "optim.num_train_epochs")
@@ -66,6 +70,20 @@ def facts_for(mapping: Mapping[str, Any]) -> Facts:
     from engine.rules import read
 
     return look_at(read(mapping).config)
+
+
+def as_it_stands(file: Path, facts: Facts) -> Estimate:
+    """The estimate of a file without the settings beside it, by what is known of this machine and these rows."""
+    from engine.config.files import load
+    from engine.data.gather_facts import look_at
+    from engine.planning.estimate import estimate
+    from engine.rules import read
+
+    base = file.resolve().parent
+    config = read(with_overrides(load(file).mapping, base, ())).config
+    own = look_at(config, base)
+    # Counts that were made under other limits say of themselves what they do not hold for.
+    return estimate(config, replace(own, machine=facts.machine, data=own.data or facts.data))
 
 
 def forecast_bytes(config: RunConfig, facts: Facts) -> int | None:

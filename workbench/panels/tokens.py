@@ -17,7 +17,7 @@ from textual.strip import Strip
 
 from engine.data.gather_facts import outcome
 from engine.errors import visible
-from engine.session.rows import image_text
+from engine.session.rows import image_text, reward_text
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.images import INK, LEAST_ROWS, SIXEL, Images
@@ -129,6 +129,9 @@ def lines_of_row(
             continue
         label = "" if name == "input" else name
         drawn += _part(label, tokens, row.get("turns") or [], width, ids, borders if name == "input" else {})
+    if given := reward_text(row):
+        drawn += [[], [("What rewards are given beside the answer:", "dim")]]
+        drawn += [line for words in given for line in paragraph(clean(words), width, "value", "  ")]
     if pair:
         drawn += [[], *side_by_side(parts["chosen"], parts["rejected"], width, ids)]
     return drawn

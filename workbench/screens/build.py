@@ -210,6 +210,20 @@ class BuildScreen(Screen[None]):
 
         self.app.push_screen(PreviewScreen(self.draft, self.app.inspector))
 
+    def action_columns(self) -> None:
+        """Which column holds which part."""
+        from workbench.screens.columns import ask_columns
+
+        ask_columns(self, self.draft, lambda kept: self.look() if kept else None, self.session.edit)
+
+    def action_count(self) -> None:
+        """Stop counting the rows, or count them after all."""
+        if self.session.facts.stop_counting():
+            self.finding_line.tell("The rows are not counted; c counts them.")
+        else:
+            self.session.facts.count_again()
+        self.look()
+
     # What is no setting
 
     @on(EditWanted)

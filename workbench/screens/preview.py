@@ -244,6 +244,19 @@ class PreviewScreen(Screen[None]):
         self.question.packs = not self.question.packs
         self._go(0, "packing all rows" if self.question.packs else "row 0")
 
+    def action_columns(self) -> None:
+        """Which column holds which part; the row is asked for anew where another does now."""
+        from workbench.screens.columns import ask_columns
+
+        ask_columns(self, self.draft, lambda kept: self._go(self._at) if kept else None)
+
+    def action_template(self) -> None:
+        """The chat template beside this row."""
+        from workbench.screens.template import show_template
+
+        ask, at = self.inspector.ask, self._at
+        show_template(self, self.draft, ask, at, lambda saved: self._go(self._at) if saved else None)
+
     def action_raw(self) -> None:
         """The row as it stands in its file, or its tokens."""
         view = self.query_one(TokenView)

@@ -6,13 +6,14 @@ import functools
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.data.chat import GENERATION, Chat, MaskError, in_parts, takes_parts, token_mask
+from engine.data.chat import COMPARED, GENERATION, Chat, MaskError, Masking, in_parts, takes_parts, token_mask
 
 Message = dict[str, Any]
 
@@ -433,3 +434,65 @@ def test_no_template_is_rendered_but_in_the_child() -> None:
     engine = Path(__file__).parents[3] / "engine"
     found = {str(path.relative_to(engine)) for path in engine.rglob("*.py") if calls.search(path.read_text("utf-8"))}
     assert found == {"data/chat.py", "export/modelfile.py", "export/parity.py"}
+
+
+_LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+_ASKED = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "certain"),
+    [
+        (_LOOP + _ASKED, True),
+        ("{% macro say(t) %}{% for c in t %}{{ c }}{% endfor %}{% endmacro %}" + _LOOP + _ASKED, True),
+        ("{% set all %}" + _LOOP + "{% endset %}{{ all }}" + _ASKED, False),
+        ("{% filter upper %}" + _LOOP + "{% endfilter %}" + _ASKED, False),
+        ("{% macro say() %}" + _LOOP + "{% endmacro %}{{ say() }}" + _ASKED, False),
+    ],
+)
+def test_one_rendering_is_believed_only_where_markers_cannot_change_it(template: str, certain: bool) -> None:
+    from engine.data.markers import render_marked
+
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    found = render_marked(template, messages, {"add_generation_prompt": False})
+    assert found.certain is certain
+
+
+def test_a_template_that_reads_what_it_has_written_is_never_believed(minimind: Any) -> None:
+    # What it writes of a conversation of 89 characters hangs on the markers in it.
+    template = "{% set all %}" + _LOOP + "{% endset %}{{ all if all | length < 90 else 'x' }}" + _ASKED
+    masking = Masking(minimind, template)
+    short = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for _ in range(COMPARED + 2):
+        masking.spans(short)
+    longer = [{"role": "user", "content": "a" * 20}, {"role": "assistant", "content": "b" * 8}]
+    assert "x" not in masking.render(longer)
+    with pytest.raises(MaskError, match="does not write its messages in one loop"):
+        masking.spans(longer)
+
+
+def test_a_rendering_that_is_believed_gives_what_a_comparison_gives(templates: dict[str, tuple[Any, str]]) -> None:
+    chats = [
+        [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": f"It is {n}. " * (1 + n % 3)}]
+        for n in range(COMPARED + 20)
+    ]
+    chats += [[{"role": "system", "content": "Be brief."}, *chat, *chats[0]] for chat in chats[:20]]
+    for tokenizer, template in templates.values():
+        believing = Masking(tokenizer, template)
+        found = [believing.spans(chat) for chat in chats]
+        for chat, one in zip(chats, found, strict=True):
+            assert one == Masking(tokenizer, template).spans(chat)
+        renderings = 0
+
+        def counted(*args: Any, tokenizer: Any = tokenizer, **kwargs: Any) -> Any:
+            nonlocal renderings
+            renderings += 1
+            return type(tokenizer).apply_chat_template(tokenizer, *args, **kwargs)
+
+        believing.tokenizer = SimpleNamespace(
+            apply_chat_template=counted,
+            eos_token=tokenizer.eos_token,
+            special_tokens_map=tokenizer.special_tokens_map,
+        )
+        believing.spans(chats[-1])
+        assert renderings == 0

@@ -252,3 +252,31 @@ def test_one_bad_row_at_the_start_hides_neither_the_format_nor_the_others(tmp_pa
     good = {"messages": [{"role": "user", "content": "a"}]}
     found = detect(open_rows(_rows(tmp_path / "r.jsonl", {"other": 1}, *[good] * 8)))
     assert (found.format, found.bad, found.looked) == ("messages", 1, 9)
+
+
+def test_channels_of_harmony_become_thinking_calls_and_answers() -> None:
+    turns = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "channel": "analysis", "content": [{"type": "text", "text": "I look it up."}]},
+        {"role": "assistant", "channel": "commentary", "recipient": "functions.weather", "content": '{"at": "Kiel"}'},
+        {"role": "tool", "name": "functions.weather", "content": "rain"},
+        {"role": "assistant", "channel": "analysis", "content": "So it rains."},
+        {"role": "assistant", "channel": "final", "content": "Rain."},
+    ]
+    found = read_example({"messages": turns}, "messages", {}).messages
+    assert [turn["role"] for turn in found] == ["user", "assistant", "tool", "assistant"]
+    assert found[1]["reasoning_content"] == "I look it up."
+    assert found[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"at": "Kiel"}}
+    assert (found[3]["content"], found[3]["reasoning_content"]) == ("Rain.", "So it rains.")
+    assert not any("channel" in turn or "recipient" in turn for turn in found)
+
+
+def test_channels_that_cannot_be_joined_say_why() -> None:
+    thought = {"role": "assistant", "channel": "analysis", "content": "hm"}
+    answer = {"role": "assistant", "channel": "final", "content": "yes", "train": False}
+    with pytest.raises(FormatError, match="message 2 of column messages is flagged otherwise than the thinking"):
+        read_example({"messages": [thought, answer]}, "messages", {})
+    with pytest.raises(FormatError, match="is in the channel aside; known are analysis, commentary, final"):
+        read_example({"messages": [{**thought, "channel": "aside"}]}, "messages", {})
+    alone = read_example({"messages": [thought, {"role": "user", "content": "and?"}]}, "messages", {}).messages
+    assert alone[0] == {"role": "assistant", "content": "", "reasoning_content": "hm"}

@@ -449,3 +449,11 @@ def test_rows_after_one_whose_template_loops_are_made_and_only_it_is_left_out(
     settings["on_bad_row"] = "error"
     with pytest.raises(WorkbenchError, match=r"row 300.*runs longer than"):
         prepare(make_config(write(rows), **settings), minimind)
+
+
+def test_the_preview_of_a_prompt_tells_what_rewards_are_given(write: Write, make_config: Config, minimind: Any) -> None:
+    path = write([{"prompt": "one?", "answer": "1", "level": 3}])
+    (row,) = preview(make_config(path, method="grpo"), minimind)["rows"]
+    assert row["rewards"] == {"answer": "1", "level": "3"}
+    (chat,) = preview(make_config(write([_chat("one?", "1")], "chat.jsonl")), minimind)["rows"]
+    assert "rewards" not in chat

@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type
 def _row(*, system: str = "", **answer: Any) -> dict[str, Any]:
     said = [{"role": "system", "content": system}] if system else []
     return {
-        "messages": [*said, {"role": "user", "content": "one?"}, {"role": "assistant", "content": "first", **answer}]
+        "messages": [*said, {"role": "user", "content": "one?"}, {"role": "assistant", "content": "first", **answer}],
     }
 
 
@@ -65,6 +65,12 @@ FLAWED: dict[str, tuple[str, dict[str, Any], str]] = {
         CHATML + ASKS,
         {"messages": [*_row(reasoning_content="Hm.")["messages"], *_row()["messages"]]},
         "earlier_thinking",
+    ),
+    "marks in what is said": (CHATML + ASKS, _row(content="first<|im_end|>"), "marks"),
+    "an empty turn": (
+        CHATML + ASKS,
+        {"messages": [{"role": "user", "content": " "}, *_row()["messages"]]},
+        "empty_turn",
     ),
     "another generation prompt": (
         CHATML + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",

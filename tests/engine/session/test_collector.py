@@ -76,3 +76,32 @@ def test_rows_are_prepared_again_for_another_seed_so_that_a_launch_finds_them(
         assert silent.cancelled == 1, "the question about rows that nobody will train on is given up"
     finally:
         facts.close()
+
+
+def test_counting_is_stopped_until_an_edit_or_a_person_asks_for_it(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(collector, "QUIET_SECONDS", -1.0)
+    monkeypatch.chdir(tmp_path)
+    draft, silent = Draft.new("demo"), Silent()
+    facts: Any = collector.FactsCollector(draft, silent.ask)
+
+    def asked() -> int:
+        facts.refresh()
+        for look in facts._looking.values():
+            look.result(20)
+        facts.refresh()
+        return sum(do == "data" for do, _ in silent.asked)
+
+    try:
+        assert not facts.stop_counting(), "nothing is counted yet"
+        assert asked() == 1
+        assert facts.counting
+        assert facts.stop_counting()
+        assert (silent.cancelled, facts.counting) == (1, False)
+        assert asked() == 1, "it stays stopped"
+        facts.count_again()
+        assert asked() == 2
+        facts.stop_counting()
+        draft.set(fields.data.max_length.path, 77)
+        assert asked() == 3, "other rows are counted by themselves"
+    finally:
+        facts.close()

@@ -201,6 +201,10 @@ def test_settings_beside_the_file_are_judged_as_train_takes_them(good: Path) -> 
     here = Path("here.jsonl")
     here.write_text('{"prompt": "a", "completion": "b"}\n')
     assert run(str(good), "optim.learning_rate=1e-4", "data.train.0.path=here.jsonl").return_value == 0
+    less = run(str(good), "optim.max_steps=2")
+    assert "The settings beside the file change: " in less.output
+    assert "steps −" in less.output
+    assert "settings beside the file" not in run(str(good)).output
     here.unlink()
     wrong = run(str(good), "optim.learning_rte=1e-4", "data.train.0.path=here.jsonl")
     assert wrong.return_value == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,25 @@ def cut(place: Path, name: str) -> None:
     (place / f"cut-{name}").write_bytes(content[: len(content) // 2])
 
 
+def odd(place: Path) -> None:
+    """Files that a header tells to be no image that a model sees."""
+    image = Image.new("RGB", (8, 8))
+    Image.new("RGB", (1, 1)).save(place / "dot.png")
+    for name in ("dance.gif", "pages.tif"):
+        image.save(place / name, save_all=True, append_images=[Image.new("RGB", (8, 8), "white")])
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(b"\0"))]
+    written = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    ]
+    (place / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(written))
+
+
+@pytest.mark.parametrize("image", [7, None, {"width": 3}, "data:image/png;base64,xx"])
+def test_what_is_no_image_at_all_is_named_with_its_line(place: Path, image: Any) -> None:
+    (told,) = errors(place, TEXT, parts("cat.png"), column(image))
+    assert told.startswith("data.train.0.path: line 3: "), told
+
+
 @pytest.mark.parametrize(
     ("image", "reason"),
     [
@@ -101,6 +122,10 @@ def cut(place: Path, name: str) -> None:
         ("cut-cat.jpg", "the image cannot be read"),
         (".", "the image cannot be read (Is a directory)."),
         ("https://example.com/cat.png", "images are read from files, not from a server."),
+        ("dot.png", "the image is one pixel, which shows nothing."),
+        ("bomb.png", "the image has more than 178,956,970 pixels, as only a decompression bomb has."),
+        ("dance.gif", "the image has 2 frames, and a model sees one image."),
+        ("pages.tif", "the image has 2 pages, and a model sees one image."),
     ],
 )
 def test_an_image_that_cannot_be_read_is_named_with_its_line(place: Path, image: str, reason: str) -> None:
@@ -108,6 +133,7 @@ def test_an_image_that_cannot_be_read_is_named_with_its_line(place: Path, image:
     (place / "text.png").write_text("hello\n")
     cut(place, "cat.png")
     cut(place, "cat.jpg")
+    odd(place)
     (told,) = errors(place, TEXT, parts("cat.png"), parts(image))
     assert told.startswith(f"data.train.0.path: line 3: {image}: {reason.format(place=place)}"), told
 

@@ -118,6 +118,11 @@ def test_a_rehearsal_measures_shows_its_error_and_is_remembered(
 def test_settings_beside_the_file_change_the_estimate(config: Path) -> None:
     found = json.loads(run(str(config), "optim.max_steps=7", "adapter.r=32", "--for", "cpu", "--json").output)
     assert (found["steps"], found["trainable_parameters"]) == (7, 2 * 10_092_544)
+    assert (found["changes"]["steps"], found["changes"]["trainable_parameters"]) == (7 - 3000, 10_092_544)
+    table = run(str(config), "optim.max_steps=7", "adapter.r=32", "--for", "cpu").output
+    (steps,) = [line for line in table.splitlines() if line.startswith("optimizer steps")]
+    assert steps.split() == ["optimizer", "steps", "7", "(−2,993)"]
+    assert "(" not in run(str(config), "--for", "cpu").output, "nothing was edited"
     with pytest.raises(UsageError, match=r"section\.setting=value"):
         CliRunner().invoke(command, [str(config), "max_steps"], standalone_mode=False, catch_exceptions=False)
 
@@ -133,3 +138,16 @@ def test_a_length_beside_the_file_takes_the_place_of_the_files(config: Path, hel
     assert "must be left out" not in run(str(config), f"optim.{given}", "--for", "cpu").output
     both = run(str(config), f"optim.{given}", f"optim.{held.replace(': ', '=')}", "--for", "cpu")
     assert "must be left out" in both.output, "both beside the file still contradict each other"
+
+
+def test_pictures_and_what_is_left_out_of_an_epoch_are_counted_with_their_change(tmp_path: Path) -> None:
+    place = tmp_path / "seeing.yaml"
+    place.write_text("model:\n  name: builtin/tiny-vl\ndata:\n  train:\n    - path: builtin/shapes\n      rows: 64\n")
+    found = json.loads(run(str(place), "--json").output)
+    assert found["images"] == 64
+    assert found["image_tokens"] % 64 == 0 < found["image_tokens"]
+    fewer = json.loads(run(str(place), "data.train.0.rows=16", "--json").output)
+    assert fewer["images"] == 16
+    short = found["tokens_per_epoch"] // 64 - 2
+    dropped = run(str(place), f"data.max_length={short}", "data.excess_length=drop").output
+    assert "rows left out" in dropped

@@ -61,6 +61,8 @@ CASES: dict[str, list[Case]] = {
         ({}, rows(read=100, template_flaws=(("system", 50, "a.jsonl:1"),)), "model.chat_template", "warning"),
         ({}, rows(read=100, template_flaws=(("system", 1, "a.jsonl:1"),)), "model.chat_template", "hint"),
         ({}, rows(read=100, template_flaws=(("earlier_thinking", 50, "a.jsonl:1"),)), "model.chat_template", "hint"),
+        ({}, rows(read=100, template_flaws=(("marks", 50, "a.jsonl:1"),)), "data.train", "warning"),
+        ({}, rows(read=100, template_flaws=(("empty_turn", 50, "a.jsonl:1"),)), "data.train", "hint"),
     ],
     "a-stream-is-not-deduplicated": [
         ({"data.deduplicate": "exact", "data.streaming": True}, Facts(), "data.deduplicate", "error")

@@ -1,0 +1,112 @@
+"""A chat template looked at and written: a row of the draft as it writes it, which follows what is typed; and saving it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.config.files import absolute
+from engine.config.tree import fields
+from engine.errors import Cancelled, UsageError, WorkbenchError
+from engine.figures import count
+from engine.session.collector import Ask
+from engine.session.draft import Draft, write
+
+if TYPE_CHECKING:
+    from engine.client import Ticket
+
+TYPED_SECONDS = 0.3
+"""After the newest letter, before a row is asked for: each question takes a process of its own."""
+
+
+class TemplateEditing:
+    """One template as it is typed. `wake` may come from any thread; then `look` takes what came."""
+
+    def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None, row: int = 0) -> None:
+        self.draft, self.row, self.wake = draft, row, wake
+        self.text: str | None = None
+        """What was typed; None while it is the config's own."""
+        self.found: Mapping[str, Any] = {}
+        """What the newest answer says (`engine.data.template_view.rendered`)."""
+        self.problem = ""
+        self._ask = ask
+        self._ticket: Ticket | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether something else is typed than the config's template."""
+        return self.text is not None
+
+    def type(self, text: str) -> None:
+        """This is the template from now on; `send` asks for the row."""
+        self.text = None if self.text is None and text == self.found.get("text") else text
+
+    def go(self, row: int) -> None:
+        """Look at another row."""
+        self.row = max(0, row)
+        self.send()
+
+    def send(self) -> None:
+        """Ask for the row as the template writes it; a newer question takes the place of an older."""
+        self.close()
+        config = absolute(self.draft.mapping, self.draft.base)
+        self._ticket = self._ask("rendered", config=config, base=str(self.draft.base), row=self.row, text=self.text)
+        self._ticket.add_done_callback(lambda _: self.wake())
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer is still to come."""
+        return self._ticket is not None and not self._ticket.done
+
+    def look(self) -> bool:
+        """Take the answer, if there is one. Of a template that cannot write the row the last that could stays."""
+        ticket = self._ticket
+        if ticket is None or not ticket.done:
+            return False
+        self._ticket = None
+        if isinstance(ticket.error, Cancelled):
+            return False
+        if isinstance(ticket.error, WorkbenchError):
+            self.problem = ticket.error.full_message
+            return True
+        found = ticket.result(0)
+        self.problem = str(found["problem"])
+        same = found["row"] == self.found.get("row")
+        self.found = {**found, "turns": self.found["turns"]} if self.problem and same else found
+        return True
+
+    def words(self) -> str:
+        """`row 3, the tokenizer's chat template, 41 tokens, 12 trained`."""
+        found = self.found
+        parts = [f"row {count(self.row)}", str(found.get("name") or "")]
+        if "tokens" in found:
+            parts += [f"{count(found['tokens'])} tokens", f"{count(found['trained'])} trained"]
+        return ", ".join(filter(None, parts))
+
+    def close(self) -> None:
+        """Give up what is asked."""
+        if self._ticket is not None:
+            self._ticket.cancel()
+            self._ticket = None
+
+    def save(self, name: str) -> Path:
+        """Write what was typed to a file and let the config name it. Raises WorkbenchError."""
+        spec = fields.model.chat_template
+        text = self.text if self.text is not None else str(self.found.get("text") or "")
+        if not text.strip():
+            raise UsageError(f"{spec.title}: there is nothing to save yet.")
+        if self.problem:
+            raise UsageError(f"{spec.title}: it cannot write row {self.row}: {self.problem}", "Mend it, then save it.")
+        if self.found.get("of_source"):
+            raise UsageError("These rows name a chat template of their own.", "Take chat_template out of their source.")
+        place = Path(name).expanduser()
+        place = (place if place.is_absolute() else self.draft.base / place).absolute()
+        if place.suffix.lower() not in (".jinja", ".j2", ".jinja2"):
+            raise UsageError(f"{name}: must end in .jinja.")
+        write(place, text)
+        base = self.draft.base
+        shown = place.relative_to(base) if place.is_relative_to(base) else place
+        self.draft.set(spec.path, f"./{shown}" if not shown.is_absolute() else str(shown))
+        self.text = None
+        return place

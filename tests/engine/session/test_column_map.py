@@ -1,0 +1,102 @@
+"""Picking columns: what is chosen, what is asked, what the draft says afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.data.column_map import mapped
+from engine.data.rows import open_rows
+from engine.errors import UsageError
+from engine.session.column_map import ColumnMap
+from engine.session.draft import Draft
+
+
+class Answered:
+    """An answer that is there at once."""
+
+    error = None
+    done = True
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self._value
+
+    def add_done_callback(self, function: Any) -> None:
+        function(self)
+
+    def cancel(self) -> None:
+        pass
+
+
+def ask(do: str, *, on_progress: Any = None, **params: Any) -> Any:
+    assert do == "mapped"
+    return Answered(mapped(open_rows(params["path"]), params["columns"], params["format"]))
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Draft:
+    row = {"a": "2 + 2?", "b": "4", "c": "an aside"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    draft = Draft.new("demo")
+    draft.set("data.train", [{"path": str(tmp_path / "rows.jsonl"), "weight": 2}])
+    draft.unset("data.eval")
+    return draft
+
+
+def columns_of(draft: Draft) -> ColumnMap:
+    columns = ColumnMap(draft, ask)
+    columns.send()
+    assert columns.look()
+    return columns
+
+
+def said(columns: ColumnMap) -> list[list[str]]:
+    assert columns.look()
+    return columns.found["rows"][0]["says"]
+
+
+def test_turning_through_columns_shows_the_row_each_time_and_keeping_writes_them(draft: Draft) -> None:
+    columns = columns_of(draft)
+    columns.choose_format("prompt_completion")
+    assert columns.look()
+    columns.turn("prompt", 1)
+    assert columns.look()
+    columns.turn("completion", 1)
+    assert said(columns) == [["prompt", "2 + 2?"], ["completion", "2 + 2?"]]
+    columns.turn("completion", 1)
+    assert said(columns) == [["prompt", "2 + 2?"], ["completion", "4"]]
+    columns.turn("completion", -1)
+    columns.turn("completion", 1)
+    assert columns.changed
+    assert draft.config.data.train[0].columns == {}, "nothing is written before it is kept"
+    assert columns.keep()
+    kept = draft.config.data.train[0]
+    assert (kept.format, kept.columns, kept.weight) == ("prompt_completion", {"prompt": "a", "completion": "b"}, 2)
+    assert not columns.keep()
+    draft.undo()
+    assert draft.config.data.train[0].columns == {}
+
+
+def test_an_optional_part_may_have_no_column_and_a_format_forgets_parts_of_another(draft: Draft) -> None:
+    columns = columns_of(draft)
+    columns.choose_format("prompt_completion")
+    for part, column in (("prompt", "a"), ("completion", "b"), ("system", "c")):
+        columns.choose(part, column)
+    assert columns.look()
+    columns.turn("system", 1)
+    assert "system" not in columns.columns, "behind the last column comes none"
+    columns.choose_format("tokens")
+    assert columns.columns == {}
+    with pytest.raises(UsageError, match="ranking: is no format that sft learns from"):
+        columns.choose_format("ranking")
+
+
+def test_without_rows_there_is_nothing_to_pick() -> None:
+    with pytest.raises(UsageError, match="Training data: there is none yet"):
+        ColumnMap(Draft(), ask)
