@@ -215,6 +215,22 @@ class SourceFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class CompilerWait:
+    """What compiled layers of one shape took on this machine, in seconds; `None` what was not measured."""
+
+    first: float | None = None
+    """The wait of the first batch when they were compiled for the first time."""
+    again: float | None = None
+    """The newest wait of a later run, which finds what the compiler made before."""
+    plain: float | None = None
+    """From batch to batch with plain layers."""
+    step: float | None = None
+    """From batch to batch with compiled ones."""
+    times: int = 0
+    """Runs that compiled them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything known when a config is read. `given` is filled by `read`: the paths that the person wrote."""
 
@@ -228,4 +244,6 @@ class Facts:
     tokenizer: TokenizerFacts | None = None
     scratch: str = ""
     """Why the folder of $WORKBENCH_SCRATCH cannot be used; empty where it is not named or of use."""
+    compiler: CompilerWait | None = None
+    """What layers like the model's took to compile on this machine; `None` where they never were."""
     given: frozenset[str] = frozenset()

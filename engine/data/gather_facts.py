@@ -21,6 +21,7 @@ from engine.config.tree import RunConfig
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.kept import kept
 from engine.errors import WorkbenchError, visible
+from engine.facts import compiler_waits
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
@@ -71,8 +72,9 @@ def look_at(
     model = model_facts(place_of(name, folder), config.model.revision)
     here = machine is None
     model = replace(model, name=name) if model else None
+    machine = this_machine(folder / config.run.output_dir) if machine is None else machine
     return Facts(
-        machine=this_machine(folder / config.run.output_dir) if machine is None else machine,
+        machine=machine,
         model=model,
         data=kept(config, folder, model),
         packages=Installed() if here else None,
@@ -90,6 +92,7 @@ def look_at(
         },
         tokenizer=_tokenizer(config, folder),
         scratch=_scratch() if here else "",
+        compiler=compiler_waits.known(config, model, machine.gpus[0].name) if here and machine.gpus else None,
     )
 
 
@@ -158,6 +161,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         files=found.files,
         tokenizer=found.tokenizer,
         scratch=found.scratch,
+        compiler=found.compiler,
     )
 
 
