@@ -120,7 +120,7 @@ def seconds(run: RunFolder, begun: float) -> dict[str, Any]:
         for event in events
         if event["kind"] == "receipt"
         for entry in event["entries"]
-        if entry.get("feature") == "torch_compile"
+        if entry.get("feature") == "torch.compile"
     ]
     return {
         "phases": {name: round(end - at, 1) for (name, at), end in zip(phases, ends, strict=True)},

@@ -29,7 +29,8 @@ class Kernels(Section):
     use_cut_ce: Annotated[bool | Auto, Title("Cut cross-entropy"), Expert, Source("arXiv:2411.09009")] = "auto"
     """Compute log-probabilities from the hidden states in blocks that stay small, with the gradient formed beside them
     where the head is frozen, and leave out the tokens that are not trained. Same numbers, less memory and time than the
-    trainer's own blocks. Methods without a vocabulary head have nothing to save."""
+    trainer's own blocks. Methods without a vocabulary head have nothing to save. `auto` takes it in 16 bits on cards on which
+    it was measured to be the faster one (H100, H200), on others where it saves 3 % of the memory."""
 
     fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,
