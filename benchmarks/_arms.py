@@ -51,6 +51,10 @@ MIXTURE = {
 """Qwen3-30B-A3B, but for its number of layers."""
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "14b": {"hidden_size": 5120, "intermediate_size": 17_408, "num_hidden_layers": 40, "num_attention_heads": 40},
+    "32b": {"hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64, "num_attention_heads": 64},
     "8b": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
     "30b-a3b": {**MIXTURE, "num_hidden_layers": 48},
     "30b-a3b of 8 layers": {**MIXTURE, "num_hidden_layers": 8},
@@ -60,7 +64,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2,
     },
 }  # fmt: skip
-UNTIED = "8b", "30b-a3b", "30b-a3b of 8 layers"
+UNTIED = "8b", "14b", "32b", "30b-a3b", "30b-a3b of 8 layers"
 KERNELS = "kernels.use_cut_ce", "kernels.torch_compile"
 ON = dict.fromkeys(KERNELS, True)
 IN_NF4 = {"model.quantization": "nf4", "optim.optim": "adamw_8bit", "kernels.fused_experts": True}
@@ -103,6 +107,12 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
     "none": {"memory.gradient_checkpointing": False},
+    "nf4 by default": {
+        "model.quantization": "nf4",
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
     "fp8 base": {**ON, "model.quantization": "fp8"},
     "fp8 base, none": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": False},
     "fp8 base, medium": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": "medium"},

@@ -132,6 +132,10 @@ PARTS = (
         for shape in ("0.6b", "8b")
         for rows in ("packed", "ragged")
     ),
+    *(
+        bench(f"scale-{curve}", 590, "scale_curves", "--curves", curve, "--seconds", "540")
+        for curve in ("length", "batch", "size", "full")
+    ),
     bench("estimate", 200, "estimate_error", "--shape", "0.6b"),
 )
 

@@ -21,7 +21,7 @@ from engine.config.tree import RunConfig
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.kept import kept
 from engine.errors import WorkbenchError, visible
-from engine.facts import compiler_waits
+from engine.facts import compiler_waits, step_times
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
@@ -93,6 +93,7 @@ def look_at(
         tokenizer=_tokenizer(config, folder),
         scratch=_scratch() if here else "",
         compiler=compiler_waits.known(config, model, machine.gpus[0].name) if here and machine.gpus else None,
+        step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
     )
 
 
@@ -162,6 +163,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         tokenizer=found.tokenizer,
         scratch=found.scratch,
         compiler=found.compiler,
+        step_times=found.step_times,
     )
 
 
