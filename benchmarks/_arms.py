@@ -11,13 +11,14 @@ import contextlib
 import copy
 import dataclasses
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from _method_rows import GENERATES, method_rows, reward_names, rows_a_step
-from _peers import plain_trainer
+from _peers import NoPeer, plain_trainer
 from _turns import CARD, Arm
 from peft import get_peft_model
 from transformers import Qwen3Config, Qwen3MoeConfig
@@ -27,7 +28,7 @@ from engine.config.kinds import LOADERS
 from engine.config.method import METHODS
 from engine.data.collate import collator_for
 from engine.data.gather_facts import look_at
-from engine.features.built import Built, Notes
+from engine.features.built import Built, Notes, decoder_layers
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
 from engine.kernels.experts.packed import Packer
@@ -50,6 +51,10 @@ MIXTURE = {
 """Qwen3-30B-A3B, but for its number of layers."""
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "14b": {"hidden_size": 5120, "intermediate_size": 17_408, "num_hidden_layers": 40, "num_attention_heads": 40},
+    "32b": {"hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64, "num_attention_heads": 64},
     "8b": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
     "30b-a3b": {**MIXTURE, "num_hidden_layers": 48},
     "30b-a3b of 8 layers": {**MIXTURE, "num_hidden_layers": 8},
@@ -59,14 +64,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2,
     },
 }  # fmt: skip
-UNTIED = "8b", "30b-a3b", "30b-a3b of 8 layers"
+UNTIED = "8b", "14b", "32b", "30b-a3b", "30b-a3b of 8 layers"
 KERNELS = "kernels.use_cut_ce", "kernels.torch_compile"
 ON = dict.fromkeys(KERNELS, True)
 IN_NF4 = {"model.quantization": "nf4", "optim.optim": "adamw_8bit", "kernels.fused_experts": True}
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "default": {},
+    "liger": {},
+    "compiled by torch, liger": {},
     "ours": {},
+    "ours by default": {
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "kernels.fused_experts": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
     "cut": {"kernels.use_cut_ce": True},
     "fused": {"kernels.fused_attn_kernel": True},
     "compiled": {"kernels.torch_compile": True},
@@ -94,6 +107,12 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
     "none": {"memory.gradient_checkpointing": False},
+    "nf4 by default": {
+        "model.quantization": "nf4",
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
     "fp8 base": {**ON, "model.quantization": "fp8"},
     "fp8 base, none": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": False},
     "fp8 base, medium": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": "medium"},
@@ -139,7 +158,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "on disk": {"memory.activation_offloading": "disk"},
 }
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
-adapters), `ours` the same settings with no feature on."""
+adapters), `liger` plain TRL with Liger's kernels, which a library's layers compiled one by one may be added to; `ours` the
+same settings with no feature on, `ours by default` with all that is chosen where nobody asks."""
+PEERS = "plain", "default", "liger", "compiled by torch, liger"
+"""The arms that are not ours."""
 
 
 def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path) -> Any:
@@ -158,11 +180,12 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
                  "packing": method == "sft" and not options.ragged,
                  "shuffle": method != "kto"},  # TRL's KTO takes rows as they come
         "optim": {
-            "per_device_train_batch_size": rows_a_step(method, options.rows), "gradient_accumulation_steps": 1,
+            "per_device_train_batch_size": rows_a_step(method, options.rows),
+            "gradient_accumulation_steps": getattr(options, "accumulation", 1),
             "max_steps": 100_000, "learning_rate": 1e-4,
         },
         "memory": {"gradient_checkpointing": True},
-        "kernels": {"torch_compile": False, "fused_experts": False},
+        "kernels": {"use_cut_ce": False, "torch_compile": False, "fused_experts": False},
         "run": {"save_steps": 1_000_000},
     }  # fmt: skip
     for path, value in arm.items():
@@ -269,8 +292,8 @@ class Builder:
     def arm(self, name: str) -> Arm:
         config = settings(self.options, self.method, ARMS[name], self.folder)
         place = Path(tempfile.mkdtemp(dir=self.folder.parent))
-        if name in ("plain", "default"):
-            return Arm(name, self.theirs(config, place, name == "default"), lambda: None, "", self.options.window)
+        if name in PEERS:
+            return Arm(name, self.theirs(config, place, name), lambda: None, "", self.options.window)
         model = self.base()
         if in_fp8(name):
             compute_in_fp8(model, least=0 if self.options.shape == "tiny" else None)
@@ -279,7 +302,8 @@ class Builder:
             hold_in_four_bits(model)
         model = add_adapter(model, config)
         features = Features(config)
-        features.prepare(Built(model, notes=Notes(place)))
+        notes = Notes(place, dict.fromkeys((path for path, value in ARMS[name].items() if value == "auto"), "auto"))
+        features.prepare(Built(model, notes=notes))
         run = create(place, as_yaml({"version": 1}), {})
         stack = contextlib.ExitStack()
         writer = stack.enter_context(AsyncWriter(run))
@@ -292,7 +316,7 @@ class Builder:
         trainer.args.save_strategy = "no"
         watching.trainer = trainer
         trainer.attach(run, writer, 2, {})
-        features.apply(trainer.built(Notes(place)))
+        features.apply(trainer.built(notes))
         prepared = argparse.Namespace(
             counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="", stream=None
         )
@@ -300,18 +324,27 @@ class Builder:
         writer.write("receipt", entries=receipt(config, trainer, prepared) + features.entries())
         kernels = config.kernels
         told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {kernels.torch_compile},"
+        told += f" cut {kernels.use_cut_ce}," if name == "ours by default" else ""
         told += f" fused experts {kernels.fused_experts}," if kernels.fused_experts is not False else ""
         return Arm(name, trainer, stack.close, told, self.options.window)
 
-    def theirs(self, config: Any, place: Path, default: bool) -> Any:
-        """The library's trainer on the same rows; `default` with the precision that TRL comes with."""
+    def theirs(self, config: Any, place: Path, name: str) -> Any:
+        """The library's trainer on the same rows; `default` with the precision that TRL comes with. Raises NoPeer."""
         arguments = module_of(self.method).arguments(config, place)
         arguments.save_strategy = "no"
-        if default:
+        if name == "default":
             arguments = dataclasses.replace(arguments, bf16=CARD)
             model = (
                 self.base() if self.options.full else get_peft_model(self.base(), lora_config(config, config.adapter))
             )
         else:
             model = add_adapter(self.base(), config)
-        return plain_trainer(config, arguments, model, self.tokenizer, self.rows)
+        if "liger" in name:
+            if find_spec("liger_kernel") is None:
+                raise NoPeer("liger-kernel is not installed (pip install liger-kernel)")
+            arguments = dataclasses.replace(arguments, use_liger_kernel=True)
+        trainer = plain_trainer(config, arguments, model, self.tokenizer, self.rows)
+        if name.startswith("compiled by torch"):
+            for layer in decoder_layers(model):
+                layer.compile(dynamic=self.options.ragged or None)
+        return trainer

@@ -1,13 +1,13 @@
 """From the launch to the first step and to full speed: real runs of one shape, with the compiler's caches cold and warm.
 
     python benchmarks/first_step.py [--shape 8b] [--rows ragged] [--steps 24] [--arms default cold warm plain]
-                                    [--results FILE --commit HASH]
+                                    [--with-trl] [--results FILE --commit HASH]
     python benchmarks/first_step.py --shape tiny --steps 6
 
 LoRA, 4 rows a step, cut cross-entropy and checkpointing as `auto` takes them. `ragged` rows have 200 to 2,048 tokens and
 are padded, `packed` ones fill packs of 2,048. Each arm is a process as `workbench train` starts it: `default` leaves every
 choice to `auto`, `plain` compiles nothing, `cold` compiles with empty caches, `warm` once more with the caches of `cold`.
-Told are the seconds from launch to "Training" and to the first step's end, its own seconds, a step's afterwards, and from
+`--with-trl` adds TRL's own trainer on the same model and rows, in a fresh process. Told are the seconds from launch to "Training" and to the first step's end, its own seconds, a step's afterwards, and from
 how many steps the compiler's wait is earned.
 """
 
@@ -19,6 +19,8 @@ import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -120,7 +122,7 @@ def seconds(run: RunFolder, begun: float) -> dict[str, Any]:
         for event in events
         if event["kind"] == "receipt"
         for entry in event["entries"]
-        if entry.get("feature") == "torch_compile"
+        if entry.get("feature") == "torch.compile"
     ]
     return {
         "phases": {name: round(end - at, 1) for (name, at), end in zip(phases, ends, strict=True)},
@@ -135,6 +137,60 @@ def seconds(run: RunFolder, begun: float) -> dict[str, Any]:
     }
 
 
+# TRL as its documentation has it, the same rows and settings; times are from the launch of this process.
+TRL = """
+import json, sys, time
+begun, place, packed, steps, tokens = float(sys.argv[1]), sys.argv[2], sys.argv[3] == "packed", int(sys.argv[4]), int(sys.argv[5])
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+card = torch.cuda.is_available()
+marks = []
+
+
+class Clock(TrainerCallback):
+    def note(self, *_, **__):
+        if card:
+            torch.cuda.synchronize()
+        marks.append(time.time())
+
+    on_train_begin = on_step_end = note
+
+
+model = AutoModelForCausalLM.from_pretrained(place + "/model", dtype=torch.bfloat16 if card else torch.float32)
+rows = load_dataset("json", data_files=place + "/rows.jsonl", split="train")
+trainer = SFTTrainer(
+    model=model, train_dataset=rows, callbacks=[Clock()],
+    peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+    args=SFTConfig(
+        output_dir=place + "/trl", max_steps=steps, per_device_train_batch_size=4, gradient_accumulation_steps=1,
+        max_length=tokens, packing=packed, report_to="none", save_strategy="no", bf16=card, use_cpu=not card,
+    ),
+)
+if card:
+    torch.cuda.reset_peak_memory_stats()
+trainer.train()
+took = [later - earlier for earlier, later in zip(marks, marks[1:])]
+last = sorted(took[len(took) // 2 :])
+print(json.dumps({
+    "launch_to_training": marks[0] - begun, "first_step": took[0], "launch_to_first_step": marks[1] - begun,
+    "step": last[len(last) // 2], "peak_mib": torch.cuda.max_memory_reserved() / 2**20 if card else 0.0,
+}))
+"""
+
+
+def take_trl(place: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """TRL's run to its end, in a process of its own; its seconds by name."""
+    told = [str(time.time()), str(place), given.rows, str(given.steps), str(given.tokens)]
+    done = subprocess.run([sys.executable, "-c", TRL, *told], capture_output=True, text=True, timeout=given.limit)
+    if done.returncode != 0:
+        raise SystemExit(f"TRL's trainer: {done.stderr[-2000:]}")
+    return {"arm": "trl", **json.loads(done.stdout.strip().splitlines()[-1])}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="0.6b", choices=[*(name for name in SHAPES if "a3b" not in name)])
@@ -142,6 +198,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", default=["default", "plain", "cold", "warm"], choices=list(ARMS))
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--with-trl", action="store_true", help="also TRL's trainer as it comes, on the same rows")
     parser.add_argument("--limit", type=float, default=300, help="seconds to wait for a run")
     result_options(parser)
     given = parser.parse_args()
@@ -158,19 +215,20 @@ def main() -> None:
         make_rows(place / "rows.jsonl", given.tokens, given.steps * 8 + 64)
         took: dict[str, dict[str, Any]] = {}
         shape = f"{given.shape} lora {given.rows} 4x{given.tokens}"
-        for arm in given.arms:
-            took[arm] = one = take(place, given, arm)
+        for arm in [*given.arms, *(["trl"] if given.with_trl else [])]:
+            took[arm] = one = take_trl(place, given) if arm == "trl" else take(place, given, arm)
             print(json.dumps(one, default=lambda x: round(x, 3)), flush=True)
             words = {
                 "default": "ours by default",
                 "plain": "ours, plain",
                 "cold": "ours, compiled cold",
                 "warm": "ours, compiled warm",
+                "trl": "trl",
             }[arm]
             for work in ("launch_to_training", "first_step", "launch_to_first_step"):
                 results.add(work, shape, words, ms=[1e3 * one[work]])
             results.add(
-                "by_default" if arm == "default" else "full_speed",
+                "by_default" if arm in ("default", "trl") else "full_speed",
                 shape,
                 words,
                 ms=[1e3 * one["step"]],

@@ -35,7 +35,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import transformers
-from _arms import ARMS, SHAPES, Builder, in_fp8, precision
+from _arms import ARMS, PEERS, SHAPES, Builder, in_fp8, precision
 from _figures import Results, ratio, result_options
 from _method_rows import GENERATES, rows_a_step
 from _peers import NoPeer
@@ -98,8 +98,8 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
             continue
         arms.append(arm)
         apart = arm.apart(arms[0])
-        # `default` computes in another precision, so it is told and not judged.
-        arm.sound = name == "default" or apart <= NEAR["fp8" if in_fp8(name) else precision(options)]
+        # `default` computes in another precision and Liger's kernels round elsewhere: a peer is told and not judged.
+        arm.sound = name in PEERS or apart <= NEAR["fp8" if in_fp8(name) else precision(options)]
         sound = sound and arm.sound
         say(
             f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, first loss "
@@ -111,10 +111,10 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
 
 def report(options: argparse.Namespace, method: str, arms: list[Arm], results: Results) -> None:
     """Says and writes each sound arm's median beside its ratio to the library's arms, or to `ours` where there are none."""
-    peers = {arm.name: arm for arm in arms if arm.name in ("plain", "default")}
+    peers = {arm.name: arm for arm in arms if arm.name in PEERS}
     libraries = set(peers)
     peers = peers or {arm.name: arm for arm in arms if arm.name == "ours"}
-    tokens = options.rows * options.tokens
+    tokens = options.rows * options.tokens * getattr(options, "accumulation", 1)
     for arm in filter(lambda arm: arm.sound, arms):
         middle = statistics.median(arm.times)
         found = {
@@ -139,7 +139,9 @@ def work_of(options: argparse.Namespace, method: str) -> str:
     """The work of a step, for the rows."""
     if method in GENERATES:
         return f"{rows_a_step(method, options.rows)} answers of {options.answer}"
-    return f"{options.rows}x{options.tokens}{' ragged' if options.ragged else ''}"
+    batches = getattr(options, "accumulation", 1)
+    words = " ragged" if options.ragged else ""
+    return f"{options.rows}x{options.tokens}{words}{f', {batches} batches a step' if batches > 1 else ''}"
 
 
 def library(method: str) -> str:

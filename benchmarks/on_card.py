@@ -112,6 +112,30 @@ PARTS = (
     bench("fp8-sizes", 70, "gpu_fp8", "sizes"),
     bench("optimizers", 90, "gpu_optimizers"),
     bench("features", 125, "gpu_features", "--seconds", "110"),
+    *(
+        bench(f"default-{work}", 300, "by_default", work, "--no-start", "--seconds", "240")
+        for work in (
+            "8b-lora",
+            "8b-lora-ragged",
+            "8b-lora-one-row",
+            "8b-lora-accumulated",
+            "0.6b-full",
+            "0.6b-lora-ragged",
+            "0.6b-dpo",
+            "8b-dpo",
+            "0.6b-grpo",
+            "8b-grpo",
+        )
+    ),
+    *(
+        bench(f"start-{shape}-{rows}", 560, "first_step", "--shape", shape, "--rows", rows, "--with-trl")
+        for shape in ("0.6b", "8b")
+        for rows in ("packed", "ragged")
+    ),
+    *(
+        bench(f"scale-{curve}", 590, "scale_curves", "--curves", curve, "--seconds", "540")
+        for curve in ("length", "batch", "size", "full")
+    ),
     bench("estimate", 200, "estimate_error", "--shape", "0.6b"),
 )
 

@@ -109,8 +109,9 @@ def unit_of(what: str) -> str:
 
 
 def progress(state: Mapping[str, Any]) -> str:
-    """How far something is, counted in bytes or in things: 1,200 of 24,000; 2.0 GiB of 4.0 GiB; 12."""
-    show = size if state.get("unit") in ("bytes", "B") else count
+    """How far something is, counted in bytes, seconds or things: 1,200 of 24,000; 2.0 GiB of 4.0 GiB; 0:12 of 1:45; 12."""
+    unit = state.get("unit")
+    show = size if unit in ("bytes", "B") else duration if unit == "seconds" else count
     done, total = state.get("done"), state.get("total")
     return show(done or 0) + (f" of {show(total)}" if total else "")
 

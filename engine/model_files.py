@@ -6,10 +6,13 @@ pickle. `check` and the training read folders here alike, so that what one refus
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import stat
 import struct
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,8 @@ from engine.errors import ModelError, redact, visible
 from engine.hub import snapshot
 
 LARGEST_JSON = 64 * 1024 * 1024
+PIECE = 1 << 26
+"""Bytes that are asked for at once where files are read ahead."""
 DEEPEST = 32
 """Levels of JSON within JSON; configs have four or five."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -366,3 +371,39 @@ def complete(source: str, revision: str | None) -> Path:
 def place(path: Path) -> str:
     """A path as messages show it."""
     return visible(redact(str(path)))
+
+
+def read_ahead(folder: Path, free: int | None = None) -> threading.Thread | None:
+    """Has the system fetch the weights' files into its memory while this process does something else; None where they are
+    not to have so much of it, or the system takes no such hint. `free` are the bytes that may be taken."""
+    advise = getattr(os, "posix_fadvise", None)
+    try:
+        files = [file for file in weight_files(folder) if file.is_file()]
+        size = sum(file.stat().st_size for file in files)
+        room = _available() if free is None else free
+    except (OSError, ModelError):
+        return None
+    if advise is None or not files or room is None or 2 * size > room:
+        return None
+    thread = threading.Thread(target=_fetch, args=(files,), name="read-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _fetch(files: list[Path]) -> None:
+    with contextlib.suppress(OSError):  # whoever loads the model says what is wrong with its files
+        for file in files:
+            handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for start in range(0, os.fstat(handle).st_size, PIECE):
+                    os.posix_fadvise(handle, start, PIECE, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(handle)
+
+
+def _available() -> int | None:
+    """Bytes of memory that are free, or would be where they are asked for; None where the system does not say."""
+    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -205,6 +205,7 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
     say = _Speaker(run, writer, controls)
     say.phase("Reading the config")
     config = _config(run)
+    _read_weights_ahead(config)
     say.phase("Loading the libraries")
     _load_libraries(config)
     from engine.data.collate import collator_for
@@ -266,6 +267,16 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
         say.write("rehearsed", **measuring.result())
         return 0
     return _end(trainer, watching, say, begun)
+
+
+def _read_weights_ahead(config: RunConfig) -> None:
+    """The disk fetches the model's files while the libraries are imported, one process a machine asking for it."""
+    from engine.facts.model_shape import model_facts
+    from engine.model_files import read_ahead
+
+    known = model_facts(config.model.name, config.model.revision)
+    if known is not None and known.folder and os.environ.get("LOCAL_RANK", "0") == "0":
+        read_ahead(Path(known.folder))
 
 
 _READING = ("engine.rules", "engine.data.gather_facts", "engine.planning.auto", "engine.trainers.arguments")

@@ -219,6 +219,48 @@ class SourceFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class CompilerWait:
+    """What compiled layers of one shape took on this machine, in seconds; `None` what was not measured."""
+
+    first: float | None = None
+    """The wait of the first batch when they were compiled for the first time."""
+    again: float | None = None
+    """The newest wait of a later run, which finds what the compiler made before."""
+    plain: float | None = None
+    """From batch to batch with plain layers."""
+    step: float | None = None
+    """From batch to batch with compiled ones."""
+    times: int = 0
+    """Runs that compiled them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One batch that was measured on a card."""
+
+    card: str
+    weights: str
+    """`full` or `lora`: what is trained."""
+    held: str
+    """The number format of the weights, or what they are quantized to."""
+    compiled: bool
+    again: str
+    """The value of `memory.gradient_checkpointing`."""
+    layers: int
+    parameters: int
+    """Of the base."""
+    width: int
+    """Of all heads together."""
+    tokens: int
+    length: int
+    """Tokens of a row."""
+    seconds: float
+    peak_mib: float = 0.0
+    reference: float = 0.0
+    """Operations a parameter and token of passes without gradients beside, 2 where there is a reference."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything known when a config is read. `given` is filled by `read`: the paths that the person wrote."""
 
@@ -232,4 +274,8 @@ class Facts:
     tokenizer: TokenizerFacts | None = None
     scratch: str = ""
     """Why the folder of $WORKBENCH_SCRATCH cannot be used; empty where it is not named or of use."""
+    compiler: CompilerWait | None = None
+    """What layers like the model's took to compile on this machine; `None` where they never were."""
+    step_times: tuple[StepTime, ...] = ()
+    """Batches that were measured on a card like the machine's."""
     given: frozenset[str] = frozenset()

@@ -25,6 +25,7 @@ from engine.data.image_references import ImageFolder
 from engine.data.parts import FormatError
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, visible
+from engine.facts import compiler_waits, step_times
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
@@ -88,8 +89,9 @@ def look_at(
     model = model_facts(place_of(name, folder), config.model.revision)
     here = machine is None
     model = replace(model, name=name) if model else None
+    machine = this_machine(folder / config.run.output_dir) if machine is None else machine
     return Facts(
-        machine=this_machine(folder / config.run.output_dir) if machine is None else machine,
+        machine=machine,
         model=model,
         data=load_counts(config, folder, model),
         packages=Installed() if here else None,
@@ -107,6 +109,8 @@ def look_at(
         },
         tokenizer=_tokenizer(config, folder),
         scratch=_scratch() if here else "",
+        compiler=compiler_waits.known(config, model, machine.gpus[0].name) if here and machine.gpus else None,
+        step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
     )
 
 
@@ -175,6 +179,8 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         files=found.files,
         tokenizer=found.tokenizer,
         scratch=found.scratch,
+        compiler=found.compiler,
+        step_times=found.step_times,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
+from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.features.attention_backend.backend import TRIED, settle
 from engine.features.attention_backend.sdpa_cudnn_workaround import at_stake, guard
@@ -24,9 +25,9 @@ def load(config: RunConfig) -> Loaded:
     in_fp8 = config.model.quantization == "fp8"
     if in_fp8:
         refuse_what_has_no_fp8(config)
-    loaded = load_pretrained(config)
-    model, reasons = loaded.model, [loaded.attention_reason]
     card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    loaded = load_pretrained(config, card if stays_on_the_card(config) else None)
+    model, reasons = loaded.model, [loaded.attention_reason]
     if config.model.attention in TRIED:
         reasons = [settle(model, config.model.attention, card)]
     if at_stake(model, card):
@@ -35,3 +36,15 @@ def load(config: RunConfig) -> Loaded:
         # On the card, where the layers stay unless they are to wait on the host.
         compute_in_fp8(model, card, stay=not config.memory.layer_offloading)
     return replace(loaded, attention_reason="; ".join(filter(None, reasons)))
+
+
+def stays_on_the_card(config: RunConfig) -> bool:
+    """Whether all weights come from files and stay on the card as they are, so that they are read onto it at once: no copy of
+    the model lies in the host's memory first, and what looks at all weights looks at them where that is quick.
+
+    Left on the host are weights that are shared out, that wait there, or that are packed on their way, and models whose
+    method draws a new head.
+    """
+    shared = config.distributed.strategy == "fsdp2" or config.distributed.cpu_offload
+    plain = config.model.quantization == "none" and not config.memory.layer_offloading
+    return plain and not shared and METHODS[config.method.kind].head == "vocabulary"

@@ -31,6 +31,7 @@ from engine.rules.model import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from engine.models.stored_fp8 import Held
@@ -86,19 +87,20 @@ class Loaded:
     """Whether its files hold experts in MXFP4."""
 
 
-def load_pretrained(config: RunConfig) -> Loaded:
+def load_pretrained(config: RunConfig, device: torch.device | None = None) -> Loaded:
     """The model in its number format with the head that the method needs, a new one where it brings none; on the CPU
-    unless it is quantized for a GPU. It computes with torch's own attention, or with `eager` where it has no form of that.
+    unless `device` is given, which weights are then read onto one after the other, or it is quantized for a GPU. It computes
+    with torch's own attention, or with `eager` where it has no form of that.
 
     Raises ModelError when it cannot be found or read, when it would run code of its own, and when it brings no
     safetensors weights.
     """
     source = model_folder(config)
     with reaching_hub(source):
-        return _model(config, source)
+        return _model(config, source, device)
 
 
-def _model(config: RunConfig, source: str) -> Loaded:
+def _model(config: RunConfig, source: str, device: torch.device | None) -> Loaded:
     import torch
     import transformers
 
@@ -128,6 +130,8 @@ def _model(config: RunConfig, source: str) -> Loaded:
         settings |= weight_settings(config, source, revision)
         if "quantization_config" in settings and torch.cuda.is_available():
             settings["device_map"] = {"": torch.cuda.current_device()}
+        elif device is not None and "quantization_config" not in settings:
+            settings["device_map"] = {"": device}
         try:
             loaded = _with_weights(config, source, loader, settings)
         except ValueError as problem:

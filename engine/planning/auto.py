@@ -15,7 +15,7 @@ from engine.config.facts import Facts
 from engine.config.method import LEARNING_RATES, METHODS
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts import counts
-from engine.features import compile, tiled_mlp
+from engine.features import compile, cut_cross_entropy, tiled_mlp
 from engine.features.table import FEATURES
 from engine.planning import memory_model, sharding
 
@@ -59,7 +59,10 @@ TIERS_PAY = 2e12
 
 def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     is_compiled = compile.in_force(config, facts) is True
-    config = config.model_copy(update={"kernels": config.kernels.model_copy(update={"torch_compile": is_compiled})})
+    is_cut = config.kernels.use_cut_ce
+    is_cut = cut_cross_entropy.chosen(config, facts)[0] if is_cut == "auto" else is_cut
+    taken = {"torch_compile": is_compiled, "use_cut_ce": is_cut}
+    config = config.model_copy(update={"kernels": config.kernels.model_copy(update=taken)})
     plain = memory_model.memory(config, facts, checkpointing=False)
     room = memory_model.device_bytes(config, facts)
     if plain is None or room is None:

@@ -6,13 +6,14 @@ Both faces show it after each edit. Every number is `None` while a fact it needs
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from engine.config.facts import DataFacts, Facts
 from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
 from engine.facts import counts as counted
+from engine.facts import step_times
 from engine.planning import memory_model
 from engine.planning.auto import resolved
 from engine.planning.speed import PEAK, streaming_share
@@ -180,6 +181,9 @@ def _seconds(
         return None
     if counts is None or steps is None or not per_epoch or machine is None or data is None or not data.tokens:
         return None
+    measured = _by_measured_steps(config, facts, counts, data.tokens, steps, per_epoch)
+    if measured is not None:
+        return measured
     frozen = config.adapter.kind == "lora"
     flops = (4.0 if frozen else 6.0) + _AGAIN.get(config.memory.gradient_checkpointing, 2.0)
     if reference_of(config.method) is not None:
@@ -199,3 +203,20 @@ def _seconds(
     if config.model.dtype == "float32":
         speed /= 2 if config.optim.tf32 else 8
     return work / speed
+
+
+def _by_measured_steps(
+    config: RunConfig, facts: Facts, counts: counted.Parameters, tokens: int, steps: int, per_epoch: int
+) -> float | None:
+    """Seconds by what batches took on a card like this one; None where too few like these were measured."""
+    batches = per_epoch * config.optim.gradient_accumulation_steps
+    a_batch = tokens / (batches * counted.device_count(config, facts))
+    length = a_batch / max(1, config.optim.per_device_train_batch_size)
+    asked = step_times.asked_of(config, facts, a_batch, length, counts.base)
+    if asked is None or not facts.step_times:
+        return None
+    beside = 2.0 if reference_of(config.method) is not None else 0.0
+    found = step_times.seconds(replace(asked, reference=beside), facts.step_times)
+    if found is None:
+        return None
+    return found * config.optim.gradient_accumulation_steps * steps * (1 + (streaming_share(config, facts) or 0.0))

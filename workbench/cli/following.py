@@ -154,7 +154,7 @@ def status_line(view: RunView) -> str:
     if view.state == "starting" or (not view.step and not view.latest):
         progress = view.progress
         if progress and progress["what"]:
-            counted = progress["unit"] != "bytes" and (progress["done"] or progress["total"])
+            counted = progress["unit"] not in ("bytes", "seconds") and (progress["done"] or progress["total"])
             doing = figures.doing(progress) + (f" {progress['unit']}" if counted else "")
         else:
             doing = view.phase

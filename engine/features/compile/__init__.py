@@ -6,11 +6,13 @@ middle of a step, is left to be asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from engine.config.facts import Facts
+from engine import figures
+from engine.config.facts import CompilerWait, Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kernels import COMPILE_OPTIONS
 from engine.config.method import METHODS
@@ -41,6 +43,8 @@ EARNS_PADDED = 500
 """Batches that a run of padded ones must have. They are compiled for any length at once: on an H100 with empty caches the wait
 is earned after 355 at 8B (100 s) and 400 at 0.6B (28 s); with the caches of a run before, after 60. The first batch of one row
 and the first held out wait again."""
+GAINS = 0.25
+"""Of a compiled step, what a plain one takes beside, where that was not measured: 0.2 (0.6B) to 0.56 (8B) on an H100."""
 LEAST = (8, 0)
 """Compute capability of the oldest cards taken: those that multiply in bfloat16."""
 SHARED = "answers share their prompt's keys, which compiled layers do not"
@@ -69,19 +73,43 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
     if (reason := _no_card(facts) or _in_the_way(config) or _of_the_model(config, facts)) is not None:
         return False, reason
     steps = counts.total_steps(config, facts)
+    batches = None if steps is None else steps * config.optim.gradient_accumulation_steps
+    if (waited := _waited(facts.compiler)) is not None:
+        least, words = waited
+        if least is None:
+            return False, words
+        if batches is not None and batches < least:
+            return False, f"{batches:,} batches are too few, {least:,} would earn {words}"
+        many = "a run of unknown length" if batches is None else f"{batches:,} batches"
+        return True, f"{many} earn {words}"
     if steps is not None and steps < EARNS:
         return False, f"{steps:,} steps are too few to earn the first batch's wait, {EARNS} would"
-    if not config.data.packing and (reason := _too_few_padded(config, steps)) is not None:
+    if not config.data.packing and (reason := _too_few_padded(batches)) is not None:
         return False, reason
     card = facts.machine.gpus[0].name
     many = "a run of unknown length" if steps is None else f"{steps:,} steps"
     return True, f"{card} computes compiled layers faster, and {many} earn the first batch's wait"
 
 
-def _too_few_padded(config: RunConfig, steps: int | None) -> str | None:
-    if steps is None:
+def _waited(known: CompilerWait | None) -> tuple[int | None, str] | None:
+    """From how many batches a wait that was measured on this machine is earned, and that wait in words; no number and why
+    where it never is; None where too little was measured."""
+    if known is None or not known.times:
+        return None
+    if known.again is None:
+        return EARNS, "the wait, which is shorter since such layers were compiled here before"
+    if known.plain and known.step and known.plain <= known.step:
+        took = f"{figures.brief(known.step)} from batch to batch, plain ones {figures.brief(known.plain)}"
+        return None, f"compiled layers were measured here and are no faster: {took}"
+    gain = known.plain - known.step if known.plain and known.step else (known.step or 0) * GAINS
+    if not gain:
+        return None
+    return math.ceil(known.again / gain), f"the wait of {figures.brief(known.again)} that was measured here"
+
+
+def _too_few_padded(batches: int | None) -> str | None:
+    if batches is None:
         return f"padded batches wait longer for the compiler; {EARNS_PADDED:,} would earn it, and their number is not known yet"
-    batches = steps * config.optim.gradient_accumulation_steps
     if batches >= EARNS_PADDED:
         return None
     return f"{batches:,} batches of many lengths are too few to earn the compiler's wait, {EARNS_PADDED:,} would"

@@ -23,11 +23,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.compat.instances import all_of, noted, put, whole
 from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks, recording
+from engine.config.files import place_of
 from engine.config.tree import RunConfig, fields
 from engine.errors import ModelError
+from engine.facts import compiler_waits
+from engine.facts.model_shape import model_facts
 from engine.features import failures
 from engine.features.applied import Applied
-from engine.features.built import Built
+from engine.features.built import Built, cards_here
 from engine.features.compile import fallback
 from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.features.compile.gate import Gate, gated
@@ -71,7 +74,9 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     words += "; thin products are added inside wide ones, which saves memory" if together and lean else ""
     words += f"; {one_way}" if one_way else ""
     words += f"; {auto}" if auto else ""
-    undo_step = watch_first_step(built, switch, Compiling(len(layers), words, auto, _call.__code__))
+    shape, expected = _known_wait(config, built, layers[0])
+    compiling = Compiling(len(layers), words, auto, _call.__code__, shape, expected)
+    undo_step = watch_first_step(built, switch, compiling)
 
     undo = all_of([undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_notes, undo_step])
     requested = True if auto is None else "auto"
@@ -92,6 +97,15 @@ def _one_way(built: Built, layers: list[torch.nn.Module]) -> tuple[Gate | None, 
     if gate is not None:
         return gate, "policy and reference run the same graph", undo
     return None, f"the reference is a graph of its own: {reason}" if reason else "", undo
+
+
+def _known_wait(config: RunConfig, built: Built, layer: torch.nn.Module) -> tuple[str | None, float | None]:
+    """What the wait for layers like these is kept under on this machine, and its seconds in the last run that had it."""
+    model = model_facts(place_of(config.model.name, built.notes.folder), config.model.revision)
+    cards = cards_here(next((weight.device for weight in layer.parameters()), None)).machine
+    card = cards.gpus[0].name if cards is not None and cards.gpus else "cpu"
+    known = compiler_waits.known(config, model, card)
+    return compiler_waits.key(config, model, card), None if known is None else known.again
 
 
 def refusal() -> str | None:

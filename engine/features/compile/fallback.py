@@ -21,14 +21,16 @@ from typing import Any
 
 import torch
 
-from engine.compat.instances import put
+from engine.compat.instances import all_of, put
 from engine.errors import ModelError, WorkbenchError
 from engine.features import failures
 from engine.features.applied import Applied
 from engine.features.built import Built, Training
+from engine.features.compile.telling import Paces, Telling
 
 FEATURE = "torch.compile"
 TURN_OFF = "Set kernels.torch_compile to false."
+EARNED = "the first batch waits, all others are computed faster"
 NONE_COMPILED = "the first batch was computed without a compiled layer"
 MOST_GRAPHS = 64
 """Kinds of layers, times the forms that batches come in (one row or several, padded or not, trained on or held out)."""
@@ -57,6 +59,10 @@ class Compiling:
     auto: str | None
     code: CodeType
     """Of the function that was compiled: the compiler keeps its graphs there, for the next run in this process too."""
+    shape: str | None = None
+    """What the wait for such layers is kept under; None where it is not kept."""
+    expected: float | None = None
+    """Seconds that it took the last time, where that is known."""
 
     def applied(self, detail: str, effective: str = "inductor") -> Applied:
         """Its row of the receipt."""
@@ -70,6 +76,8 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
     trainer, graphs = built.training, _graphs()
     step = trainer.training_step
     told = False
+    telling = Telling(built.events, compiling.auto or EARNED, compiling.expected)
+    paces = Paces(None if built.events is None else compiling.shape)
 
     def give_up(error: Exception) -> None:
         if isinstance(error, (WorkbenchError, torch.OutOfMemoryError)):
@@ -79,16 +87,20 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         nonlocal told
-        with contextlib.nullcontext() if compiling.auto is None else _backward_at_once(), as_many_graphs(switch):
+        paces.batch(switch.on)
+        at_once = contextlib.nullcontext() if compiling.auto is None else _backward_at_once()
+        with telling.batch(), at_once, as_many_graphs(switch):
             if told or not switch.on:
                 return step(*args, **kwargs)
             told, switch.give_up = True, None
+            begun = time.monotonic()
             loss = _first(built, step, args, kwargs, switch, compiling, graphs)
+            paces.waited(time.monotonic() - begun)
         switch.give_up = None if compiling.auto is None else give_up
         return loss
 
     switch.give_up = None if compiling.auto is None else give_up
-    return put(trainer, "training_step", training_step)
+    return all_of([telling.watch(), put(trainer, "training_step", training_step)])
 
 
 def _first(

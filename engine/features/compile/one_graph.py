@@ -4,6 +4,9 @@ The compiler makes one graph for training and another where no gradient is asked
 with policy and reference that is noise in every margin, with the log-probabilities of sampled answers (GRPO, PPO) noise in
 every ratio. So a layer in training that is called without gradients is called with them, on inputs that lead nowhere, with
 the checkpoint that its training pass has; what it saved is dropped as it returns. Evaluation and sampling stay as they are.
+
+With adapters alone the first layer's input leads to no weight, which would be a graph and a compilation of its own. It is
+taken as one that does: that costs the gradient of the first queries, keys and values by their input, of an 8B's step 0.2 %.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ class OneGraph:
     def __init__(self, layers: list[Any]) -> None:
         self._known = {id(layer): Training() for layer in layers}
         self._first = {id(layers[0])} if layers else set()
+        self._alone = len(layers) < 2 or not any(weight.requires_grad for weight in layers[0].parameters())
+        """Whether the first layer's graph serves no other layer anyway."""
 
     def call(self, compiled: Callable[..., Any], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The compiled layer's answer; without a gradient where none is asked for."""
@@ -40,11 +45,12 @@ class OneGraph:
             return compiled(layer, *args, **kwargs)
         training = self._known[id(layer)]
         if torch.is_grad_enabled():
+            args = self._as_the_others(layer, args)
             training.inputs, training.checkpoint = _leading(args), _checkpoint(layer)
             return compiled(layer, *args, **kwargs)
         leading = training.inputs
         if leading is None:
-            leading = _leading(args) or frozenset() if id(layer) in self._first else frozenset({0})
+            leading = _leading(args) if self._alone and id(layer) in self._first else frozenset({0})
         args = tuple(each.detach().requires_grad_() if at in leading else each for at, each in enumerate(args))
         back = all_of([put(layer, name, value) for name, value in training.checkpoint.items()])
         try:
@@ -52,6 +58,14 @@ class OneGraph:
                 return _dropped(compiled(layer, *args, **kwargs))
         finally:
             back()
+
+    def _as_the_others(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._alone or id(layer) not in self._first or not args:
+            return args
+        first = args[0]
+        if not isinstance(first, torch.Tensor) or first.requires_grad or not first.is_floating_point():
+            return args
+        return (first.detach().requires_grad_(), *args[1:])
 
     def watch_checkpoints(self, models: list[Any]) -> Callable[[], None]:
         """Notes each layer's checkpoint when it is turned off for a pass; returns the undo."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from engine import figures
 from engine.compat.instances import all_of, put
 from engine.compat.trl_head import FusedForward, HeadSettings, TokenFields, head_settings
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.errors import ModelError
 from engine.features import cut_cross_entropy
 from engine.features.applied import Applied
@@ -71,6 +71,9 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
             FEATURE, True, "no head", None, "this method has no vocabulary head: there are no logits to save"
         )
     added = {spec.name: spec.value(config) for spec in cut_cross_entropy.beside_it(config)}
+    auto = built.notes.reasons.get(fields.kernels.use_cut_ce.path)
+    if auto is not None and not added and (reason := _not_of_use(heads)) is not None:
+        return Applied(FEATURE, "auto", "off", None, f"the trainer's own blocks: {reason}")
     for model in heads:
         if (reason := refusal(model.get_output_embeddings())) is not None:
             way = f"leave {' and '.join(added)} out" if added else "set it to auto or false"
@@ -78,7 +81,20 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     op = CutCrossEntropy(**added)
     undo = all_of([put(model, "forward", fused_forward(model, op)) for model in heads])
     matrix = heads[0].get_output_embeddings()
-    return Applied(FEATURE, True, effective(matrix.weight), len(heads), describe(matrix) + op.describe(), undo)
+    requested, words = (True, "") if auto is None else ("auto", f"; {auto}")
+    detail = describe(matrix) + op.describe() + words
+    return Applied(FEATURE, requested, effective(matrix.weight), len(heads), detail, undo)
+
+
+def _not_of_use(heads: list[PreTrainedModel]) -> str | None:
+    """Why it is left out where nobody asked for it, or None: a head that it does not serve, a kernel that cannot run."""
+    for model in heads:
+        matrix = model.get_output_embeddings()
+        if (reason := refusal(matrix)) is not None:
+            return reason
+        if (missing := lacking(matrix.weight.device)) is not None:
+            return f"the kernel needs {missing}"
+    return None
 
 
 def fused_heads(built: Built) -> list[PreTrainedModel]:

@@ -136,6 +136,20 @@ def test_a_weight_that_is_not_read_yet_tells_what_it_would_be_read_from():
     assert (told["device"], told["dtype"]) == ("cpu", torch.bfloat16)
 
 
+def test_the_compiler_says_when_it_begins_and_ends():
+    from engine.compat.compiler_events import watch_compiler
+
+    said = []
+    torch._dynamo.reset()
+    undo = watch_compiler(lambda: said.append("begun"), lambda: said.append("done"))
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    undo()
+    assert said == ["begun", "done"]
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2))
+    assert said == ["begun", "done"]
+
+
 def test_the_compiler_has_the_settings_that_features_put_into_it():
     from torch._inductor import config
 

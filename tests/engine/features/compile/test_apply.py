@@ -39,6 +39,7 @@ def config(value=True, options=None, tier=False, packing=True):
         kernels=SimpleNamespace(torch_compile=value, torch_compile_options=options or {}),
         memory=SimpleNamespace(gradient_checkpointing=tier),
         data=SimpleNamespace(packing=packing),
+        model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
     )
 
 

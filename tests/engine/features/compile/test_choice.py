@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.config.facts import Facts, ModelFacts
+from engine.config.facts import CompilerWait, Facts, ModelFacts
 from engine.facts.model_shape import model_facts
 from engine.features.compile import EARNS, EARNS_PADDED
 from engine.hardware import GiB, Machine, parse_machine
@@ -24,14 +24,19 @@ GOOD: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def compiled(settings: dict[str, Any], machine: Machine | None = H100, model: ModelFacts | None = QWEN) -> Any:
+def compiled(
+    settings: dict[str, Any],
+    machine: Machine | None = H100,
+    model: ModelFacts | None = QWEN,
+    known: CompilerWait | None = None,
+) -> Any:
     """What `auto` becomes with these settings on top of GOOD, and why."""
     mapping = {name: dict(section) for name, section in GOOD.items()}
     for path, value in settings.items():
         section, name = path.split(".", 1)
         mapping.setdefault(section, {})[name] = value
     config = read(mapping).config
-    facts = Facts(machine=machine, model=model)
+    facts = Facts(machine=machine, model=model, compiler=known)
     found = choices(config, facts)["kernels.torch_compile"]
     assert resolved(config, facts).kernels.torch_compile == found["value"]
     return found["value"], found["reason"]

@@ -80,11 +80,40 @@ def test_a_pass_without_gradients_is_called_as_the_one_with_them_and_keeps_nothi
             assert out.requires_grad == (len(packed) > before)
     first, second = seen[:2], seen[2:4]
     assert first == second
-    assert [call.leads for call in first] == [bool(tier), True]
+    assert [call.leads for call in first] == [True, True]
     assert all(call.gradients and call.tier == bool(tier) for call in first)
     assert all(layer.gradient_checkpointing == bool(tier) for layer in model.get_base_model().model.layers)
     done.undo()
     assert "gradient_checkpointing_disable" not in vars(model.get_base_model())
+
+
+def test_the_first_layer_shares_the_graph_of_the_others_and_no_number_changes(monkeypatch):
+    plain = torch.compile
+    model, ids = adapted(), torch.randint(128, (2, 9))
+
+    def step():
+        model.zero_grad()
+        loss = logps(model, ids).sum()
+        loss.backward()
+        return loss.item(), [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+
+    loss, gradients = step()
+    monkeypatch.setattr(compiled.torch, "compile", lambda function, **more: plain(function, backend="eager"))
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    compiled.apply(config(packing=False), built_of(trainer_of(model)))
+    ours, found = step()
+    assert counters["stats"]["unique_graphs"] - before == 1
+    assert ours == loss
+    assert len(found) == len(gradients) > 0
+    assert all(map(torch.equal, found, gradients))
+
+
+def test_a_first_layer_that_learns_nothing_is_not_differentiated_for_it(seen):
+    model, ids = adapted(layers_to_transform=[1], target_modules=["q_proj", "down_proj"]), torch.randint(128, (2, 9))
+    compiled.apply(config(), built_of(trainer_of(model)))
+    logps(model, ids).sum().backward()
+    assert [call.leads for call in seen] == [False, False]
 
 
 def test_evaluation_and_sampling_make_no_gradients(seen):

@@ -296,6 +296,7 @@ def test_compiled_layers_stream_too(tier):
         kernels=SimpleNamespace(torch_compile=True, torch_compile_options={}),
         memory=SimpleNamespace(gradient_checkpointing=tier),
         data=SimpleNamespace(packing=True),
+        model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
     )
 
     def steps(model, stream=None):

@@ -1,0 +1,213 @@
+"""What a person gets without asking, beside the best settings and beside other libraries: one table for the card it runs on.
+
+    python benchmarks/by_default.py [WORK ...] [--seconds 90] [--rounds 20] [--no-start] [--results FILE --commit HASH]
+    python benchmarks/by_default.py --list
+    python benchmarks/by_default.py --shape tiny --rounds 3 --no-start
+
+Each work is a method, a Qwen3 shape with random weights and rows of one kind. All arms of a work stand around one base
+and take turns, a window of steps each (`gpu_methods.py`), so what slows the card slows all of them: TRL as it comes, TRL
+with our settings, TRL with Liger's kernels, those with layers compiled by torch, ours with the settings that were measured
+to be the best, and ours by default, with every `auto` left. Told are tokens a second and GiB of each, the ratio of
+default to best with its 95 % interval (at most 1.05 is aimed at), and that to the fastest library. A library that is not
+installed is left out by name.
+
+Then the start, in processes of their own: seconds from launch to training, of the first step and from launch to its end, by
+`first_step.py` with the compiler's caches empty and filled, and TRL's trainer in a fresh process on the same rows. Rows of
+`by_default` in the results carry ours, ours by default and each library by name. `--shape tiny` shows on a CPU that all
+of it runs, and no time of interest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import logging
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from _arms import PEERS, SHAPES
+from _figures import Results, ratio, result_options
+from _turns import CARD
+from gpu_methods import compare, say
+
+DEFAULT, AT_MOST = "ours by default", 1.05
+COLUMNS = ("default", "plain", "liger", "compiled by torch, liger", "best", DEFAULT)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A method on a shape: rows a step and their tokens, and the arms of ours among which the best is looked for."""
+
+    method: str
+    shape: str
+    rows: int = 4
+    best: tuple[str, ...] = ("cut, compiled", "cut, compiled, none")
+    full: bool = False
+    ragged: bool = False
+    accumulation: int = 1
+
+
+WORKS = {
+    "8b-lora": Work("sft", "8b"),
+    "8b-lora-ragged": Work("sft", "8b", ragged=True),
+    "8b-lora-one-row": Work("sft", "8b", rows=1),
+    "8b-lora-accumulated": Work("sft", "8b", rows=2, accumulation=2),
+    "0.6b-full": Work("sft", "0.6b", full=True),
+    "0.6b-lora-ragged": Work("sft", "0.6b", ragged=True),
+    "0.6b-dpo": Work("dpo", "0.6b", ragged=True),
+    "8b-dpo": Work("dpo", "8b", best=("cut, compiled",), ragged=True),
+    "0.6b-grpo": Work("grpo", "0.6b", best=("ours", "cut", "cut, fused, lora")),
+    "8b-grpo": Work("grpo", "8b", best=("ours", "cut", "cut, fused, lora")),
+}
+
+
+class Kept(Results):
+    """The rows of one work as they are written, and the times of each arm for the table."""
+
+    def __init__(self, given: argparse.Namespace, device: str, name: str) -> None:
+        super().__init__(given, device, "torch", "triton")
+        self.name, self.arms = name, dict[str, tuple[list[float], float]]()
+
+    def add(
+        self,
+        work: str,
+        shape: str,
+        impl: str = "ours",
+        *,
+        ms: Sequence[float] = (),
+        peak_mib: float | None = None,
+        floor_ms: float | None = None,
+    ) -> None:
+        """As `Results.add`, under the name of the work."""
+        self.arms[impl.split(" ", 1)[1] if impl.split(" ", 1)[-1] in PEERS else impl] = list(ms), peak_mib or 0.0
+        super().add("by_default", f"{self.name}: {work}, {shape}", impl, ms=ms, peak_mib=peak_mib)
+
+
+def measure(name: str, given: argparse.Namespace, device: str) -> tuple[Kept, int]:
+    """All arms of a work in turn; their figures, and the tokens of a step."""
+    work = WORKS[name]
+    shape = given.shape or work.shape
+    names = [each for each in (*PEERS, *work.best, DEFAULT) if given.arms is None or each in given.arms]
+    own = {
+        "shape": shape,
+        "rows": work.rows,
+        "full": work.full,
+        "ragged": work.ragged,
+        "accumulation": work.accumulation,
+    }
+    options = argparse.Namespace(**{**vars(given), **own, "answer": 64, "profile": None, "arms": names})
+    kept = Kept(given, device, f"{name}, {given.shape}" if given.shape else name)
+    compare(options, work.method, names, time.perf_counter() + given.seconds, kept)
+    return kept, work.rows * options.tokens * work.accumulation
+
+
+def row(kept: Kept, tokens: int, best: tuple[str, ...]) -> list[str]:
+    """A line of the table: each column's tokens a second and GiB, then the two ratios."""
+    medians = {name: statistics.median(ms) for name, (ms, _) in kept.arms.items() if ms}
+    ours = min((name for name in best if name in medians), key=medians.__getitem__, default=None)
+    theirs = min((name for name in PEERS if name in medians), key=medians.__getitem__, default=None)
+    cells = [kept.name]
+    for column in COLUMNS:
+        name = ours if column == "best" else column
+        if name is None or name not in medians:
+            cells.append("-")
+            continue
+        words = f" ({name})" if column == "best" else ""
+        cells.append(f"{tokens / medians[name] * 1e3:,.0f} in {kept.arms[name][1] / 1024:.1f}{words}")
+    for other in (ours, theirs):
+        if other is None or DEFAULT not in medians:
+            cells.append("-")
+            continue
+        pairs = list(zip(kept.arms[DEFAULT][0], kept.arms[other][0], strict=True))
+        middle, low, high = ratio(pairs)
+        judged = ("" if middle <= AT_MOST else " MISSED") if other == ours else f" ({other})"
+        cells.append(f"{middle:.3f} [{low:.3f}, {high:.3f}]{judged}")
+    return cells
+
+
+def table(lines: list[list[str]]) -> str:
+    """Columns in line, as markdown has them."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
+    shown.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    return "\n".join(shown)
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
+def start(given: argparse.Namespace, device: str, shape: str, rows: str) -> list[list[str]]:
+    """Seconds from launch to training, of the first step, and to its end: ours by `first_step.py`, TRL's in a process."""
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "start.csv"
+        steps = ["--steps", str(given.start_steps)]
+        script = [sys.executable, str(Path(__file__).with_name("first_step.py")), "--shape", shape, "--rows", rows]
+        done = subprocess.run([*script, *steps, "--with-trl", "--results", str(file)], check=False)
+        if done.returncode != 0 or not file.exists():
+            return [[f"start {shape} {rows}", "failed", "", ""]]
+        results = Results(given, device, "torch", "triton")
+        found: dict[str, dict[str, float]] = {}
+        for each in csv.DictReader(file.open()):
+            found.setdefault(each["impl"], {})[each["work"]] = float(each["ms"]) / 1e3
+            peak = float(each["peak_mib"]) if each["peak_mib"] else None
+            results.add(each["work"], each["shape"], each["impl"], ms=[float(each["ms"])], peak_mib=peak)
+    works = ("launch_to_training", "first_step", "launch_to_first_step")
+    return [
+        [f"start {shape} {rows}: {impl}", *(f"{took[work]:.1f} s" if work in took else "-" for work in works)]
+        for impl, took in found.items()
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(WORKS)}; all where none is named")
+    parser.add_argument("--list", action="store_true", help="say which works there are")
+    parser.add_argument("--arms", nargs="*", help="only these")
+    parser.add_argument("--shape", choices=list(SHAPES), help="another shape than the work's own")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each arm at most")
+    parser.add_argument("--window", type=int, default=3, help="steps of an arm before the next has its turn")
+    parser.add_argument("--seconds", type=float, default=90, help="of each work; no round is begun later than this")
+    parser.add_argument("--no-start", action="store_true", help="leave out the launches")
+    parser.add_argument("--start-steps", type=int, default=24, help="steps of each launched run")
+    result_options(parser)
+    given: Any = parser.parse_args()
+    if unknown := set(given.works) - set(WORKS):
+        parser.error(f"no work is named {', '.join(sorted(unknown))}; there are {', '.join(WORKS)}")
+    if given.list:
+        print("\n".join(f"{name:20} {work}" for name, work in WORKS.items()))
+        return 0
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    device = torch.cuda.get_device_name() if CARD else "cpu"
+    say(json.dumps({"device": device, "torch": torch.__version__, "transformers": transformers.__version__}))
+    lines = [["work; tokens/s in GiB", *COLUMNS, "default / best", "default / fastest library"]]
+    for name in given.works or WORKS:
+        kept, tokens = measure(name, given, device)
+        lines.append(row(kept, tokens, WORKS[name].best))
+        say(table([lines[0], lines[-1]]))
+    starts = [["", "launch to training", "first step", "launch to its end"]]
+    if not given.no_start:
+        for shape in dict.fromkeys(given.shape or WORKS[name].shape for name in given.works or WORKS):
+            for rows in ("packed", "ragged"):
+                starts += start(given, device, shape, rows)
+    say(f"\n{device}, torch {torch.__version__}, transformers {transformers.__version__}\n\n{table(lines)}")
+    if len(starts) > 1:
+        say(f"\n{table(starts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""How long compiled layers of a shape made a run wait on this machine, and what a step took with and without them.
+
+Kept beside what the compiler itself keeps, so that who removes the one removes the other: a shape that is in the record was
+compiled here, and most of its wait is saved the next time. Entries are known by what decides the code that is made: the
+card, the versions of the libraries, the model's shape, adapter, quantization and packing. What is not readable counts as
+not there, and a run that cannot write it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from engine.config.facts import CompilerWait, ModelFacts
+from engine.config.tree import RunConfig
+from engine.hardware import installed
+
+FILE = "workbench_waits.json"
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+MOST = 200
+"""Shapes that are kept, the newest of them."""
+_VERSIONS = ("torch", "triton", "transformers", "peft")
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Path:
+    """The file, in the folder of torch's compiler that a run started from here has."""
+    folder = environment.get(FOLDER)
+    return (Path(folder) if folder else Path(platformdirs.user_cache_dir("workbench")) / "inductor") / FILE
+
+
+def key(config: RunConfig, model: ModelFacts | None, card: str) -> str | None:
+    """What the layers of this run are known by; None for a model whose shape is not known."""
+    if model is None or not model.hidden_size:
+        return None
+    shape = (model.hidden_size, model.intermediate_size, model.heads, model.kv_heads, model.head_dim)
+    adapter = f"{config.adapter.kind} {config.adapter.r}" if config.adapter.kind == "lora" else config.adapter.kind
+    rows = "packed" if config.data.packing else "padded"
+    words = (card, *(f"{name} {installed(name)}" for name in _VERSIONS), model.model_type, "x".join(map(str, shape)))
+    return ", ".join((*words, adapter, config.model.dtype, config.model.quantization, rows))
+
+
+def known(config: RunConfig, model: ModelFacts | None, card: str, file: Path | None = None) -> CompilerWait | None:
+    """What was measured here of such layers; None where they were never compiled."""
+    name = key(config, model, card)
+    entry = _read(file or place()).get(name) if name else None
+    return None if entry is None else CompilerWait(**entry)
+
+
+@dataclass
+class Measured:
+    """What one run has measured: None what it has not."""
+
+    wait: float | None = None
+    """Seconds of the first batch with compiled layers, over those of a batch."""
+    plain: float | None = None
+    """Seconds from batch to batch with plain layers."""
+    step: float | None = None
+    """The same with compiled ones."""
+
+
+def keep(name: str, measured: Measured, file: Path | None = None) -> None:
+    """Adds what a run has measured to what is known: its wait is the first one where none was before."""
+    file = file or place()
+    entries = _read(file)
+    entry = entries.pop(name, {"first": measured.wait, "again": None, "plain": None, "step": None, "times": 0})
+    if measured.wait is not None:
+        if entry["times"]:
+            entry["again"] = measured.wait
+        entry["times"] += 1
+    entry |= {what: value for what, value in asdict(measured).items() if what != "wait" and value is not None}
+    entries[name] = entry
+    newest = dict(list(entries.items())[-MOST:])
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(newest, indent=1) + "\n", "utf-8")
+        beside.replace(file)
+    except OSError:
+        beside.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    entries = found if isinstance(found, dict) else {}
+    return {name: entry for name, entry in entries.items() if _is_entry(entry)}
+
+
+def _is_entry(entry: Any) -> bool:
+    names = set(CompilerWait.__dataclass_fields__)
+    if not isinstance(entry, dict) or set(entry) != names or type(entry["times"]) is not int:
+        return False
+    return all(value is None or _is_seconds(value) for name, value in entry.items() if name != "times")
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e6

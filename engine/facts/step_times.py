@@ -1,0 +1,175 @@
+"""Steps that were measured on cards, and what they say about a step of another shape: the table of `benchmarks/scale_curves.py`.
+
+A batch takes `a * layers + b * F + c * A`: what the host needs for each layer, the products with weights (F floating-point
+operations) and attention (A). For each card, and each way of holding and computing weights, the three are fitted to its
+rows by least squares of the relative error, none of them negative. Own measurements in the user's cache come before those
+that are shipped. What is not readable counts as not there.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import platformdirs
+
+from engine.config.facts import Facts, StepTime
+from engine.config.tree import RunConfig
+from engine.hardware import Gpu
+
+SHIPPED = Path(__file__).with_name("step_times.csv")
+FEWEST = 4
+"""Rows of one kind from which something is said."""
+AGAIN = {"False": 0.0, "selective": 0.0, "medium": 1.0}
+"""Operations a parameter and token that are computed again; all of a forward pass, 2, for what is not named."""
+_TERMS = 3
+
+
+def own() -> Path:
+    """The file of measurements on this machine."""
+    cache = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
+    return Path(cache).expanduser().absolute() / "step_times.csv"
+
+
+def of_card(gpu: Gpu) -> tuple[StepTime, ...]:
+    """The rows of this card, own ones where there are any. A card that is only described is known by a part of its name."""
+    for file in (own(), SHIPPED):
+        if found := tuple(row for row in read(file) if gpu.name == row.card or f" {gpu.name} " in f" {row.card} "):
+            return found
+    return ()
+
+
+def read(file: Path) -> list[StepTime]:
+    """The rows of a table; none where it is not there, and none of those that are no rows."""
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            return [row for each in csv.DictReader(lines) if (row := _row(each)) is not None]
+    except (OSError, UnicodeError, csv.Error):
+        return []
+
+
+def write(file: Path, rows: Iterable[StepTime]) -> None:
+    """Writes the table; rows of the same point take the place of those that are there."""
+    names = list(StepTime.__dataclass_fields__)
+    kept = {point(row): row for row in (*read(file), *rows)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8", newline="") as out:
+        lines = csv.writer(out, lineterminator="\n")
+        lines.writerow(names)
+        lines.writerows([getattr(row, name) for name in names] for row in kept.values())
+    beside.replace(file)
+
+
+def point(row: StepTime) -> tuple[object, ...]:
+    """What a row is a measurement of."""
+    return tuple(getattr(row, name) for name in StepTime.__dataclass_fields__ if name not in ("seconds", "peak_mib"))
+
+
+def kind(row: StepTime) -> tuple[str, str, bool]:
+    """How weights are trained, held and computed: rows of one kind are told from each other by their size alone."""
+    return row.weights, row.held, row.compiled
+
+
+def terms(row: StepTime) -> tuple[float, float, float]:
+    """Layers, operations with weights and operations of attention in one batch."""
+    again = AGAIN.get(row.again, 2.0)
+    products = (4.0 if row.weights == "lora" else 6.0) + again + row.reference
+    passes = 3.0 + (again + row.reference) / 2
+    attention = 2.0 * row.layers * row.width * row.length * row.tokens * passes
+    return float(row.layers), products * row.parameters * row.tokens, attention
+
+
+@lru_cache(maxsize=64)
+def fitted(rows: tuple[StepTime, ...]) -> tuple[float, float, float] | None:
+    """The three numbers for rows of one kind; None where they are too few."""
+    if len(rows) < FEWEST:
+        return None
+    lines = [[value / row.seconds for value in terms(row)] for row in rows]
+    best, least = None, math.inf
+    for size in range(1, _TERMS + 1):
+        for taken in itertools.combinations(range(_TERMS), size):
+            found = _least_squares([[line[at] for at in taken] for line in lines])
+            if found is None or min(found) < 0:
+                continue
+            numbers = [0.0] * _TERMS
+            for at, value in zip(taken, found, strict=True):
+                numbers[at] = value
+            missed = sum((sum(map(_times, numbers, line)) - 1) ** 2 for line in lines)
+            if missed < least:
+                best, least = (numbers[0], numbers[1], numbers[2]), missed
+    return best
+
+
+def seconds(asked: StepTime, rows: Sequence[StepTime]) -> float | None:
+    """How long such a batch would take by the rows of its kind; what `asked` says of seconds is not read."""
+    numbers = fitted(tuple(row for row in rows if kind(row) == kind(asked)))
+    return None if numbers is None else sum(map(_times, numbers, terms(asked)))
+
+
+def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, parameters: int) -> StepTime | None:
+    """A batch of this run, of so many tokens in rows of that length, as a row of the table; None for a model whose shape is
+    not known."""
+    model = facts.model
+    if model is None or not model.layers or not model.heads or not model.head_dim:
+        return None
+    held = config.model.quantization
+    return StepTime(
+        card="",
+        weights="lora" if config.adapter.kind == "lora" else "full",
+        held=config.model.dtype if held == "none" else held,
+        compiled=config.kernels.torch_compile is True,
+        again=str(config.memory.gradient_checkpointing),
+        layers=model.layers,
+        parameters=parameters,
+        width=model.heads * model.head_dim,
+        tokens=max(1, round(tokens)),
+        length=max(1, round(length)),
+        seconds=1.0,
+    )
+
+
+def _times(left: float, right: float) -> float:
+    return left * right
+
+
+def _least_squares(lines: list[list[float]]) -> list[float] | None:
+    """What comes nearest to giving 1 for each line; None where the lines do not tell. Columns are brought to one size."""
+    count = len(lines[0])
+    scales = [max(abs(line[at]) for line in lines) for at in range(count)]
+    if not all(scales):
+        return None
+    even = [[value / scale for value, scale in zip(line, scales, strict=True)] for line in lines]
+    matrix = [
+        [sum(line[row] * line[column] for line in even) for column in range(count)] + [sum(line[row] for line in even)]
+        for row in range(count)
+    ]
+    for at in range(count):
+        pivot = max(range(at, count), key=lambda row: abs(matrix[row][at]))
+        matrix[at], matrix[pivot] = matrix[pivot], matrix[at]
+        if abs(matrix[at][at]) < 1e-12:
+            return None
+        for row in range(count):
+            if row != at:
+                share = matrix[row][at] / matrix[at][at]
+                matrix[row] = [mine - share * theirs for mine, theirs in zip(matrix[row], matrix[at], strict=True)]
+    return [matrix[at][count] / matrix[at][at] / scales[at] for at in range(count)]
+
+
+def _row(each: dict[str, str]) -> StepTime | None:
+    try:
+        row = StepTime(
+            card=each["card"], weights=each["weights"], held=each["held"], compiled=each["compiled"] == "True",
+            again=each["again"], layers=int(each["layers"]), parameters=int(each["parameters"]), width=int(each["width"]),
+            tokens=int(each["tokens"]), length=int(each["length"]), seconds=float(each["seconds"]),
+            peak_mib=float(each["peak_mib"]), reference=float(each["reference"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
+    numbers = (row.layers, row.parameters, row.width, row.tokens, row.length, row.seconds)
+    return row if all(math.isfinite(number) and number > 0 for number in numbers) else None

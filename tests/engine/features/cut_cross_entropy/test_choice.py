@@ -1,0 +1,87 @@
+"""`kernels.use_cut_ce: auto` takes the smaller head where it was measured to be no slower, and elsewhere where memory needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config.facts import Facts
+from engine.facts.model_shape import model_facts
+from engine.features.built import Built, Notes
+from engine.features.cut_cross_entropy import apply as cut
+from engine.hardware import Machine, parse_machine
+from engine.planning.auto import choices, resolved
+from engine.planning.memory_model import memory
+from engine.rules import read
+from tests.engine.features.compile.test_choice import GOOD, QWEN
+
+PATH = "kernels.use_cut_ce"
+
+
+def chosen(settings: dict[str, Any], machine: str | Machine = "1xH100-80GB") -> tuple[Any, str]:
+    mapping = {name: dict(section) for name, section in GOOD.items()}
+    for path, value in settings.items():
+        section, name = path.split(".", 1)
+        mapping.setdefault(section, {})[name] = value
+    config = read(mapping).config
+    here = parse_machine(machine) if isinstance(machine, str) else machine
+    model = model_facts(config.model.name) if config.model.name != "Qwen/Qwen3-8B" else QWEN
+    facts = Facts(machine=here, model=model)
+    found = choices(config, facts)[PATH]
+    assert resolved(config, facts).kernels.use_cut_ce == found["value"]
+    return found["value"], found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "machine", "on", "word"),
+    [
+        ({}, "1xH100-80GB", True, "measured on cards like it"),
+        ({}, "1xH200-141GB", True, "H200"),
+        ({"method.kind": "dpo"}, "1xH100-80GB", True, "faster"),
+        ({"method.kind": "reward"}, "1xH100-80GB", False, "no vocabulary head"),
+        ({"model.dtype": "float32"}, "1xH100-80GB", False, "16 bits"),
+        ({"distributed.strategy": "fsdp2", "run.devices": 2}, "2xH100-80GB", False, "share a model"),
+        ({}, Machine(cpu_count=4), False, "no GPU"),
+        # A trained head of 151,936 words: its sums in float32 alone are more than 3 % of 24 GB.
+        ({"adapter.kind": "none"}, "1xA10-24GB", True, "of the card's memory"),
+        ({"optim.per_device_train_batch_size": 1, "data.max_length": 512}, "1xA100-80GB", False, "not measured on"),
+        ({"kernels.kernel_auto_compose": True}, "1xH100-80GB", "auto", "timing"),
+    ],
+)
+def test_it_is_taken_where_it_is_no_slower_or_memory_needs_it(settings: Any, machine: Any, on: Any, word: str) -> None:
+    found, why = chosen(settings, machine)
+    assert (found, word in why) == (on, True), why
+
+
+def test_the_estimate_counts_what_it_saves() -> None:
+    facts = Facts(machine=parse_machine("1xH100-80GB"), model=QWEN)
+    asked = {**GOOD, "adapter": {"kind": "none"}}
+    taken, left = (
+        resolved(read({**asked, "kernels": kernels}).config, facts) for kernels in ({}, {"use_cut_ce": False})
+    )
+    ours, theirs = (sum((memory(each, facts, checkpointing=True) or {}).values()) for each in (taken, left))
+    assert theirs - ours > 2**30
+
+
+class Answering(torch.nn.Module):
+    """Has a head that is not one plain matrix."""
+
+    def __init__(self, head: torch.nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+
+@pytest.mark.parametrize(
+    ("head", "word"), [(torch.nn.Identity(), "Identity"), (torch.nn.Linear(4, 8, bias=False), "CUDA")]
+)
+def test_a_head_that_it_does_not_serve_keeps_the_trainers_blocks_where_nobody_asked(monkeypatch, head, word) -> None:
+    monkeypatch.setattr(cut, "fused_heads", lambda built: [Answering(head)])
+    built = Built(torch.nn.Linear(1, 1), notes=Notes(reasons={PATH: "measured"}))
+    done = cut.apply(read({"kernels": {"use_cut_ce": True}}).config, built)
+    assert done is not None
+    assert (done.requested, done.effective, word in done.detail) == ("auto", "off", True)

@@ -1,0 +1,95 @@
+"""Weights are in memory when they are asked for, and are read straight to the device where they stay."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.builtin import tiny
+from engine.features import load as loading
+from engine.model_files import WEIGHTS, read_ahead
+from engine.models.load import load_pretrained
+from engine.rules import read
+from tests.engine.trainers.conftest import CONVERSATIONS, source, train  # noqa: F401  runs of the worker in this process
+from tests.engine.trainers.test_matrix import losses
+
+MiB = 1 << 20
+
+
+def in_memory(file: Path) -> bool:
+    """Whether the last page of the file can be read without the disk."""
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        return os.preadv(handle, [bytearray(4096)], file.stat().st_size - 4096, os.RWF_NOWAIT) == 4096
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def dropped(file: Path) -> bool:
+    """Whether the system has let go of the file's pages, as it does on disks; a file system in memory keeps them."""
+    handle = os.open(file, os.O_RDWR)
+    os.fsync(handle)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(handle)
+    return not in_memory(file)
+
+
+def test_files_that_were_read_ahead_need_no_disk(tmp_path: Path) -> None:
+    file = tmp_path / WEIGHTS
+    file.write_bytes(os.urandom(MiB) * 80)
+    try:
+        gone = dropped(file)
+    except OSError as problem:
+        pytest.skip(f"this file system has no such read: {problem}")
+    if not gone:
+        pytest.skip("this file system keeps files in memory")
+    thread = read_ahead(tmp_path)
+    assert thread is not None
+    thread.join()
+    for _ in range(100):
+        if in_memory(file):
+            break
+        thread.join(0.05)
+    assert in_memory(file)
+
+
+def test_files_that_would_take_half_of_what_is_free_are_left(tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS).write_bytes(bytes(MiB))
+    assert read_ahead(tmp_path, free=2 * MiB - 1) is None
+    assert read_ahead(tmp_path, free=2 * MiB) is not None
+    assert read_ahead(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "there"),
+    [
+        ({}, True),
+        ({"adapter": {"kind": "lora"}}, True),
+        ({"method": {"kind": "dpo"}}, True),
+        ({"method": {"kind": "reward"}}, False),
+        ({"model": {"name": tiny.NAME, "quantization": "nf4"}, "adapter": {"kind": "lora"}}, False),
+        ({"memory": {"layer_offloading": True}, "adapter": {"kind": "lora"}}, False),
+        ({"distributed": {"strategy": "fsdp2"}}, False),
+    ],
+)
+def test_what_stays_on_the_card_is_read_onto_it(settings: dict[str, Any], there: bool) -> None:
+    assert loading.stays_on_the_card(read({"model": {"name": tiny.NAME}, **settings}).config) is there
+
+
+def test_a_model_that_was_read_onto_its_device_is_the_same_and_trains_the_same(train, source, monkeypatch) -> None:  # noqa: F811
+    config = read({"model": {"name": tiny.NAME, "dtype": "float32"}}).config
+    plain, placed = (load_pretrained(config, device).model for device in (None, torch.device("cpu")))
+    theirs = placed.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in plain.state_dict().items())
+
+    settings = {"adapter.kind": "lora", "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 3}
+    before = losses(train(settings))
+    real = loading.load_pretrained
+    monkeypatch.setattr(loading, "load_pretrained", lambda config, device=None: real(config, torch.device("cpu")))
+    assert losses(train(settings)) == before
