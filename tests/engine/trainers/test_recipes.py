@@ -1,6 +1,6 @@
 """Every recipe is whole: it checks, trains, logs its method's own curves, and shows samples or groups as it goes.
 
-The model is the built-in one, the rows few and the steps two; all else is as the recipe says.
+The model is the built-in one, or a small mixture of experts, the rows few and the steps two; all else is as the recipe says.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from transformers import AutoTokenizer
 
+from engine.builtin import tiny
 from engine.config.files import put
 from engine.config.method import METHODS
 from engine.config.recipes import recipe_mapping, recipes
@@ -17,6 +19,7 @@ from engine.data.gather_facts import look_at
 from engine.rules import read
 from engine.run.curves import LEADING, leading, ordered, words
 from engine.run.rollouts import read_group
+from tests.engine.features.families import made
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
 
 QUESTIONS = [{"question": f"What is {number} and 1?", "answer": f"#### {number + 1}"} for number in range(48)]
@@ -56,15 +59,26 @@ def method_of(name):
     return (recipe_mapping(name).get("method") or {}).get("kind", fields.method.kind.default)
 
 
-def on_few_rows(name, source):
-    """The recipe's settings by path, on the built-in model, these rows and two steps."""
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A folder of a small mixture of experts with the built-in model's tokenizer."""
+    folder, tokenizer = tmp_path_factory.mktemp("mixture"), AutoTokenizer.from_pretrained(tiny.folder())
+    made(
+        "qwen3_moe", vocab_size=len(tokenizer), moe_intermediate_size=128, max_position_embeddings=512
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def on_few_rows(name, source, mixture):
+    """The recipe's settings by path, on a small model, these rows and two steps."""
     mapping, method = recipe_mapping(name), method_of(name)
     given = {
         f"{part}.{key}": value for part, values in mapping.items() if part != "version" for key, value in values.items()
     }
     rows = ROWS[method]
     small = {
-        "model.name": "builtin/tiny", "model.dtype": "float32", "data.train": [{"path": source(rows)}],
+        "model.name": str(mixture) if "adapter.target_parameters" in given else "builtin/tiny", "model.dtype": "float32", "data.train": [{"path": source(rows)}],
         "data.eval": [{"path": source(rows[:16])}], "data.max_length": 128, "optim.gradient_accumulation_steps": 1,
         "optim.max_steps": 2, "run.eval_steps": 1, "run.save_steps": 2,
     }  # fmt: skip
@@ -81,8 +95,8 @@ def test_each_method_has_a_recipe_of_its_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [each.name for each in recipes()])
-def test_a_recipe_checks_trains_and_shows_its_methods_curves(train, source, tmp_path, name):
-    method, settings = method_of(name), on_few_rows(name, source)
+def test_a_recipe_checks_trains_and_shows_its_methods_curves(train, source, mixture, tmp_path, name):
+    method, settings = method_of(name), on_few_rows(name, source, mixture)
     mapping = {"version": 1}
     for path, value in settings.items():
         put(mapping, path, value)
