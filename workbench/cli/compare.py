@@ -13,7 +13,7 @@ import click
 from engine.errors import visible
 from engine.figures import count
 from engine.run import store
-from engine.run.compare import each_once, fit_to_compare, in_words, told
+from engine.run.compare import each_once, fit_to_compare, identical_words, in_words, told
 from engine.run.curves import titled, worded
 from engine.run.index import open_view
 from engine.run.store import RunFolder
@@ -71,6 +71,8 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
     if not found["settings"]:
         rows.append(("settings", ["the same" for _ in runs]))
     made = _table([visible(run["id"]) for run in runs], _standing(runs), rows, width)
+    if found["identical"]:
+        made += ["", *identical_words(found["identical"])]
     longest = max(len(visible(run["id"])) for run in runs)
     for asked in found["answers"]:
         made += ["", visible(asked["prompt"])]
