@@ -23,7 +23,6 @@ from engine.session.pages import machine_words
 from engine.session.start import BEGIN, Entry, Section, StartList, open_step
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine, TitleBar
-from workbench.panels.paint import clean, cut
 from workbench.panels.start_table import StartTable
 from workbench.screens.run_actions import RunActions
 from workbench.unsaved import Kept
@@ -260,12 +259,11 @@ class Told(Bar):
 
     def tell(self, words: str, *, bad: bool = False) -> None:
         """Say it."""
-        self.say(
-            Content.styled(" " + cut(clean(words), max(10, self.app.size.width - 2)), "$error" if bad else "$accent")
-        )
+        self.say_whole(words, "$error" if bad else "$accent", self.app.size.width)
 
     def hush(self) -> None:
         """It has been read."""
+        self.styles.height = 1
         self.say(Content(""))
 
 
