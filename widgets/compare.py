@@ -17,7 +17,7 @@ from engine.config.files import load
 from engine.config.findings import shown as value_shown
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import store
-from engine.run.compare import MOST, each_once, fit_to_compare, in_words, told
+from engine.run.compare import MOST, each_once, fit_to_compare, identical_words, in_words, told
 from engine.run.curves import words
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -96,6 +96,7 @@ class ComparePart(Part):
             newest = [value_shown(end["last"]) if end and end["last"] is not None else "-" for end in ends]
             lines.append(f"  {visible(words(name).title)}: {', '.join(newest)}")
         lines += [f"  {visible(path)}: {', '.join(values)}" for path, values in _settings(comparison)]
+        lines += [f"  {sentence}" for sentence in identical_words(comparison["identical"])]
         lines += [f"  {visible(problem)}"] if problem else []
         return "\n".join([*lines, f"  In a terminal: workbench compare {' '.join(map(visible, self._given))}"])
 
@@ -116,6 +117,7 @@ def _in_words(comparison: Mapping[str, Any], problem: str) -> dict[str, Any]:
             {"path": shown(path, 120), "values": [shown(value, 300) for value in values]}
             for path, values in _settings(comparison)
         ],
+        "identical": [shown(sentence, 400) for sentence in identical_words(comparison["identical"])],
         "problem": shown(problem, 400),
         "answers": [
             {"prompt": shown(asked["prompt"], 300), "answers": [_answer(answer) for answer in asked["answers"]]}

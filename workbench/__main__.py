@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("evaluate", "Measure a checkpoint on held-out rows."),
     "merge": ("merge", "Merge a run's adapter into its base."),
     "export": ("export", "Take a trained model along: safetensors, adapter, GGUF, Modelfile."),
+    "verify": ("verify", "Whether an exported model is still the one compared."),
     "push": ("push", "Push a trained model to a hub."),
     "prune": ("prune", "Remove checkpoints, never the newest or the best."),
     "compare": ("compare", "What differs between runs."),

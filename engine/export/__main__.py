@@ -31,7 +31,7 @@ def answer(asked: dict[str, Any], send: Send, report: Report) -> dict[str, Any]:
         from engine.export.making import make
         from engine.export.shards import put_together
     with put_together(taken, Path(next(iter(asked["places"].values())))) as taken:
-        parts = _parts(Model(taken, _config(run)), asked, make, report, send)
+        parts = _parts(Model(taken, _config(run), report=report), asked, make, report, send)
     return {"run": run.id, "checkpoint": taken.checkpoint.name, "parts": parts}
 
 

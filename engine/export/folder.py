@@ -53,6 +53,7 @@ class Model:
     config: RunConfig
     merged: Path | None = None
     """The folder of the whole model that this export has made, once it has its name."""
+    report: Report = lambda what, done, total: None
 
     @cached_property
     def base(self) -> Path:
@@ -139,12 +140,28 @@ class Model:
         """Outputs of the trained model on `inputs`, of its base, and of a mixture rounded to the format of the files."""
         adapter = self.source.checkpoint if self.source.adapted else None
         rounds = any(each.dtype != "F32" for each in self.stored.values())
-        return parity.reference(self.config, self.whole, adapter, self.inputs, self.format_of if rounds else None)
+        return parity.reference(
+            self.config,
+            self.whole,
+            adapter,
+            self.inputs,
+            self.format_of if rounds else None,
+            self.computing("The trained model's answers"),
+        )
 
     @cached_property
     def stored(self) -> dict[str, model_files.Tensor]:
         """The weights by the headers of the files, experts in MXFP4 as the bfloat16 that they stand for."""
         return wide_weights(self.whole)
+
+    def computing(self, what: str) -> parity.Layers:
+        """Tells how far a comparison is."""
+        return lambda done, total: self.report(what, done, total)
+
+    def refuse_little_memory(self) -> None:
+        """Raises WorkbenchError where the comparison would not fit this machine."""
+        made = parity.in_layers(self.config, self.whole, adapted=self.source.adapted)
+        parity.refuse_little_memory(parity.memory_of(made, self.numbers, self.inputs, self.rows))
 
     @property
     def numbers(self) -> int:
@@ -187,7 +204,7 @@ def bytes_of(model: Model, form: str) -> int:
 
 def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
     """The whole model as safetensors; compared with the trained one. Raises ParityError where it differs."""
-    parity.refuse_little_memory(model.numbers)
+    model.refuse_little_memory()
     into.mkdir()
     tokenizer = model.tokenizer
     if model.source.adapted:
@@ -200,7 +217,7 @@ def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
     _write_generation(model, into)
     report("Opening it again", 0, 1)
     found = _same_tokens(model, into, tokenizer)
-    theirs = parity.open_folder(model.config, into, model.inputs)
+    theirs = parity.open_folder(model.config, into, model.inputs, model.computing("Its answers"))
     found = parity.judged(found, model.reference, theirs, model.bound)
     _write_card(model, into, "safetensors", found)
     return found
@@ -216,7 +233,7 @@ def write_adapter(model: Model, into: Path, report: Report, *, per_expert: bool 
     at = model.source.checkpoint
     if per_expert:
         single.refuse_without_experts(at)
-    parity.refuse_little_memory(model.numbers)
+    model.refuse_little_memory()
     into.mkdir()
     _copy(at, into, TOKENIZER)
     if per_expert:
@@ -239,7 +256,9 @@ def write_adapter(model: Model, into: Path, report: Report, *, per_expert: bool 
         found = parity.judged(found, exact, theirs, parity.SAME_WEIGHTS)
         readers = ONE_BY_ONE if cut.one_by_one else AS_ONE_WEIGHT
     else:
-        theirs = parity.reference(model.config, model.base, into, model.inputs).trained
+        theirs = parity.reference(
+            model.config, model.base, into, model.inputs, report=model.computing("Its answers")
+        ).trained
         found = parity.judged(found, exact, theirs, parity.BOUNDS[torch.float32])
     _write_card(model, into, "adapter", found, readers)
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError, visible
-from engine.export import modelfile
+from engine.export import modelfile, record
 from engine.export.folder import Model, bytes_of, write_adapter, write_model
 from engine.export.parity import Parity
 from engine.export.places import K_QUANTS, placed
@@ -37,6 +37,10 @@ def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Re
             found = write_adapter(model, part, report, per_expert=asked.get("per_expert", False))
         else:
             found = write_model(model, part, report)
+        if part.is_dir():
+            record.write(part, model.source, form, found.as_json(), report, place)
+    if not place.is_dir():
+        record.write(place, model.source, form, found.as_json(), report, place)
     return {
         "form": form,
         "path": str(place),

@@ -23,6 +23,7 @@ from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
 from engine.export.stored import Share, is_turned, read_weight, shares, stored_name, wide_header, wide_weights
+from engine.export.streamed import quantized_weights
 from engine.features.packed_experts import EXPERTS_ALONE, packs
 from engine.kernels.experts import ExpertLoRA, mxfp4, nvfp4
 from engine.models.packed_experts import PROJECTIONS
@@ -105,7 +106,7 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
         loader = loader_of(config, base)
         model, bare = (loader.from_config(shape, dtype=torch.float32) for _ in range(2))
     tied = _tied(model)
-    quantized = _quantized(config, model)
+    quantized = quantized_weights(config, model)
     stored = wide_weights(base)
     skeleton = get_peft_model(model, settings, low_cpu_mem_usage=True)
     every = {
@@ -195,22 +196,6 @@ def _tied(model: Any) -> tuple[str, str] | None:
 
 def _either(tied: tuple[str, str], layers: Mapping[str, Any], trained: Mapping[str, str]) -> bool:
     return any(name in trained or name.removesuffix(".weight") in layers for name in tied)
-
-
-def _quantized(config: RunConfig, model: Any) -> set[str]:
-    from engine.models.load import quantization_config
-
-    settings = quantization_config(config)
-    if settings is None or config.model.quantization in EXPERTS_ALONE:
-        return set()
-    from transformers.quantizers.base import get_keys_to_not_convert
-
-    kept = settings.llm_int8_skip_modules or get_keys_to_not_convert(model)
-    return {
-        f"{path}.weight"
-        for path, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and not any(path == each or path.endswith("." + each) for each in kept)
-    }
 
 
 def _no_place(key: str) -> ModelError:

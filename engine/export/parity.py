@@ -1,7 +1,8 @@
 """Whether an artefact answers as the trained model does: opened by another reader, the same prompt, ids, stop tokens, logits.
 
 The reference is the run's own: its tokenizer and template, and the base with the adapter beside it, as PEFT computes it. Both
-sides compute in float32 on the CPU, so that what differs is what the artefact's number format rounds.
+sides compute in float32 on the CPU, so that what differs is what the artefact's number format rounds. Both have the weights of
+one layer in memory at a time where the files allow it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from engine.config.tree import RunConfig
 from engine.data.chat import Chat
 from engine.data.plan import own_template
 from engine.errors import WorkbenchError, visible
+from engine.export import streamed
+from engine.export.streamed import Streamed
 from engine.generate import end_of_turn
 
 PROBES = (
@@ -48,6 +51,8 @@ JUDGED = {"F16": (4e-3, None), "BF16": (2e-2, None), "Q8_0": (None, 1e-2)}
 to the format too: small models of six families differ by 0.0007 to 0.0021 in F16, in Q8_0 by up to 0.0036 nats. What
 K-quants lose is told."""
 LONGEST = 256
+Layers = Callable[[int, int], None]
+"""Called with bytes of the layers that were computed, of how many."""
 SAME_WEIGHTS = 1e-2
 """How far a mixture's logits may be from those of the same weights, added up in another order: a token whose router hesitates
 between two experts may get the other one."""
@@ -187,9 +192,12 @@ def reference(
     adapter: Path | None,
     ids: Sequence[list[int]],
     format_of: Callable[[str], torch.dtype] | None = None,
+    report: Layers | None = None,
 ) -> Reference:
     """Outputs of the trained model, the adapter beside its base, and of the base. With `format_of` a weight's name, a mixture
     of experts is merged and rounded too."""
+    if (made := in_layers(config, base, adapted=adapter is not None, report=report)) is not None:
+        return _reference_in_layers(config, made, adapter, ids)
     model = trained_base(config, base, adapted=adapter is not None)
     if adapter is None:
         return Reference(outputs(model, ids))
@@ -205,6 +213,40 @@ def reference(
     for name, weight in merged.named_parameters():
         weight.data = weight.data.to(format_of(name)).float()
     return Reference(trained, plain, outputs(merged, ids))
+
+
+def in_layers(config: RunConfig, folder: Path, *, adapted: bool, report: Layers | None = None) -> Streamed | None:
+    """The model in `folder` without its weights, `adapted` as training held it beside an adapter; None where its files do not
+    hold each weight as the model has it, so that it must be opened whole."""
+    import transformers
+
+    shape = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
+    if adapted and labels is not None:
+        shape.num_labels = labels
+    made = streamed.opened(folder, loader_of(config, folder), shape, config if adapted else None)
+    if made is None:
+        return None
+    _fit_padding(made.model)
+    made.report = report or made.report
+    # A head that is new comes with the adapter.
+    return made if (adapted and labels is not None) or streamed.complete(made) else None
+
+
+def _reference_in_layers(
+    config: RunConfig, made: Streamed, adapter: Path | None, ids: Sequence[list[int]]
+) -> Reference:
+    together = METHODS[config.method.kind].head != "score"
+    if adapter is None:
+        return Reference(streamed.outputs(made, ids, together=together))
+    plain = None
+    if METHODS[config.method.kind].head not in ("score", "steps"):
+        plain = streamed.outputs(made, ids, together=together)
+    try:
+        whole = streamed.adapted(made, adapter)
+    except ValueError as problem:
+        raise differs("PEFT", f"{visible(str(problem))[:200]}") from problem
+    return Reference(streamed.outputs(whole, ids, together=together), plain)
 
 
 def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
@@ -237,11 +279,17 @@ def _fit_padding(model: Any) -> None:
         model.config.pad_token_id = 0  # one text at a time: nothing is padded, and a head of scores asks for it
 
 
-def open_folder(config: RunConfig, folder: Path, ids: Sequence[list[int]]) -> list[torch.Tensor]:
+def open_folder(
+    config: RunConfig, folder: Path, ids: Sequence[list[int]], report: Layers | None = None
+) -> list[torch.Tensor]:
     """Outputs of a model folder, as plain transformers opens it. Raises ParityError for one that it cannot open whole."""
+    loader = loader_of(config, folder)
     try:
-        model, notes = loader_of(config, folder).from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+        made = in_layers(config, folder, adapted=False, report=report)
+        # On this device transformers looks for each weight and reads none.
+        where: dict[str, Any] = {} if made is None else {"device_map": "meta"}
+        model, notes = loader.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **where
         )
     except model_files.UNREADABLE as problem:
         first = visible(str(problem).strip().split("\n")[0])[:200]
@@ -251,6 +299,8 @@ def open_folder(config: RunConfig, folder: Path, ids: Sequence[list[int]]) -> li
             raise differs(
                 "transformers", f"it has {what.replace('_', ' ')}, such as {sorted(map(str, notes[what]))[0]}"
             )
+    if made is not None:
+        return streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
     _fit_padding(model)
     return outputs(model, ids)
 
@@ -307,11 +357,19 @@ def divergence(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> 
     return float(torch.cat([each.flatten() for each in sums]).mean())
 
 
-def refuse_little_memory(numbers: int) -> None:
-    """Raises WorkbenchError where the comparison would not fit this machine: it opens the model once, in float32."""
+def memory_of(made: Streamed | None, numbers: int, ids: Sequence[list[int]], vocabulary: int) -> int:
+    """Bytes that a comparison takes: the model once in float32, or a layer of it and what all heads give."""
+    if made is None:
+        return int(4.4 * numbers)
+    padded = len(ids) * max(map(len, ids), default=1)
+    return made.largest + 4 * vocabulary * (2 * padded + 3 * sum(map(len, ids))) + (64 << 20)
+
+
+def refuse_little_memory(needed: int) -> None:
+    """Raises WorkbenchError where the comparison would not fit this machine."""
     import psutil
 
-    needed, free = 4.4 * numbers, psutil.virtual_memory().available
+    free = psutil.virtual_memory().available
     if needed > free:
         raise WorkbenchError(
             f"comparing the result with the trained model takes {figures.size(needed)} of memory, and {figures.size(free)} "

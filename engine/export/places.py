@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
@@ -16,7 +15,7 @@ from filelock import FileLock, Timeout
 from engine import figures
 from engine.errors import WorkbenchError, redact, visible
 from engine.model_files import ADAPTER
-from engine.run import checkpoint, inside
+from engine.run import checkpoint, disk, inside
 from engine.run.store import RunFolder
 
 FORMS = {
@@ -106,34 +105,51 @@ def placed(final: Path, needed: int) -> Iterator[Path]:
     shown = visible(redact(str(final)))
     refuse_existing(final)
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        need_room(final, needed)
-        lock = FileLock(final.parent / f".{final.name}.lock", timeout=0)
-        with lock:
-            for left in final.parent.glob(f".{final.name}.part-*"):  # of an export that was killed
-                _remove(left)
-            part = final.parent / f".{final.name}.part-{secrets.token_hex(4)}"
-            try:
-                yield part
-                _make_durable(part)
-                refuse_existing(final)
-                os.rename(part, final)
-            finally:
-                _remove(part)
-                Path(lock.lock_file).unlink(missing_ok=True)
+        with parents(final):
+            need_room(final, needed)
+            lock = FileLock(final.parent / f".{final.name}.lock", timeout=0)
+            with lock:
+                for left in final.parent.glob(f".{final.name}.part-*"):  # of an export that was killed
+                    _remove(left)
+                part = final.parent / f".{final.name}.part-{secrets.token_hex(4)}"
+                try:
+                    yield part
+                    _make_durable(part)
+                    refuse_existing(final)
+                    os.rename(part, final)
+                finally:
+                    _remove(part)
+                    Path(lock.lock_file).unlink(missing_ok=True)
     except Timeout:
         raise WorkbenchError(
             f"{shown}: another export is writing there now.", "Wait for it, or name another place with -o."
         ) from None
     except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise WorkbenchError(
-                f"{shown}: the disk is full; about {figures.size(needed)} are needed, and nothing was kept.",
-                "Free some space, or name another place with -o.",
-            ) from problem
-        raise WorkbenchError(
-            f"{shown}: cannot be written: {problem.strerror or problem}.", "Name another place with -o."
-        ) from problem
+        raise not_written(final, needed, problem) from problem
+
+
+@contextlib.contextmanager
+def parents(final: Path) -> Iterator[None]:
+    """Makes the folders above `final`; those that are still empty when the block fails go again."""
+    made = [each for each in final.parents if not each.exists()]
+    final.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # one that something else lies in stays, and those above it
+            for each in made:
+                each.rmdir()
+        raise
+
+
+def not_written(final: Path, needed: int, problem: OSError) -> WorkbenchError:
+    """The sentence for an export that could not be written: the disk took no more, or the place takes nothing."""
+    shown = redact(str(final))
+    if problem.errno in disk.CAUSES:
+        told = f"about {figures.size(needed)} are needed, and nothing was kept"
+        return disk.storage_error(shown, told, problem, then="then export again, or name another place with -o.")
+    why = problem.strerror or problem
+    return WorkbenchError(f"{visible(shown)}: cannot be written: {why}.", "Name another place with -o.")
 
 
 def refuse_existing(final: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine import model_files
-from engine.export.places import Source, need_room
+from engine.export.places import Source, need_room, not_written, parents
 
 FILE_BYTES = 5_000_000_000
 """How long a file of a folder may become, as transformers writes them."""
@@ -29,18 +29,28 @@ def put_together(source: Source, beside: Path) -> Iterator[Source]:
         return
     for left in beside.parent.glob(f".{beside.name}.whole-*"):  # of an export that was killed
         shutil.rmtree(left, ignore_errors=True)
-    need_room(beside, sum(file.stat().st_size for file in shares.iterdir()))
+    needed = sum(file.stat().st_size for file in shares.iterdir())
+    need_room(beside, needed)
     room = beside.parent / f".{beside.name}.whole-{secrets.token_hex(4)}"
+    with parents(beside):
+        try:
+            folder = room / source.checkpoint.name
+            _together(source.checkpoint, shares, folder, beside, needed)
+            yield replace(source, checkpoint=folder)
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+
+
+def _together(checkpoint: Path, shares: Path, folder: Path, beside: Path, needed: int) -> None:
+    """Raises WorkbenchError where the disk takes no more."""
     try:
-        folder = room / source.checkpoint.name
         folder.mkdir(parents=True)
         _weights(shares, folder)
-        for file in source.checkpoint.iterdir():
+        for file in checkpoint.iterdir():
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
-        yield replace(source, checkpoint=folder)
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
+    except OSError as problem:
+        raise not_written(beside, needed, problem) from problem
 
 
 def _weights(shares: Path, into: Path) -> None:

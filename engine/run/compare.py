@@ -6,6 +6,7 @@ does not know, is `None` there. Standard library only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from engine.run.view import RunView
 
 MOST = 8
 """Runs that one chart can tell apart."""
+OF_THE_MACHINE = re.compile(r"second|runtime|memory|mfu|gpu|wait")
+"""Names of curves that say how fast a run was and what it took: two runs that learned alike differ in them."""
 OWN = ("run.name", "run.notify")  # other in every run, so it says nothing; a secret
 
 
@@ -74,6 +77,36 @@ def shared_curves(views: Sequence[RunView]) -> list[str]:
     return list(ordered(method, names))
 
 
+def identical(names: Sequence[str], views: Sequence[RunView]) -> list[list[str]]:
+    """Names of runs whose curves are the same at every step, but for those of the machine; each group of them once."""
+    learned = [
+        {name: curve for name, curve in view.series.items() if len(curve) and not OF_THE_MACHINE.search(name)}
+        for view in views
+    ]
+    groups: list[tuple[dict[str, Series], list[str]]] = []
+    for name, curves in zip(names, learned, strict=True):
+        found = next((called for known, called in groups if known == curves), None) if curves else None
+        if found is None:
+            groups.append((curves, [name]))
+        else:
+            found.append(name)
+    return [called for _, called in groups if len(called) > 1]
+
+
+def identical_words(groups: Sequence[Sequence[str]]) -> list[str]:
+    """A sentence for each group of runs that learned alike; names are cut where they are many."""
+    return [
+        f"{_listed([visible(name) for name in each])} are identical: each of their curves has the same values at every step."
+        for each in groups
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > 3:
+        return f"{names[0]}, {names[1]} and {len(names) - 2} others"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def extremes(series: Series) -> tuple[float, float] | None:
     """The lowest and the highest value of a curve; nothing for one without a finite value."""
     _, low, high = series.points(width=64)
@@ -97,7 +130,8 @@ def in_words(value: Any) -> str:
 
 
 def told(names: Sequence[str], views: Sequence[RunView], configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All of it as plain data: `runs`, `curves` by name, `settings`, `answers`; each with a value or `None` for every run."""
+    """All of it as plain data: `runs`, `curves` by name, `settings`, `answers`, each with a value or `None` for every run; and
+    `identical`, the ids of runs that learned alike."""
     runs = [
         {"id": name, "state": v.state, "method": v.method, "step": v.step, "max_steps": v.max_steps}
         for name, v in zip(names, views, strict=True)
@@ -111,6 +145,7 @@ def told(names: Sequence[str], views: Sequence[RunView], configs: Sequence[Mappi
         "curves": {name: [_ends(view, name) for view in views] for name in shared_curves(views)},
         "settings": [{"path": path, "values": list(values)} for path, values in differences(configs)],
         "answers": asked,
+        "identical": identical(names, views),
     }
 
 

@@ -25,7 +25,8 @@ CAUSES = {
     errno.EROFS: "disk read-only",
 }
 """The word for machines of each number that says why nothing more could be written."""
-_THEN = "then resume the run."
+THEN_RESUME = "then resume the run."
+"""How a way out goes on; who writes something else says what to do then."""
 SCANT = 64 << 10
 """Free bytes below which a write that failed is taken to have found no room."""
 _PROBE_BYTES = 1 << 20
@@ -42,32 +43,34 @@ class StorageError(WorkbenchError):
         self.cause = cause
 
 
-def storage_error(path: str | os.PathLike[str], needed: str, problem: OSError, what: str = "") -> StorageError:
+def storage_error(
+    path: str | os.PathLike[str], needed: str, problem: OSError, what: str = "", then: str = THEN_RESUME
+) -> StorageError:
     """The sentence for a write to `path` that failed. `needed` says of how much; `what` is what it was for."""
     shown, number = visible(os.fspath(path)), problem.errno or 0
     needed = f"{what} found no room; {needed}" if what else needed
     free, no_inodes = _free(path)
     if number == errno.ENOSPC and no_inodes:
         sentence = f"the disk is full: {needed}, and it has no room for another file (its inodes are used up)."
-        hint = f"Remove files that are not needed, {_THEN}"
+        hint = f"Remove files that are not needed, {then}"
     elif number == errno.ENOSPC:
         sentence = f"the disk is full: {needed}, {free} free ({problem.strerror})."
-        hint = f"Free some space, {_THEN}"
+        hint = f"Free some space, {then}"
     elif number == errno.EDQUOT:
         sentence = f"the disk quota is used up: {needed}; the disk itself has {free} free."
-        hint = f"Remove files that count towards the quota or have it raised, {_THEN}"
+        hint = f"Remove files that count towards the quota or have it raised, {then}"
     elif number == errno.EFBIG:
         sentence = f"{_length_limit()}: {needed}."
-        hint = f"Raise the limit (`ulimit -f unlimited`) or choose another file system, {_THEN}"
+        hint = f"Raise the limit (`ulimit -f unlimited`) or choose another file system, {then}"
     elif number == errno.EIO:
         sentence = f"the disk reports an input/output error: {needed}."
-        hint = f"The system's log (`dmesg`) tells whether the disk or the network share fails; mend it, {_THEN}"
+        hint = f"The system's log (`dmesg`) tells whether the disk or the network share fails; mend it, {then}"
     elif number == errno.EROFS:
         sentence = f"the file system is read-only now: {needed}."
-        hint = f"Mount it writable again (`dmesg` tells why it changed), {_THEN}"
+        hint = f"Mount it writable again (`dmesg` tells why it changed), {then}"
     else:
         sentence = f"writing failed: {problem.strerror or problem}; {needed}."
-        hint = f"Look at the disk, {_THEN}"
+        hint = f"Look at the disk, {then}"
     return StorageError(f"{shown}: {sentence}", hint, CAUSES.get(number, "write failed"))
 
 

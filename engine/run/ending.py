@@ -86,9 +86,16 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
     """Where the model is, how good it is, and what it answers beside what it answered at first."""
     if view.state != "finished" or not view.committed:
         return []
-    end, step = view.committed[-1], _step(view)
-    path = visible(str(folder.checkpoints / f"checkpoint-{step}"))
-    lines = [("model", path if step == end else f"{path}, the best; the end is checkpoint-{end}")]
+    if not (kept_steps := _kept(view, folder)):
+        lines = [("model", f"none: no checkpoint is whole any more in {visible(str(folder.checkpoints))}")]
+    else:
+        end, step = view.committed[-1], _step(view, kept_steps)
+        path = visible(str(folder.checkpoints / f"checkpoint-{step}"))
+        lines = [("model", path)]
+        if view.best and view.best["step"] == step != end:
+            lines = [("model", f"{path}, the best; the end is checkpoint-{end}")]
+        elif step != end:
+            lines = [("model", f"{path}; checkpoint-{end} is not whole any more")]
     if held_out := _held_out(view):
         lines.append(("held out", held_out))
     for first, last in _answers(view)[:PROMPTS]:
@@ -103,7 +110,7 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
 
 def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
     """What can be done with the model of a finished run."""
-    if view.state != "finished" or not view.committed:
+    if view.state != "finished" or not view.committed or not (kept_steps := _kept(view, folder)):
         return []
     found = [Way("chat", "talk to it", "beside the model that training began with", f"workbench chat {name}")]
     if any(metric.startswith("eval_") for metric in view.series):
@@ -116,7 +123,7 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
     means = "the whole model, its adapter alone, or GGUF"
     found.append(Way("export", "take it along", means, f"workbench export {name} --to safetensors"))
     longer = proposals.longer(proposals.settings_of(folder))
-    means = f"{longer.words}, from checkpoint-{view.committed[-1]} on; {longer.why}"
+    means = f"{longer.words}, from checkpoint-{kept_steps[-1]} on; {longer.why}"
     found.append(Way("longer", "train longer", means, f"workbench resume {name} {longer.options}"))
     return found
 
@@ -158,9 +165,14 @@ def _in_flight(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
     return [("in flight", f"step {step:,}{of}: row{'s' if len(rows) > 1 else ''} {named}")]
 
 
-def _step(view: RunView) -> int:
+def _kept(view: RunView, folder: RunFolder) -> list[int]:
+    """The steps of its checkpoints that are still there and whole; people remove them to free the disk."""
+    return [step for step in view.committed if not checkpoint.problem_with(folder.checkpoints / f"checkpoint-{step}")]
+
+
+def _step(view: RunView, kept_steps: list[int]) -> int:
     """The best checkpoint where one is known and kept, else the last."""
-    return view.best["step"] if view.best and view.best["step"] in view.committed else view.committed[-1]
+    return view.best["step"] if view.best and view.best["step"] in kept_steps else kept_steps[-1]
 
 
 def _held_out(view: RunView) -> str:

@@ -20,6 +20,8 @@ from engine.run.index import open_view
 from engine.run.store import RunFolder, runs_in, slug
 from engine.run.view import RunView
 
+PICTURED = 32
+"""Points of a curve in the picture of a sweep."""
 SANE = 16
 """Runs that a sweep starts without being asked twice."""
 MOST = 1000
@@ -154,6 +156,7 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
                 "step": view.step,
                 "value": value,
                 "at_step": step,
+                "curve": _curve(view, metric),
             }
         )
     answer: dict[str, Any] = {"metric": None, "greater_is_better": None, "runs": rows, "groups": [], "best": None}
@@ -176,6 +179,15 @@ def _value(view: RunView, metric: str) -> tuple[float | None, int | None]:
         return float(view.best["value"]), int(view.best["step"])
     value = view.latest.get(metric)
     return (None, None) if value is None or not math.isfinite(value) else (value, view.step)
+
+
+def _curve(view: RunView, metric: str) -> list[tuple[int, float]]:
+    """(step, value) of at most `PICTURED` points of the metric's curve."""
+    if metric not in view.series:
+        return []
+    steps, low, high = view.series[metric].points(width=PICTURED)
+    points = ((step, (a + b) / 2) for step, a, b in zip(steps, low, high, strict=True))
+    return [(int(step), value) for step, value in points if math.isfinite(value)]
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

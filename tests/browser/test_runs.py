@@ -12,7 +12,7 @@ from typing import Any
 import lab as browsing
 import pytest
 
-from engine.run import store
+from engine.run import checkpoint, store
 from engine.run.events import EventWriter
 from engine.run.in_flight import InFlight
 from engine.run.store import RunFolder
@@ -208,6 +208,7 @@ def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_b
                 InFlight(run).note(3, [17, 4])
                 pen.write("failed", cause="cuda_oom", message="The GPU ran out of memory.", lines=[])
             else:
+                checkpoint.commit(checkpoint.begin(run, 2), {})
                 pen.write("checkpoint", step=2, path="checkpoints/checkpoint-2", state="committed", bytes=1)
                 pen.write("finished", step=2, seconds=1.0)
         run.update_json(state="failed" if name == "broken" else "finished")

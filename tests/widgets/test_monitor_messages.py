@@ -15,7 +15,7 @@ import pytest
 from engine.errors import RunNotFound, WorkbenchError
 from engine.export.places import COMMON_K_QUANTS, FORMS, QUANTS
 from engine.export.process import Export
-from engine.run import control, store
+from engine.run import checkpoint, control, store
 from engine.run.ending import facts, ways
 from engine.run.evaluations import Evaluation
 from engine.run.events import EventWriter
@@ -343,6 +343,7 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
 ) -> None:
     run, monitor, view = watched
     run.steps(20, eval_loss=2.0)
+    checkpoint.commit(checkpoint.begin(run.folder, 20), {})
     run.pen.write("checkpoint", step=20, path="checkpoints/checkpoint-20", state="committed", bytes=1)
     view.look()
     assert view.parts["end"]["facts"] == []

@@ -180,7 +180,8 @@ function settingsPage(runs) {
       before = told;
       const rows = told.settings.map(({ path, values }) => [h("code", {}, path), values]);
       const none = told.problem || (told.curves.length || told.answers.length ? "Their configs are the same." : "Reading the configs.");
-      fill(element, rows.length ? runsTable(runs, rows) : h("p", { class: "ftw-empty" }, none));
+      const alike = (told.identical ?? []).map((sentence) => h("p", {}, sentence));
+      fill(element, alike, rows.length ? runsTable(runs, rows) : h("p", { class: "ftw-empty" }, none));
     },
   };
 }

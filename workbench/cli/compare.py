@@ -13,7 +13,7 @@ import click
 from engine.errors import visible
 from engine.figures import count
 from engine.run import store
-from engine.run.compare import each_once, fit_to_compare, in_words, told
+from engine.run.compare import each_once, fit_to_compare, identical_words, in_words, told
 from engine.run.curves import titled, worded
 from engine.run.index import open_view
 from engine.run.store import RunFolder
@@ -71,6 +71,8 @@ def lines(comparison: dict[str, Any], width: int) -> list[str]:
     if not comparison["settings"]:
         rows.append(("settings", ["the same" for _ in runs]))
     made = _table([visible(run["id"]) for run in runs], _standing(runs), rows, width)
+    if comparison["identical"]:
+        made += ["", *identical_words(comparison["identical"])]
     longest = max(len(visible(run["id"])) for run in runs)
     for asked in comparison["answers"]:
         made += ["", visible(asked["prompt"])]

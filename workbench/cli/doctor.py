@@ -25,6 +25,9 @@ OPTIONAL = {
     "flash-attn": "FlashAttention 2; torch's own attention is used without it",
     "anywidget": "the notebook: pip install 'finetuning-workbench[notebook]'",
     "pytorch-optimizer": "the optimizers ADOPT, CAME and GaLore: pip install 'finetuning-workbench[optim]'",
+    "gguf": "GGUF files of a trained model: pip install 'finetuning-workbench[gguf]'",
+    "llama-cpp-python": "K-quants, and llama.cpp as the judge of a GGUF: pip install llama-cpp-python (it compiles)",
+    "lm-eval": "tasks of lm-evaluation-harness: pip install lm-eval",
     "schedulefree": "schedule-free AdamW: pip install 'finetuning-workbench[optim]'",
 }
 _MARKS = {"ok": ("✓", "green"), "note": ("?", "cyan"), "warning": ("!", "yellow"), "error": ("x", "red")}

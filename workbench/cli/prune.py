@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from engine.errors import visible
 from engine.figures import size
 from engine.run import checkpoint, store
 from engine.run.curves import titled, worded
@@ -15,6 +16,9 @@ from engine.run.pruning import carry_out, plan
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.output import echo, print_json
+
+PROMPTS = 2
+"""Pinned prompts that are shown; `--json` has all of them."""
 
 
 @click.command(short_help="Remove checkpoints, never the newest or the best.")
@@ -26,7 +30,8 @@ from workbench.cli.output import echo, print_json
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(name: str, keep: int, yes: bool, runs: str | None, as_json: bool) -> int:
-    """Show which checkpoints would go, with what was measured on held-out rows; with --yes remove them.
+    """Show which checkpoints would go, with what was measured on held-out rows and the answers to pinned prompts; with
+    --yes remove them.
 
     The newest whole checkpoint stays, and so does the best one by held-out rows. One that is not whole goes.
 
@@ -52,6 +57,9 @@ def command(name: str, keep: int, yes: bool, runs: str | None, as_json: bool) ->
     for sign, entries in (("stays", stay), ("goes" if not yes else "gone", go)):
         for entry in entries:
             echo(f"{sign:<5}  {_line(entry, metric)}")
+            for asked in entry["answers"][:PROMPTS]:
+                said = visible(asked["text"]) if asked["text"].strip() else "no words"
+                echo(f"         {visible(asked['prompt'])[:60]} → {said[:80]}")
     if not go:
         echo("Nothing goes: those that stay are all there are.")
     elif yes:
@@ -73,8 +81,15 @@ def _entry(path: Path, view: RunView, best: int | None) -> dict[str, Any]:
         "bytes": checkpoint.size_of(path),
         "best": step == best,
         "held_out": measured,
+        "answers": _answers(view, step),
         "problem": problem,
     }
+
+
+def _answers(view: RunView, step: int) -> list[dict[str, Any]]:
+    """The newest answer to each pinned prompt that the model gave with these weights or the last ones asked before them."""
+    newest = {each["prompt"]: each for each in view.samples if each["step"] <= step}
+    return [{"prompt": prompt, "step": each["step"], "text": each["completion"]} for prompt, each in newest.items()]
 
 
 def _line(entry: dict[str, Any], metric: str) -> str:

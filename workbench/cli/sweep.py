@@ -16,10 +16,11 @@ from engine.run import control, launch, store
 from engine.run.best import metric_of
 from engine.run.curves import titled, worded
 from engine.run.store import ENDED, RunFolder
-from engine.run.sweep import SANE, Axes, axes, new_id, results, runs_of
+from engine.run.sweep import PICTURED, SANE, Axes, axes, new_id, results, runs_of
 from workbench.calling import run_name
 from workbench.cli.following import state_text
 from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.panels.run_table import SPARK
 
 LOOK_SECONDS = 0.5
 COMPARED = 4
@@ -166,7 +167,7 @@ def _report(name: str, started: Sequence[RunFolder], *, as_json: bool) -> int:
     if as_json:
         print_json({"ok": not failed, **report})
     else:
-        for line in lines(report):
+        for line in [*lines(report), *picture(report)]:
             echo(line)
         best = next((run for run in started if run.id == report["best"]), None)
         named = _compared(report)
@@ -208,6 +209,34 @@ def lines(report: dict[str, Any]) -> list[str]:
     if metric is None:
         rows += ["", "The runs go by different metrics, so none of them is the best."]
     return rows
+
+
+def picture(found: dict[str, Any]) -> list[str]:
+    """The curve of each run on one scale, a run a line; nothing where none has two points or they go by different metrics."""
+    rows = [row for row in found["runs"] if len(row["curve"]) > 1]
+    if not rows or found["metric"] is None:
+        return []
+    values = [value for row in rows for _, value in row["curve"]]
+    first, last = (end(step for row in rows for step, _ in row["curve"]) for end in (min, max))
+    low, high = min(values), max(values)
+    signs = min(PICTURED, 1 + max(len(row["curve"]) for row in rows))
+    table = []
+    for row in rows:
+        words = " ".join(f"{key}={value}" for key, value in row["values"].items())
+        table.append([visible(row["id"]), _drawn(row["curve"], (first, last), (low, high), signs), visible(words)])
+    metric = found["metric"]
+    title = f"{titled(metric)}, step {count(first)} to {count(last)}, {worded(metric, low)} to {worded(metric, high)}:"
+    return ["", title, *_aligned(table)]
+
+
+def _drawn(curve: Sequence[Sequence[float]], steps: tuple[int, int], scale: tuple[float, float], signs: int) -> str:
+    """A sign for each stretch of steps, as high as its newest value; a stretch without one is blank."""
+    cells = [" "] * signs
+    for step, value in curve:
+        at = round((step - steps[0]) / max(1, steps[1] - steps[0]) * (signs - 1))
+        share = (value - scale[0]) / (scale[1] - scale[0]) if scale[1] > scale[0] else 0.0
+        cells[at] = SPARK[round(share * (len(SPARK) - 1))]
+    return "".join(cells)
 
 
 def _aligned(table: list[list[str]]) -> list[str]:

@@ -11,6 +11,8 @@ from workbench.actions import key_line
 from workbench.panels.paint import clean, cut, wrap
 
 SIGNS = {"error": ("✗", "$error"), "warning": ("!", "$warning"), "hint": ("?", "$wb-hint")}
+SENTENCE = 4
+"""Lines that a sentence to a person may take of the screen, until it has been read."""
 
 
 class Bar(Widget):
@@ -27,6 +29,14 @@ class Bar(Widget):
         if content != self._content:
             self._content = content
             self.refresh()
+
+    def say_whole(self, words: str, style: str, width: int) -> None:
+        """Show a sentence in as many lines as it needs, at most `SENTENCE`; the way out stands at its end."""
+        lines = wrap(clean(words), max(10, width - 2)) or [""]
+        shown = [*lines[: SENTENCE - 1], cut(" ".join(lines[SENTENCE - 1 :]), max(10, width - 2))]
+        shown = [line for line in shown if line] or [""]
+        self.styles.height = len(shown)
+        self.say(Content.styled("\n".join(f" {line}" for line in shown), style))
 
     def render(self) -> Content:
         """The line."""
@@ -93,11 +103,11 @@ class PassingLine(Bar):
 
     def tell(self, words: str, *, bad: bool = False) -> None:
         """Show it."""
-        room = max(10, self.app.size.width - 2)
-        self.say(Content.styled(" " + cut(clean(words), room), "$error" if bad else "$accent"))
+        self.say_whole(words, "$error" if bad else "$accent", self.app.size.width)
 
     def hush(self) -> None:
         """It has been read."""
+        self.styles.height = 1
         self.say(Content(""))
 
 

@@ -235,7 +235,11 @@ class StatusLine(Bar):
     def show(self, view: RunView, waiting: str = "") -> None:
         """Draw the most pressing of them; `waiting` is a request that has no answer yet."""
         text, style = self._choose(view, self._said, waiting)
-        self.say(Content.styled(" " + cut(clean(text), max(10, self.size.width - 2)), style))
+        if self._said:
+            self.say_whole(text, style, self.size.width)
+        else:
+            self.styles.height = 1
+            self.say(Content.styled(" " + cut(clean(text), max(10, self.size.width - 2)), style))
 
     @staticmethod
     def _choose(view: RunView, message: str, waiting: str) -> tuple[str, str]:

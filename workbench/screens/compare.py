@@ -17,7 +17,15 @@ from textual.screen import Screen
 
 from engine.errors import WorkbenchError
 from engine.figures import count
-from engine.run.compare import answers, differences, each_once, extremes, shared_curves
+from engine.run.compare import (
+    answers,
+    differences,
+    each_once,
+    extremes,
+    identical,
+    identical_words,
+    shared_curves,
+)
 from engine.run.curves import titled, worded
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
@@ -74,6 +82,8 @@ class Table(Scrolled):
             drawn.append([("none: their configs are the same", "dim")])
         for path, values in changed:
             drawn += row(path, [_words(value) for value in values])
+        for sentence in identical_words(identical([clean(name) for name in self.names], views)):
+            drawn += [[], *paragraph(sentence, width, "accent")]
         for prompt, samples in answers(views):
             drawn += [[], *paragraph(clean(prompt), width, "accent")]
             words = [

@@ -199,8 +199,8 @@ def test_places_that_are_taken_full_or_in_use(make_run: Make, tmp_path: Path, mo
         places.placed(tmp_path / "big", 1 << 50),
     ):
         pass
-    with pytest.raises(WorkbenchError, match="the disk is full"):
-        _fill(tmp_path / "full")
+    with pytest.raises(WorkbenchError, match="the disk is full: about 1 B are needed, and nothing was kept"):
+        _fill(tmp_path / "new/full")
     assert sorted(os.listdir(tmp_path)) == ["out", "there"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,3 +52,36 @@ def test_a_part_that_fails_leaves_the_others_and_cancelling_leaves_nothing(make_
         job.run(cancel)
     assert seen[-1] == "Opening it again"
     assert sorted(os.listdir(tmp_path)) == ["base", "runs", "small", "there"]
+
+
+def test_a_limit_on_files_in_the_middle_is_named_and_leaves_nothing(make_run: Make, tmp_path: Path) -> None:
+    run = make_run(adapter={})
+    limit = (
+        "import resource, runpy, sys; sys.argv = ['export']; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); runpy.run_module('engine.export', run_name='__main__')"
+    )
+    asked = request("export", run.path, places={"safetensors": tmp_path / "new/out"}, quant="F16")
+    part = Export(asked, (sys.executable, "-P", "-c", limit)).run(lambda _: None)["parts"][0]
+    assert not part["ok"]
+    assert "a file may not grow beyond 293 KiB here" in part["error"]["message"]
+    assert part["error"]["hint"].endswith("then export again, or name another place with -o.")
+    assert sorted(os.listdir(tmp_path)) == ["base", "runs"]
+
+
+def test_a_merge_that_was_killed_is_begun_anew_and_leaves_nothing_of_itself(make_run: Make, tmp_path: Path) -> None:
+    run = make_run(adapter={})
+    asked = request("merge", run.path, places={"safetensors": tmp_path / "out"})
+    job = Export(asked)
+
+    def kill(message: dict[str, Any]) -> None:
+        if message["progress"]["what"] == "Opening it again":
+            assert job._process is not None
+            job._process.kill()
+
+    with pytest.raises(WorkbenchError, match="the export ended"):
+        job.run(kill)
+    left = [name for name in os.listdir(tmp_path) if "out" in name]
+    assert "out" not in left
+    assert any(name.startswith(".out.part-") for name in left), "it was killed in the middle"
+    assert Export(asked).run(lambda _: None)["parts"][0]["ok"]
+    assert sorted(os.listdir(tmp_path)) == ["base", "out", "runs"]

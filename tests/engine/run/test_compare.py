@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.run.compare import answers, differences, extremes, shared_curves
+from engine.run.compare import answers, differences, extremes, identical, identical_words, shared_curves
 from engine.run.series import Series
 from engine.run.view import RunView
 
@@ -58,3 +58,19 @@ def test_the_ends_of_a_curve_pass_over_what_is_not_finite() -> None:
         series.add(step, value)
     assert extremes(series) == (0.5, 3.0)
     assert extremes(Series()) is None
+
+
+def test_runs_that_learned_alike_are_called_identical_however_quick_they_were() -> None:
+    views = [view(name, {}, "loss", "tokens_per_second") for name in "abcd"]
+    for number, each in enumerate(views):
+        for step in range(30):
+            each.series["loss"].add(step, 3.0 - 0.1 * step + (0.001 if number == 2 and step == 29 else 0.0))
+            each.series["tokens_per_second"].add(step, 100.0 * number)
+    views.append(view("nothing", {}, "loss"))
+    assert identical("abcde", views) == [["a", "b", "d"]]
+    assert identical_words(identical("abcde", views)) == [
+        "a, b and d are identical: each of their curves has the same values at every step."
+    ]
+    views[1].series["eval_loss"] = Series()
+    views[1].series["eval_loss"].add(29, 1.0)
+    assert identical("abcde", views) == [["a", "d"]], "one of them has a curve more"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from array import array
 
-from engine.run import store
+from engine.run import checkpoint, store
 from engine.run.batches import rows_of
 from engine.run.ending import card, end_of, ways
 from engine.run.evaluations import keep
@@ -22,6 +23,9 @@ def finished(root, *, best=None, end="finished"):
             pen.write("metrics", step=step, loss=2.0, eval_loss=loss)
             if step == best:
                 pen.write("best", step=step, metric="eval_loss", value=loss)
+            tmp = checkpoint.begin(run, step)
+            (tmp / "model.safetensors").write_bytes(b"1")
+            checkpoint.commit(tmp, {})
             pen.write("checkpoint", step=step, path=f"checkpoints/checkpoint-{step}", state="committed", bytes=1)
         pen.write("sample", step=20, index=0, prompt="2 + 2?", completion="4 " * 200)
         pen.write(end, step=20, seconds=1.0, by="someone")
@@ -53,6 +57,23 @@ def test_without_a_best_one_the_end_is_the_model_and_a_stopped_run_has_no_card(t
     run, lines = finished(tmp_path / "plain")
     assert lines[0] == ("model", str(run.checkpoints / "checkpoint-20"))
     assert finished(tmp_path / "stopped", end="stopped")[1] == []
+
+
+def test_a_checkpoint_that_somebody_removed_is_offered_no_more(tmp_path):
+    run, _ = finished(tmp_path, best=10)
+    with open_view(run) as watch:
+        shutil.rmtree(run.checkpoints / "checkpoint-10")
+        assert card(watch.view, run, "my-0001")[0] == ("model", str(run.checkpoints / "checkpoint-20"))
+        (run.checkpoints / "checkpoint-20/model.safetensors").unlink()
+        lines = card(watch.view, run, "my-0001")
+        assert lines[0] == ("model", f"none: no checkpoint is whole any more in {run.checkpoints}")
+        assert not [words for _, words in lines if words.startswith("workbench ")]
+    run, _ = finished(tmp_path / "other", best=10)
+    with open_view(run) as watch:
+        shutil.rmtree(run.checkpoints / "checkpoint-20")
+        assert watch.view.best["step"] == 10
+        assert "checkpoint-10, the best; the end is checkpoint-20" in card(watch.view, run, "my-0001")[0][1]
+        assert ways(watch.view, run, "my-0001")[-1].means.split("from ")[1].startswith("checkpoint-10 on")
 
 
 def test_training_longer_doubles_what_ends_the_run_and_a_measurement_is_told_beside_its_base(tmp_path):

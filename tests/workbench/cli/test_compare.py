@@ -136,6 +136,7 @@ def test_four_runs_in_a_narrow_terminal_break_no_cell(width: int) -> None:
             {"path": "optim.weight_decay", "values": [0.0, 0.5, 1, 2]},
         ],
         "answers": [],
+        "identical": [],
     }
     told = lines(found, width)
     assert all(len(line) <= width for line in told if "✓" not in line)

@@ -30,6 +30,9 @@ def run(tmp_path: Path) -> RunFolder:
         (tmp / "model.safetensors").write_bytes(bytes(1000 * step))
         checkpoint.commit(tmp, {})
         events.append({"kind": "metrics", "step": step, "eval_loss": loss})
+        if step != 3:
+            asked = {"step": step, "index": 0, "prompt": "When?", "completion": f"\x1bday {step}"}
+            events.append({"kind": "sample", **asked})
         if step <= 2:
             events.append({"kind": "best", "step": step, "metric": "eval_loss", "value": loss})
         events.append({"kind": "checkpoint", "step": step, "path": f"checkpoint-{step}", "state": "committed"})
@@ -51,9 +54,13 @@ def test_what_would_go_is_shown_and_stays_until_it_is_told_to_go(run: RunFolder)
     shown = command("prune", str(run.path))
     assert [" ".join(line.split()) for line in shown.stdout.splitlines()] == [
         "stays checkpoint-4 4.1 KiB held-out loss 2",
+        "When? → ␛day 4",
         "stays checkpoint-2 2.1 KiB held-out loss 1, the best",
+        "When? → ␛day 2",
         "goes checkpoint-3 3.1 KiB held-out loss 1.50",
+        "When? → ␛day 2",
         "goes checkpoint-1 1.1 KiB held-out loss 3",
+        "When? → ␛day 1",
         f"Nothing was removed. `workbench prune {run.path} --keep 1 --yes` frees 4.2 KiB.",
     ]
     assert steps(run) == [1, 2, 3, 4]

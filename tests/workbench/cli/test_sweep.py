@@ -13,6 +13,7 @@ from engine.errors import UsageError
 from engine.run import launch, store
 from engine.run.sweep import axes, results, split
 from tests.warm import command
+from workbench.panels.run_table import SPARK
 
 CONFIG = """\
 version: 1
@@ -53,6 +54,12 @@ def test_each_combination_is_a_run_and_the_best_is_told(place: Path) -> None:
     assert again[0].split() == ["RUN", "optim.max_steps", "run.seed", "STATE", "STEP", "loss"]
     assert again[3].endswith(", the best")
     assert again[-1].startswith("`workbench compare my-000")
+    # The curves on one scale: the longer ones reach further to the right, and none begins below where it ends.
+    at = next(number for number, line in enumerate(again) if line.startswith("loss, step 1 to 6, "))
+    drawn = [line.split("  ")[1].rstrip() for line in again[at + 1 : at + 5]]
+    assert len(drawn[0]) < len(drawn[2]), drawn
+    assert all(SPARK.index(each[0]) > SPARK.index(each[-1]) for each in drawn), drawn
+    assert again[at + 3].rstrip().endswith("optim.max_steps=6 run.seed=1")
     # One that failed is shown, is not the best, and is the exit code.
     store.find(found["best"], place / "runs").events.write_text("")
     store.find(found["best"], place / "runs").update_json(state="failed")

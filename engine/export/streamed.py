@@ -1,0 +1,258 @@
+"""A model that computes with the weights of one layer in memory: each is read from its file when its layer begins.
+
+Serves models whose files hold each weight as the model has it, whole and under a name that can be told; a mixture's experts are
+put together by transformers while it loads, so those models are opened whole. A base that was quantized for training is
+rounded by bitsandbytes' own parameters as it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from engine import model_files
+from engine.config.tree import RunConfig
+from engine.export.stored import stored_name
+from engine.features.packed_experts import EXPERTS_ALONE
+
+Read = Callable[[], torch.Tensor]
+PREFIX = "base_model.model."
+READABLE = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+MODES = ("none", "nf4", "fp4", "int8")
+"""`model.quantization` that can be read so; the others belong to mixtures or to a base stored in FP8."""
+
+
+@dataclass
+class Streamed:
+    """A model without weights, and where each of them is read."""
+
+    model: Any
+    sources: dict[str, Read]
+    """By name of the parameter or buffer."""
+    report: Callable[[int, int], None] = lambda done, total: None
+    """Called with bytes of weights that were computed with, of how many."""
+    done: int = 0
+    units: list[tuple[torch.nn.Module, list[tuple[torch.nn.Module, str, str]]]] = field(default_factory=list)
+    """What is loaded at once: the module that begins to compute, and (owner, parameter, name) of what it needs."""
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each unit in float32."""
+        known = dict(self.model.named_parameters(remove_duplicate=False))
+        return [4 * sum(known[name].numel() for _, _, name in needed) for _, needed in self.units]
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest unit in float32."""
+        return max(self.sizes, default=0)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within the block the model may be called."""
+        hooks: list[Any] = []
+        self.done, total = 0, sum(self.sizes)
+        for (unit, needed), size in zip(self.units, self.sizes, strict=True):
+            hooks.append(unit.register_forward_pre_hook(lambda *_, n=needed: self._load(n)))
+            hooks.append(
+                unit.register_forward_hook(lambda *_, n=needed, s=size: self._drop(n, s, total), always_call=True)
+            )
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _load(self, needed: Sequence[tuple[torch.nn.Module, str, str]]) -> None:
+        for owner, leaf, name in needed:
+            read = self.sources.get(name)
+            if read is not None:
+                owner._parameters[leaf] = torch.nn.Parameter(read(), requires_grad=False)
+
+    def _drop(self, needed: Sequence[tuple[torch.nn.Module, str, str]], size: int, total: int) -> None:
+        for owner, leaf, _ in needed:
+            held = owner._parameters[leaf]
+            assert held is not None
+            owner._parameters[leaf] = torch.nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False)
+        self.done += size
+        self.report(min(self.done, total), total)
+
+
+def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = None) -> Streamed | None:
+    """The model whose files are in `folder`, described by `shape`; with a `config` as training held it beside an adapter.
+
+    None where its files hold weights otherwise than the model has them.
+    """
+    if config is not None and config.model.quantization not in MODES:
+        return None
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model = loader.from_config(shape, dtype=torch.float32)
+    model.tie_weights()
+    model.eval()
+    if any(weight.ndim == 3 for weight in model.parameters()):
+        return None
+    rounded = config is not None and config.model.quantization != "none"
+    if rounded and any(type(module).__name__ == "Conv1D" for module in model.modules()):
+        return None  # whose weights transformers turns before they are quantized
+    stored = model_files.stored_weights(folder)
+    files = {name: file for file in model_files.weight_files(folder) for name in model_files.header(file)}
+    rounds = _rounding(config, model)
+    sources: dict[str, Read] = {}
+    for names in _tied(model).values():
+        value = model.get_parameter(names[0])
+        known = ((each, stored_name(model, each, stored)) for each in names)
+        found = next(((each, there) for each, there in known if there in stored), None)
+        if found is None:
+            continue
+        each, there = found
+        if stored[there].shape != tuple(value.shape) or stored[there].dtype not in READABLE:
+            return None
+        read = _reader(files[there], there, rounds(each))
+        sources |= dict.fromkeys(names, read)
+    kept = model.state_dict()
+    for name, value in model.named_buffers():
+        if name in kept and name in stored:
+            value.data = _reader(files[name], name)().to(value.dtype)
+    made = Streamed(model, sources)
+    made.units = _units(model)
+    return made
+
+
+def complete(made: Streamed) -> bool:
+    """Whether each weight has a file that it is read from; a module that an adapter replaces whole needs none."""
+    return all(name in made.sources or ".original_module." in name for _, needed in made.units for _, _, name in needed)
+
+
+def adapted(made: Streamed, adapter: Path) -> Streamed:
+    """The same with PEFT's layers around it. Raises ValueError for a weight of the adapter that has no place."""
+    from peft import PeftModel
+
+    model: Any = PeftModel.from_pretrained(made.model, str(adapter), low_cpu_mem_usage=True)
+    model.eval()
+    file = adapter / model_files.ADAPTER_WEIGHTS
+    keys = set(model_files.header(file))
+    left = set(keys)
+    sources: dict[str, Read] = {}
+    for name, value in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
+        key = _key(name, keys)
+        base = name.removeprefix(PREFIX).replace(".base_layer", "").replace(".original_module", "")
+        if key is not None:
+            left.discard(key)
+            sources[name] = _reader(file, key)
+            if not isinstance(value, torch.nn.Parameter):
+                value.data = sources[name]().to(value.dtype)
+        elif base in made.sources:
+            sources[name] = made.sources[base]
+    if left:
+        raise ValueError(f"{sorted(left)[0]} has no place in the model")
+    return Streamed(model, sources, made.report, units=_units(model))
+
+
+def _key(name: str, keys: set[str]) -> str | None:
+    """The name in the adapter's file of a parameter of the model with PEFT's layers."""
+    plain = name.replace(".modules_to_save.default", "").replace(".default", "")
+    return next((each for each in (plain, plain.removesuffix(".weight")) if each in keys), None)
+
+
+def _reader(file: Path, name: str, after: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.float) -> Read:
+    def read() -> torch.Tensor:
+        with safe_open(file, "pt") as weights:
+            return after(weights.get_tensor(name))
+
+    return read
+
+
+def _tied(model: Any) -> dict[int, list[str]]:
+    """Names of the parameters; those of one and the same together."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        found[id(value)].append(name)
+    return found
+
+
+def _units(model: Any) -> list[tuple[torch.nn.Module, list[tuple[torch.nn.Module, str, str]]]]:
+    """The model's layers, as transformers keeps them on one device; what is outside of them by the module that holds it."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    apart = {*(getattr(plain, "_no_split_modules", None) or ())}
+    units: dict[str, tuple[torch.nn.Module, list[tuple[torch.nn.Module, str, str]]]] = {}
+    whole: list[str] = []
+    for path, module in model.named_modules():
+        if type(module).__name__ in apart or isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+            whole.append(path)
+        owner = min((each for each in whole if path == each or path.startswith(each + ".")), key=len, default=path)
+        for leaf, value in module._parameters.items():
+            if value is not None:
+                entry = units.setdefault(owner, (model.get_submodule(owner), []))
+                entry[1].append((module, leaf, f"{path}.{leaf}" if path else leaf))
+    return list(units.values())
+
+
+def _rounding(config: RunConfig | None, model: Any) -> Callable[[str], Callable[[torch.Tensor], torch.Tensor]]:
+    """How a weight is held by its name: as its file has it, or as training had it beside an adapter."""
+    if config is None or config.model.quantization == "none":
+        return lambda name: torch.Tensor.float
+    kind, dtype = config.model.quantization, getattr(torch, config.model.dtype)
+    names = quantized_weights(config, model)
+    return lambda name: (
+        (lambda value: _quantized(value.to(dtype), kind)) if name in names else (lambda value: value.to(dtype).float())
+    )
+
+
+def quantized_weights(config: RunConfig, model: Any) -> set[str]:
+    """The weights of `model` that bitsandbytes held in four or eight bits in training."""
+    from engine.models.load import quantization_config
+
+    settings = quantization_config(config)
+    if settings is None or config.model.quantization in EXPERTS_ALONE:
+        return set()
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    kept = settings.llm_int8_skip_modules or get_keys_to_not_convert(model)
+    return {
+        f"{path}.weight"
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not any(path == each or path.endswith("." + each) for each in kept)
+    }
+
+
+def _quantized(value: torch.Tensor, kind: str) -> torch.Tensor:
+    """What a layer of bitsandbytes holds of this weight, in float32."""
+    import bitsandbytes as bnb
+
+    if kind == "int8":
+        held: Any = bnb.nn.Int8Params(value.contiguous(), requires_grad=False)
+        held = held.to("cpu")
+        assert held.SCB is not None, "bitsandbytes quantizes on the way to a device"
+        return held.data.float() * (held.SCB.float() / 127).unsqueeze(1)
+    packed: Any = bnb.nn.Params4bit(value.contiguous(), requires_grad=False, quant_type=kind, compress_statistics=True)
+    packed = packed.to("cpu")
+    wide: torch.Tensor = bnb.functional.dequantize_4bit(packed.data, packed.quant_state)
+    return wide.float()
+
+
+def outputs(made: Streamed, ids: Sequence[list[int]], *, together: bool = True) -> list[torch.Tensor]:
+    """What the model's head gives for each text, in float32; `together`, each weight is read once for all of them."""
+    if not together:
+        return [outputs(made, [each])[0] for each in ids]
+    longest = max(map(len, ids))
+    tokens = torch.tensor([each + [0] * (longest - len(each)) for each in ids])
+    mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
+    with made.reading():
+        found = made.model(input_ids=tokens, attention_mask=mask, use_cache=False)
+    values = found.logits if "logits" in found else found.last_hidden_state
+    if values.dim() < 3:
+        return [value.float()[None] for value in values]
+    return [value[: len(each)].float().clone()[None] for value, each in zip(values, ids, strict=True)]

@@ -1,0 +1,122 @@
+"""A comparison with the weights of one layer in memory gives what the whole model gives, and takes no more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import WorkbenchError
+from engine.export import parity
+from engine.export.__main__ import _config
+from engine.export.folder import Model
+from engine.export.making import make
+from engine.export.places import source
+from engine.export.process import ENVIRONMENT
+from engine.run.store import RunFolder
+
+Make = Callable[..., RunFolder]
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "llama": {"use_dora": True, "target_modules": ["q_proj", "down_proj"], "modules_to_save": ["embed_tokens"]},
+    "qwen2": {"bias": "all"},
+    "gemma3_text": {"use_rslora": True},
+    "phi3": {"modules_to_save": ["lm_head"]},
+    "gpt2": {"target_modules": ["c_attn", "wte"]},
+}
+
+
+def in_layers_and_whole(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> tuple[parity.Reference, parity.Reference]:
+    model = Model(source(run), _config(run))
+    assert parity.in_layers(model.config, model.whole, adapted=model.source.adapted) is not None
+    first = model.reference
+    monkeypatch.setattr(parity, "in_layers", lambda *args, **settings: None)
+    return first, Model(source(run), _config(run)).reference
+
+
+@pytest.mark.parametrize("family", ADAPTERS)
+def test_a_layer_at_a_time_answers_as_the_whole_model(
+    make_run: Make, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    small = {"n_embd": 64, "n_layer": 2, "n_head": 4} if family == "gpt2" else {}
+    run = make_run(family, adapter=ADAPTERS[family], dtype=torch.bfloat16, **small)
+    ours, whole = in_layers_and_whole(run, monkeypatch)
+    assert parity.distance(whole.trained, ours.trained) < 1e-5
+    assert parity.distance(whole.base, ours.base) < 1e-5
+    assert parity.distance(whole.base, ours.trained) > 1e-3, "the adapter says something"
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_base_in_few_bits_is_rounded_as_training_held_it(
+    make_run: Make, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run = make_run("llama", adapter={}, quantization=kind, dtype=torch.bfloat16)
+    ours, whole = in_layers_and_whole(run, monkeypatch)
+    assert parity.distance(whole.trained, ours.trained) < 1e-5
+    assert parity.distance(whole.base, ours.base) < 1e-5
+
+
+def test_all_weights_of_a_checkpoint_are_read_so_too(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, whole = in_layers_and_whole(make_run("llama", tie_word_embeddings=True), monkeypatch)
+    assert parity.distance(whole.trained, ours.trained) < 1e-5
+
+
+def test_a_machine_with_little_memory_refuses_before_anything_is_written(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+
+    run = make_run(adapter={})
+    little = psutil.virtual_memory()._replace(available=1 << 20)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
+    with pytest.raises(WorkbenchError, match=r"takes .* of memory, and 1.0 MiB are free"):
+        make(Model(source(run), _config(run)), "safetensors", tmp_path / "out", {}, lambda *_: None)
+    assert not (tmp_path / "out").exists()
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from engine.export.__main__ import _config
+from engine.export.folder import Model
+from engine.export.making import make
+from engine.export.places import source
+from engine.run.store import RunFolder
+
+run = RunFolder(sys.argv[1])
+for which in ("first", "measured"):
+    model = Model(source(run), _config(run))
+    ids = model.inputs
+    if which == "measured":  # what the libraries import at the first is no memory of exporting
+        before = int(open("/proc/self/statm").read().split()[1]) * 4096
+        open("/proc/self/clear_refs", "w").write("5")
+    made = make(model, "safetensors", Path(sys.argv[2]) / which, {}, lambda *_: None)
+    assert made["parity"]["logits_error"] is not None
+peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(before, peak, sum(map(len, ids)), len(ids) * max(map(len, ids)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, as a device of Linux")
+def test_an_export_with_its_comparison_takes_a_shard_and_a_layer(make_run: Make, tmp_path: Path) -> None:
+    run = make_run(
+        "qwen3", adapter={"target_modules": ["q_proj", "down_proj"]}, sharded="12MB", dtype=torch.bfloat16,
+        hidden_size=512, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=8, head_dim=64,
+    )  # fmt: skip
+    shards = [path.stat().st_size for path in (tmp_path / "base").glob("*.safetensors")]
+    numbers = sum(shards) // 2
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", MEASURE, str(run.path), str(tmp_path)],
+        capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    before, peak, tokens, padded = map(int, done.stdout.split())
+    layer = 4 * (512 * 64 * (8 * 2 + 2 * 2) + 3 * 512 * 2048)
+    answers = 4 * 6400 * (3 * tokens + 2 * padded)
+    bound = 1.3 * max(shards) + layer + answers
+    assert bound < 3 * numbers, "the model whole, in float32, would not fit below"
+    assert peak - before < bound, f"{(peak - before) / 2**20:.0f} MiB, at most {bound / 2**20:.0f}"
