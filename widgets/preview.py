@@ -23,7 +23,7 @@ from engine.errors import WorkbenchError, visible
 from engine.session.draft import Draft
 from engine.session.rows import RowQuestion, image_text, pack_text, trained_text, why_none
 from widgets.asking import Asker
-from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
 
 MOST_TOKENS = 1500
 """Tokens of one part that travel; the rest is told as a number."""
@@ -225,7 +225,7 @@ def _marks(row: dict[str, Any]) -> list[list[Any]]:
     return marks
 
 
-class Preview(Face):
+class Preview(NotebookWidget):
     """The token preview alone, of a draft or a config file."""
 
     _esm = bundle("tokens", entry="previewFace")

@@ -30,6 +30,7 @@ from engine.models.packed_experts import PROJECTIONS
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
+    from transformers import PreTrainedModel
 
 Report = Callable[[str, int, int], None]
 PREFIX = "base_model.model."
@@ -185,7 +186,7 @@ def _parameter(last: str) -> str:
     return f"lora_{kind}.default" + (f".{rest}" if rest else "")
 
 
-def _tied(model: Any) -> tuple[str, str] | None:
+def _tied(model: PreTrainedModel) -> tuple[str, str] | None:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding is None or head is None or embedding.weight is not head.weight:
         return None
@@ -197,7 +198,7 @@ def _either(tied: tuple[str, str], layers: Mapping[str, Any], trained: Mapping[s
     return any(name in trained or name.removesuffix(".weight") in layers for name in tied)
 
 
-def _quantized(config: RunConfig, model: Any) -> set[str]:
+def _quantized(config: RunConfig, model: PreTrainedModel) -> set[str]:
     from engine.models.load import quantization_config
 
     settings = quantization_config(config)

@@ -154,11 +154,11 @@ def _without_number_words(kind: Any) -> Iterator[None]:
     if getattr(module, "num2words", "") is not None:
         yield
         return
-    module.num2words = str  # type: ignore[attr-defined]
+    vars(module)["num2words"] = str
     try:
         yield
     finally:
-        module.num2words = None  # type: ignore[attr-defined]
+        vars(module)["num2words"] = None
 
 
 def _needs_torchvision(path: str, what: str) -> ModelError:

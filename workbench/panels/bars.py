@@ -18,8 +18,8 @@ class Bar(Widget):
 
     DEFAULT_CSS = "Bar { height: 1; }"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
         self._content = Content("")
 
     def say(self, content: Content) -> None:
@@ -88,17 +88,43 @@ class KeyLine(Bar):
         return Content.assemble(*parts)
 
 
-class PassingLine(Bar):
+class TextBar(Bar):
+    """A line of plain text: as many of its parts as fit whole, the first cut where it is too long itself."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id)
+        self._text: tuple[tuple[str, ...], str] = ((), "")
+
+    def write(self, *parts: str, style: str = "$wb-dim") -> None:
+        """Show this line."""
+        if (parts, style) != self._text:
+            self._text = (parts, style)
+            self.refresh()
+
+    def render(self) -> Content:
+        """The line, for the window as wide as it is."""
+        parts, style = self._text
+        room = max(10, self.app.size.width - 2)
+        return Content.styled(" " + cut(fitting([clean(part) for part in parts], room), room), style)
+
+
+def fitting(parts: list[str], width: int) -> str:
+    """As many of these parts in a line as fit whole; the first in any case."""
+    while len(parts) > 1 and cell_len("   ".join(parts)) > width:
+        parts = parts[:-1]
+    return "   ".join(parts)
+
+
+class PassingLine(TextBar):
     """A sentence in passing, until the next key."""
 
     def tell(self, words: str, *, bad: bool = False) -> None:
         """Show it."""
-        room = max(10, self.app.size.width - 2)
-        self.say(Content.styled(" " + cut(clean(words), room), "$error" if bad else "$accent"))
+        self.write(words, style="$error" if bad else "$accent")
 
     def hush(self) -> None:
         """It has been read."""
-        self.say(Content(""))
+        self.write("")
 
 
 class FindingLine(Bar):

@@ -18,7 +18,7 @@ from engine.run import silence, stopping
 from engine.run.best import best_text
 from engine.run.curves import concern, leading, titled, watch_for, worded
 from engine.run.view import RunView
-from workbench.panels.bars import Bar
+from workbench.panels.bars import Bar, TextBar
 from workbench.panels.drawn import Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, columns, cut, fold, paragraph
@@ -211,7 +211,7 @@ def _when(sample: dict[str, Any]) -> str:
     return f"step {count(sample['step'])}" if sample["step"] else "before"
 
 
-class StatusLine(Bar):
+class StatusLine(TextBar):
     """What happens now: the last answer to a person, a request on its way, a phase, the last warning."""
 
     DEFAULT_CSS = "StatusLine { height: 1; }"
@@ -235,7 +235,7 @@ class StatusLine(Bar):
     def show(self, view: RunView, waiting: str = "") -> None:
         """Draw the most pressing of them; `waiting` is a request that has no answer yet."""
         text, style = self._choose(view, self._said, waiting)
-        self.say(Content.styled(" " + cut(clean(text), max(10, self.size.width - 2)), style))
+        self.write(text, style=style)
 
     @staticmethod
     def _choose(view: RunView, message: str, waiting: str) -> tuple[str, str]:

@@ -66,9 +66,7 @@ class BatchScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Head, rows, keys."""
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield Bar("head")
         yield BatchView()
         keys = KeyLine("batch")
         keys.use([("↑↓", "scroll"), ("esc", "back")])

@@ -27,7 +27,7 @@ from engine.figures import number
 from engine.run.store import RunFolder
 from engine.session.chat import Answer, ChatSession, Settings, Turn, who_answers
 from workbench.actions import bindings, key_line
-from workbench.panels.bars import Bar, KeyLine
+from workbench.panels.bars import Bar, KeyLine, TextBar
 from workbench.panels.drawn import Scrolled
 from workbench.panels.paint import Line, clean, cut, paragraph, wrap
 from workbench.screens.dialog import Ask, Item, Pick, Show
@@ -146,14 +146,10 @@ class ChatScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Who answers, what was said, what goes on, the line to write in, keys."""
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield Bar("head")
         yield ChatView()
         with Vertical(id="foot"):
-            status = Bar()
-            status.id = "status"
-            yield status
+            yield TextBar("status")
             with Horizontal(id="line"):
                 yield Static(" > ", id="sign", markup=False)
                 yield Input(compact=True, id="words")
@@ -190,7 +186,7 @@ class ChatScreen(Screen[None]):
         gap = " " * max(2, width - Content(titles).cell_length - len(how) - 7)
         self.query_one("#head", Bar).say(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
         words, look = self._status()
-        self.query_one("#status", Bar).say(Content.styled(" " + cut(clean(words), width), look))
+        self.query_one("#status", TextBar).write(words, style=look)
         self.query_one("#words", Input).placeholder = _HINTS[session.wants]
         keys = key_line("chat", "answering" if session.state == "answering" else "quiet", session.kind)
         self.query_one(KeyLine).use(keys)
@@ -318,18 +314,18 @@ class ChatScreen(Screen[None]):
     def action_save(self) -> None:
         """The conversation as rows to train on."""
 
+        def save(path: Path) -> None:
+            rows = self.session.save(path)
+            self._tell(f"{rows} row{'' if rows == 1 else 's'} written to {path}.")
+
         def named(name: str | None) -> None:
             if name:
-                self._do(lambda: self._save(Path(name).expanduser()))
+                self._do(lambda: save(Path(name).expanduser()))
 
         name = f"chat-{self.session.who[0].run.id}"
         free = next(path for count in range(1, 1 << 20) if not (path := Path(f"{name}-{count}.jsonl")).exists())
         note = "A row for each side; answers that were cut are flagged as not trained."
         self.app.push_screen(Ask("Save the conversation as JSONL rows", str(free), note), named)
-
-    def _save(self, path: Path) -> None:
-        count = self.session.save(path)
-        self._tell(f"{count} row{'' if count == 1 else 's'} written to {path}.")
 
 
 def chat_of(run: RunFolder) -> ChatSession:

@@ -130,9 +130,7 @@ class CompareScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Head, chart, table, keys."""
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield Bar("head")
         yield Chart()
         yield Table()
         yield KeyLine("compare")

@@ -79,9 +79,7 @@ class GuideScreen(Screen[None]):
         """Where one is, the page, the curve of the rehearsal, the keys."""
         app: Any = self.app
         self.guide = Guide(app.inspector.ask, runs=app.explicit_runs_dir, wake=lambda: self.post_message(Woken()))
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield Bar("head")
         yield Page()
         yield Chart("loss")
         with Vertical(id="foot"):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
 
@@ -19,15 +20,14 @@ from engine.resume import resume
 from engine.run import control, proposals, stack
 from engine.run.data_record import DataChanged
 from engine.run.ending import End, end_of
-from engine.run.evaluations import INSTALL, Evaluation, has_harness, in_words, keep, step_of, tasks_of
-from engine.run.stopping import NAMES
+from engine.run.evaluations import INSTALL, Evaluation, has_harness, in_words, step_of, tasks_of
+from engine.run.stopping import NAMES, Way, ways
 from engine.run.store import RunFolder, runs_in
 from engine.session.mending import apply
 from workbench.calling import run_name
-from workbench.panels.paint import clean
+from workbench.panels.paint import clean, wrap
 from workbench.screens.dialog import Ask, Item, Pick, Show
 from workbench.screens.listing import PathSuggester
-from workbench.screens.stop import StopMenu
 
 if TYPE_CHECKING:
     from engine.run.view import RunView
@@ -36,6 +36,7 @@ LONG = 600.0
 SECONDS = 6.0
 OTHERS = 200
 """Runs that are offered to compare with, the newest first."""
+LETTERS = {"save_stop": "s", "checkpoint": "c", "end_of_epoch": "e", "stop": "n"}
 
 
 class RunActions:
@@ -271,8 +272,7 @@ class RunActions:
 
         def work() -> str:
             try:
-                record = {"t": round(time.time(), 3), **measuring.run(report)}
-                keep(run, record)
+                record, _ = measuring.measure(report)
             except Cancelled as stopped:
                 return stopped.message
             finally:
@@ -321,3 +321,23 @@ class RunActions:
                 self._screen.call_later(then, result)
 
         self._screen.run_worker(run, thread=True, exclusive=True, group=group, exit_on_error=True)
+
+
+class StopMenu(Pick):
+    """Gives one of the words of `engine.run.control`, or nothing."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(letter, f"take('{do}')", show=False) for do, letter in LETTERS.items()
+    ]
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__("How should it stop?", [_item(way) for way in ways(view)])
+
+    def action_take(self, do: str) -> None:
+        """The way with this letter."""
+        self.dismiss(do)
+
+
+def _item(way: Way) -> Item:
+    title = Content.assemble((f"{LETTERS[way.do]}  ", "bold $accent"), (way.title, "bold"))
+    return Item(way.do, title, Content("\n".join(f"   {line}" for line in wrap(way.keeps, 55))))

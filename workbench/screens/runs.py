@@ -25,7 +25,7 @@ from engine.run.queue import move, queue_of
 from engine.run.store import RunFolder, runs_in
 from workbench.actions import bindings, key_line
 from workbench.calling import program
-from workbench.panels.bars import Bar, KeyLine, TitleBar
+from workbench.panels.bars import KeyLine, TextBar, TitleBar
 from workbench.panels.paint import clean, cut
 from workbench.panels.run_table import Row, RunTable
 from workbench.screens.compare import CompareScreen
@@ -96,6 +96,7 @@ class RunsScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings("runs")
     DEFAULT_CSS = """
     RunsScreen RunTable { height: 1fr; }
+    RunsScreen #said { height: 2; border-top: solid $wb-line; }
     """
 
     def __init__(self, runs_dir: Path) -> None:
@@ -111,7 +112,7 @@ class RunsScreen(Screen[None]):
         """Title, table, a line for answers, keys."""
         yield TitleBar()
         yield RunTable()
-        yield Said()
+        yield TextBar("said")
         yield KeyLine("runs")
 
     def on_mount(self) -> None:
@@ -187,7 +188,7 @@ class RunsScreen(Screen[None]):
         if time.monotonic() > self._told_until:
             row = table.chosen
             words, style = (about(row), "$wb-dim") if row else ("", "$wb-dim")
-        self.query_one(Said).say(Content.styled(" " + cut(clean(words), max(10, self.app.size.width - 2)), style))
+        self.query_one(TextBar).write(words, style=style)
 
     @on(RunTable.Moved)
     def _moved(self) -> None:
@@ -318,9 +319,3 @@ def deleted_text(run: RunFolder) -> str:
 
 def _words_of(row: Row) -> str:
     return f"{row.run.id} {row.view.state} {row.view.method} {row.view.model}".lower()
-
-
-class Said(Bar):
-    """What came of the last action."""
-
-    DEFAULT_CSS = "Said { height: 2; border-top: solid $wb-line; }"

@@ -70,17 +70,12 @@ class StartScreen(Screen[None]):
         """What was begun here ends here."""
         self.actions.close()
 
-    def on_screen_resume(self) -> None:
-        """Back from somewhere: what was done there is shown at once."""
-        self._look()
-
-    def on_resize(self, event: events.Resize) -> None:
-        """A taller window shows more of what there is."""
-        self._look()
-
     # What is shown
 
+    @on(events.ScreenResume)
+    @on(events.Resize)
     def _look(self) -> None:
+        """Read the folders: every other second, and at once back from elsewhere or in a window of another height."""
         if self.is_current and not any(worker.group == "start" and worker.is_running for worker in self.workers):
             self.run_worker(self._read, thread=True, group="start", exit_on_error=True)
 
