@@ -41,11 +41,6 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
     if reason := checkpoint.problem_with(folder, hashes=True):
         raise WorkbenchError(f"run {visible(run.id)}: {folder.name} cannot be measured: it {reason}.")
     config = _config(run, asked["data"])
-    if not config.data.evaluates:
-        raise WorkbenchError(
-            f"run {visible(run.id)} held no rows out, so there is nothing to measure it by.",
-            "Name rows that it was not trained on with --data FILE.",
-        )
     origin = asked["data"] or ("data.eval" if config.data.eval else "data.val_set_size")
     report("Loading the libraries", 0, 1)
     from engine.compat import import_warnings
@@ -172,7 +167,10 @@ def _scores(task: str, numbers: Message) -> dict[str, float | None]:
 
 
 def _config(run: RunFolder, data: str | None) -> RunConfig:
-    """The run's config, no `auto` left, with the rows of a file in the place of its held-out ones where one is named."""
+    """The run's config, no `auto` left, with the rows of a file in the place of its held-out ones where one is named.
+
+    Raises WorkbenchError where there are none.
+    """
     from engine.config.files import parse
     from engine.data.gather_facts import resolved_config
 
@@ -184,7 +182,13 @@ def _config(run: RunFolder, data: str | None) -> RunConfig:
         mapping["data"] = section
     # What is for training alone: a tracker would begin a run of its own.
     mapping["run"] = {**(mapping.get("run") or {}), "report_to": []}
-    return resolved_config(mapping, run.path)
+    config = resolved_config(mapping, run.path)
+    if not config.data.evaluates:
+        raise WorkbenchError(
+            f"run {visible(run.id)} held no rows out, so there is nothing to measure it by.",
+            "Name rows that it was not trained on with --data FILE.",
+        )
+    return config
 
 
 def _shape(section: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Bar(Widget):
         super().__init__(id=id)
         self._content = Content("")
 
-    def say(self, content: Content) -> None:
+    def update(self, content: Content) -> None:
         """Show this line."""
         if content != self._content:
             self._content = content
@@ -118,11 +118,11 @@ def fitting(parts: list[str], width: int) -> str:
 class PassingLine(TextBar):
     """A sentence in passing, until the next key."""
 
-    def tell(self, words: str, *, bad: bool = False) -> None:
+    def show_message(self, words: str, *, bad: bool = False) -> None:
         """Show it."""
         self.write(words, style="$error" if bad else "$accent")
 
-    def hush(self) -> None:
+    def clear_message(self) -> None:
         """It has been read."""
         self.write("")
 
@@ -137,23 +137,23 @@ class FindingLine(Bar):
         self.finding: Finding | None = None
         self._others = 0
         self._keys = True
-        self._told: tuple[str, bool] | None = None
+        self._message: tuple[str, bool] | None = None
 
-    def tell(self, words: str, *, bad: bool = False) -> None:
-        """Say something in passing, in place of the finding, until `hush`."""
-        self._told = (words, bad)
+    def show_message(self, words: str, *, bad: bool = False) -> None:
+        """Say something in passing, in place of the finding, until `clear_message`."""
+        self._message = (words, bad)
         self.refresh()
 
-    def hush(self) -> None:
+    def clear_message(self) -> None:
         """Back to the finding."""
-        if self._told is not None:
-            self._told = None
+        if self._message is not None:
+            self._message = None
             self.refresh()
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """What is said in passing."""
-        return self._told[0] if self._told else ""
+        return self._message[0] if self._message else ""
 
     def show(self, finding: Finding | None, others: int = 0, *, keys: bool = True) -> None:
         """Draw this finding and how many others there are, with the key that lists them if it is one now."""
@@ -164,8 +164,8 @@ class FindingLine(Bar):
     def render(self) -> Content:
         """Sign and sentence; at the end of the second line the fix and how many more there are."""
         finding = self.finding
-        if self._told is not None:
-            words, bad = self._told
+        if self._message is not None:
+            words, bad = self._message
             first, *rest = wrap(clean(words), max(20, self.size.width) - 4)
             second = cut(" ".join(rest), max(20, self.size.width) - 4)
             return Content.assemble((" ✗ ", "$error") if bad else (" · ", "$accent"), first, "\n   ", second)

@@ -62,7 +62,7 @@ class RunBar(Bar):
             share = known["done"] / known["total"] if known.get("total") and known.get("done") is not None else None
         done = round(width * min(1.0, share)) if share else 0
         line, rest = ("=", "-") if ascii_only() else ("━", "─")
-        self.say(
+        self.update(
             Content.assemble(
                 (f" {left}", "bold"), " " * space, (right, f"bold {state.colour}"), "\n",
                 (line * done, state.colour), (rest * (width - done), "$wb-line"),
@@ -218,23 +218,23 @@ class StatusLine(TextBar):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said, self._until = "", 0.0
+        self._message, self._until = "", 0.0
 
-    def tell(self, words: str, seconds: float) -> None:
+    def show_message(self, words: str, seconds: float) -> None:
         """An answer to a person, which stands before all else for so long; shown by the next `show`."""
-        self._said, self._until = words, time.monotonic() + seconds
+        self._message, self._until = words, time.monotonic() + seconds
 
     @property
     def over(self) -> bool:
         """Whether an answer has stood long enough, and is gone now."""
-        if not self._said or time.monotonic() < self._until:
+        if not self._message or time.monotonic() < self._until:
             return False
-        self._said = ""
+        self._message = ""
         return True
 
     def show(self, view: RunView, waiting: str = "") -> None:
         """Draw the most pressing of them; `waiting` is a request that has no answer yet."""
-        text, style = self._choose(view, self._said, waiting)
+        text, style = self._choose(view, self._message, waiting)
         self.write(text, style=style)
 
     @staticmethod

@@ -151,11 +151,11 @@ class BuildScreen(Screen[None]):
 
     @on(EditPane.Report)
     def _reported(self, event: EditPane.Report) -> None:
-        self.finding_line.tell(visible(redact(event.text)), bad=event.bad)
+        self.finding_line.show_message(visible(redact(event.text)), bad=event.bad)
 
     def on_key(self) -> None:
         """What was said in passing has been read."""
-        self.finding_line.hush()
+        self.finding_line.clear_message()
 
     # Keys
 

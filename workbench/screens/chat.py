@@ -33,7 +33,7 @@ from workbench.panels.paint import Line, clean, cut, paragraph, wrap
 from workbench.screens.dialog import Ask, Item, Pick, Show
 
 LOOK_SECONDS = 0.1
-SAID_SECONDS = 8.0
+MESSAGE_SECONDS = 8.0
 BESIDE = 56
 """Columns from which two answers stand side by side."""
 HELP = {
@@ -142,7 +142,7 @@ class ChatScreen(Screen[None]):
         self.session = session
         self._drawn = -1
         self._queued: str | None = None
-        self._said, self._said_until = "", 0.0
+        self._message, self._message_until = "", 0.0
 
     def compose(self) -> ComposeResult:
         """Who answers, what was said, what goes on, the line to write in, keys."""
@@ -184,7 +184,7 @@ class ChatScreen(Screen[None]):
         titles = "  |  ".join(clean(who.title) for who in session.who)
         how = f"temperature {number(session.settings.temperature)}" if session.kind == "text" else ""
         gap = " " * max(2, width - Content(titles).cell_length - len(how) - 7)
-        self.query_one("#head", Bar).say(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
+        self.query_one("#head", Bar).update(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
         words, look = self._status()
         self.query_one("#status", TextBar).write(words, style=look)
         self.query_one("#words", Input).placeholder = _HINTS[session.wants]
@@ -193,8 +193,8 @@ class ChatScreen(Screen[None]):
 
     def _status(self) -> tuple[str, str]:
         session = self.session
-        if self._said and time.monotonic() < self._said_until:
-            return self._said, "$accent"
+        if self._message and time.monotonic() < self._message_until:
+            return self._message, "$accent"
         seconds = time.monotonic() - session.phase_since
         if session.state == "loading":
             later = "; what you sent waits for it" if self._queued is not None else ""
@@ -205,8 +205,8 @@ class ChatScreen(Screen[None]):
             return "answering … esc stops it", "$wb-dim"
         return f"ready on the {_device(session)}", "$wb-dim"
 
-    def _tell(self, words: str) -> None:
-        self._said, self._said_until = words, time.monotonic() + SAID_SECONDS
+    def _show_message(self, words: str) -> None:
+        self._message, self._message_until = words, time.monotonic() + MESSAGE_SECONDS
         self._draw_bars()
 
     # -- talking -------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class ChatScreen(Screen[None]):
         try:
             self.session.say(text)
         except WorkbenchError as problem:
-            self._tell(problem.full_message)
+            self._show_message(problem.full_message)
             return False
         view = self.query_one(ChatView)
         view.redraw()
@@ -239,7 +239,7 @@ class ChatScreen(Screen[None]):
         try:
             act()
         except WorkbenchError as problem:
-            self._tell(problem.full_message)
+            self._show_message(problem.full_message)
 
     def action_again(self) -> None:
         """The newest text once more, with the settings as they are now."""
@@ -265,7 +265,7 @@ class ChatScreen(Screen[None]):
     def action_template(self) -> None:
         """The exact text that each side reads, with its tokens."""
         if self.session.state != "ready" or self.session.kind != "text":
-            self._tell("The rendered prompt is shown once the model is there and no answer is being made.")
+            self._show_message("The rendered prompt is shown once the model is there and no answer is being made.")
             return
         words = self.query_one("#words", Input).value
         self.run_worker(
@@ -280,7 +280,7 @@ class ChatScreen(Screen[None]):
                 texts.append((f"{who.title}: {prompt['tokens']} tokens", prompt["text"]))
         except (WorkbenchError, TimeoutError) as problem:
             message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
-            self.app.call_from_thread(self._tell, message)
+            self.app.call_from_thread(self._show_message, message)
             return
         if len({text for _, text in texts}) == 1:
             texts = texts[:1]
@@ -307,16 +307,16 @@ class ChatScreen(Screen[None]):
         try:
             self.session.settings = self.session.settings.changed(name, text)
         except WorkbenchError as problem:
-            self._tell(problem.full_message)
+            self._show_message(problem.full_message)
         else:
-            self._tell(f"{name} is set; ^r answers once more with it.")
+            self._show_message(f"{name} is set; ^r answers once more with it.")
 
     def action_save(self) -> None:
         """The conversation as rows to train on."""
 
         def save(path: Path) -> None:
             rows = self.session.save(path)
-            self._tell(f"{rows} row{'' if rows == 1 else 's'} written to {path}.")
+            self._show_message(f"{rows} row{'' if rows == 1 else 's'} written to {path}.")
 
         def named(name: str | None) -> None:
             if name:

@@ -112,7 +112,7 @@ class GuideScreen(Screen[None]):
         page.blocks = guide.blocks
         page.redraw()
         place = f"{guide.at + 1} of {len(PAGES)}"
-        self.query_one("#head", Bar).say(
+        self.query_one("#head", Bar).update(
             Content.assemble(
                 (" Guided first run", "bold $accent"), "   ", (place, "$wb-dim"), "   ", (TITLES[guide.page], "bold")
             )

@@ -40,17 +40,17 @@ LETTERS = {"save_stop": "s", "checkpoint": "c", "end_of_epoch": "e", "stop": "n"
 
 
 class RunActions:
-    """The actions of one screen. `tell` shows words on it for so many seconds; `changed` is called when a run has new facts,
+    """The actions of one screen. `show_message` shows words on it for so many seconds; `changed` is called when a run has new facts,
     `started` with a run that was started in the place of another."""
 
     def __init__(
         self,
         screen: Screen[None],
-        tell: Callable[[str, float], None],
+        show_message: Callable[[str, float], None],
         changed: Callable[[], object] = lambda: None,
         started: Callable[[RunFolder], object] = lambda run: None,
     ) -> None:
-        self._screen, self._tell, self._changed, self._started = screen, tell, changed, started
+        self._screen, self._show_message, self._changed, self._started = screen, show_message, changed, started
         self._asked: tuple[str, str, float] | None = None
         self._measuring: Evaluation | None = None
 
@@ -70,7 +70,7 @@ class RunActions:
                 "compare": lambda: self._compare(run),
             }[what]()
         except WorkbenchError as problem:
-            self._tell(problem.full_message, SECONDS)
+            self._show_message(problem.full_message, SECONDS)
 
     def close(self) -> None:
         """What was begun for this screen alone ends with it."""
@@ -91,7 +91,7 @@ class RunActions:
 
     def _stop(self, run: RunFolder, view: RunView) -> None:
         if view.over:
-            self._tell(f"This run is {view.state}; there is nothing to stop.", SECONDS)
+            self._show_message(f"This run is {view.state}; there is nothing to stop.", SECONDS)
         else:
             self._screen.app.push_screen(StopMenu(view), lambda do: self._ask(run, do) if do else None)
 
@@ -99,25 +99,27 @@ class RunActions:
         try:
             self._asked = (control.request(run, do, by="the app"), do, time.monotonic())
         except WorkbenchError as problem:
-            self._tell(problem.full_message, SECONDS)
+            self._show_message(problem.full_message, SECONDS)
         else:
             self._changed()
 
     def _stack(self, run: RunFolder) -> None:
         def show(frames: str) -> None:
-            self._tell("", 0)
+            self._show_message("", 0)
             self._screen.app.push_screen(Show(f"Where the worker of {clean(run.id)} is", frames))
 
-        self._tell("asking the worker where it is …", 60)
-        self._beside("stack", lambda: stack.ask(run), show)
+        self._show_message("asking the worker where it is …", 60)
+        self._run_beside("stack", lambda: stack.ask(run), show)
 
     # A run that ended
 
     def _resume(self, run: RunFolder, view: RunView) -> None:
         if not view.over:
-            self._tell(f"This run is {view.state}; it goes on as it is.", SECONDS)
+            self._show_message(f"This run is {view.state}; it goes on as it is.", SECONDS)
         elif view.state in ("failed", "lost"):
-            self._beside("resume", lambda: end_of(view, run, run_name(run)), lambda end: self._way_on(run, view, end))
+            self._run_beside(
+                "resume", lambda: end_of(view, run, run_name(run)), lambda end: self._way_on(run, view, end)
+            )
         else:
             self.go_on(run)
 
@@ -154,10 +156,10 @@ class RunActions:
                 return lambda: self._ask_about_rows(run, words, settings)
             words = f"{run.id} goes on from {newest.name}" if newest else f"{run.id} starts again from the beginning"
             words += "".join(f"; {path.name} was passed over ({reason})" for path, reason in skipped[:3])
-            return lambda: self._told(words)
+            return lambda: self._finished(words)
 
-        self._tell(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", LONG)
-        self._beside("resume", work, lambda show: show())
+        self._show_message(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", LONG)
+        self._run_beside("resume", work, lambda show: show())
 
     def first_way(self, run: RunFolder, view: RunView, end: End) -> None:
         """What Enter does on the card of a run that is over."""
@@ -178,11 +180,11 @@ class RunActions:
             return
 
         def show(new: RunFolder) -> None:
-            self._tell(f"{new.id} starts from the beginning.", SECONDS)
+            self._show_message(f"{new.id} starts from the beginning.", SECONDS)
             self._started(new)
 
-        self._tell("starting a new run …", LONG)
-        self._beside("resume", lambda: apply(run, view, end), show)
+        self._show_message("starting a new run …", LONG)
+        self._run_beside("resume", lambda: apply(run, view, end), show)
 
     def _ask_about_rows(self, run: RunFolder, words: str, settings: Mapping[str, Any] | None) -> None:
         """Name the rows that differ and let a person decide; leaving leaves the run as it is."""
@@ -197,13 +199,13 @@ class RunActions:
             if choice == "accept":
                 self.go_on(run, settings, accept_data=True)
 
-        self._tell(f"The rows are not those {run.id} was trained on.", SECONDS)
+        self._show_message(f"The rows are not those {run.id} was trained on.", SECONDS)
         note = f"{clean(words)}\n\nworkbench preview {clean(run.config)} --against {clean(run.id)} shows every token."
         self._screen.app.push_screen(Pick(note, items), answered)
 
     def _longer(self, run: RunFolder, view: RunView) -> None:
         if view.state != "finished":
-            self._tell(f"This run is {view.state}; one that is finished can be trained longer.", SECONDS)
+            self._show_message(f"This run is {view.state}; one that is finished can be trained longer.", SECONDS)
             return
         change = proposals.longer(proposals.settings_of(run))
         items = [
@@ -231,7 +233,7 @@ class RunActions:
             draft = Draft()
             draft.replace_text(run.read_config())
         except WorkbenchError as problem:
-            self._tell(problem.full_message, SECONDS)
+            self._show_message(problem.full_message, SECONDS)
         else:
             self._screen.app.build(draft, step)  # type: ignore[attr-defined]
 
@@ -252,7 +254,7 @@ class RunActions:
             try:
                 self._evaluate(run, tasks_of([path], "task"))
             except WorkbenchError as problem:
-                self._tell(problem.full_message, SECONDS)
+                self._show_message(problem.full_message, SECONDS)
 
         if not has_harness():
             raise WorkbenchError("task: needs lm-evaluation-harness, which is not installed.", INSTALL)
@@ -268,7 +270,7 @@ class RunActions:
         def report(message: dict[str, Any]) -> None:
             state = message["progress"]
             of = f" {progress({**state, 'unit': 'rows'})} rows" if state["total"] > 1 else ""
-            self._screen.call_later(self._tell, f"{state['what']}{of} …  the same key cancels", LONG)
+            self._screen.call_later(self._show_message, f"{state['what']}{of} …  the same key cancels", LONG)
 
         def work() -> str:
             try:
@@ -279,8 +281,8 @@ class RunActions:
                 self._measuring = None
             return in_words(record)
 
-        self._tell("starting …  the same key cancels", LONG)
-        self._beside("evaluate", work, self._told)
+        self._show_message("starting …  the same key cancels", LONG)
+        self._run_beside("evaluate", work, self._finished)
 
     def _export(self, run: RunFolder) -> None:
         from engine.export.places import source
@@ -305,18 +307,18 @@ class RunActions:
 
     # Beside the screen
 
-    def _told(self, words: str) -> None:
-        self._tell(words, SECONDS)
+    def _finished(self, words: str) -> None:
+        self._show_message(words, SECONDS)
         self._changed()
 
-    def _beside(self, group: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def _run_beside(self, group: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Work in a thread, then on the screen with what came of it; a WorkbenchError is told."""
 
         def run() -> None:
             try:
                 result = work()
             except WorkbenchError as problem:
-                self._screen.call_later(self._told, problem.full_message)
+                self._screen.call_later(self._finished, problem.full_message)
             else:
                 self._screen.call_later(then, result)
 

@@ -48,7 +48,7 @@ class StartScreen(Screen[None]):
         self._sections: list[Section] = [Section("Begin", BEGIN)]
         self._left: list[UnsavedConfig] = []
         self._runs, self._machine = 0, ""
-        self.actions = RunActions(self, lambda words, seconds: self.line.tell(words))
+        self.actions = RunActions(self, lambda words, seconds: self.line.show_message(words))
 
     def compose(self) -> ComposeResult:
         """Title, lines, keys."""
@@ -158,7 +158,7 @@ class StartScreen(Screen[None]):
         """Something with the run under the cursor."""
         entry = self.table.chosen
         if entry is None or entry.kind != "run":
-            self.line.tell("It is for a run: put the cursor on one.")
+            self.line.show_message("It is for a run: put the cursor on one.")
             return
         run = RunFolder(self._runs_dir / entry.key)
         self.actions.do(what, run, peek(run).view)
@@ -184,7 +184,7 @@ class StartScreen(Screen[None]):
         try:
             opened = open_config(path)
         except (WorkbenchError, OSError) as problem:
-            self.line.tell(visible(redact(str(problem))), bad=True)
+            self.line.show_message(visible(redact(str(problem))), bad=True)
             return
         if isinstance(opened, Draft):
             self.app.recent.note(path)
@@ -199,7 +199,7 @@ class StartScreen(Screen[None]):
         try:
             draft = self._left[number].draft()
         except WorkbenchError as problem:
-            self.line.tell(visible(problem.message), bad=True)
+            self.line.show_message(visible(problem.message), bad=True)
             return
 
         def gone() -> None:
@@ -209,7 +209,7 @@ class StartScreen(Screen[None]):
 
     def on_key(self) -> None:
         """What was said in passing has been read."""
-        self.line.hush()
+        self.line.clear_message()
 
 
 def _name(path: Path | None, recipe: str | None) -> str:
