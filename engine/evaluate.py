@@ -134,14 +134,14 @@ def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
                 with contextlib.chdir(place.parent):
                     try:
                         task = {"task": place.stem, **load_yaml(place.name)}
-                        found = simple_evaluate(
+                        result = simple_evaluate(
                             harness, tasks=[task], bootstrap_iters=0, log_samples=False, random_seed=0
                         )
                     except Exception as problem:
                         why = next(iter(str(problem).splitlines()), "") or type(problem).__name__
                         raise WorkbenchError(f"--tasks: {visible(str(place))} cannot be measured: {why}") from problem
-                for each, numbers in found["results"].items():
-                    rows[each] = found["n-samples"][each]["effective"]
+                for each, numbers in result["results"].items():
+                    rows[each] = result["n-samples"][each]["effective"]
                     scores[side.title] |= _scores(each, numbers)
     return {
         "checkpoint": name,
@@ -157,13 +157,13 @@ def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
 
 def _scores(task: str, numbers: Message) -> dict[str, float | None]:
     """The harness's scores of one task by `task/metric`, a filter's name behind it; None where one is not finite."""
-    found: dict[str, float | None] = {}
+    scores: dict[str, float | None] = {}
     for key, value in numbers.items():
         metric, _, by = key.partition(",")
         if isinstance(value, int | float) and "_stderr" not in metric and by:
             named = f"{task}/{metric}" + ("" if by == "none" else f" ({by})")
-            found[named] = float(value) if math.isfinite(value) else None
-    return found
+            scores[named] = float(value) if math.isfinite(value) else None
+    return scores
 
 
 def _config(run: RunFolder, data: str | None) -> RunConfig:

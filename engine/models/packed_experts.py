@@ -50,9 +50,9 @@ def stored_mxfp4(source: str, revision: str | None) -> PreTrainedConfig | None:
     """The config, without its note on quantization, of a model whose files hold experts in MXFP4; None for another. Raises
     OSError or ValueError for a config not to be had."""
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    found = getattr(config, "quantization_config", None)
-    found = found if isinstance(found, dict) or found is None else found.to_dict()
-    if found is None or found.get("quant_method") != QuantizationMethod.MXFP4:
+    quantization = getattr(config, "quantization_config", None)
+    quantization = quantization if isinstance(quantization, dict) or quantization is None else quantization.to_dict()
+    if quantization is None or quantization.get("quant_method") != QuantizationMethod.MXFP4:
         return None
     del config.quantization_config
     return config
@@ -71,13 +71,17 @@ class _PacksExperts(HfQuantizer):
         return bool(of_linears or _is_experts(model, param_name))
 
     def update_weight_conversions(self, weight_conversions: list[Any], *model: PreTrainedModel) -> list[Any]:
-        found = super().update_weight_conversions(weight_conversions, *model)  # an older one tells no model
+        conversions = super().update_weight_conversions(weight_conversions, *model)  # an older one tells no model
         ends = self._ends
-        known = [each for each in found if isinstance(each, WeightConverter) and _makes(each, ends)]
-        ours = [_OneByOne.of(each) for each in known]
+        known = [
+            conversion
+            for conversion in conversions
+            if isinstance(conversion, WeightConverter) and _makes(conversion, ends)
+        ]
+        ours = [_OneByOne.of(conversion) for conversion in known]
         # Weights that lie in the file as the model holds them.
         as_stored = [self._whole(f".experts.{end}") for end in sorted(ends)]
-        return [each for each in found if each not in known] + ours + as_stored
+        return [conversion for conversion in conversions if conversion not in known] + ours + as_stored
 
     def _whole(self, name: str) -> _OneByOne:
         return _OneByOne(name, name, [_AsStored()])
@@ -191,9 +195,11 @@ class _OneByOne(WeightConverter):
 
     @classmethod
     def of(cls, other: WeightConverter) -> _OneByOne:
-        made = cls(list(other._original_source_patterns), list(other._original_target_patterns), list(other.operations))
-        made.scope_prefix, made.base_model_prefix = other.scope_prefix, other.base_model_prefix
-        return made
+        converter = cls(
+            list(other._original_source_patterns), list(other._original_target_patterns), list(other.operations)
+        )
+        converter.scope_prefix, converter.base_model_prefix = other.scope_prefix, other.base_model_prefix
+        return converter
 
     def convert(
         self, layer_name: str, model: Any = None, config: Any = None, hf_quantizer: Any = None, loading_info: Any = None
@@ -207,15 +213,15 @@ class _OneByOne(WeightConverter):
         alone = SimpleNamespace(get_parameter=lambda name: torch.empty(1, *sides, device="meta"))
 
         def expert(number: int) -> torch.Tensor:
-            found: dict[str, Any] = {key: [_part(readers, count, number)] for key, readers in read.items()}
+            parts: dict[str, Any] = {key: [_part(readers, count, number)] for key, readers in read.items()}
             for operation in self.operations:
-                found = operation.convert(
-                    found, source_patterns=self.source_patterns, target_patterns=self.target_patterns,
+                parts = operation.convert(
+                    parts, source_patterns=self.source_patterns, target_patterns=self.target_patterns,
                     full_layer_name=layer_name, model=alone, config=config, missing_keys=None,
                 )  # fmt: skip
-            (made,) = found.values()
-            made = made[0] if isinstance(made, list) else made
-            return made[0] if made.dim() == 3 else made
+            (converted,) = parts.values()
+            converted = converted[0] if isinstance(converted, list) else converted
+            return converted[0] if converted.dim() == 3 else converted
 
         given = {layer_name: _Experts(count, expert)}
         return self.quantization_operation.convert(given, self.source_patterns, self.target_patterns, model=model)
@@ -244,7 +250,7 @@ class _InBlocks(_OneByOne):
         except ValueError as problem:
             raise ModelError(f"model.name: {layer_name} cannot be read: {problem}.") from problem
         if packed.shape != weight.shape:
-            wanted, held = (" x ".join(map(str, each.shape)) for each in (weight, packed))
+            wanted, held = (" x ".join(map(str, tensor.shape)) for tensor in (weight, packed))
             raise ModelError(f"model.name: {layer_name} in MXFP4 has the shape {held}, and {wanted} is wanted.")
         if hf_quantizer.quantization_config.todo == "widen":
             return {layer_name: packed.all_unpacked().contiguous()}
@@ -256,19 +262,19 @@ class _Reader:
 
     def __init__(self, job: Any) -> None:
         self.job = job
-        told = inspect.getclosurevars(job).nonlocals if callable(job) else {}
-        self.told = told if told.keys() >= {"tensor", "device", "dtype"} else None
+        captured = inspect.getclosurevars(job).nonlocals if callable(job) else {}
+        self.told = captured if captured.keys() >= {"tensor", "device", "dtype"} else None
 
     def as_stored(self) -> torch.Tensor:
         """The entry in the files' own format, of 8 bits."""
         if self.told is None:
             return self.whole().to(torch.uint8)
-        found: torch.Tensor = self.told["tensor"][...]
-        return found.to(device=self.told["device"])
+        value: torch.Tensor = self.told["tensor"][...]
+        return value.to(device=self.told["device"])
 
     def whole(self) -> torch.Tensor:
-        found: torch.Tensor = self.job() if callable(self.job) else self.job.result()
-        return found
+        value: torch.Tensor = self.job() if callable(self.job) else self.job.result()
+        return value
 
     def one(self, number: int) -> torch.Tensor:
         """Of an entry that holds all experts [E, ...] this one, [1, ...], the others unread."""
