@@ -127,7 +127,7 @@ def tokens(path: Path, model: str) -> dict[str, Any]:
 def beside(path: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Speed of a training loop while a person holds the key for the next random rows, relative to its speed alone."""
     from engine.client import Inspector
-    from workbench.screens.preview import ASK_SECONDS
+    from engine.session.rows import ASK_SECONDS
 
     config = {"model": {"name": given.model}, "method": {"kind": "sft"}, "data": {"train": [{"path": str(path)}]}}
     pairs: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""The faces' end of the inspector: starts it on first use, asks, hears progress, cancels.
+"""The frontends' end of the inspector: starts it on first use, asks, hears progress, cancels.
 
 The inspector is a process of its own because it needs torch; this side is the standard library alone. An answer belongs to
 its ticket. If the inspector dies, open tickets fail with one sentence and the next question starts a new one. A cancelled
@@ -179,7 +179,7 @@ class Inspector:
             stdout=subprocess.PIPE,
             stderr=log,
             env={**without_tokens(os.environ, ALL_TOKENS), **ENVIRONMENT, **self._environment},
-            start_new_session=True,  # Ctrl-C in the terminal is for the face alone
+            start_new_session=True,  # Ctrl-C in the terminal is for the frontend alone
         )
         self._process, self._log = process, log
         self._reader = threading.Thread(target=self._read, args=(process, log), name="inspector-reader", daemon=True)

@@ -122,13 +122,13 @@ def host_of(address: object) -> str:
         return ""
     try:
         parts = urlsplit(address)
-        found = parts.hostname or ""
+        host = parts.hostname or ""
         port = parts.port
     except ValueError:
         return ""
-    if parts.scheme.lower() not in ("http", "https") or not found:
+    if parts.scheme.lower() not in ("http", "https") or not host:
         return ""
-    return f"{found}:{port}" if port else found
+    return f"{host}:{port}" if port else host
 
 
 def redact(text: str) -> str:
@@ -188,7 +188,7 @@ def visible(text: str, *, lines: bool = False) -> str:
         # most of what is shown is plain, and a command that shows nothing else need not build the long pattern
         return text if text.isprintable() else (_CONTROL if lines else _CONTROL_AND_LINES).sub(_picture, text)
     text = (_CONTROL if lines else _CONTROL_AND_LINES).sub(_picture, text)
-    return _hidden().sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _hidden().sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -201,5 +201,5 @@ def _nearest(word: str, known: tuple[str, ...], cutoff: float) -> str | None:
     """Kept, because a form asks the same about every bad value again with each key press."""
     import difflib  # only a wrong name needs it
 
-    found = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return found[0] if found else None
+    close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    return close[0] if close else None

@@ -41,11 +41,6 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
     if reason := checkpoint.problem_with(folder, hashes=True):
         raise WorkbenchError(f"run {visible(run.id)}: {folder.name} cannot be measured: it {reason}.")
     config = _config(run, asked["data"])
-    if not config.data.evaluates:
-        raise WorkbenchError(
-            f"run {visible(run.id)} held no rows out, so there is nothing to measure it by.",
-            "Name rows that it was not trained on with --data FILE.",
-        )
     origin = asked["data"] or ("data.eval" if config.data.eval else "data.val_set_size")
     report("Loading the libraries", 0, 1)
     from engine.compat import import_warnings
@@ -139,14 +134,14 @@ def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
                 with contextlib.chdir(place.parent):
                     try:
                         task = {"task": place.stem, **load_yaml(place.name)}
-                        found = simple_evaluate(
+                        result = simple_evaluate(
                             harness, tasks=[task], bootstrap_iters=0, log_samples=False, random_seed=0
                         )
                     except Exception as problem:
                         why = next(iter(str(problem).splitlines()), "") or type(problem).__name__
                         raise WorkbenchError(f"--tasks: {visible(str(place))} cannot be measured: {why}") from problem
-                for each, numbers in found["results"].items():
-                    rows[each] = found["n-samples"][each]["effective"]
+                for each, numbers in result["results"].items():
+                    rows[each] = result["n-samples"][each]["effective"]
                     scores[side.title] |= _scores(each, numbers)
     return {
         "checkpoint": name,
@@ -162,17 +157,20 @@ def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
 
 def _scores(task: str, numbers: Message) -> dict[str, float | None]:
     """The harness's scores of one task by `task/metric`, a filter's name behind it; None where one is not finite."""
-    found: dict[str, float | None] = {}
+    scores: dict[str, float | None] = {}
     for key, value in numbers.items():
         metric, _, by = key.partition(",")
         if isinstance(value, int | float) and "_stderr" not in metric and by:
             named = f"{task}/{metric}" + ("" if by == "none" else f" ({by})")
-            found[named] = float(value) if math.isfinite(value) else None
-    return found
+            scores[named] = float(value) if math.isfinite(value) else None
+    return scores
 
 
 def _config(run: RunFolder, data: str | None) -> RunConfig:
-    """The run's config, no `auto` left, with the rows of a file in the place of its held-out ones where one is named."""
+    """The run's config, no `auto` left, with the rows of a file in the place of its held-out ones where one is named.
+
+    Raises WorkbenchError where there are none.
+    """
     from engine.config.files import parse
     from engine.data.gather_facts import resolved_config
 
@@ -184,7 +182,13 @@ def _config(run: RunFolder, data: str | None) -> RunConfig:
         mapping["data"] = section
     # What is for training alone: a tracker would begin a run of its own.
     mapping["run"] = {**(mapping.get("run") or {}), "report_to": []}
-    return resolved_config(mapping, run.path)
+    config = resolved_config(mapping, run.path)
+    if not config.data.evaluates:
+        raise WorkbenchError(
+            f"run {visible(run.id)} held no rows out, so there is nothing to measure it by.",
+            "Name rows that it was not trained on with --data FILE.",
+        )
+    return config
 
 
 def _shape(section: dict[str, Any]) -> dict[str, Any]:

@@ -103,10 +103,10 @@ def answers_to(
 def stop_ids(model: torch.nn.Module, tokenizer: Any, ends: Sequence[int] = ()) -> list[int]:
     """Ids that end an answer: those of the model's generation config, the tokenizer's, and the template's end of turn."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found = {*ends, *([named] if isinstance(named, int) else named or [])}
+    ids = {*ends, *([named] if isinstance(named, int) else named or [])}
     if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return sorted(found)
+        ids.add(tokenizer.eos_token_id)
+    return sorted(ids)
 
 
 def end_of_turn(tokenizer: Any, chat: Chat | None) -> list[int]:
@@ -206,4 +206,4 @@ def _special_ids(tokenizer: Any) -> set[int]:
 
 
 def _first_of(*ids: int | None) -> int:
-    return next(found for found in ids if found is not None)
+    return next(value for value in ids if value is not None)

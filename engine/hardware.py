@@ -103,24 +103,24 @@ def parse_machine(text: str) -> Machine:
     if text.strip().lower() == "cpu":
         memory, slow = _memory_bytes(), _slow_bfloat16()
         return Machine(cpu_count=os.cpu_count(), memory_bytes=memory, name="cpu", slow_bfloat16=slow)
-    found = _MACHINE.fullmatch(text.strip()) if len(text) < 80 else None
-    if not found:
+    match = _MACHINE.fullmatch(text.strip()) if len(text) < 80 else None
+    if not match:
         raise UsageError(f"--for: must be {_FORM}; got {visible(text[:60])}.")
-    count = int(found["count"] or 1)
+    count = int(match["count"] or 1)
     if not 1 <= count <= 1024:
         raise UsageError(f"--for: must be between 1 and 1024 cards; got {count}.")
-    nodes = None if found["nodes"] is None else int(found["nodes"])
+    nodes = None if match["nodes"] is None else int(match["nodes"])
     if nodes is not None and not 1 <= nodes <= 1024:
         raise UsageError(f"--for: must be between 1 and 1024 nodes; got {nodes}.")
-    card = re.sub(r"[ _-]", "", found["card"]).upper().removeprefix("NVIDIA").removeprefix("GEFORCE")
+    card = re.sub(r"[ _-]", "", match["card"]).upper().removeprefix("NVIDIA").removeprefix("GEFORCE")
     if card not in CARDS and f"RTX{card}" in CARDS:
         card = f"RTX{card}"
     sizes, capability = CARDS.get(card, ((), (8, 0)))
-    if not sizes and not found["size"]:
+    if not sizes and not match["size"]:
         close = nearest(card, CARDS)
         todo = f"Did you mean {close}?" if close else "Give its memory too, as in `1xMyCard-48GB`."
         raise UsageError(f"--for: must be {_FORM}; got {visible(text)}, a card this version does not know. {todo}")
-    size = float(found["size"] or sizes[0])
+    size = float(match["size"] or sizes[0])
     if not 1 <= size <= 2000:
         raise UsageError(f"--for: must name between 1 and 2000 GB of memory; got {size:g}.")
     gpu = Gpu(card, _usable(size), capability)

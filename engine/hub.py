@@ -122,8 +122,8 @@ def _asked(name: str, revision: str | None) -> str | None:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     with contextlib.suppress(OSError, OfflineModeIsEnabled, HfHubHTTPError):
-        if found := HfApi().model_info(name, revision=revision, timeout=PATIENCE * 3).sha:
-            return str(found)
+        if commit := HfApi().model_info(name, revision=revision, timeout=PATIENCE * 3).sha:
+            return str(commit)
     with contextlib.suppress(OSError, LocalEntryNotFoundError):
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=["config.json"]))
         return folder.name if COMMIT.fullmatch(folder.name) else None

@@ -117,10 +117,10 @@ class JobSupervisor(Supervisor):
         states = slurm.jobs(fresh=True)
         if self.told != "SIGUSR1" and (states is None or states.get(self.job, ("", ""))[0] != "RUNNING"):
             return
-        if said := slurm.requeue(self.job):
+        if refused := slurm.requeue(self.job):
             self.goes_on = False
             assert self.final is not None
-            self.final = {"kind": "stopped", "message": f"Job {self.job} was not queued again: {said}"}
+            self.final = {"kind": "stopped", "message": f"Job {self.job} was not queued again: {refused}"}
             super()._close(None)
 
 

@@ -97,9 +97,9 @@ def read_json(path: Path) -> Any:
 def image_processor(folder: Path) -> str:
     """The name of a model's image processor by its files, without what its backend adds; empty where they name none."""
     for name in PROCESSORS:
-        found = read_json(folder / name) if (folder / name).is_file() else {}
-        for each in (found.get("image_processor"), found) if isinstance(found, dict) else ():
-            if isinstance(each, dict) and isinstance(kind := each.get("image_processor_type"), str):
+        settings = read_json(folder / name) if (folder / name).is_file() else {}
+        for part in (settings.get("image_processor"), settings) if isinstance(settings, dict) else ():
+            if isinstance(part, dict) and isinstance(kind := part.get("image_processor_type"), str):
                 return kind.removesuffix("Fast").removesuffix("Pil")[:80]
     return ""
 
@@ -107,8 +107,8 @@ def image_processor(folder: Path) -> str:
 def processor_class(folder: Path) -> str:
     """The name of a model's processor by its files; empty where they name none."""
     for name in (*PROCESSORS, "tokenizer_config.json"):
-        found = read_json(folder / name) if (folder / name).is_file() else {}
-        if isinstance(found, dict) and isinstance(kind := found.get("processor_class"), str):
+        settings = read_json(folder / name) if (folder / name).is_file() else {}
+        if isinstance(settings, dict) and isinstance(kind := settings.get("processor_class"), str):
             return kind[:80]
     return ""
 
@@ -156,21 +156,21 @@ def _refused(key: str, value: Any) -> tuple[str, str] | None:
     code = "Such models are not loaded. Use a model that transformers itself supports."
     if (key in _CODE and value) or (key.startswith("_") and key.endswith("_internal")):
         return f"`{visible(key)}`, which would run code that comes with the model.", code
-    texts = [each for each in (value.values() if isinstance(value, dict) else [value]) if isinstance(each, str)]
+    texts = [text for text in (value.values() if isinstance(value, dict) else [value]) if isinstance(text, str)]
     if key.endswith("_implementation"):
-        found = next((each for each in texts if not re.fullmatch(r"(paged\|)?\w*", each)), None)
-        if found is not None:
+        refused = next((text for text in texts if not re.fullmatch(r"(paged\|)?\w*", text)), None)
+        if refused is not None:
             return (
-                f"`{visible(key)}: {visible(found)[:80]}`, which would fetch a kernel from the hub and run it.",
+                f"`{visible(key)}: {visible(refused)[:80]}`, which would fetch a kernel from the hub and run it.",
                 "Take the line out; model.attention chooses how attention is computed.",
             )
     if key == "use_pretrained_backbone" and value is True:
         return f"`{visible(key)}`, which would load another model beside it.", code
     if key in ("transformers_weights", "fast_tokenizer_files"):
-        found = next((each for each in texts if not _plain(each)), None)
-        if found is not None:
+        refused = next((text for text in texts if not _plain(text)), None)
+        if refused is not None:
             return (
-                f"`{visible(key)}: {visible(found)[:80]}`, which leads out of the folder.",
+                f"`{visible(key)}: {visible(refused)[:80]}`, which leads out of the folder.",
                 "Files of a model lie in its folder.",
             )
     return None
@@ -241,18 +241,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 def stored_weights(folder: Path) -> dict[str, Tensor]:
     """Every weight of a model folder by the headers of its files. Raises ModelError for files that are cut or missing."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
-        found |= header(file)
+        tensors |= header(file)
     index = folder / INDEX
     if index.is_file() and not (folder / WEIGHTS).is_file():
-        lost = sorted(name for name in indexed(index) if name not in found)
+        lost = sorted(name for name in indexed(index) if name not in tensors)
         if lost:
             raise ModelError(
                 f"{place(index)}: names the weight {visible(lost[0])}, which none of its files holds.",
                 "Copy or download the model again.",
             )
-    return found
+    return tensors
 
 
 def header(file: Path) -> dict[str, Tensor]:
@@ -288,17 +288,17 @@ def header(file: Path) -> dict[str, Tensor]:
 def _tensors(content: Mapping[str, Any]) -> tuple[dict[str, Tensor], int]:
     """The tensors of a header and where the last of them ends. Raises ValueError for places that do not fit."""
     tensors, end = {}, 0
-    for name, each in content.items():
+    for name, entry in content.items():
         if name == "__metadata__":
             continue
-        shape, (begin, stop) = tuple(int(length) for length in each["shape"]), each["data_offsets"]
+        shape, (begin, stop) = tuple(int(length) for length in entry["shape"]), entry["data_offsets"]
         numbers = 1
         for length in shape:
             numbers *= length
-        width = _WIDTHS.get(each["dtype"])
+        width = _WIDTHS.get(entry["dtype"])
         if begin < 0 or stop < begin or (width is not None and numbers * width != stop - begin):
             raise ValueError(name)
-        tensors[name], end = Tensor(str(each["dtype"]), shape), max(end, stop)
+        tensors[name], end = Tensor(str(entry["dtype"]), shape), max(end, stop)
     return tensors, end
 
 
@@ -337,7 +337,7 @@ def largest_tokens(folder: Path) -> tuple[int, int] | None:
         content = json.loads(path.read_text("utf-8"))
         vocabulary, added = content["model"]["vocab"], content.get("added_tokens") or []
         numbers = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        extra = {int(each["id"]) for each in added}
+        extra = {int(token["id"]) for token in added}
         base = max((number for number in numbers if number not in extra), default=-1) + 1
         return base, max(base, max(extra, default=-1) + 1)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

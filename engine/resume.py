@@ -49,8 +49,8 @@ def resume(
     if accept_data:
         return launch.resume(run, accept_data=True)
     launch.settle(run)
-    if run.state in ENDED and (said := data_changes(run, on_progress)):
-        raise DataChanged(run, said)
+    if run.state in ENDED and (changes := data_changes(run, on_progress)):
+        raise DataChanged(run, changes)
     return launch.resume(run)
 
 
@@ -91,8 +91,8 @@ def data_changes(run: RunFolder, on_progress: Progress | None = None) -> list[st
             count=0,
         )
         try:
-            found = ticket.result()
+            changes = ticket.result()
         except BaseException:
             ticket.cancel()
             raise
-    return [entry["sentence"] for entry in found["splits"].values() if not entry["same"]]
+    return [entry["sentence"] for entry in changes["splits"].values() if not entry["same"]]

@@ -210,7 +210,6 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
     _load_libraries(config)
     from engine.data.collate import collator_for
     from engine.features.built import Notes
-    from engine.hub import COMMITS, COMMITS_FILE
     from engine.models.load import load_processing_class
     from engine.rehearse import Measuring
     from engine.trainers import trackers
@@ -219,8 +218,7 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
 
     config, why = by_free_memory(config, reasons(run, config), run.path, planned=launched_for(run))
     module = _method(config, run)
-    kept = inside.read(run, COMMITS_FILE) if inside.exists(run, COMMITS_FILE) else None
-    COMMITS.keep(kept, functools.partial(inside.replace, run, COMMITS_FILE))
+    _pin_commits(run)
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
     rehearsing = bool(run.read_json().get("rehearse"))
@@ -255,12 +253,7 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
         built()
     forget_tokens()
     say.phase("Training")
-    try:
-        _run_steps(trainer, newest)
-    finally:
-        features.undo()
-        if prepared.stream is not None:
-            prepared.stream.close()
+    _run_steps(trainer, features, prepared, newest)
     for sentence in stream.left.sentences() if stream is not None else ():
         say.finding("data", sentence)
     if measuring is not None:
@@ -324,6 +317,14 @@ def _method(config: RunConfig, run: RunFolder) -> Any:
     module = method(config.method.kind)
     module.arguments(config, run.path)
     return module
+
+
+def _pin_commits(run: RunFolder) -> None:
+    """Models of the hub are those that the run began with."""
+    from engine.hub import COMMITS, COMMITS_FILE
+
+    known = inside.read(run, COMMITS_FILE) if inside.exists(run, COMMITS_FILE) else None
+    COMMITS.keep(known, functools.partial(inside.replace, run, COMMITS_FILE))
 
 
 def _rows(
@@ -419,12 +420,17 @@ def _restore(trainer: RunTrainer, job: Job, stream: Stream | None, newest: Path 
         stream.begin_epoch()
 
 
-def _run_steps(trainer: RunTrainer, newest: Path | None) -> None:
-    """Trains to the end; nothing is left to do where the run was killed after its last step."""
+def _run_steps(trainer: RunTrainer, features: Features, prepared: Prepared, newest: Path | None) -> None:
+    """Trains to the end, then takes the features back; nothing is left to do where the run was killed after its last step."""
     from engine.trainers.watching import AllStepsMade
 
-    with contextlib.suppress(AllStepsMade):
-        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    try:
+        with contextlib.suppress(AllStepsMade):
+            trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    finally:
+        features.undo()
+        if prepared.stream is not None:
+            prepared.stream.close()
 
 
 def _newest(run: RunFolder, say: _Speaker) -> Path | None:

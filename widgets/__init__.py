@@ -1,4 +1,4 @@
-"""The notebook face: `Workbench()`, and its parts alone:
+"""The notebook's widgets: `Workbench()`, and its parts alone:
 `ConfigForm(draft)`, `Preview(draft)`, `Monitor(run)`, `Compare(run, run)`, `Chat(run)`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a face when it is asked for: one that is not used costs nothing."""
+    """Imports a widget when it is asked for: one that is not used costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

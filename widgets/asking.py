@@ -1,6 +1,6 @@
-"""One inspector for all faces of a kernel: it holds torch, so a cell that is run again must not start another.
+"""One inspector for all widgets of a kernel: it holds torch, so a cell that is run again must not start another.
 
-Started by the first question, ended when the last face that may ask is closed, or with the kernel.
+Started by the first question, ended when the last widget that may ask is closed, or with the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _users = 0
 
 
 class Asker:
-    """A face's right to ask. The inspector itself lives as long as any asker is open."""
+    """A widget's right to ask. The inspector itself lives as long as any asker is open."""
 
     def __init__(self) -> None:
         global _users

@@ -18,7 +18,7 @@ from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import store
 from engine.run.store import RunFolder
 from engine.session.chat import ChatSession, Settings, who_answers
-from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
 
 TURNS = 40
 LONGEST = 20_000
@@ -156,7 +156,7 @@ def _turns(session: ChatSession) -> dict[str, Any]:
     }
 
 
-class Chat(Face):
+class Chat(NotebookWidget):
     """Talk to a run by its name, its folder or a RunFolder; two runs or two checkpoints stand beside each other.
 
     Without `checkpoints` its newest whole one answers beside the base model. `settings` are those of the command:

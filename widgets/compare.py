@@ -24,16 +24,17 @@ from engine.run.view import RunView
 from widgets.curves import MOST as MOST_CURVES
 from widgets.curves import drawn
 from widgets.monitor import MonitorPart, Run
-from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
+from widgets.reader import Runs
 
 PROMPTS = 16
 
 
 class ComparePart(Part):
-    """Answers what differs between runs that a monitor's part knows by name."""
+    """Answers what differs between runs that a view knows by name."""
 
-    def __init__(self, monitor: MonitorPart, given: Sequence[str] = ()) -> None:
-        self._monitor = monitor
+    def __init__(self, known: Runs, given: Sequence[str] = ()) -> None:
+        self._known = known
         self._given = tuple(given)
         self._configs: dict[str, tuple[tuple[int, int], Mapping[str, Any]]] = {}
 
@@ -58,7 +59,7 @@ class ComparePart(Part):
         Raises WorkbenchError where a config cannot be read. Of long runs all is read first, which may take seconds.
         """
         for run in self._given:
-            self._monitor.read_completely(run)
+            self._known.read_completely(run)
         comparison, problem = self._found(self._given)
         if problem:
             raise WorkbenchError(problem)
@@ -75,11 +76,11 @@ class ComparePart(Part):
         def tell(views: list[RunView]) -> dict[str, Any]:
             return told(runs, views, configs)
 
-        return self._monitor.seen_together(runs, tell), problem
+        return self._known.seen_together(runs, tell), problem
 
     def _config(self, run: str) -> Mapping[str, Any]:
         """A run's config, read again only where the file has changed."""
-        path = self._monitor.folder(run).config
+        path = self._known.folder(run).config
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size)
         if run not in self._configs or self._configs[run][0] != stamp:
@@ -130,7 +131,7 @@ def _answer(answer: Mapping[str, Any] | None) -> list[Any] | None:
     return None if answer is None else [answer["step"], shown(answer["text"], 400)]
 
 
-class Compare(Face):
+class Compare(NotebookWidget):
     """Two to eight runs side by side: by their names, their folders, or as RunFolders. They may still be going."""
 
     _esm = bundle("compare", entry="compareFace")
@@ -141,9 +142,9 @@ class Compare(Face):
         root = store.runs_dir(runs)
         self.runs = [name if isinstance(name, RunFolder) else store.find(str(name), root) for name in names]
         called = each_once(self.runs)
-        monitor = MonitorPart(lambda: root, dict(zip(called, self.runs, strict=True)))
-        self._part = ComparePart(monitor, called)
-        super().__init__(monitor, self._part, height=height)
+        known = Runs(lambda: root, dict(zip(called, self.runs, strict=True)))
+        self._part = ComparePart(known, called)
+        super().__init__(MonitorPart(known), self._part, height=height)
 
     @property
     def found(self) -> dict[str, Any]:

@@ -14,17 +14,18 @@ from pydantic import Field, JsonValue
 
 from engine.config.findings import Finding
 from engine.config.steps import STEPS, step_fields, step_of_path
-from engine.config.tree import FieldSpec, fields
+from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import UsageError, visible
 from engine.session.build import BuildSession, step_statuses
 from engine.session.draft import Draft
+from engine.session.explain import Findable, findable
 from widgets import pages
 from widgets.asking import Asker
-from widgets.finding import found
-from widgets.protocol import Face, Part, bundle, style, verb
+from widgets.protocol import NotebookWidget, Part, bundle, style, verb
 from widgets.wire import Settings, finding_data, key_of, parse_control
 
 Name = Annotated[str, Field(max_length=400)]
+MOST_HITS = 12
 Known = Annotated[int, Field(ge=0, le=10_000)]
 
 
@@ -121,7 +122,7 @@ class FormPart(Part):
     @verb
     def find(self, *, text: Name) -> dict[str, Any]:
         """Settings and terms whose name or help holds all words."""
-        return {"found": found(self.draft.config, text)}
+        return {"found": _found(self.draft.config, text)}
 
     def to_step(self, step: str) -> None:
         """Open a step. Raises UsageError for one that there is not."""
@@ -206,7 +207,24 @@ class FormPart(Part):
         self.session.close()
 
 
-class ConfigForm(Face):
+def _found(config: RunConfig, text: str) -> list[dict[str, Any]]:
+    """Hits that hold all words, names before helps and the config's own settings first; `about` tells what has no row."""
+    words = text.lower().split()
+    hits = [item for item in findable(config) if words and item.holds(words)]
+    hits.sort(key=lambda item: (not all(word in item.name for word in words), bool(item.path and item.whose)))
+    return [_hit(item) for item in hits[:MOST_HITS]]
+
+
+def _hit(item: Findable) -> dict[str, Any]:
+    known: dict[str, Any] = {"title": item.title, "path": item.path, "whose": item.whose}
+    if not item.path:
+        return known | {"about": [item.help]}
+    if item.whose:
+        return known | {"about": [item.help, f"{item.path}, {item.whose}"]}
+    return known | {"about": [], "step": step_of_path(item.path)}
+
+
+class ConfigForm(NotebookWidget):
     """The form alone. `ConfigForm(draft)` edits a draft that you go on using; `ConfigForm("file.yaml")` opens one."""
 
     _esm = bundle("form", entry="configForm")

@@ -18,9 +18,9 @@ from engine.session.collector import Ask
 from engine.session.first_run import DATES, PAGES, ROWS_NOTE, TITLES
 from engine.session.guide import Guide
 from engine.session.start import GUIDED
-from widgets.monitor import MonitorPart
 from widgets.pages import drawn
 from widgets.protocol import Part, shown, verb
+from widgets.reader import Runs
 
 
 class GuidePart(Part):
@@ -30,11 +30,11 @@ class GuidePart(Part):
         self,
         session: BuildSession,
         ask: Ask,
-        monitor: MonitorPart,
+        runs: Runs,
         opened: Callable[[str], object],
         before: Guide | None = None,
     ) -> None:
-        self._session, self._ask, self._monitor, self._opened = session, ask, monitor, opened
+        self._session, self._ask, self._runs, self._opened = session, ask, runs, opened
         self._before = before
         self._guide: Guide | None = None
 
@@ -54,7 +54,7 @@ class GuidePart(Part):
         guide = self._walk
         guide.refresh()
         if guide.run is not None:
-            self._monitor.give(guide.run)
+            self._runs.give(guide.run)
         state = {
             "at": guide.at,
             "pages": [{"id": page, "title": TITLES[page]} for page in PAGES],

@@ -9,31 +9,29 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
-import threading
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from engine.errors import RunNotFound, WorkbenchError, visible
+from engine.errors import WorkbenchError
 from engine.figures import doing
 from engine.run import control, proposals, silence, stack, stopping, store
 from engine.run.ending import End, card, end_of
 from engine.run.evaluations import FILE
 from engine.run.rollouts import read_group
-from engine.run.store import RunFolder, is_run
+from engine.run.store import RunFolder
 from engine.run.view import RunView
 from widgets import telling
 from widgets.chat import ChatPart
 from widgets.curves import devices, entries
-from widgets.protocol import Answer, Face, Part, bundle, shown, style, verb
-from widgets.reader import Reader
+from widgets.protocol import Answer, NotebookWidget, Part, bundle, shown, style, verb
+from widgets.reader import Reader, Runs
 from widgets.run_jobs import RunJobs
 
 FIRST_POINTS, SMALL_POINTS = 480, 200
@@ -45,23 +43,18 @@ POINT_BYTES = 16
 LOG_LINES, LOG_CHARACTERS = 80, 5_000
 STACK_CHARACTERS = 20_000
 PAUSE_SECONDS, GROUPS_SECONDS = 0.25, 2.0
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 Run = Annotated[str, Field(max_length=400)]
 Forms = Annotated[Sequence[Annotated[str, Field(max_length=40)]], Field(max_length=8)]
 TaskFile = Annotated[str, Field(max_length=4000)]
 Quant = Annotated[str, Field(max_length=40)]
-Told = TypeVar("Told")
 
 
 class MonitorPart(Part):
-    """Answers what monitors ask of the runs in one folder, and of the runs that were given, by what each is called."""
+    """Answers what monitors ask of the runs that a view may look at, by what each is called."""
 
-    def __init__(self, runs_dir: Callable[[], Path], given: Mapping[str, RunFolder] | None = None) -> None:
-        self._runs_dir = runs_dir
-        self._given = dict(given or {})
-        self._readers: dict[str, Reader] = {}
-        self._lock = threading.Lock()
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
         self._jobs = RunJobs()
         self._ends: dict[str, tuple[object, End]] = {}
         self._said: dict[str, str] = {}
@@ -69,7 +62,7 @@ class MonitorPart(Part):
 
     @verb
     def monitored(self) -> dict[str, Any]:
-        return {"run": next(iter(self._given), "")}
+        return {"run": next(iter(self._runs.given), "")}
 
     @verb
     def watch(
@@ -83,7 +76,7 @@ class MonitorPart(Part):
         page: Literal["curves", "samples", "rollouts", "log", "receipt", "config"] = "curves",
     ) -> Answer:
         """What is new of a run since what the view holds."""
-        reader = self._reader(run)
+        reader = self._runs.reader(run)
         with reader.lock:
             view = reader.poll()
             held = marks or {}
@@ -110,7 +103,7 @@ class MonitorPart(Part):
     @verb
     def zoom(self, *, run: Run, start: float, stop: float) -> Answer:
         """All curves between two steps, as fine as a chart can draw."""
-        reader = self._reader(run)
+        reader = self._runs.reader(run)
         with reader.lock:
             view = reader.poll()
             lengths: list[list[Any]] = []
@@ -122,34 +115,10 @@ class MonitorPart(Part):
                 buffers.append(_packed(points))
             return Answer({"series": lengths}, buffers)
 
-    def give(self, run: RunFolder) -> None:
-        """A run that was started here can be watched from now on by its name, wherever it lies."""
-        self._given.setdefault(run.id, run)
-
-    def seen(self, run: str, tell: Callable[[RunView], Told]) -> Told:
-        """What `tell` makes of a run as it stands now, while no other thread folds its events."""
-        reader = self._reader(run)
-        with reader.lock:
-            return tell(reader.poll())
-
-    def read_completely(self, run: str) -> None:
-        """Waits until the whole curves of a run are read, and not its end alone."""
-        reader = self._reader(run)
-        with reader.lock:
-            reader.watch.read_completely()
-
-    def seen_together(self, runs: Sequence[str], tell: Callable[[list[RunView]], Told]) -> Told:
-        """`seen` for several runs at once; their locks are always taken in one order."""
-        readers = [self._reader(run) for run in runs]
-        with ExitStack() as stack:
-            for reader in sorted(set(readers), key=id):
-                stack.enter_context(reader.lock)
-            return tell([reader.poll() for reader in readers])
-
     @verb
     def group(self, *, run: Run, offset: Annotated[int, Field(ge=0)]) -> dict[str, Any]:
         """One group of completions, whole. Named by its place in the file, which the list of groups tells."""
-        reader = self._reader(run)
+        reader = self._runs.reader(run)
         with reader.lock:
             entries = [entry for entry in reader.poll().rollouts if entry["offset"] == offset]
         completions = read_group(reader.folder, entries[-1]) if entries else None
@@ -160,7 +129,7 @@ class MonitorPart(Part):
     @verb
     def control(self, *, run: Run, verb: Literal["stop", "save_stop", "checkpoint", "end_of_epoch"]) -> dict[str, Any]:
         """Ask the run for something; its answer comes with the next news."""
-        folder = self.folder(run)
+        folder = self._runs.folder(run)
         self._said[run] = control.request(folder, verb, "notebook")
         return {}
 
@@ -168,20 +137,20 @@ class MonitorPart(Part):
     def resume(self, *, run: Run, accept_data: bool = False) -> dict[str, Any]:
         """Go on from the newest whole checkpoint; comparing the rows and starting take a moment and are done beside."""
         self._said.pop(run, None)
-        self._jobs.go_on(run, self.folder(run), None, accept_data)
+        self._jobs.go_on(run, self._runs.folder(run), None, accept_data)
         return {}
 
     @verb
     def longer(self, *, run: Run) -> dict[str, Any]:
         """Train a finished run for as long again."""
-        folder = self.folder(run)
+        folder = self._runs.folder(run)
         self._jobs.go_on(run, folder, proposals.longer(proposals.settings_of(folder)).settings, accept_data=False)
         return {}
 
     @verb
     def mend(self, *, run: Run) -> dict[str, Any]:
         """Make the change that a failed run proposes, and launch."""
-        reader = self._reader(run)
+        reader = self._runs.reader(run)
         with reader.lock:
             view = reader.poll().copy()
         self._jobs.mend(run, reader.folder, view, self._end(run, reader.folder, view))
@@ -190,7 +159,7 @@ class MonitorPart(Part):
     @verb
     def evaluate(self, *, run: Run) -> dict[str, Any]:
         """Measure the newest checkpoint on the held-out rows, beside the base."""
-        self._jobs.measure(run, self.folder(run))
+        self._jobs.measure(run, self._runs.folder(run))
         return {}
 
     @verb
@@ -198,36 +167,22 @@ class MonitorPart(Part):
         """Measure the newest checkpoint by a task of lm-evaluation-harness, beside the base."""
         if not task.strip():
             raise WorkbenchError("No task is named.", "Name its YAML file, from the notebook's folder on.")
-        self._jobs.measure(run, self.folder(run), [task.strip()])
+        self._jobs.measure(run, self._runs.folder(run), [task.strip()])
         return {}
 
     @verb
     def export(self, *, run: Run, forms: Forms = ("safetensors",), quant: Quant = "F16") -> dict[str, Any]:
         """Take the model along in these forms, into a folder beside the notebook; `quant` is a GGUF's number format."""
-        folder = self.folder(run)
+        folder = self._runs.folder(run)
         self._jobs.take_along(run, folder, forms, quant, Path.cwd() / f"{folder.id}-export")
         return {}
 
     @verb
     def stack(self, *, run: Run) -> dict[str, Any]:
         """Where the run's worker is at this moment."""
-        return {"stack": shown(stack.ask(self.folder(run)), STACK_CHARACTERS)}
+        return {"stack": shown(stack.ask(self._runs.folder(run)), STACK_CHARACTERS)}
 
     # Inside
-
-    def folder(self, run: str) -> RunFolder:
-        """A run by its plain name: one that was given, or one of the folder. No path that was not given comes in by message."""
-        if run in self._given:
-            return self._given[run]
-        if not _RUN_ID.fullmatch(run) or not is_run(self._runs_dir() / run):
-            raise RunNotFound(f"no run is called {visible(run)[:80]} in {visible(str(self._runs_dir()))}.")
-        return RunFolder(self._runs_dir() / run)
-
-    def _reader(self, run: str) -> Reader:
-        with self._lock:
-            if run not in self._readers:
-                self._readers[run] = Reader.of(self.folder(run))
-            return self._readers[run]
 
     def _parts(self, run: str, reader: Reader, view: RunView, page: str) -> dict[str, Any]:
         """All that is said in words, each part travelling only when it changed."""
@@ -281,7 +236,7 @@ class MonitorPart(Part):
         new = self._jobs.new(run)
         if new is None:
             return ""
-        self.give(new)
+        self._runs.give(new)
         return new.id
 
     def _end(self, run: str, folder: RunFolder, view: RunView) -> End:
@@ -310,21 +265,17 @@ class MonitorPart(Part):
         return shown(stopping.answered(answer), 300)
 
     def summary(self) -> str:
-        return "\n".join(self.seen(run, self._summary_of(folder)) for run, folder in list(self._given.items())[:1])
-
-    @staticmethod
-    def _summary_of(folder: RunFolder) -> Callable[[RunView], str]:
-        def words(view: RunView) -> str:
-            lines = [f"  {what:<13}  {words}" for what, words in card(view, folder, folder.id)]
-            return "\n".join([telling.summary_of(view), *lines])
-
-        return words
+        name = next(iter(self._runs.given), None)
+        return "" if name is None else self._runs.seen(name, partial(_summary_of, self._runs.given[name]))
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.leave()
-        self._readers.clear()
+        self._runs.close()
         self._jobs.close()
+
+
+def _summary_of(folder: RunFolder, view: RunView) -> str:
+    lines = [f"  {what:<13}  {words}" for what, words in card(view, folder, folder.id)]
+    return "\n".join([telling.summary_of(view), *lines])
 
 
 def _mark(part: Any) -> int:
@@ -366,7 +317,7 @@ def _series(
     return lengths, buffers
 
 
-class Monitor(Face):
+class Monitor(NotebookWidget):
     """Watch one run: by its name, its folder, or a RunFolder. It may have been started anywhere on this machine."""
 
     _esm = bundle("monitor", entry="monitorFace")
@@ -375,13 +326,13 @@ class Monitor(Face):
     def __init__(self, run: str | Path | RunFolder, *, runs: str | Path | None = None, height: int = 480) -> None:
         root = store.runs_dir(runs)
         self.run = run if isinstance(run, RunFolder) else store.find(str(run), root)
-        self._part = MonitorPart(lambda: root, {self.run.id: self.run})
-        super().__init__(self._part, ChatPart(self._part.folder), height=height)
+        self._runs = Runs(lambda: root, {self.run.id: self.run})
+        super().__init__(MonitorPart(self._runs), ChatPart(self._runs.folder), height=height)
 
     @property
     def view(self) -> RunView:
         """All that the run's events say now: `state`, `step`, `latest`, `series`, `samples`, `receipt`, ... A copy."""
-        return self._part.seen(self.run.id, RunView.copy)
+        return self._runs.seen(self.run.id, RunView.copy)
 
     def wait(self, seconds: float | None = None) -> str:
         """Returns the run's state once it has ended, or after so many seconds. Interrupting the cell leaves the run alone."""
@@ -399,7 +350,7 @@ class Monitor(Face):
 
     def _state_if_over(self, give_up: float) -> str:
         """The run's state once it has ended or the time is up; nothing before."""
-        state, over = self._part.seen(self.run.id, lambda view: (view.state, view.over))
+        state, over = self._runs.seen(self.run.id, lambda view: (view.state, view.over))
         return state if over or time.monotonic() >= give_up else ""
 
 

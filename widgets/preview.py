@@ -24,7 +24,7 @@ from engine.session.draft import Draft
 from engine.session.rows import RowQuestion, image_text, pack_text, reward_text, trained_text, why_none
 from widgets.asking import Asker
 from widgets.columns import ColumnsPart
-from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
 from widgets.template import TemplatePart
 
 MOST_TOKENS = 1500
@@ -237,7 +237,7 @@ def _marks(row: dict[str, Any]) -> list[list[Any]]:
     return marks
 
 
-class Preview(Face):
+class Preview(NotebookWidget):
     """The token preview alone, of a draft or a config file."""
 
     _esm = bundle("tokens", entry="previewFace")

@@ -1,11 +1,11 @@
-"""What a notebook face may be asked and how it answers: checked messages in, plain data and buffers out.
+"""What a notebook widget may be asked and how it answers: checked messages in, plain data and buffers out.
 
 A message is `{"id", "do", ...}`; the answer carries the same id, so several views of one widget share one comm and the
 front end alone decides when to ask (a hosted notebook shows nothing that a background thread sends). A verb is a method
 marked `@verb`: its annotations are the schema of its message, checked strictly, and an unknown or malformed message
 gets a sentence back and changes nothing. Nothing that arrives is ever evaluated.
 
-A part answers the verbs of one concern and needs no widget, so tests call it directly; a face is the widget that holds
+A part answers the verbs of one concern and needs no widget, so tests call it directly; a widget holds
 several parts, and ends their threads when it is closed, taken over by a newer cell, or the kernel leaves.
 """
 
@@ -71,7 +71,7 @@ def verb(method: Method) -> Method:
 
 
 class Part:
-    """Answers the verbs of one concern. Used under the lock of its face, never from two threads at once."""
+    """Answers the verbs of one concern. Used under the lock of its widget, never from two threads at once."""
 
     def verbs(self) -> dict[str, Callable[..., Any]]:
         methods = {}
@@ -126,7 +126,7 @@ class Dispatcher:
             return _refusal(name, f"The message {do!r} is malformed at {place}: {first['msg']}.")
         except WorkbenchError as trouble:
             return _refusal(name, trouble.message, hint=trouble.hint)
-        except Exception as trouble:  # noqa: BLE001 - the face's boundary: the person sees it, the kernel lives on
+        except Exception as trouble:  # noqa: BLE001 - the widget's boundary: the person sees it, the kernel lives on
             return _refusal(name, f"{type(trouble).__name__}: {trouble}")
         reply = result if isinstance(result, Answer) else Answer(result or {})
         return Answer({**reply.data, "id": name, "ok": True}, reply.buffers)
@@ -169,7 +169,7 @@ def shown(text: str, limit: int = 2000) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
-class Face(anywidget.AnyWidget):
+class NotebookWidget(anywidget.AnyWidget):
     """The widget around a dispatcher: messages in and out, a text for places without widgets, one clean end."""
 
     _esm = ""
@@ -195,7 +195,7 @@ class Face(anywidget.AnyWidget):
         self.dispatcher.retire(reason)
 
     def close(self) -> None:
-        """Ends threads and the view; also called for a face whose making failed half way."""
+        """Ends threads and the view; also called for a widget whose making failed half way."""
         close_abandoned()
         if "dispatcher" in vars(self):
             self.dispatcher.close()
@@ -221,10 +221,10 @@ class Face(anywidget.AnyWidget):
         return {**data, "text/plain": repr(self)}, metadata
 
 
-_OPEN: weakref.WeakSet[Face] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[NotebookWidget] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    for face in list(_OPEN):
-        face.dispatcher.close()
+    for widget in list(_OPEN):
+        widget.dispatcher.close()

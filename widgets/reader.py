@@ -1,4 +1,5 @@
-"""One reader of a run for all views of a kernel: opened by the first that looks, closed with the last.
+"""The runs that a view may look at by their names, and one reader of a run for all views of a kernel, opened by the first
+that looks and closed with the last.
 
 A reader's epoch grows when the points that a view holds are no longer true: a resumed run took some back, or the whole
 curve took the place of its end. A view of an older epoch gets its curves anew.
@@ -6,13 +7,20 @@ curve took the place of its end. A view of an older epoch gets its curves anew.
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from engine.errors import RunNotFound, visible
 from engine.run.index import Watch, open_view
-from engine.run.store import RunFolder
+from engine.run.store import RunFolder, is_run
 from engine.run.view import RunView
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+Seen = TypeVar("Seen")
 
 
 class Reader:
@@ -57,3 +65,57 @@ class Reader:
             self.epoch += 1
             self._told = now
         return self.watch.view
+
+
+class Runs:
+    """The runs of one folder, and those that were given, by what each is called; several parts of a view share them."""
+
+    def __init__(self, runs_dir: Callable[[], Path], given: Mapping[str, RunFolder] | None = None) -> None:
+        self._runs_dir = runs_dir
+        self.given = dict(given or {})
+        self._readers: dict[str, Reader] = {}
+        self._lock = threading.Lock()
+
+    def folder(self, run: str) -> RunFolder:
+        """A run by its plain name: one that was given, or one of the folder. No path that was not given comes in by message."""
+        if run in self.given:
+            return self.given[run]
+        if not _RUN_ID.fullmatch(run) or not is_run(self._runs_dir() / run):
+            raise RunNotFound(f"no run is called {visible(run)[:80]} in {visible(str(self._runs_dir()))}.")
+        return RunFolder(self._runs_dir() / run)
+
+    def reader(self, run: str) -> Reader:
+        with self._lock:
+            if run not in self._readers:
+                self._readers[run] = Reader.of(self.folder(run))
+            return self._readers[run]
+
+    def give(self, run: RunFolder) -> None:
+        """A run that was started here can be watched from now on by its name, wherever it lies."""
+        self.given.setdefault(run.id, run)
+
+    def seen(self, run: str, tell: Callable[[RunView], Seen]) -> Seen:
+        """What `tell` makes of a run as it stands now, while no other thread folds its events."""
+        reader = self.reader(run)
+        with reader.lock:
+            return tell(reader.poll())
+
+    def read_completely(self, run: str) -> None:
+        """Waits until the whole curves of a run are read, and not its end alone."""
+        reader = self.reader(run)
+        with reader.lock:
+            reader.watch.read_completely()
+
+    def seen_together(self, runs: Sequence[str], tell: Callable[[list[RunView]], Seen]) -> Seen:
+        """`seen` for several runs at once; their locks are always taken in one order."""
+        readers = [self.reader(run) for run in runs]
+        with ExitStack() as stack:
+            for reader in sorted(set(readers), key=id):
+                stack.enter_context(reader.lock)
+            return tell([reader.poll() for reader in readers])
+
+    def close(self) -> None:
+        """This view looks at none of them any more."""
+        for reader in self._readers.values():
+            reader.leave()
+        self._readers.clear()

@@ -5,7 +5,6 @@ It runs beside the kernel's own thread; what became of it is one line that the m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from engine.figures import progress
 from engine.resume import resume
 from engine.run.data_record import DataChanged
 from engine.run.ending import End
-from engine.run.evaluations import Evaluation, in_words, keep, step_of, tasks_of
+from engine.run.evaluations import Evaluation, in_words, step_of, tasks_of
 from engine.run.store import RunFolder
 from engine.run.task import Task
 from engine.run.view import RunView
@@ -83,8 +82,7 @@ class RunJobs:
         job = _Job("measuring", task=task)
 
         def work() -> None:
-            record = {"t": round(time.time(), 3), **task.run(lambda message: _report(job, message))}
-            keep(run, record)
+            record, _ = task.measure(lambda message: _report(job, message))
             job.words = in_words(record)
 
         self._start(name, job, work)

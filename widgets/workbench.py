@@ -30,7 +30,8 @@ from widgets.guide import GuidePart
 from widgets.ledger import LedgerPart
 from widgets.monitor import MonitorPart
 from widgets.preview import PreviewPart
-from widgets.protocol import Face, Part, bundle, shown, style, verb
+from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
+from widgets.reader import Runs
 from widgets.template import TemplatePart
 
 MOST_RUNS = 40
@@ -144,7 +145,7 @@ def _why(view: RunView) -> str:
     return "" if view.state in ("finished", "stopped") else view.cause
 
 
-class Workbench(Face):
+class Workbench(NotebookWidget):
     """Everything in one cell. `Workbench()` begins anew, `Workbench("file.yaml")` opens a file, `Workbench(draft)` a draft.
 
     A config of Axolotl, LLaMA-Factory or TRL opens with the ledger of its keys, and a button takes it over.
@@ -182,9 +183,9 @@ class Workbench(Face):
         self.ledger_part: LedgerPart = (
             before.ledger_part if before is not None and taken else LedgerPart(self.draft, self.ledger)
         )
-        monitor = MonitorPart(lambda: self.form.session.runs_dir)
+        known = Runs(lambda: self.form.session.runs_dir)
         walked = before.guide.so_far if before is not None and taken else None
-        self.guide: GuidePart = GuidePart(self.form.session, asker.ask, monitor, self.form.to_step, walked)
+        self.guide: GuidePart = GuidePart(self.form.session, asker.ask, known, self.form.to_step, walked)
         super().__init__(
             self.form,
             PreviewPart(self.draft, asker),
@@ -192,9 +193,9 @@ class Workbench(Face):
             TemplatePart(self.draft, asker, self.form.session.edit),
             LaunchPart(self.form.session),
             RunsPart(lambda: self.form.session.runs_dir),
-            monitor,
-            ComparePart(monitor),
-            ChatPart(monitor.folder),
+            MonitorPart(known),
+            ComparePart(known),
+            ChatPart(known.folder),
             self.ledger_part,
             self.guide,
             height=height,
@@ -222,6 +223,6 @@ class Workbench(Face):
 
     def close(self) -> None:
         super().close()
-        for key, face in list(self._latest.items()):
-            if face is self:
+        for key, widget in list(self._latest.items()):
+            if widget is self:
                 del self._latest[key]

@@ -73,12 +73,12 @@ def folder(tokenizer: str | os.PathLike[str] | None = None) -> Path:
     Raises `ModelError` where the tokenizer cannot be read or the cache cannot be written.
     """
     if tokenizer is None:
-        return made_once("tiny", _recipe(), lambda made: _write(_own_tokenizer(), made))
+        return made_once("tiny", _recipe(), lambda place: _write(_own_tokenizer(), place))
     loaded = _other_tokenizer(os.fspath(tokenizer))
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as saved:
         loaded.save_pretrained(saved)
         files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in Path(saved).iterdir()}
-    return made_once("tiny", {**_recipe(), "tokenizer": files}, lambda made: _write(loaded, made))
+    return made_once("tiny", {**_recipe(), "tokenizer": files}, lambda place: _write(loaded, place))
 
 
 def made_once(stem: str, recipe: dict[str, Any], write: Callable[[Path], None], name: str = NAME) -> Path:
@@ -88,8 +88,8 @@ def made_once(stem: str, recipe: dict[str, Any], write: Callable[[Path], None], 
     """
     target = _base() / f"{stem}-{_digest(recipe)}"
     if not _whole(target):
-        with _aside(target, name) as made:
-            write(made)
+        with _aside(target, name) as place:
+            write(place)
     return target
 
 
@@ -219,16 +219,16 @@ def _aside(target: Path, name: str = NAME) -> Iterator[Path]:
     """A folder to write into that becomes `target` in one step, unless another process was first."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        place = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
-            yield made
-            for file in made.iterdir():
+            yield place
+            for file in place.iterdir():
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
-            made.chmod(0o755)
-            _into_place(made, target)
+            place.chmod(0o755)
+            _into_place(place, target)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
     except OSError as problem:
         raise ModelError(
             f"{redact(str(target))}: {name} cannot be written into the cache: {problem.strerror or problem}.",
@@ -236,17 +236,17 @@ def _aside(target: Path, name: str = NAME) -> Iterator[Path]:
         ) from problem
 
 
-def _into_place(made: Path, target: Path) -> None:
+def _into_place(place: Path, target: Path) -> None:
     try:
-        made.rename(target)
+        place.rename(target)
     except OSError:
         if _whole(target):
             return  # another process was first, with the same content
-        broken = made.with_name(made.name + "-broken")
+        broken = place.with_name(place.name + "-broken")
         with contextlib.suppress(FileNotFoundError):
             target.rename(broken)
         try:
-            made.rename(target)
+            place.rename(target)
         except OSError:
             if not _whole(target):
                 raise

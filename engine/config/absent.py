@@ -148,8 +148,8 @@ METHODS = ("bco", "cpo", "gkd", "minillm", "nash_md", "online_dpo", "papo", "rlo
 def absent(key: str) -> Absent | None:
     """What is not here yet and this key asks for."""
     low = key.strip().lower().replace("-", "_")
-    exact = next((each for each in ABSENT if low in each.keys), None)
-    return exact or next((each for each in ABSENT if low.startswith(each.prefixes)), None)
+    exact = next((entry for entry in ABSENT if low in entry.keys), None)
+    return exact or next((entry for entry in ABSENT if low.startswith(entry.prefixes)), None)
 
 
 # What a file is for, the keys of which so many must be there, and keys with which it is a training after all.

@@ -44,8 +44,8 @@ def needs_torchvision(processor: str, image_processor: str) -> bool | None:
 @cache
 def _image_processors() -> str:
     """The text of transformers' tables of image processors; empty where they cannot be read."""
-    found = importlib.util.find_spec("transformers")
-    folders = found.submodule_search_locations if found is not None else None
+    spec = importlib.util.find_spec("transformers")
+    folders = spec.submodule_search_locations if spec is not None else None
     if not folders:
         return ""
     folder = Path(folders[0]) / "models" / "auto"
@@ -57,10 +57,10 @@ def _image_processors() -> str:
 
 @cache
 def _tables() -> tuple[frozenset[str], dict[str, frozenset[str]]] | None:
-    found = importlib.util.find_spec("transformers")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    folder = Path(found.submodule_search_locations[0]) / "models" / "auto"
+    folder = Path(spec.submodule_search_locations[0]) / "models" / "auto"
     try:
         configs = "".join((folder / name).read_text("utf-8") for name in ("auto_mappings.py", "configuration_auto.py"))
         models = (folder / "modeling_auto.py").read_text("utf-8")

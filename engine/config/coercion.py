@@ -191,8 +191,8 @@ def _of_text(spec: FieldSpec, text: str) -> Any:
     if spec.control == "list":
         return _list(spec, word)
     if spec.control == "mapping":
-        found = entries(word, of_text=spec.of_text)
-        return Uncoerced(text) if found is None else found
+        parsed = entries(word, of_text=spec.of_text)
+        return Uncoerced(text) if parsed is None else parsed
     if spec.control == "sources":
         return [{"path": word}] if word else []
     return text

@@ -96,12 +96,12 @@ def _splice(text: str, path: Path, value: Any) -> str:
     parent: Any = root
     for part in path[:-1]:
         parent = _pair(parent, part)[1]
-    found = _find(parent, path[-1])
-    if parent.flow_style and (found is None or value is MISSING):
+    place = _find(parent, path[-1])
+    if parent.flow_style and (place is None or value is MISSING):
         raise _InBrackets
-    if found is None:
+    if place is None:
         return _insert(text, parent, path[-1], value)
-    key, node = found
+    key, node = place
     if value is MISSING:
         return _cut(text, key, node)
     # `key:` without a value carries a mark somewhere behind; it is written again as a block
@@ -120,10 +120,10 @@ def _has_text(node: Node) -> bool:
 
 
 def _pair(parent: Node, part: str | int) -> tuple[Any, Any]:
-    found = _find(parent, part)
-    if found is None:
+    place = _find(parent, part)
+    if place is None:
         raise KeyError(part)
-    return found
+    return place
 
 
 def _find(parent: Node, part: str | int) -> tuple[Any, Any] | None:
@@ -159,8 +159,8 @@ def _end_line(node: Node) -> int:
 
 
 def _line_end(text: str, index: int) -> int:
-    found = text.find("\n", index)
-    return len(text) if found < 0 else found + 1
+    newline = text.find("\n", index)
+    return len(text) if newline < 0 else newline + 1
 
 
 def _region(text: str, key: Node, node: Node) -> tuple[int, int]:

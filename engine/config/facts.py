@@ -164,7 +164,7 @@ class DataFacts:
             return None
         if self.longest is not None and self.longest <= length:
             return 0
-        return round(self.source_rows * sum(each > length for each in self.lengths) / len(self.lengths))
+        return round(self.source_rows * sum(tokens > length for tokens in self.lengths) / len(self.lengths))
 
     @classmethod
     def counted_from(cls, answer: Mapping[str, Any]) -> DataFacts:
@@ -182,8 +182,8 @@ def counting_limits(config: RunConfig) -> tuple[str, ...]:
     """The settings that decide what becomes of a row once it is tokenized, as texts that can be compared."""
     model, data = config.model, config.data
     # A template is named by its file wherever that lies.
-    named = [each.chat_template for each in (*data.train, *data.eval)]
-    template = ", ".join(Path(str(each)).name for each in (model.chat_template, *(named if any(named) else ())))
+    named = [source.chat_template for source in (*data.train, *data.eval)]
+    template = ", ".join(Path(str(source)).name for source in (model.chat_template, *(named if any(named) else ())))
     length = (data.max_length, data.excess_length, data.truncation_side)
     packs = (data.packing, data.packing_cross_doc_attn_mask)
     images = (data.min_pixels, data.max_pixels)

@@ -223,7 +223,8 @@ def placed(facts: Facts, base: str | os.PathLike[str]) -> Facts:
         tokenizer = replace(tokenizer, name=place_of(tokenizer.name, folder))
     if sources is not None:
         sources = {
-            place_of(path, folder): replace(found, path=place_of(path, folder)) for path, found in sources.items()
+            place_of(path, folder): replace(source_facts, path=place_of(path, folder))
+            for path, source_facts in sources.items()
         }
     files = facts.files
     if files is not None:
@@ -283,8 +284,8 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 def scheme_of(path: str) -> str:
     """How an address begins, in lower case: `s3` of `s3://bucket/rows.jsonl`; empty for a path or a name."""
-    found = _ADDRESS.match(path)
-    return found[1].lower() if found else ""
+    match = _ADDRESS.match(path)
+    return match[1].lower() if match else ""
 
 
 def short_path(path: str) -> str:

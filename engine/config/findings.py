@@ -1,7 +1,7 @@
 """Findings: what is wrong or odd about a config, as data, and the one place that words them.
 
 The form is `<dotted path>: must be <rule>; got <value>. <what to do>.` A finding may carry a fix: settings to write and
-to remove, which a face applies by one key.
+to remove, which a frontend applies by one key.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def example_row(method: type[MethodSection]) -> str:
 def needs_of(method: type[MethodSection]) -> str:
     """What data the method needs: the sentence of its docstring that says so."""
     sentences = " ".join((method.__doc__ or "").split()).split(". ")
-    found = next((sentence for sentence in sentences if sentence.startswith("Needs ")), "")
-    return f"{found.rstrip('.')}." if found else ""
+    sentence_of_needs = next((sentence for sentence in sentences if sentence.startswith("Needs ")), "")
+    return f"{sentence_of_needs.rstrip('.')}." if sentence_of_needs else ""
 
 
 def reference_of(method: MethodSection) -> str | None:

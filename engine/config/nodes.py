@@ -131,7 +131,7 @@ class _Builder:
         return items
 
     def mapping(self, path: str, depth: int) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
         for event in self.events:
             if type(event).__name__ == "MappingEndEvent":
                 break
@@ -144,11 +144,11 @@ class _Builder:
             ):  # in quotes it is a name like others
                 raise TooMuch("must be written out; got a merge key `<<`. Write the settings themselves.", line)
             inner = f"{path}.{key}" if path else str(key)
-            if key in found:
+            if key in values:
                 self.twice.append(f"got {visible(inner)} on line {self.lines.get(inner, 0)} and again on line {line}")
             self.lines[inner] = line
-            found[key] = self.value(next(self.events), inner, depth + 1)
-        return found
+            values[key] = self.value(next(self.events), inner, depth + 1)
+        return values
 
     def scalar(self, event: ScalarEvent, line: int) -> Any:
         text = event.value

@@ -290,7 +290,7 @@ class _Reader:
             spec, section = fields[there], there.partition(".")[0]
             kind = changes.get(f"{section}.kind") or (_written(self._mapping, f"{section}.kind"))
             standing = self._mapping.get(section)
-            others = [other for other, said in self._claims.get(there, ()) if other != path and said != carried]
+            others = [other for other, claimed in self._claims.get(there, ()) if other != path and claimed != carried]
             if section in self._mapping and section != path and not isinstance(standing, (Mapping, type(None))):
                 return f" Write the section {section} as settings first."
             if _written(self._mapping, there) not in (None, carried):
@@ -428,7 +428,7 @@ def _of_one_value(section: str, raw: Any) -> dict[str, Any]:
 
 def _claims(mapping: Mapping[str, Any]) -> dict[str, list[tuple[str, Any]]]:
     """What keys outside their place say for each setting, so that two that disagree are seen."""
-    found: dict[str, list[tuple[str, Any]]] = {}
+    claims: dict[str, list[tuple[str, Any]]] = {}
     for key, value in mapping.items():
         if not isinstance(key, str):
             continue
@@ -437,9 +437,9 @@ def _claims(mapping: Mapping[str, Any]) -> dict[str, list[tuple[str, Any]]]:
         else:
             exact = _exact("", key)
             changes = translate(key, value, mapping) or ({exact: value} if exact else {})
-        for there, said in changes.items():
-            found.setdefault(there, []).append((key, _carried(fields[there], said)))
-    return found
+        for there, change in changes.items():
+            claims.setdefault(there, []).append((key, _carried(fields[there], change)))
+    return claims
 
 
 @lru_cache(maxsize=512)
@@ -455,8 +455,8 @@ def _exact(section: str, key: str) -> str | None:
 def _slip(section: str, key: str) -> str | None:
     """The setting of this section that the key is a slip of the finger away from."""
     low = key.strip().lower().replace("-", "_")
-    found = [name for name in fields_in(section) if _is_slip(low, name)] if section else []
-    return f"{section}.{found[0]}" if len(found) == 1 else None
+    names = [name for name in fields_in(section) if _is_slip(low, name)] if section else []
+    return f"{section}.{names[0]}" if len(names) == 1 else None
 
 
 def _is_slip(word: str, name: str) -> bool:

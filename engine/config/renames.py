@@ -138,8 +138,8 @@ def _unless_off(path: str) -> Meaning:
 
 def _held_out(of: Meaning) -> Meaning:
     def meaning(value: Any, file: File) -> Changes | None:
-        found = of(value, file)
-        return {"data.eval": found["data.train"]} if found else {} if value in (None, False) else None
+        changes = of(value, file)
+        return {"data.eval": changes["data.train"]} if changes else {} if value in (None, False) else None
 
     return meaning
 

@@ -69,10 +69,10 @@ def reward_spec(text: str) -> RewardSpec:
     weight, rest = (float(weighted[1]), weighted[2].strip()) if weighted else (1.0, text.strip())
     if not math.isfinite(weight) or weight == 0:
         raise BadReward("a reward with a weight that is a number other than 0", "Leave it out instead.")
-    if (found := _FILE.fullmatch(rest)) is not None:
-        if not found[2].isidentifier():
+    if (match := _FILE.fullmatch(rest)) is not None:
+        if not match[2].isidentifier():
             raise BadReward("a function of a file, as in rewards.py:score", "Name the function after the colon.")
-        return RewardSpec("function", found[1], found[2], weight, found[2], text)
+        return RewardSpec("function", match[1], match[2], weight, match[2], text)
     kind, _, argument = rest.partition(":")
     if kind == "model":
         if not argument:
@@ -125,7 +125,7 @@ def with_path(text: str, place: Callable[[str], str]) -> str:
 
 def files_of(texts: Sequence[str]) -> list[str]:
     """The files that rewards name, as written: of functions and of JSON schemas, and the folders of reward models."""
-    found: list[str] = []
+    files: list[str] = []
     for text in texts:
         try:
             spec = reward_spec(text)
@@ -133,8 +133,8 @@ def files_of(texts: Sequence[str]) -> list[str]:
             continue
         local_model = spec.kind == "model" and spec.argument.startswith((".", "~", "/"))
         if local_model or spec.kind in ("function", "json_schema"):
-            found.append(spec.argument)
-    return found
+            files.append(spec.argument)
+    return files
 
 
 def pattern_of(form: str) -> str:

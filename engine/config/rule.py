@@ -109,7 +109,7 @@ def _enter(name: str, module: str, reads: tuple[FieldSpec, ...], check: Check) -
 
 def one_of(*values: Any) -> Test:
     """Whether a value is one of these; true is not 1."""
-    return lambda value: any(type(value) is type(each) and value == each for each in values)
+    return lambda value: any(type(value) is type(listed) and value == listed for listed in values)
 
 
 def other_than(*values: Any) -> Test:
@@ -133,8 +133,8 @@ def own_findings(module: str, config: RunConfig, facts: Facts) -> Iterator[Findi
     return (finding for entered in RULES if entered.module == module for finding in entered.check(config, facts))
 
 
-def raise_first(found: Iterable[Finding]) -> None:
+def raise_first(findings: Iterable[Finding]) -> None:
     """Raises ModelError with the words of the first error among findings: what a worker says is what a check says."""
-    for finding in found:
+    for finding in findings:
         if finding.severity == "error":
             raise ModelError(finding.message.removesuffix(finding.todo).rstrip(), finding.todo)

@@ -58,15 +58,15 @@ def helps(model: type[Section]) -> dict[str, str]:
     from pathlib import Path
 
     base = model.__base__
-    found: dict[str, str] = dict(helps(base)) if base is not None and base is not Section else {}
+    texts: dict[str, str] = dict(helps(base)) if base is not None and base is not Section else {}
     tree = ast.parse(Path(sys.modules[model.__module__].__file__ or "").read_text(encoding="utf-8"))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == model.__name__)
     for field, below in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             text = below.value.value if isinstance(below.value, ast.Constant) else None
             if isinstance(text, str) and field.target.id in model.model_fields:
-                found[field.target.id] = " ".join(text.split())
-    return found
+                texts[field.target.id] = " ".join(text.split())
+    return texts
 
 
 # The marks are plain classes, told apart by type and identity: six dataclasses take 4 ms to make, in every command.

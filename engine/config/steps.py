@@ -1,4 +1,4 @@
-"""The order of questions that both faces ask, which settings belong to which, and the goals in words."""
+"""The order of questions that both frontends ask, which settings belong to which, and the goals in words."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def entries(text: str, *, of_text: bool = False) -> dict[str, Any] | None:
     """`a: 1, b: true` as a mapping, braces around it or not; None where it is none. `of_text` keeps bare values texts."""
     inner = text[1:-1].strip() if text.startswith("{") and text.endswith("}") else text
     if _QUOTED.search(inner):
-        found = parse_value(f"{{{inner}}}")
-        return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else None
+        parsed = parse_value(f"{{{inner}}}")
+        return parsed if isinstance(parsed, dict) and all(isinstance(key, str) for key in parsed) else None
     pairs = [part.partition(":") for part in inner.split(",") if part.strip()]
     if any(not colon or not key.strip() for key, colon, _ in pairs):
         return None
@@ -52,5 +52,5 @@ def entries(text: str, *, of_text: bool = False) -> dict[str, Any] | None:
 
 def _scalar(word: str) -> Any:
     """A bare value: a truth, a number or nothing where YAML reads one, else the text."""
-    found = parse_value(word)
-    return word if isinstance(found, (list, dict, str)) or (found is None and not word) else found
+    parsed = parse_value(word)
+    return word if isinstance(parsed, (list, dict, str)) or (parsed is None and not word) else parsed

@@ -263,26 +263,26 @@ def _entry_specs() -> tuple[FieldSpec, ...]:
 
 def _section_specs(section: str) -> dict[str, FieldSpec]:
     """All settings of a section over its kinds; `kind` itself takes its choices from them."""
-    found: dict[str, FieldSpec] = {}
+    specs: dict[str, FieldSpec] = {}
     models = SECTIONS[section]
     for model in models.values():
         for name in model.model_fields:
-            if name in found:
+            if name in specs:
                 continue
             kinds = tuple(kind for kind, other in models.items() if kind and name in other.model_fields)
             spec = _spec(section, model, name, kinds, f"{section}.{name}")
             if name == "kind":
-                found[name] = _kind_spec(spec, models)
+                specs[name] = _kind_spec(spec, models)
                 continue
             others = [kind for kind in kinds if _declarer(models[kind], name) is not _declarer(model, name)]
             variants = tuple((kind, _spec(section, models[kind], name, kinds, spec.path)) for kind in others)
-            found[name] = replace(spec, variants=variants) if variants else spec
-    return found
+            specs[name] = replace(spec, variants=variants) if variants else spec
+    return specs
 
 
 def _declarer(model: type[Section], name: str) -> type:
     """The class in whose body the field stands."""
-    return next(each for each in model.__mro__ if name in get_annotations(each))
+    return next(base for base in model.__mro__ if name in get_annotations(base))
 
 
 def _kind_spec(spec: FieldSpec, models: dict[str, type[Section]]) -> FieldSpec:

@@ -1,7 +1,7 @@
 """Which format a source has, said with what was seen and why; an explicit format or column map always wins.
 
 The first rows are looked at (256 by default), each for itself, so a file that mixes formats is found with the row where
-it changes. Standard library only: the faces call this.
+it changes. Standard library only: the frontends call this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One quick look at everything a config names: machine, model files, packages, sources. Torch-free, for both faces.
+"""One quick look at everything a config names: machine, model files, packages, sources. Torch-free, for both frontends.
 
 Gives the facts that rules and estimate need before anything is prepared: whether a source is there, how large, what its
 first rows hold, how many rows it has if that is known within a moment. Nothing is downloaded.

@@ -31,6 +31,7 @@ from engine.models.packed_experts import PROJECTIONS
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
+    from transformers import PreTrainedModel
 
 Report = Callable[[str, int, int], None]
 PREFIX = "base_model.model."
@@ -186,7 +187,7 @@ def _parameter(last: str) -> str:
     return f"lora_{kind}.default" + (f".{rest}" if rest else "")
 
 
-def _tied(model: Any) -> tuple[str, str] | None:
+def _tied(model: PreTrainedModel) -> tuple[str, str] | None:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding is None or head is None or embedding.weight is not head.weight:
         return None

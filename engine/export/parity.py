@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,10 @@ from engine.errors import WorkbenchError, visible
 from engine.export import streamed
 from engine.export.streamed import Streamed
 from engine.generate import end_of_turn
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 PROBES = (
     "In 1999 it cost 3.50, in 2026 1234567890 times 42.",
@@ -160,7 +164,7 @@ def inputs(tokenizer: Any) -> list[list[int]]:
     return [each for each in found if each]
 
 
-def outputs(model: Any, ids: Sequence[list[int]]) -> list[torch.Tensor]:
+def outputs(model: PreTrainedModel | PeftModel, ids: Sequence[list[int]]) -> list[torch.Tensor]:
     """What the model's head gives for each text, in float32: logits, or the last hidden state where it has no head."""
     model.eval()
     with torch.no_grad():
@@ -274,7 +278,7 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     return model
 
 
-def _fit_padding(model: Any) -> None:
+def _fit_padding(model: PreTrainedModel) -> None:
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = 0  # one text at a time: nothing is padded, and a head of scores asks for it
 

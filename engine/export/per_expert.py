@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -23,6 +23,9 @@ from engine.errors import ModelError, WorkbenchError, visible
 from engine.export.merge import DTYPES, PREFIX, Plan, plan, write_safetensors
 from engine.export.parity import differs, trained_base
 from engine.export.stored import is_turned
+
+if TYPE_CHECKING:
+    pass
 
 READER = "plain torch, expert by expert"
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": None, "w2": None}

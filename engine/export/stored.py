@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -20,6 +20,9 @@ from safetensors import safe_open
 from engine import model_files
 from engine.errors import ModelError, visible
 from engine.kernels.experts.packed import of_mxfp4
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WIDE = 3
 """Columns of a probe: more are not needed to see which side of a weight is which."""
@@ -83,7 +86,7 @@ def is_turned(model: torch.nn.Module, name: str) -> bool:
     return getattr(module, leaf).dim() == 3 and bool(getattr(module, "is_transposed", False))
 
 
-def shares(model: Any, name: str, stored: Mapping[str, model_files.Tensor]) -> dict[str, Share]:
+def shares(model: PreTrainedModel, name: str, stored: Mapping[str, model_files.Tensor]) -> dict[str, Share]:
     """The weights of the files that hold the model's weight `name` of two or three dimensions, by their names there.
 
     `model` may be without memory. Raises ModelError where the files hold it packed, or in a way that cannot be told.
@@ -112,7 +115,7 @@ def shares(model: Any, name: str, stored: Mapping[str, model_files.Tensor]) -> d
     return found
 
 
-def stored_name(model: Any, name: str, stored: Mapping[str, model_files.Tensor]) -> str:
+def stored_name(model: PreTrainedModel, name: str, stored: Mapping[str, model_files.Tensor]) -> str:
     """The files' name of a weight that has one there whole; the same name where that cannot be told."""
     if name in stored or name not in dict(model.named_parameters()):
         return name
@@ -122,7 +125,7 @@ def stored_name(model: Any, name: str, stored: Mapping[str, model_files.Tensor])
     return other if len(found) == 1 and other in stored and stored[other].shape == tuple(shape) else name
 
 
-def _saved(model: Any, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+def _saved(model: PreTrainedModel, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
     """What transformers' saving makes of one weight."""
     from transformers.core_model_loading import revert_weight_conversion
 

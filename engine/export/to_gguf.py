@@ -23,6 +23,7 @@ from safetensors import safe_open
 from engine import model_files
 from engine.errors import ModelError, WorkbenchError, visible
 from engine.export import llama_cpp, parity
+from engine.export.folder import Model
 from engine.export.places import K_QUANTS, QUANTS
 from engine.export.tokens_of_gguf import Vocabulary, joined, vocabulary
 
@@ -108,7 +109,7 @@ def _rope(config: Any) -> dict[str, Any]:
     return dict(found.get("full_attention", found))
 
 
-def write(model: Any, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
+def write(model: Model, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
     """Writes the GGUF of a model folder and compares it. Raises ModelError, and ParityError where it differs."""
     from transformers import AutoConfig
 
@@ -130,7 +131,7 @@ def write(model: Any, folder: Path, file: Path, quant: str, report: Report) -> p
     return _judged(found, model, folder, file, quant, report) if llama_cpp.installed() else found
 
 
-def _judged(found: parity.Parity, model: Any, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
+def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
     """The comparison with llama.cpp's own ids and logits. Raises ParityError where they are not the model's."""
     report("llama.cpp opens it", 0, 1)
     prompts = [text for text in parity.rendered(model.tokenizer) if text]
@@ -150,7 +151,7 @@ def _judged(found: parity.Parity, model: Any, folder: Path, file: Path, quant: s
 
 
 def _write(
-    model: Any, folder: Path, file: Path, quant: str, config: Any, name: str, words: Vocabulary, report: Report
+    model: Model, folder: Path, file: Path, quant: str, config: Any, name: str, words: Vocabulary, report: Report
 ) -> dict[str, str]:
     """Writes the file in a format of `QUANTS`; its name of each weight."""
     import gguf
@@ -330,7 +331,7 @@ def _llama3_factors(config: Any) -> Any:
 
 
 def _read_back(
-    model: Any, folder: Path, file: Path, names: dict[str, str], config: Any, arch: str, words: Vocabulary
+    model: Model, folder: Path, file: Path, names: dict[str, str], config: Any, arch: str, words: Vocabulary
 ) -> parity.Parity:
     """Every weight against its source, then what the file says of tokens, template and stop tokens."""
     import gguf

@@ -256,10 +256,10 @@ def tokens_and_length(config: RunConfig, facts: Facts) -> tuple[int, int]:
     """Tokens of a batch that gradients flow through on one device, and of its longest sequence."""
     method, length = METHODS[config.method.kind], longest_row(config, facts)
     # The other half of a batch of rated answers only measures the drift, without gradients.
-    each = 1 if method.rows == "rated" else method.sequences
+    sequences = 1 if method.rows == "rated" else method.sequences
     # Of devices that divide rows each has as many pieces of a row as every other.
     own = math.ceil(length / config.distributed.context_parallel_size)
-    return config.optim.per_device_train_batch_size * own * each, length
+    return config.optim.per_device_train_batch_size * own * sequences, length
 
 
 def batch_tokens(config: RunConfig, facts: Facts) -> int:

@@ -105,8 +105,8 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
     if name == "builtin/tiny":
         return replace(_facts(name, TINY, None, template=True), processor=False)
     if name == "builtin/tiny-vl":
-        found = _facts(name, TINY_VL, None, template=True)
-        return replace(found, processor=True, by_torchvision=False, keeps_shape=False, parameters=TINY_VL_PARAMETERS)
+        facts = _facts(name, TINY_VL, None, template=True)
+        return replace(facts, processor=True, by_torchvision=False, keeps_shape=False, parameters=TINY_VL_PARAMETERS)
     if name.startswith("builtin/"):  # no hub has it; which ones there are is a rule's to say
         return None
     folder = _folder(name, revision)
@@ -172,13 +172,13 @@ def _json(path: Path) -> tuple[dict[str, Any] | None, str]:
     if not path.exists():
         return None, f"it holds no {path.name}"
     try:
-        found = model_files.read_json(path)
+        document = model_files.read_json(path)
     except ModelError as problem:
         reason = problem.message.rpartition(f"{path.name}: ")[2].rstrip(".")
         return None, f"its {path.name} cannot be read as JSON: it {reason}"
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         return None, f"its {path.name} is not a JSON object"
-    return found, ""
+    return document, ""
 
 
 def _has_template(folder: Path) -> bool | None:
@@ -265,7 +265,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         "max_length": _number(shape, "max_position_embeddings", "n_positions"),
         "experts": experts,
         "chat_template": template,
-        "processor": any((folder / each).is_file() for each in model_files.PROCESSORS) if folder else None,
+        "processor": any((folder / file).is_file() for file in model_files.PROCESSORS) if folder else None,
         **_image_facts(folder),
         "folder": str(folder) if folder else "",
         "stored": stored_as(config.get("quantization_config")),
@@ -336,16 +336,14 @@ def _unlike(model: ModelFacts, stored: Mapping[str, Tensor]) -> str:
             part = "self_attn" if name in (*_OF_ATTENTION, "qkv_proj") else "mlp"
             end = f"layers.{number}.{part}.{name}.weight"
             wanted[f"model.{end}"] = (by_end.get(end), (high, wide))
-    lost = [name for name, (found, _) in wanted.items() if found is None]
+    lost = [name for name, (stored_shape, _) in wanted.items() if stored_shape is None]
     if lost:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         return f"its files hold no {lost[0]}{more}, so it would start from random numbers. Take a folder with the whole model."
-    for found, shape in wanted.values():
-        if found is not None and None not in shape and found[1].shape != shape:
-            held, want = (" x ".join(map(str, each)) for each in (found[1].shape, shape))
-            return (
-                f"its {visible(found[0])} has the shape {held}, and its config.json wants {want}. Mend its config.json."
-            )
+    for stored_shape, shape in wanted.values():
+        if stored_shape is not None and None not in shape and stored_shape[1].shape != shape:
+            held, want = (" x ".join(map(str, each)) for each in (stored_shape[1].shape, shape))
+            return f"its {visible(stored_shape[0])} has the shape {held}, and its config.json wants {want}. Mend its config.json."
     return ""
 
 

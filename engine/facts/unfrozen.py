@@ -30,13 +30,13 @@ def matrices_by_name(model: ModelFacts, patterns: list[str]) -> tuple[tuple[int,
     """Those of them that are linear layers, as (rows, columns, how many); `trained_by_name` must know the names."""
     known = [re.compile(pattern) for pattern in patterns]
     layers = model.layers or 1
-    found = [
+    matrices = [
         (wide_out, wide_in, count // layers)
         for layer in range(layers)
         for name, wide_in, wide_out, count in model.linears
         if any(pattern.match(_weight(layer, name)) for pattern in known)
     ]
-    return tuple(found)
+    return tuple(matrices)
 
 
 def _weight(layer: int, name: str) -> str:

@@ -42,6 +42,9 @@ class Training(Protocol):
     def compute_loss_context_manager(self) -> contextlib.ExitStack[bool | None]:
         """What a loss is computed in: autocast where it is on."""
 
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """A line of curves."""
+
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """The curves of the held-out rows."""
 

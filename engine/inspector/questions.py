@@ -64,8 +64,8 @@ def _detect(warm: Warm, params: Params) -> Any:
     from engine.data.detect import detect
 
     rows = warm.rows(str(params["path"]), params.get("split"))
-    found = asdict(detect(rows, params.get("columns") or {}, params.get("format")))
-    return {**found, "rows": rows.length, "indexed": rows.progress}
+    detection = asdict(detect(rows, params.get("columns") or {}, params.get("format")))
+    return {**detection, "rows": rows.length, "indexed": rows.progress}
 
 
 def _mapped(warm: Warm, params: Params) -> Any:
@@ -133,10 +133,10 @@ def _preview(warm: Warm, params: Params) -> Any:
         plan.sources[number].rows.size(index)
         plan.sources[number].rows.place(index)
 
-    def learn(found: Any) -> None:
+    def learn(message: Any) -> None:
         # A fingerprint tokenizes 16 rows, most of what a preview of one row computes; it is empty while it is not known.
-        if found["fingerprint"]:
-            plan.told = (found["fingerprint"], found["warnings"])
+        if message["fingerprint"]:
+            plan.told = (message["fingerprint"], message["warnings"])
 
     return Job(
         lambda report: preview(config, processing_class, wanted, count, split, report, plan, places),

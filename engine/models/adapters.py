@@ -134,8 +134,8 @@ def _check_parameters(model: torch.nn.Module, targets: list[str]) -> None:
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
-        found = [shape for name, shape in shapes.items() if name == target or name.endswith("." + target)]
-        if not found:
+        matching = [shape for name, shape in shapes.items() if name == target or name.endswith("." + target)]
+        if not matching:
             leaves = sorted({".".join(name.rsplit(".", 3)[1:]) for name, shape in shapes.items() if len(shape) == 3})
             raise ModelError(
                 f"adapter.target_parameters: the model has no weight {target!r}.",
@@ -158,9 +158,9 @@ def _check_parameters(model: torch.nn.Module, targets: list[str]) -> None:
                 f"adapter.target_parameters: {target!r} is the weight of a linear layer, which takes its adapter as a layer.",
                 f"Name {target.rpartition('.')[0].rpartition('.')[2]!r} in adapter.target_modules.",
             )
-        if any(len(shape) not in (2, 3) for shape in found):
+        if any(len(shape) not in (2, 3) for shape in matching):
             raise ModelError(
-                f"adapter.target_parameters: {target!r} has {len(found[0])} dimension, and an adapter needs 2 or 3."
+                f"adapter.target_parameters: {target!r} has {len(matching[0])} dimension, and an adapter needs 2 or 3."
             )
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def looks_back_alone(model: PreTrainedModel) -> bool:
     """Whether every layer of a text model is causal, so that tokens behind a token cannot change what comes out at it."""
-    told = model.config
-    if hasattr(told, "vision_config") or told.is_encoder_decoder or not getattr(told, "is_causal", True):
+    config = model.config
+    if hasattr(config, "vision_config") or config.is_encoder_decoder or not getattr(config, "is_causal", True):
         return False
     own = _flags(model)
     return bool(own) and all(own)

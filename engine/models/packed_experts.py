@@ -58,9 +58,9 @@ def stored_mxfp4(source: str, revision: str | None) -> PreTrainedConfig | None:
     """The config, without its note on quantization, of a model whose files hold experts in MXFP4; None for another. Raises
     OSError or ValueError for a config not to be had."""
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    found = getattr(config, "quantization_config", None)
-    found = found if isinstance(found, dict) or found is None else found.to_dict()
-    if found is None or found.get("quant_method") != QuantizationMethod.MXFP4:
+    quantization = getattr(config, "quantization_config", None)
+    quantization = quantization if isinstance(quantization, dict) or quantization is None else quantization.to_dict()
+    if quantization is None or quantization.get("quant_method") != QuantizationMethod.MXFP4:
         return None
     del config.quantization_config
     return config
@@ -79,13 +79,17 @@ class _PacksExperts(HfQuantizer):
         return bool(of_linears or _is_experts(model, param_name))
 
     def update_weight_conversions(self, weight_conversions: list[Any], *model: PreTrainedModel) -> list[Any]:
-        found = super().update_weight_conversions(weight_conversions, *model)  # an older one tells no model
+        conversions = super().update_weight_conversions(weight_conversions, *model)  # an older one tells no model
         ends = self._ends
-        known = [each for each in found if isinstance(each, WeightConverter) and _makes(each, ends)]
-        ours = [self._one_by_one(each) for each in known]
+        known = [
+            conversion
+            for conversion in conversions
+            if isinstance(conversion, WeightConverter) and _makes(conversion, ends)
+        ]
+        ours = [self._one_by_one(conversion) for conversion in known]
         # Weights that lie in the file as the model holds them.
         as_stored = [self._whole(f".experts.{end}") for end in sorted(ends)]
-        return [each for each in found if each not in known] + ours + as_stored
+        return [conversion for conversion in conversions if conversion not in known] + ours + as_stored
 
     def _one_by_one(self, known: WeightConverter) -> _OneByOne:
         return _OneByOne.of(known)
@@ -211,9 +215,9 @@ class _OneByOne(WeightConverter):
     @classmethod
     def of(cls, other: WeightConverter) -> _OneByOne:
         sources = cls._sources(list(other._original_source_patterns))
-        made = cls(sources, list(other._original_target_patterns), list(other.operations))
-        made.scope_prefix, made.base_model_prefix = other.scope_prefix, other.base_model_prefix
-        return made
+        converter = cls(sources, list(other._original_target_patterns), list(other.operations))
+        converter.scope_prefix, converter.base_model_prefix = other.scope_prefix, other.base_model_prefix
+        return converter
 
     @staticmethod
     def _sources(names: list[str]) -> list[str]:
@@ -246,8 +250,8 @@ class _OneByOne(WeightConverter):
         like = torch.empty(1, *sides, device="meta")
 
         def expert(number: int) -> torch.Tensor:
-            found = {key: [_part(readers, count, number)] for key, readers in read.items()}
-            return self._converted(found, self.source_patterns, layer_name, like, config)
+            parts: dict[str, Any] = {key: [_part(readers, count, number)] for key, readers in read.items()}
+            return self._converted(parts, self.source_patterns, layer_name, like, config)
 
         given = {layer_name: _Experts(count, expert)}
         return self.quantization_operation.convert(given, self.source_patterns, self.target_patterns, model=model)
@@ -276,7 +280,7 @@ class _InBlocks(_OneByOne):
         except ValueError as problem:
             raise ModelError(f"model.name: {layer_name} cannot be read: {problem}.") from problem
         if packed.shape != weight.shape:
-            wanted, held = (" x ".join(map(str, each.shape)) for each in (weight, packed))
+            wanted, held = (" x ".join(map(str, tensor.shape)) for tensor in (weight, packed))
             raise ModelError(f"model.name: {layer_name} in MXFP4 has the shape {held}, and {wanted} is wanted.")
         if hf_quantizer.quantization_config.todo == "widen":
             return {layer_name: packed.all_unpacked().contiguous()}
@@ -369,19 +373,19 @@ class _Reader:
 
     def __init__(self, job: Any) -> None:
         self.job = job
-        told = inspect.getclosurevars(job).nonlocals if callable(job) else {}
-        self.told = told if told.keys() >= {"tensor", "device", "dtype"} else None
+        captured = inspect.getclosurevars(job).nonlocals if callable(job) else {}
+        self.told = captured if captured.keys() >= {"tensor", "device", "dtype"} else None
 
     def as_stored(self) -> torch.Tensor:
         """The entry in the files' own format."""
         if self.told is None:
             return self.whole()
-        found: torch.Tensor = self.told["tensor"][...]
-        return found.to(device=self.told["device"])
+        value: torch.Tensor = self.told["tensor"][...]
+        return value.to(device=self.told["device"])
 
     def whole(self) -> torch.Tensor:
-        found: torch.Tensor = self.job() if callable(self.job) else self.job.result()
-        return found
+        value: torch.Tensor = self.job() if callable(self.job) else self.job.result()
+        return value
 
     def one(self, number: int, stored: bool = False) -> torch.Tensor:
         """Of an entry that holds all experts [E, ...] this one, [1, ...], the others unread; as `stored`, or in the model's

@@ -87,9 +87,9 @@ def _limit(processor: Any, config: RunConfig) -> None:
         path = "data.max_pixels" if "longest_edge" in asked else "data.min_pixels"
         raise ModelError(f"{path}: {name} makes images of sizes of its own, and has no such limit.", "Leave it out.")
     times = model_files.KEEP_SHAPE[name]
-    size = {each: asked[each] * times if each in asked else getattr(images.size, each) for each in limits}
+    size = {side: asked[side] * times if side in asked else getattr(images.size, side) for side in limits}
     if size["shortest_edge"] > size["longest_edge"]:
-        least, most = (size[each] // times for each in limits)
+        least, most = (size[side] // times for side in limits)
         raise ModelError(
             f"data.min_pixels: {least:,} pixels at least and {most:,} at most leave none.",
             "Set data.min_pixels and data.max_pixels to fit each other.",
@@ -137,11 +137,11 @@ def _dummy(kind: Any) -> bool:
 def _video_settings(folder: Path) -> dict[str, Any]:
     """What a model's files say of videos; what they say of images where they name nothing else, as transformers takes it."""
     for name, entry in (("processor_config.json", "video_processor"), (_VIDEOS, ""), (_IMAGES, "")):
-        found = model_files.read_json(folder / name) if (folder / name).is_file() else {}
-        found = found.get(entry) if entry else found
-        if found:
-            kind = str(found.get("image_processor_type", ""))
-            others = {key: value for key, value in found.items() if key != "image_processor_type"}
+        settings = model_files.read_json(folder / name) if (folder / name).is_file() else {}
+        settings = settings.get(entry) if entry else settings
+        if settings:
+            kind = str(settings.get("image_processor_type", ""))
+            others = {key: value for key, value in settings.items() if key != "image_processor_type"}
             of_videos = {"video_processor_type": kind.replace("ImageProcessor", "VideoProcessor")} if kind else {}
             return of_videos | others
     return {}
@@ -154,11 +154,11 @@ def _without_number_words(kind: Any) -> Iterator[None]:
     if getattr(module, "num2words", "") is not None:
         yield
         return
-    module.num2words = str  # type: ignore[attr-defined]
+    vars(module)["num2words"] = str
     try:
         yield
     finally:
-        module.num2words = None  # type: ignore[attr-defined]
+        vars(module)["num2words"] = None
 
 
 def _needs_torchvision(path: str, what: str) -> ModelError:

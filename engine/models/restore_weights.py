@@ -50,15 +50,15 @@ def _as_held(model: PreTrainedModel, folder: Path) -> tuple[dict[str, torch.Tens
     whole."""
     kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     kind: Any = type(model)
-    loaded, told = kind.from_pretrained(
+    loaded, info = kind.from_pretrained(
         folder,
         use_safetensors=True,
         output_loading_info=True,
         dtype=kinds.pop() if len(kinds) == 1 else torch.float32,
         attn_implementation="eager",
     )
-    unknown = dict.fromkeys(told["unexpected_keys"], torch.empty(0))
-    return {**loaded.state_dict(), **unknown}, sorted(told["missing_keys"])
+    unknown = dict.fromkeys(info["unexpected_keys"], torch.empty(0))
+    return {**loaded.state_dict(), **unknown}, sorted(info["missing_keys"])
 
 
 def _names(files: list[Path]) -> set[str]:

@@ -58,12 +58,12 @@ def stored_fp8(source: str, revision: str | None) -> Stored | None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    found = getattr(config, "quantization_config", None)
-    found = found if isinstance(found, dict) or found is None else found.to_dict()
-    if found is None or stored_as(found) != "fp8":
+    quantization = getattr(config, "quantization_config", None)
+    quantization = quantization if isinstance(quantization, dict) or quantization is None else quantization.to_dict()
+    if quantization is None or stored_as(quantization) != "fp8":
         return None
     del config.quantization_config
-    return Stored(config, block_of(found), source, revision)
+    return Stored(config, block_of(quantization), source, revision)
 
 
 def load_fp8(
@@ -228,7 +228,7 @@ def _read(stored: Stored) -> tuple[dict[str, torch.dtype], dict[str, torch.Tenso
     for file in _files(stored):
         with safe_open(file, "pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118  not a mapping
-                suffix = next((each for each in _SUFFIXES if key.endswith(each)), None)
+                suffix = next((ending for ending in _SUFFIXES if key.endswith(ending)), None)
                 if suffix is not None:
                     scales[key.removesuffix(suffix)] = tensors.get_tensor(key)
                 elif (dtype := _FORMATS.get(tensors.get_slice(key).get_dtype())) is not None:

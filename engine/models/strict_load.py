@@ -16,7 +16,7 @@ from engine.errors import ModelError, visible
 
 def load_strictly(loader: Any, source: str, head: Head, **settings: Any) -> Any:
     """`loader.from_pretrained(source, **settings)`. Raises ModelError naming weights that are missing or do not fit."""
-    model, told = loader.from_pretrained(
+    model, info = loader.from_pretrained(
         source,
         use_safetensors=True,
         trust_remote_code=False,
@@ -25,14 +25,14 @@ def load_strictly(loader: Any, source: str, head: Head, **settings: Any) -> Any:
         **settings,
     )
     name = visible(source)
-    if wrong := [(each[0], tuple(each[1]), tuple(each[2])) for each in told["mismatched_keys"]]:
+    if wrong := [(entry[0], tuple(entry[1]), tuple(entry[2])) for entry in info["mismatched_keys"]]:
         key, stored, wanted = sorted(wrong)[0]
         raise ModelError(
             f"model.name: {key} in {name} has the shape {_shape(stored)}, and {_shape(wanted)} is wanted"
             f"{_others(wrong)}.",
             "Take the model without that head, such as the one it was made from, or mend its config.json.",
         )
-    if missing := sorted(key for key in told["missing_keys"] if not _new(key, head, model.base_model_prefix)):
+    if missing := sorted(key for key in info["missing_keys"] if not _new(key, head, model.base_model_prefix)):
         raise ModelError(
             f"model.name: {name} holds no {missing[0]}{_others(missing)}, so it would start from random numbers.",
             "Take a folder that holds the whole model: what an embedding or a reward model was saved as has no head that "

@@ -36,8 +36,8 @@ def refuse_tokens_without_weights(
     if pad is not None and pad >= weights:
         raise _beyond(config, tokenizer, pad, "which pads every batch,", weights)
     for name, dataset in datasets.items():
-        if dataset is not None and (found := _first(dataset, weights)) is not None:
-            token, row = found
+        if dataset is not None and (beyond := _first(dataset, weights)) is not None:
+            token, row = beyond
             raise _beyond(config, tokenizer, token, f"in row {row} of {name}", weights)
     for number, text in enumerate(config.run.prompts):
         if (token := max(tokenizer(text)["input_ids"], default=0)) >= weights:

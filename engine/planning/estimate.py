@@ -1,6 +1,6 @@
 """The consequences of a config in closed form: batch, steps, tokens, parameters, bytes, time. Torch-free, under 1 ms.
 
-Both faces show it after each edit. Every number is `None` while a fact it needs is not known. The arithmetic is
+Both frontends show it after each edit. Every number is `None` while a fact it needs is not known. The arithmetic is
 `engine.facts.counts` and `engine.planning.memory_model`, which the rules use too; here it is put together for showing.
 """
 

@@ -68,7 +68,7 @@ def _regex(pattern: str) -> Reward:
     compiled = re.compile(pattern)
 
     def regex(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [float(compiled.search(answer_text(each)) is not None) for each in completions]
+        return [float(compiled.search(answer_text(completion)) is not None) for completion in completions]
 
     return regex
 
@@ -77,7 +77,7 @@ def _format(form: str) -> Reward:
     compiled = re.compile(pattern_of(form))
 
     def format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [float(compiled.fullmatch(answer_text(each)) is not None) for each in completions]
+        return [float(compiled.fullmatch(answer_text(completion)) is not None) for completion in completions]
 
     return format
 
@@ -106,7 +106,7 @@ def _json_schema(path: str) -> Reward:
     checker = kind(schema)
 
     def json_schema(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [float(_fits(checker, answer_text(each))) for each in completions]
+        return [float(_fits(checker, answer_text(completion))) for completion in completions]
 
     return json_schema
 

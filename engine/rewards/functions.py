@@ -176,7 +176,7 @@ def _believable(values: Any, count: int) -> bool:
     return (
         isinstance(values, list)
         and len(values) == count
-        and all(each is None or (type(each) in (int, float) and math.isfinite(each)) for each in values)
+        and all(score is None or (type(score) in (int, float) and math.isfinite(score)) for score in values)
     )
 
 

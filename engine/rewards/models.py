@@ -55,9 +55,9 @@ class RewardModel:
                 "Name a reward model: one trained with method.kind reward, or a published one.",
             )
         template, _ = own_template(self.tokenizer)
-        told = f"method.reward_funcs: the chat template of the reward model {name}"
+        flaw = f"method.reward_funcs: the chat template of the reward model {name}"
         # A child of its own renders it, with limits: a stranger's template as much as the policy's.
-        self.chat = Chat(self.tokenizer, template, told, way_out=_OTHER) if template else None
+        self.chat = Chat(self.tokenizer, template, flaw, way_out=_OTHER) if template else None
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.model.config.pad_token_id = self.tokenizer.pad_token_id
@@ -69,14 +69,14 @@ class RewardModel:
         """One number for each answer, in float32."""
         texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         plain = self.chat is None
-        found: list[float] = []
+        scores: list[float] = []
         for start in range(0, len(texts), BATCH):
             inputs = self.tokenizer(
                 texts[start : start + BATCH], return_tensors="pt", padding=True, add_special_tokens=plain
             ).to(self.model.device)
             inputs.pop("token_type_ids", None)
-            found += self.model(**inputs).logits[:, 0].float().tolist()
-        return found
+            scores += self.model(**inputs).logits[:, 0].float().tolist()
+        return scores
 
     def _text(self, prompt: Any, completion: Any) -> str:
         if isinstance(prompt, str):

@@ -106,8 +106,12 @@ def call(function: Callable[..., Any], batch: dict[str, Any]) -> list[float | No
 def _not_given(function: Callable[..., Any], batch: dict[str, Any]) -> list[str]:
     """Arguments that the function cannot do without and that no column fills."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
-    return [each.name for each in needed if each.kind in named and each.name not in batch]
+    needed = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+    ]
+    return [parameter.name for parameter in needed if parameter.kind in named and parameter.name not in batch]
 
 
 def checked(values: Any, count: int) -> list[float | None]:
@@ -136,8 +140,8 @@ def _number(value: Any, place: int) -> float | None:
 
 def _called(function: Callable[..., Any], batch: dict[str, Any]) -> Any:
     parameters = inspect.signature(function).parameters.values()
-    named = {each.name for each in parameters}
-    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+    named = {parameter.name for parameter in parameters}
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         batch = {name: value for name, value in batch.items() if name in named}
     result = function(**batch)
     return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result

@@ -71,13 +71,13 @@ class Rewards:
         self.start()
         spec = self.specs[place]
         if spec.kind == "model":
-            found = torch.tensor(self._models[spec.name].score(prompts, completions), dtype=torch.float64)
-            return _usable(spec, found, torch.isnan(found), rows)
+            scores = torch.tensor(self._models[spec.name].score(prompts, completions), dtype=torch.float64)
+            return _usable(spec, scores, torch.isnan(scores), rows)
         batch = {**columns, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-        number = sum(each.kind != "model" for each in self.specs[:place])
+        number = sum(other.kind != "model" for other in self.specs[:place])
         values = self.functions.score(number, batch, rows)
-        found = torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
-        return _usable(spec, found, torch.zeros_like(found, dtype=torch.bool), rows)
+        scores = torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
+        return _usable(spec, scores, torch.zeros_like(scores, dtype=torch.bool), rows)
 
     def dry_run(self, dataset: Any, tokenizer: Any) -> torch.Tensor:
         """Every reward on the first rows, with their own answers and with empty ones, which a model gives too.
@@ -111,19 +111,19 @@ class Rewards:
         self.functions.close()
 
 
-def _usable(spec: RewardSpec, found: torch.Tensor, wrong: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+def _usable(spec: RewardSpec, scores: torch.Tensor, wrong: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """The rewards in float32. Raises WorkbenchError for the first that is wrong or too large to be compared there."""
-    wrong = wrong | ((found * spec.weight).abs() > MOST)
+    wrong = wrong | ((scores * spec.weight).abs() > MOST)
     if wrong.any():
         place = int(wrong.nonzero()[0])
         raise WorkbenchError(
             f"{PLACE}: {named(spec)} must give finite numbers of at most {MOST:g} with their weight; got "
-            f"{found[place].item():g} (row {rows[place]} of the data).",
+            f"{scores[place].item():g} (row {rows[place]} of the data).",
             "Scale them down: only their differences within a batch count."
             if spec.kind != "model"
             else "Name a reward model whose scores are numbers in its own precision.",
         )
-    return found.float()
+    return scores.float()
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -22,7 +22,6 @@ from engine.planning import context_parallel, sharding
 from engine.rules import (
     data,
     fit,
-    later,
     memory,
     method,
     model,
@@ -43,7 +42,6 @@ _MODULES = (
     data,
     fit,
     *FEATURES,
-    later,
     memory,
     method,
     model,

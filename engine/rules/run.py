@@ -9,7 +9,7 @@ from operator import not_
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
-from engine.config.rule import Refused, leave_out, other_than, refused, rule
+from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.run import TRACKERS
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import host_of
@@ -31,6 +31,22 @@ def _holds(tracker: str, given: list[str]) -> bool:
 
 refused(
     __name__,
+    Refused(
+        "mlx-is-not-a-backend-here",
+        fields.run.backend,
+        one_of("mlx"),
+        "torch in this version",
+        "MLX trains on Apple chips with a library of its own; here torch does, also on a Mac's CPU.",
+        leave_out(fields.run.backend),
+    ),
+    Refused(
+        "unsloth-is-not-a-backend-here",
+        fields.run.backend,
+        one_of("unsloth"),
+        "torch in this version",
+        "Unsloth rewrites the libraries that this workbench trains with, so the two cannot run in one process.",
+        leave_out(fields.run.backend),
+    ),
     Refused(
         "max-new-tokens-need-prompts",
         fields.run.max_new_tokens,

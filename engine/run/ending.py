@@ -12,7 +12,7 @@ from engine.errors import visible
 from engine.run import checkpoint, proposals
 from engine.run.batches import rows_of
 from engine.run.best import title_of
-from engine.run.evaluations import has_harness, in_words, kept
+from engine.run.evaluations import has_harness, in_words, records_of
 from engine.run.in_flight import in_flight
 from engine.run.proposals import Change
 from engine.run.store import ORIGIN, RunFolder
@@ -103,7 +103,7 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
         lines.append(("asked", _short(first["prompt"])))
         lines.append(("", f"{when}: {_short(first['completion'])}"))
         lines.append(("", f"after step {last['step']:,}: {_short(last['completion'])}"))
-    if measured := kept(folder):
+    if measured := records_of(folder):
         lines.append(("measured", in_words(measured[-1])))
     return lines + _origin(folder)
 

@@ -9,7 +9,8 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,12 @@ class Evaluation(Task):
         asked = {"run": str(run.path), "step": step, "base": base, "data": str(data) if data else None}
         asked["tasks"] = [str(task) for task in tasks]
         super().__init__(asked, command, _placed(run, device), (*ALL_TOKENS, *for_rewards(os.environ)))
+        self._folder = run
+
+    def measure(self, report: Callable[[dict[str, Any]], None]) -> tuple[dict[str, Any], Path]:
+        """Measure, and keep the record beside the run; the file that holds it. Raises as `run`, and where it cannot be kept."""
+        record = {"t": round(time.time(), 3), **self.run(report)}
+        return record, keep(self._folder, record)
 
 
 def _placed(run: RunFolder, device: str) -> dict[str, str]:
@@ -162,7 +169,7 @@ def keep(run: RunFolder, record: dict[str, Any]) -> Path:
     return path
 
 
-def kept(run: RunFolder) -> list[dict[str, Any]]:
+def records_of(run: RunFolder) -> list[dict[str, Any]]:
     """What was measured so far, the oldest first; lines that are none of ours are passed over."""
     try:
         text = inside.read(run, run.path / FILE, MOST).decode("utf-8", "replace")

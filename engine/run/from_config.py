@@ -1,4 +1,4 @@
-"""From a config to a run: what both faces and the commands do when a person says go.
+"""From a config to a run: what both frontends and the commands do when a person says go.
 
 It resolves what is `auto`, keeps the complete text, and takes the few settings that the launcher itself needs. Findings
 are the caller's business: a config with errors must not come here.

@@ -26,6 +26,13 @@ def kills_at_logout(
     return False, "This machine does not end your processes at logout."
 
 
+class _WithCase(configparser.ConfigParser):
+    """Names of options as they are written."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
 def _kill_user_processes(root: Path) -> bool:
     """systemd's setting; later files win, and the default of a system without any is no."""
     places = [root / "etc/systemd/logind.conf"]
@@ -33,8 +40,7 @@ def _kill_user_processes(root: Path) -> bool:
         places += sorted((root / folder).glob("*.conf"))
     answer = False
     for place in places:
-        reader = configparser.ConfigParser(strict=False, interpolation=None)
-        reader.optionxform = str  # type: ignore[assignment,method-assign]  # the documented way to keep case
+        reader = _WithCase(strict=False, interpolation=None)
         try:
             reader.read(place, encoding="utf-8")
         except (configparser.Error, OSError, UnicodeDecodeError):

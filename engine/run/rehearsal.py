@@ -1,4 +1,4 @@
-"""A measured rehearsal as a face asks for it: the worker in a child process, in a folder that is gone afterwards.
+"""A measured rehearsal as a frontend asks for it: the worker in a child process, in a folder that is gone afterwards.
 
 The child is the run's own worker with the run's own config, but for the number of steps; a rehearsal that does not fit
 ends as the run would have ended, in one sentence. Results are kept in the cache folder beside the estimate they were

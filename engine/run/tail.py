@@ -17,7 +17,7 @@ from engine.run.events import MAX_LINE
 
 # One read; also the longest line that is taken. Well above what our writer allows, so that a later one may write more.
 _CHUNK = 16 * MAX_LINE
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # typeshed leaves it out
+_scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]  # typeshed does not name it
 
 
 class Tail:

@@ -70,30 +70,28 @@ class BuildSession:
 
     # Changing the draft
 
-    def edit(self, change: Callable[[], object], *, typing: str = "") -> None:
-        """Make one change of the draft; while a person types in one place, all of it is one step of undo."""
+    def edit(self, change: Callable[[], object], *, typing: str = "") -> bool:
+        """Make one change of the draft; while a person types in one place, all of it is one step of undo. False where
+        nothing is changed by it."""
         draft = self.draft
         before, edits = draft.config, draft.edits
         if typing and self._typing == (typing, edits):
             before = self._before or before
             draft.undo()
         change()
-        if draft.edits != edits:
+        changed = draft.edits != edits
+        if changed:
             self._before, self._kept = before, None
-        self._typing = (typing, draft.edits) if typing and draft.edits != edits else None
+        self._typing = (typing, draft.edits) if typing and changed else None
+        return changed
 
     def undo(self) -> bool:
         """Take back the last change; False where there is none."""
-        return self._stepped(self.draft.undo)
+        return self.edit(self.draft.undo)
 
     def redo(self) -> bool:
         """Do again what was taken back last; False where nothing was."""
-        return self._stepped(self.draft.redo)
-
-    def _stepped(self, step: Callable[[], object]) -> bool:
-        edits = self.draft.edits
-        self.edit(step)
-        return self.draft.edits != edits
+        return self.edit(self.draft.redo)
 
     @property
     def is_own(self) -> bool:

@@ -1,6 +1,6 @@
 """A chat without a screen: who answers, what was said, how it is sampled, and the process that holds the models.
 
-Both frontends and `workbench chat --prompt` are this object with another face. The process is started by `load`, kept
+Both frontends and `workbench chat --prompt` are this object behind another frontend. The process is started by `load`, kept
 while the session is open, and ends with it. What it answers comes on a thread of its own, which changes the turns and then
 calls `wake`; a frontend draws what stands there.
 

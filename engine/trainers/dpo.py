@@ -35,14 +35,14 @@ class Dpo(ReferenceTrainer, DPOTrainer):
             if model is not None:
                 model.register_forward_hook(self._divide)
 
-    def _divide(self, model: Any, given: Any, outputs: Any) -> None:
+    def _divide(self, model: torch.nn.Module, given: Any, outputs: Any) -> None:
         if self._of_tokens is not None and isinstance(outputs, FusedCausalLMOutput):
             assert outputs.log_probs is not None
             assert outputs.label_mask is not None
             self._of_tokens.append(outputs.log_probs)
             outputs.log_probs = outputs.log_probs / outputs.label_mask.sum(1, keepdim=True).clamp(min=1)
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if not self.norm_loss:
             return super()._compute_loss(model, inputs, return_outputs)
         answers = inputs["completion_mask"][:, 1:].bool()

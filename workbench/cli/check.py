@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from engine.errors import UsageError, visible
 from workbench.cli.output import echo, print_json, styled
+
+if TYPE_CHECKING:
+    from engine.config.findings import Finding
 
 
 @click.command(short_help="Find everything wrong with a config.")
@@ -45,34 +49,23 @@ def command(
     from engine.rules import read
     from workbench.cli.reading import as_it_stands, counts, read_with
 
-    target = parse_machine(machine) if machine else None
     base = file.resolve().parent
     document = load(file)
     tool = detect(document.mapping)
     mended: dict[str, Any] = {}
     if mending:
-        if overrides:
-            raise UsageError(f"{overrides[0]}: must be left out with --fix, which changes the file itself.")
-        if tool is not None:
-            raise UsageError(f"{visible(str(file))}: a config of {TITLES[tool]} is not changed.", _way(file, tool))
-        mended = _mend(file, quiet=as_json)
+        mended = _mend(file, tool, overrides, quiet=as_json)
         document = load(file)
     mapping, lines = read_with(document, base, overrides)
     first = read(mapping)
-    facts = look_at(first.config, base, target)
+    facts = look_at(first.config, base, parse_machine(machine) if machine else None)
     reading = read(mapping, facts)
     problem = ""
     if with_data and countable(reading.findings):
         data, problem = counts(mapping, base, quiet=as_json)
         facts = replace(facts, data=data)
         reading = read(mapping, facts)
-    findings = list(reading.findings)
-    if problem:
-        from engine.config.findings import RANK, say
-
-        place, sentence = _placed(problem)
-        findings.append(replace(say(place, sentence, severity="error"), rule="data-cannot-be-prepared"))
-        findings.sort(key=lambda finding: RANK[finding.severity])
+    findings = _with_problem(reading.findings, problem)
     bad = any(finding.severity == "error" for finding in findings)
     from engine.planning.estimate import estimate
     from engine.session.consequences import consequences
@@ -105,15 +98,33 @@ def command(
     return int(bad)
 
 
+def _with_problem(findings: Iterable[Finding], problem: str) -> list[Finding]:
+    """Findings, the gravest first, with why the rows could not be prepared, if they could not."""
+    from engine.config.findings import RANK, say
+
+    if not problem:
+        return list(findings)
+    place, sentence = _placed(problem)
+    found = replace(say(place, sentence, severity="error"), rule="data-cannot-be-prepared")
+    return sorted([*findings, found], key=lambda finding: RANK[finding.severity])
+
+
 def _way(file: Path, tool: str) -> str:
     return f"`workbench import {file} --from {tool} -o my.yaml` takes it over as a new one, with a ledger of every key."
 
 
-def _mend(file: Path, *, quiet: bool) -> dict[str, Any]:
-    """Apply the fixes that keep what the file says, write the file, and show what changed."""
+def _mend(file: Path, tool: str | None, overrides: tuple[str, ...], *, quiet: bool) -> dict[str, Any]:
+    """Apply the fixes that keep what the file says, write the file, and show what changed. Raises UsageError beside
+    overrides, and for a config of another tool."""
     from difflib import unified_diff
 
+    from engine.bridge.detect import TITLES
     from engine.session.draft import Draft
+
+    if overrides:
+        raise UsageError(f"{overrides[0]}: must be left out with --fix, which changes the file itself.")
+    if tool is not None:
+        raise UsageError(f"{visible(str(file))}: a config of {TITLES[tool]} is not changed.", _way(file, tool))
 
     draft = Draft.open(file)
     before = draft.text()

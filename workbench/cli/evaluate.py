@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from engine.errors import UsageError, redact, visible
 from engine.figures import progress
 from engine.run import store
 from engine.run.curves import ordered, titled, worded
-from engine.run.evaluations import Evaluation, keep, step_of, tasks_of
+from engine.run.evaluations import Evaluation, step_of, tasks_of
 from workbench.cli.output import clear, echo, print_json, rewrite
 
 
@@ -68,11 +67,9 @@ def command(
         rewrite(state["what"] + (f" {progress({**state, 'unit': 'rows'})} rows" if state["total"] > 1 else " …"))
 
     try:
-        measured = Evaluation(run, step, base=base, data=data, tasks=files, device=device).run(show)
+        record, path = Evaluation(run, step, base=base, data=data, tasks=files, device=device).measure(show)
     finally:
         clear()
-    record = {"t": round(time.time(), 3), **measured}
-    path = keep(run, record)
     if as_json:
         print_json({"ok": True, "run": run.id, **record, "path": str(path)})
     else:

@@ -70,13 +70,7 @@ def command(
     _, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout, several)
     launch.attend(folder)
     launch.settle(folder)
-    differences = launch.changed_settings(folder)
-    for line in differences:
-        echo(f"changed: {line}", err=True)
-    if differences and not changed:
-        raise WorkbenchError(
-            f"{folder.id}: config.yaml was changed since the run began.", "Put it back, or go on with --changed."
-        )
+    differences = _changes(folder, changed)
     settings = dict(map(parse_pair, pairs))
     if mend:
         if settings:
@@ -92,6 +86,18 @@ def command(
     place = f"step {checkpoint.step_of(newest)} ({newest.name})" if newest else "the beginning: no checkpoint is whole"
     echo(f"{folder.id} goes on from {place}", err=True)
     return attach(folder, detach=detach, as_json=as_json)
+
+
+def _changes(folder: RunFolder, accepted: bool) -> list[str]:
+    """What was changed in the run's config since it began, shown. Raises WorkbenchError unless that is accepted."""
+    differences = launch.changed_settings(folder)
+    for line in differences:
+        echo(f"changed: {line}", err=True)
+    if differences and not accepted:
+        raise WorkbenchError(
+            f"{folder.id}: config.yaml was changed since the run began.", "Put it back, or go on with --changed."
+        )
+    return differences
 
 
 def _mended(folder: RunFolder, accept_data: bool) -> RunFolder:

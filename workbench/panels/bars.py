@@ -20,23 +20,15 @@ class Bar(Widget):
 
     DEFAULT_CSS = "Bar { height: 1; }"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
         self._content = Content("")
 
-    def say(self, content: Content) -> None:
+    def update(self, content: Content) -> None:
         """Show this line."""
         if content != self._content:
             self._content = content
             self.refresh()
-
-    def say_whole(self, words: str, style: str, width: int) -> None:
-        """Show a sentence in as many lines as it needs, at most `SENTENCE`; the way out stands at its end."""
-        lines = wrap(clean(words), max(10, width - 2)) or [""]
-        shown = [*lines[: SENTENCE - 1], cut(" ".join(lines[SENTENCE - 1 :]), max(10, width - 2))]
-        shown = [line for line in shown if line] or [""]
-        self.styles.height = len(shown)
-        self.say(Content.styled("\n".join(f" {line}" for line in shown), style))
 
     def render(self) -> Content:
         """The line."""
@@ -98,17 +90,58 @@ class KeyLine(Bar):
         return Content.assemble(*parts)
 
 
-class PassingLine(Bar):
+class TextBar(Bar):
+    """A line of plain text: as many of its parts as fit whole, the first cut where it is too long itself."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id)
+        self._text: tuple[tuple[str, ...], str] = ((), "")
+        self._wrapped: list[str] = []
+
+    def write(self, *parts: str, style: str = "$wb-dim") -> None:
+        """Show this line."""
+        if (parts, style) != self._text or self._wrapped:
+            self._text, self._wrapped = (parts, style), []
+            self.styles.height = 1
+            self.refresh()
+
+    def write_wrapped(self, sentence: str, *, style: str) -> None:
+        """Show a sentence in as many lines as it needs, at most `SENTENCE`; the way out stands at its end."""
+        room = max(10, self.app.size.width - 2)
+        lines = wrap(clean(sentence), room) or [""]
+        lines = [*lines[: SENTENCE - 1], cut(" ".join(lines[SENTENCE - 1 :]), room)]
+        lines = [line for line in lines if line] or [""]
+        if ((sentence,), style, lines) != (*self._text, self._wrapped):
+            self._text, self._wrapped = ((sentence,), style), lines
+            self.styles.height = len(lines)
+            self.refresh()
+
+    def render(self) -> Content:
+        """The line, for the window as wide as it is."""
+        parts, style = self._text
+        if self._wrapped:
+            return Content.styled("\n".join(f" {line}" for line in self._wrapped), style)
+        room = max(10, self.app.size.width - 2)
+        return Content.styled(" " + cut(fitting([clean(part) for part in parts], room), room), style)
+
+
+def fitting(parts: list[str], width: int) -> str:
+    """As many of these parts in a line as fit whole; the first in any case."""
+    while len(parts) > 1 and cell_len("   ".join(parts)) > width:
+        parts = parts[:-1]
+    return "   ".join(parts)
+
+
+class PassingLine(TextBar):
     """A sentence in passing, until the next key."""
 
-    def tell(self, words: str, *, bad: bool = False) -> None:
+    def show_message(self, words: str, *, bad: bool = False) -> None:
         """Show it."""
-        self.say_whole(words, "$error" if bad else "$accent", self.app.size.width)
+        self.write_wrapped(words, style="$error" if bad else "$accent")
 
-    def hush(self) -> None:
+    def clear_message(self) -> None:
         """It has been read."""
-        self.styles.height = 1
-        self.say(Content(""))
+        self.write("")
 
 
 class FindingLine(Bar):
@@ -121,23 +154,23 @@ class FindingLine(Bar):
         self.finding: Finding | None = None
         self._others = 0
         self._keys = True
-        self._told: tuple[str, bool] | None = None
+        self._message: tuple[str, bool] | None = None
 
-    def tell(self, words: str, *, bad: bool = False) -> None:
-        """Say something in passing, in place of the finding, until `hush`."""
-        self._told = (words, bad)
+    def show_message(self, words: str, *, bad: bool = False) -> None:
+        """Say something in passing, in place of the finding, until `clear_message`."""
+        self._message = (words, bad)
         self.refresh()
 
-    def hush(self) -> None:
+    def clear_message(self) -> None:
         """Back to the finding."""
-        if self._told is not None:
-            self._told = None
+        if self._message is not None:
+            self._message = None
             self.refresh()
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """What is said in passing."""
-        return self._told[0] if self._told else ""
+        return self._message[0] if self._message else ""
 
     def show(self, finding: Finding | None, others: int = 0, *, keys: bool = True) -> None:
         """Draw this finding and how many others there are, with the key that lists them if it is one now."""
@@ -148,8 +181,8 @@ class FindingLine(Bar):
     def render(self) -> Content:
         """Sign and sentence; at the end of the second line the fix and how many more there are."""
         finding = self.finding
-        if self._told is not None:
-            words, bad = self._told
+        if self._message is not None:
+            words, bad = self._message
             first, *rest = wrap(clean(words), max(20, self.size.width) - 4)
             second = cut(" ".join(rest), max(20, self.size.width) - 4)
             return Content.assemble((" ✗ ", "$error") if bad else (" · ", "$accent"), first, "\n   ", second)

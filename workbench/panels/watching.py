@@ -18,7 +18,7 @@ from engine.run import silence, stopping
 from engine.run.best import best_text
 from engine.run.curves import concern, leading, titled, watch_for, worded
 from engine.run.view import RunView
-from workbench.panels.bars import Bar
+from workbench.panels.bars import Bar, TextBar
 from workbench.panels.drawn import Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only, look, sign
 from workbench.panels.paint import Line, clean, columns, cut, fold, paragraph
@@ -62,7 +62,7 @@ class RunBar(Bar):
             share = known["done"] / known["total"] if known.get("total") and known.get("done") is not None else None
         done = round(width * min(1.0, share)) if share else 0
         line, rest = ("=", "-") if ascii_only() else ("━", "─")
-        self.say(
+        self.update(
             Content.assemble(
                 (f" {left}", "bold"), " " * space, (right, f"bold {state.colour}"), "\n",
                 (line * done, state.colour), (rest * (width - done), "$wb-line"),
@@ -211,35 +211,34 @@ def _when(sample: dict[str, Any]) -> str:
     return f"step {count(sample['step'])}" if sample["step"] else "before"
 
 
-class StatusLine(Bar):
+class StatusLine(TextBar):
     """What happens now: the last answer to a person, a request on its way, a phase, the last warning."""
 
     DEFAULT_CSS = "StatusLine { height: 1; }"
 
     def __init__(self) -> None:
         super().__init__()
-        self._said, self._until = "", 0.0
+        self._message, self._until = "", 0.0
 
-    def tell(self, words: str, seconds: float) -> None:
+    def show_message(self, words: str, seconds: float) -> None:
         """An answer to a person, which stands before all else for so long; shown by the next `show`."""
-        self._said, self._until = words, time.monotonic() + seconds
+        self._message, self._until = words, time.monotonic() + seconds
 
     @property
     def over(self) -> bool:
         """Whether an answer has stood long enough, and is gone now."""
-        if not self._said or time.monotonic() < self._until:
+        if not self._message or time.monotonic() < self._until:
             return False
-        self._said = ""
+        self._message = ""
         return True
 
     def show(self, view: RunView, waiting: str = "") -> None:
         """Draw the most pressing of them; `waiting` is a request that has no answer yet."""
-        text, style = self._choose(view, self._said, waiting)
-        if self._said:
-            self.say_whole(text, style, self.size.width)
+        text, style = self._choose(view, self._message, waiting)
+        if self._message:
+            self.write_wrapped(text, style=style)
         else:
-            self.styles.height = 1
-            self.say(Content.styled(" " + cut(clean(text), max(10, self.size.width - 2)), style))
+            self.write(text, style=style)
 
     @staticmethod
     def _choose(view: RunView, message: str, waiting: str) -> tuple[str, str]:

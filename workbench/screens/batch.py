@@ -22,7 +22,7 @@ from workbench.panels.raw_rows import RawRows, raw_lines
 SHOWN = 64  # rows whose text is read; the numbers of all are named
 
 
-class Found(Message):
+class BatchRead(Message):
     """The batch was read: its row numbers and their rows, or a sentence."""
 
     def __init__(self, numbers: list[int], rows: list[Any], problem: str = "") -> None:
@@ -34,7 +34,7 @@ class BatchView(Scrolled):
     """Rows one under the other."""
 
     DEFAULT_CSS = "BatchView { height: 1fr; padding: 0 1; }"
-    found: Found | None = None
+    found: BatchRead | None = None
 
     def lines(self, width: int) -> list[Line]:
         """A head and the text of each row."""
@@ -66,9 +66,7 @@ class BatchScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Head, rows, keys."""
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield Bar("head")
         yield BatchView()
         keys = KeyLine("batch")
         keys.use([("↑↓", "scroll"), ("esc", "back")])
@@ -76,13 +74,13 @@ class BatchScreen(Screen[None]):
 
     def on_mount(self) -> None:
         """Read in a thread: the files may be large."""
-        self._say(f"step {count(self.step)}")
+        self._show_head(f"step {count(self.step)}")
         self.query_one(BatchView).focus()
         self.run_worker(self._read, thread=True, exit_on_error=True)
 
-    def _say(self, words: str) -> None:
+    def _show_head(self, words: str) -> None:
         text = f" {clean(self.folder.id)}   {words}"
-        self.query_one("#head", Bar).say(Content.styled(cut(text, max(10, self.app.size.width - 1)), "bold"))
+        self.query_one("#head", Bar).update(Content.styled(cut(text, max(10, self.app.size.width - 1)), "bold"))
 
     def _read(self) -> None:
         try:
@@ -91,11 +89,11 @@ class BatchScreen(Screen[None]):
                 words = (
                     f"No batch was noted for step {count(self.step)}: long runs note every few steps, up to a limit."
                 )
-                self.post_message(Found([], [], words))
+                self.post_message(BatchRead([], [], words))
                 return
-            self.post_message(Found(numbers, self._texts(numbers[:SHOWN])))
+            self.post_message(BatchRead(numbers, self._texts(numbers[:SHOWN])))
         except (WorkbenchError, OSError) as problem:
-            self.post_message(Found([], [], str(problem)))
+            self.post_message(BatchRead([], [], str(problem)))
 
     def _texts(self, numbers: list[int]) -> list[Any]:
         """The rows as they stand in their files now; None where they cannot be read."""
@@ -114,13 +112,13 @@ class BatchScreen(Screen[None]):
         finally:
             raw.close()
 
-    def on_found(self, event: Found) -> None:
+    def on_batch_read(self, event: BatchRead) -> None:
         """Show them."""
         view = self.query_one(BatchView)
         view.found = event
         view.redraw()
         if not event.problem:
-            self._say(f"step {count(self.step)}   the {count(len(event.numbers))} rows it was trained on")
+            self._show_head(f"step {count(self.step)}   the {count(len(event.numbers))} rows it was trained on")
 
     def action_back(self) -> None:
         """Back to the curve."""

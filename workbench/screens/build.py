@@ -101,7 +101,7 @@ class BuildScreen(Screen[None]):
 
             self._row = FirstRow(self.draft, self.app.inspector)
             self.steps.mount(self._row, before="#side")
-            self._follow()
+            self.draw()
 
     def draw(self, key: str | None = None) -> None:
         """Make everything from the draft."""
@@ -110,7 +110,9 @@ class BuildScreen(Screen[None]):
         self.set_class(self.step == "goal", "goal")
         self.steps.draw(key)
         self.draw_foot()
-        self._follow()
+        # On Goal nothing is read yet, and a narrow window has no room for the first row.
+        if self._row is not None and self.has_class("roomy") and self.step != "goal":
+            self._row.follow()
         new = f"new config, from recipe {draft.recipe}" if draft.recipe else "new config"
         machine = machine_text(draft.facts.machine) if draft.facts.machine else ""
         self.title_bar.show(draft.path.name if draft.path else new, draft.dirty, machine, self.background.activity)
@@ -129,11 +131,6 @@ class BuildScreen(Screen[None]):
         """Look again at what the draft names, and draw."""
         self.background.look(self.step)
         self.draw()
-
-    def _follow(self) -> None:
-        """The row beside the form is that of the draft; on Goal nothing is read yet, and a narrow window has no room for it."""
-        if self._row is not None and self.has_class("roomy") and self.step != "goal":
-            self._row.follow()
 
     @on(FactsArrived)
     def _learned(self, event: FactsArrived) -> None:
@@ -154,11 +151,11 @@ class BuildScreen(Screen[None]):
 
     @on(EditPane.Report)
     def _reported(self, event: EditPane.Report) -> None:
-        self.finding_line.tell(visible(redact(event.text)), bad=event.bad)
+        self.finding_line.show_message(visible(redact(event.text)), bad=event.bad)
 
     def on_key(self) -> None:
         """What was said in passing has been read."""
-        self.finding_line.hush()
+        self.finding_line.clear_message()
 
     # Keys
 
@@ -219,7 +216,7 @@ class BuildScreen(Screen[None]):
     def action_count(self) -> None:
         """Stop counting the rows, or count them after all."""
         if self.session.facts.stop_counting():
-            self.finding_line.tell("The rows are not counted; c counts them.")
+            self.finding_line.show_message("The rows are not counted; c counts them.")
         else:
             self.session.facts.count_again()
         self.look()

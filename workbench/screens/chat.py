@@ -27,13 +27,13 @@ from engine.figures import number
 from engine.run.store import RunFolder
 from engine.session.chat import Answer, ChatSession, Settings, Turn, who_answers
 from workbench.actions import bindings, key_line
-from workbench.panels.bars import Bar, KeyLine
+from workbench.panels.bars import Bar, KeyLine, TextBar
 from workbench.panels.drawn import Scrolled
 from workbench.panels.paint import Line, clean, cut, paragraph, wrap
 from workbench.screens.dialog import Ask, Item, Pick, Show
 
 LOOK_SECONDS = 0.1
-SAID_SECONDS = 8.0
+MESSAGE_SECONDS = 8.0
 BESIDE = 56
 """Columns from which two answers stand side by side."""
 HELP = {
@@ -142,18 +142,14 @@ class ChatScreen(Screen[None]):
         self.session = session
         self._drawn = -1
         self._queued: str | None = None
-        self._said, self._said_until = "", 0.0
+        self._message, self._message_until = "", 0.0
 
     def compose(self) -> ComposeResult:
         """Who answers, what was said, what goes on, the line to write in, keys."""
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield Bar("head")
         yield ChatView()
         with Vertical(id="foot"):
-            status = Bar()
-            status.id = "status"
-            yield status
+            yield TextBar("status")
             with Horizontal(id="line"):
                 yield Static(" > ", id="sign", markup=False)
                 yield Input(compact=True, id="words")
@@ -188,17 +184,17 @@ class ChatScreen(Screen[None]):
         titles = "  |  ".join(clean(who.title) for who in session.who)
         how = f"temperature {number(session.settings.temperature)}" if session.kind == "text" else ""
         gap = " " * max(2, width - Content(titles).cell_length - len(how) - 7)
-        self.query_one("#head", Bar).say(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
+        self.query_one("#head", Bar).update(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
         words, look = self._status()
-        self.query_one("#status", Bar).say(Content.styled(" " + cut(clean(words), width), look))
+        self.query_one("#status", TextBar).write(words, style=look)
         self.query_one("#words", Input).placeholder = _HINTS[session.wants]
         keys = key_line("chat", "answering" if session.state == "answering" else "quiet", session.kind)
         self.query_one(KeyLine).use(keys)
 
     def _status(self) -> tuple[str, str]:
         session = self.session
-        if self._said and time.monotonic() < self._said_until:
-            return self._said, "$accent"
+        if self._message and time.monotonic() < self._message_until:
+            return self._message, "$accent"
         seconds = time.monotonic() - session.phase_since
         if session.state == "loading":
             later = "; what you sent waits for it" if self._queued is not None else ""
@@ -209,8 +205,8 @@ class ChatScreen(Screen[None]):
             return "answering … esc stops it", "$wb-dim"
         return f"ready on the {_device(session)}", "$wb-dim"
 
-    def _tell(self, words: str) -> None:
-        self._said, self._said_until = words, time.monotonic() + SAID_SECONDS
+    def _show_message(self, words: str) -> None:
+        self._message, self._message_until = words, time.monotonic() + MESSAGE_SECONDS
         self._draw_bars()
 
     # -- talking -------------------------------------------------------------------------------------------------------
@@ -232,7 +228,7 @@ class ChatScreen(Screen[None]):
         try:
             self.session.say(text)
         except WorkbenchError as problem:
-            self._tell(problem.full_message)
+            self._show_message(problem.full_message)
             return False
         view = self.query_one(ChatView)
         view.redraw()
@@ -243,7 +239,7 @@ class ChatScreen(Screen[None]):
         try:
             act()
         except WorkbenchError as problem:
-            self._tell(problem.full_message)
+            self._show_message(problem.full_message)
 
     def action_again(self) -> None:
         """The newest text once more, with the settings as they are now."""
@@ -269,7 +265,7 @@ class ChatScreen(Screen[None]):
     def action_template(self) -> None:
         """The exact text that each side reads, with its tokens."""
         if self.session.state != "ready" or self.session.kind != "text":
-            self._tell("The rendered prompt is shown once the model is there and no answer is being made.")
+            self._show_message("The rendered prompt is shown once the model is there and no answer is being made.")
             return
         words = self.query_one("#words", Input).value
         self.run_worker(
@@ -284,7 +280,7 @@ class ChatScreen(Screen[None]):
                 texts.append((f"{who.title}: {prompt['tokens']} tokens", prompt["text"]))
         except (WorkbenchError, TimeoutError) as problem:
             message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
-            self.app.call_from_thread(self._tell, message)
+            self.app.call_from_thread(self._show_message, message)
             return
         if len({text for _, text in texts}) == 1:
             texts = texts[:1]
@@ -311,25 +307,25 @@ class ChatScreen(Screen[None]):
         try:
             self.session.settings = self.session.settings.changed(name, text)
         except WorkbenchError as problem:
-            self._tell(problem.full_message)
+            self._show_message(problem.full_message)
         else:
-            self._tell(f"{name} is set; ^r answers once more with it.")
+            self._show_message(f"{name} is set; ^r answers once more with it.")
 
     def action_save(self) -> None:
         """The conversation as rows to train on."""
 
+        def save(path: Path) -> None:
+            rows = self.session.save(path)
+            self._show_message(f"{rows} row{'' if rows == 1 else 's'} written to {path}.")
+
         def named(name: str | None) -> None:
             if name:
-                self._do(lambda: self._save(Path(name).expanduser()))
+                self._do(lambda: save(Path(name).expanduser()))
 
         name = f"chat-{self.session.who[0].run.id}"
         free = next(path for count in range(1, 1 << 20) if not (path := Path(f"{name}-{count}.jsonl")).exists())
         note = "A row for each side; answers that were cut are flagged as not trained."
         self.app.push_screen(Ask("Save the conversation as JSONL rows", str(free), note), named)
-
-    def _save(self, path: Path) -> None:
-        count = self.session.save(path)
-        self._tell(f"{count} row{'' if count == 1 else 's'} written to {path}.")
 
 
 def chat_of(run: RunFolder) -> ChatSession:

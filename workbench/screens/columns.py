@@ -139,10 +139,10 @@ class ColumnsScreen(Screen[bool]):
         others = len(chosen.draft.config.data.train)
         which = f", source {chosen.source + 1} of {others}" if others > 1 else ""
         name = clean(short_path(chosen.entry.path))
-        self.query_one("#head", Bar).say(Content.styled(f" Columns of {name}{which}", "bold"))
+        self.query_one("#head", Bar).update(Content.styled(f" Columns of {name}{which}", "bold"))
         state = "reading rows …" if chosen.open else "* needed by the format"
         state += "   changed: enter keeps it" if chosen.changed else ""
-        self.query_one("#status", Bar).say(Content.styled(f" {state}", "$wb-dim"))
+        self.query_one("#status", Bar).update(Content.styled(f" {state}", "$wb-dim"))
         self.query_one(ColumnView).redraw()
 
     def action_part(self, by: int) -> None:

@@ -140,9 +140,7 @@ class CompareScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Head, chart, table, keys."""
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield Bar("head")
         yield Chart()
         yield Table()
         yield KeyLine("compare")
@@ -202,7 +200,7 @@ class CompareScreen(Screen[None]):
         words = f" {len(views)} runs   curve {self._at % len(names) + 1} of {len(names)}" if names else " no curves yet"
         read = min((watch.loading for watch in self._watches), default=1.0)
         words += f"   reading the whole curves, {100 * read:.0f} %" if read < 1 else ""
-        self.query_one("#head", Bar).say(Content.styled(words, "bold"))
+        self.query_one("#head", Bar).update(Content.styled(words, "bold"))
 
     def action_next_curve(self, by: int = 1) -> None:
         """Another curve of all of them."""

@@ -29,7 +29,7 @@ from workbench.screens.dialog import Ask, Dialog
 from workbench.screens.listing import PathSuggester
 
 
-class Told(Message):
+class ExportNews(Message):
     """The export said something: `progress`, a `part` that is done, its `end`, or the `problem` it ended on."""
 
     def __init__(self, what: str, value: Any) -> None:
@@ -155,16 +155,16 @@ class ExportScreen(Dialog[None]):
         export = self._export = Export(asked)
         self._state = "starting …"
 
-        def tell(message: dict[str, Any]) -> None:
+        def post(message: dict[str, Any]) -> None:
             for what, value in message.items():
-                self.post_message(Told(what, value))
+                self.post_message(ExportNews(what, value))
 
         def work() -> None:
             try:
-                export.run(tell)
-                self.post_message(Told("end", ""))
+                export.run(post)
+                self.post_message(ExportNews("end", ""))
             except WorkbenchError as problem:
-                self.post_message(Told("end", f"✗ {problem.full_message}"))
+                self.post_message(ExportNews("end", f"✗ {problem.full_message}"))
 
         self.run_worker(work, thread=True, group="export", exit_on_error=True)
         self._draw()
@@ -176,7 +176,7 @@ class ExportScreen(Dialog[None]):
         else:
             self.dismiss(None)
 
-    def on_told(self, event: Told) -> None:
+    def on_export_news(self, event: ExportNews) -> None:
         """Progress, a part, the end."""
         if event.what == "progress":
             state = event.value

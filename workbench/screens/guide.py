@@ -79,9 +79,7 @@ class GuideScreen(Screen[None]):
         """Where one is, the page, the curve of the rehearsal, the keys."""
         app: Any = self.app
         self.guide = Guide(app.inspector.ask, runs=app.explicit_runs_dir, wake=lambda: self.post_message(Woken()))
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield Bar("head")
         yield Page()
         yield Chart("loss")
         with Vertical(id="foot"):
@@ -114,7 +112,7 @@ class GuideScreen(Screen[None]):
         page.blocks = guide.blocks
         page.redraw()
         place = f"{guide.at + 1} of {len(PAGES)}"
-        self.query_one("#head", Bar).say(
+        self.query_one("#head", Bar).update(
             Content.assemble(
                 (" Guided first run", "bold $accent"), "   ", (place, "$wb-dim"), "   ", (TITLES[guide.page], "bold")
             )

@@ -54,7 +54,7 @@ class MonitorScreen(Screen[None]):
         self.pages = RunPages(folder)
         self.status = StatusLine()
         started = lambda run: self.app.push_screen(MonitorScreen(run))  # noqa: E731
-        self.actions = RunActions(self, self._tell, self._read_end, started)
+        self.actions = RunActions(self, self._show_message, self._read_end, started)
         self._end = End()
         self._was_over = self._lived = False
 
@@ -165,33 +165,33 @@ class MonitorScreen(Screen[None]):
     def action_tab(self, name: str) -> None:
         """Another page of the same run."""
         if name == "end" and not self._was_over:
-            self._tell(f"This run is {self.view.state}; page 6 is for one that is finished or has failed.")
+            self._show_message(f"This run is {self.view.state}; page 6 is for one that is finished or has failed.")
             return
-        self.status.tell("", 0)
+        self.status.show_message("", 0)
         if self.watching is not None:
             self.pages.open(name, self.watching.log)
         self._draw()
 
     def action_group(self, by: int) -> None:
         """An older group of answers, or a newer one."""
-        self._tell(self.pages.group(by))
+        self._show_message(self.pages.group(by))
         self._draw()
 
     def action_rank(self, by: int) -> None:
         """The log of the next rank; that of all stands for the first."""
         many = self.view.world_size
         if many == 1:
-            self._tell("This run has one process; its log is on page 3.")
+            self._show_message("This run has one process; its log is on page 3.")
             return
         self.pages.rank = (self.pages.rank + by) % many
         self.action_tab("log")
         rank = self.pages.rank
         log = visible(self.folder.log_of(rank).name)
-        self._tell(f"{log}: rank {rank} of {many}" if rank else f"{log}: all {many} ranks together")
+        self._show_message(f"{log}: rank {rank} of {many}" if rank else f"{log}: all {many} ranks together")
 
     def action_next_curve(self, by: int = 1) -> None:
         """The large chart shows another of all curves; after the last the method's own again."""
-        self._tell(self.pages.next_curve(self.view, by))
+        self._show_message(self.pages.next_curve(self.view, by))
         self._draw()
 
     def action_chart(self, do: str) -> None:
@@ -207,14 +207,14 @@ class MonitorScreen(Screen[None]):
             self.actions.first_way(self.folder, self.view.copy(), self._end)
             return
         if not self.view.step:
-            self._tell("There is no step yet.")
+            self._show_message("There is no step yet.")
             return
         cursor = picked.step if picked is not None else self.pages.chart.cursor
         self.app.push_screen(BatchScreen(self.folder, cursor if cursor is not None else self.view.step))
 
     def action_find(self) -> None:
         """The next line of the log or the config with some words."""
-        self.pages.find(self._tell)
+        self.pages.find(self._show_message)
 
     def action_back(self) -> None:
         """Takes the cursor away; then back to the first page; then out."""
@@ -229,6 +229,6 @@ class MonitorScreen(Screen[None]):
         """Something with the run itself."""
         self.actions.do(what, self.folder, self.view)
 
-    def _tell(self, words: str, seconds: float = SECONDS) -> None:
-        self.status.tell(words, seconds)
+    def _show_message(self, words: str, seconds: float = SECONDS) -> None:
+        self.status.show_message(words, seconds)
         self.status.show(self.view, self.actions.waiting(self.view))

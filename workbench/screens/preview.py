@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
 
@@ -23,9 +21,8 @@ from engine.errors import WorkbenchError
 from engine.figures import count
 from engine.session.rows import WORST, RowQuestion, head_text, of_prompts, why_none
 from workbench.actions import bindings
-from workbench.panels.bars import Bar, KeyLine
+from workbench.panels.bars import KeyLine, TextBar
 from workbench.panels.glyphs import ascii_only
-from workbench.panels.paint import clean, cut
 from workbench.panels.raw_rows import RawRows
 from workbench.panels.tokens import TokenView
 from workbench.screens.dialog import Ask
@@ -67,20 +64,15 @@ class PreviewScreen(Screen[None]):
         self._worst = -1
         self._words = ""
         self._raw: RawRows | None = None
-        self._said = ""
         self._gone = False
 
     def compose(self) -> ComposeResult:
         """Head, row, lengths, status, keys."""
-        head = Bar()
-        head.id = "head"
-        yield head
+        yield TextBar("head")
         yield TokenView()
         with Vertical(id="foot"):
-            for name in ("lengths", "status"):
-                bar = Bar()
-                bar.id = name
-                yield bar
+            yield TextBar("lengths")
+            yield TextBar("status")
             yield KeyLine("preview")
 
     def on_mount(self) -> None:
@@ -97,11 +89,6 @@ class PreviewScreen(Screen[None]):
         self.question.cancel()
         if self._raw is not None:
             self._raw.close()
-
-    def on_resize(self) -> None:
-        """The one-line parts depend on the width."""
-        self.call_after_refresh(self._draw)
-        self.call_after_refresh(lambda: self._status(self._said))
 
     # -- asking --------------------------------------------------------------------------------------------------------
     def _open_raw(self) -> None:
@@ -172,18 +159,12 @@ class PreviewScreen(Screen[None]):
 
     # -- the one-line parts --------------------------------------------------------------------------------------------
     def _draw(self) -> None:
-        words = head_text(self.draft, self.found, self.query_one(TokenView).row, self._at)
-        parts = [clean(part) for part in words]
-        room = max(10, self.app.size.width - 2)
-        self.query_one("#head", Bar).say(Content.styled(" " + cut(fitting(parts, room), room), "bold"))
-        self.query_one("#lengths", Bar).say(Content.styled(" " + cut(lengths_text(self.draft), room), "$wb-dim"))
+        parts = head_text(self.draft, self.found, self.query_one(TokenView).row, self._at)
+        self.query_one("#head", TextBar).write(*parts, style="bold")
+        self.query_one("#lengths", TextBar).write(lengths_text(self.draft))
 
     def _status(self, text: str) -> None:
-        self._said = text
-        style = "$warning" if text.startswith("!") else "$wb-dim"
-        self.query_one("#status", Bar).say(
-            Content.styled(" " + cut(clean(text), max(10, self.app.size.width - 2)), style)
-        )
+        self.query_one("#status", TextBar).write(text, style="$warning" if text.startswith("!") else "$wb-dim")
 
     # -- actions -------------------------------------------------------------------------------------------------------
     def action_row(self, by: int) -> None:
@@ -273,13 +254,6 @@ class PreviewScreen(Screen[None]):
             self._status("cancelled")
         else:
             self.app.pop_screen()
-
-
-def fitting(parts: list[str], width: int) -> str:
-    """As many of these parts in a line as fit whole; the first in any case."""
-    while len(parts) > 1 and cell_len("   ".join(parts)) > width:
-        parts = parts[:-1]
-    return "   ".join(parts)
 
 
 def why_shown(wanted: Mapping[str, Any]) -> str:

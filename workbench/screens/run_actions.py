@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
 
@@ -19,15 +20,14 @@ from engine.resume import resume
 from engine.run import control, proposals, stack
 from engine.run.data_record import DataChanged
 from engine.run.ending import End, end_of
-from engine.run.evaluations import INSTALL, Evaluation, has_harness, in_words, keep, step_of, tasks_of
-from engine.run.stopping import NAMES
+from engine.run.evaluations import INSTALL, Evaluation, has_harness, in_words, step_of, tasks_of
+from engine.run.stopping import NAMES, Way, ways
 from engine.run.store import RunFolder, runs_in
 from engine.session.mending import apply
 from workbench.calling import run_name
-from workbench.panels.paint import clean
+from workbench.panels.paint import clean, wrap
 from workbench.screens.dialog import Ask, Item, Pick, Show
 from workbench.screens.listing import PathSuggester
-from workbench.screens.stop import StopMenu
 
 if TYPE_CHECKING:
     from engine.run.view import RunView
@@ -36,20 +36,21 @@ LONG = 600.0
 SECONDS = 6.0
 OTHERS = 200
 """Runs that are offered to compare with, the newest first."""
+LETTERS = {"save_stop": "s", "checkpoint": "c", "end_of_epoch": "e", "stop": "n"}
 
 
 class RunActions:
-    """The actions of one screen. `tell` shows words on it for so many seconds; `changed` is called when a run has new facts,
+    """The actions of one screen. `show_message` shows words on it for so many seconds; `changed` is called when a run has new facts,
     `started` with a run that was started in the place of another."""
 
     def __init__(
         self,
         screen: Screen[None],
-        tell: Callable[[str, float], None],
+        show_message: Callable[[str, float], None],
         changed: Callable[[], object] = lambda: None,
         started: Callable[[RunFolder], object] = lambda run: None,
     ) -> None:
-        self._screen, self._tell, self._changed, self._started = screen, tell, changed, started
+        self._screen, self._show_message, self._changed, self._started = screen, show_message, changed, started
         self._asked: tuple[str, str, float] | None = None
         self._measuring: Evaluation | None = None
 
@@ -69,7 +70,7 @@ class RunActions:
                 "compare": lambda: self._compare(run),
             }[what]()
         except WorkbenchError as problem:
-            self._tell(problem.full_message, SECONDS)
+            self._show_message(problem.full_message, SECONDS)
 
     def close(self) -> None:
         """What was begun for this screen alone ends with it."""
@@ -90,7 +91,7 @@ class RunActions:
 
     def _stop(self, run: RunFolder, view: RunView) -> None:
         if view.over:
-            self._tell(f"This run is {view.state}; there is nothing to stop.", SECONDS)
+            self._show_message(f"This run is {view.state}; there is nothing to stop.", SECONDS)
         else:
             self._screen.app.push_screen(StopMenu(view), lambda do: self._ask(run, do) if do else None)
 
@@ -98,25 +99,27 @@ class RunActions:
         try:
             self._asked = (control.request(run, do, by="the app"), do, time.monotonic())
         except WorkbenchError as problem:
-            self._tell(problem.full_message, SECONDS)
+            self._show_message(problem.full_message, SECONDS)
         else:
             self._changed()
 
     def _stack(self, run: RunFolder) -> None:
         def show(frames: str) -> None:
-            self._tell("", 0)
+            self._show_message("", 0)
             self._screen.app.push_screen(Show(f"Where the worker of {clean(run.id)} is", frames))
 
-        self._tell("asking the worker where it is …", 60)
-        self._beside("stack", lambda: stack.ask(run), show)
+        self._show_message("asking the worker where it is …", 60)
+        self._run_beside("stack", lambda: stack.ask(run), show)
 
     # A run that ended
 
     def _resume(self, run: RunFolder, view: RunView) -> None:
         if not view.over:
-            self._tell(f"This run is {view.state}; it goes on as it is.", SECONDS)
+            self._show_message(f"This run is {view.state}; it goes on as it is.", SECONDS)
         elif view.state in ("failed", "lost"):
-            self._beside("resume", lambda: end_of(view, run, run_name(run)), lambda end: self._way_on(run, view, end))
+            self._run_beside(
+                "resume", lambda: end_of(view, run, run_name(run)), lambda end: self._way_on(run, view, end)
+            )
         else:
             self.go_on(run)
 
@@ -153,10 +156,10 @@ class RunActions:
                 return lambda: self._ask_about_rows(run, words, settings)
             words = f"{run.id} goes on from {newest.name}" if newest else f"{run.id} starts again from the beginning"
             words += "".join(f"; {path.name} was passed over ({reason})" for path, reason in skipped[:3])
-            return lambda: self._told(words)
+            return lambda: self._finished(words)
 
-        self._tell(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", LONG)
-        self._beside("resume", work, lambda show: show())
+        self._show_message(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", LONG)
+        self._run_beside("resume", work, lambda show: show())
 
     def first_way(self, run: RunFolder, view: RunView, end: End) -> None:
         """What Enter does on the card of a run that is over."""
@@ -177,11 +180,11 @@ class RunActions:
             return
 
         def show(new: RunFolder) -> None:
-            self._tell(f"{new.id} starts from the beginning.", SECONDS)
+            self._show_message(f"{new.id} starts from the beginning.", SECONDS)
             self._started(new)
 
-        self._tell("starting a new run …", LONG)
-        self._beside("resume", lambda: apply(run, view, end), show)
+        self._show_message("starting a new run …", LONG)
+        self._run_beside("resume", lambda: apply(run, view, end), show)
 
     def _ask_about_rows(self, run: RunFolder, words: str, settings: Mapping[str, Any] | None) -> None:
         """Name the rows that differ and let a person decide; leaving leaves the run as it is."""
@@ -196,13 +199,13 @@ class RunActions:
             if choice == "accept":
                 self.go_on(run, settings, accept_data=True)
 
-        self._tell(f"The rows are not those {run.id} was trained on.", SECONDS)
+        self._show_message(f"The rows are not those {run.id} was trained on.", SECONDS)
         note = f"{clean(words)}\n\nworkbench preview {clean(run.config)} --against {clean(run.id)} shows every token."
         self._screen.app.push_screen(Pick(note, items), answered)
 
     def _longer(self, run: RunFolder, view: RunView) -> None:
         if view.state != "finished":
-            self._tell(f"This run is {view.state}; one that is finished can be trained longer.", SECONDS)
+            self._show_message(f"This run is {view.state}; one that is finished can be trained longer.", SECONDS)
             return
         change = proposals.longer(proposals.settings_of(run))
         items = [
@@ -230,7 +233,7 @@ class RunActions:
             draft = Draft()
             draft.replace_text(run.read_config())
         except WorkbenchError as problem:
-            self._tell(problem.full_message, SECONDS)
+            self._show_message(problem.full_message, SECONDS)
         else:
             self._screen.app.build(draft, step)  # type: ignore[attr-defined]
 
@@ -251,7 +254,7 @@ class RunActions:
             try:
                 self._evaluate(run, tasks_of([path], "task"))
             except WorkbenchError as problem:
-                self._tell(problem.full_message, SECONDS)
+                self._show_message(problem.full_message, SECONDS)
 
         if not has_harness():
             raise WorkbenchError("task: needs lm-evaluation-harness, which is not installed.", INSTALL)
@@ -267,20 +270,19 @@ class RunActions:
         def report(message: dict[str, Any]) -> None:
             state = message["progress"]
             of = f" {progress({**state, 'unit': 'rows'})} rows" if state["total"] > 1 else ""
-            self._screen.call_later(self._tell, f"{state['what']}{of} …  the same key cancels", LONG)
+            self._screen.call_later(self._show_message, f"{state['what']}{of} …  the same key cancels", LONG)
 
         def work() -> str:
             try:
-                record = {"t": round(time.time(), 3), **measuring.run(report)}
-                keep(run, record)
+                record, _ = measuring.measure(report)
             except Cancelled as stopped:
                 return stopped.message
             finally:
                 self._measuring = None
             return in_words(record)
 
-        self._tell("starting …  the same key cancels", LONG)
-        self._beside("evaluate", work, self._told)
+        self._show_message("starting …  the same key cancels", LONG)
+        self._run_beside("evaluate", work, self._finished)
 
     def _export(self, run: RunFolder) -> None:
         from engine.export.places import source
@@ -305,19 +307,39 @@ class RunActions:
 
     # Beside the screen
 
-    def _told(self, words: str) -> None:
-        self._tell(words, SECONDS)
+    def _finished(self, words: str) -> None:
+        self._show_message(words, SECONDS)
         self._changed()
 
-    def _beside(self, group: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def _run_beside(self, group: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Work in a thread, then on the screen with what came of it; a WorkbenchError is told."""
 
         def run() -> None:
             try:
                 result = work()
             except WorkbenchError as problem:
-                self._screen.call_later(self._told, problem.full_message)
+                self._screen.call_later(self._finished, problem.full_message)
             else:
                 self._screen.call_later(then, result)
 
         self._screen.run_worker(run, thread=True, exclusive=True, group=group, exit_on_error=True)
+
+
+class StopMenu(Pick):
+    """Gives one of the words of `engine.run.control`, or nothing."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(letter, f"take('{do}')", show=False) for do, letter in LETTERS.items()
+    ]
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__("How should it stop?", [_item(way) for way in ways(view)])
+
+    def action_take(self, do: str) -> None:
+        """The way with this letter."""
+        self.dismiss(do)
+
+
+def _item(way: Way) -> Item:
+    title = Content.assemble((f"{LETTERS[way.do]}  ", "bold $accent"), (way.title, "bold"))
+    return Item(way.do, title, Content("\n".join(f"   {line}" for line in wrap(way.keeps, 55))))

@@ -25,7 +25,7 @@ from engine.run.queue import move, queue_of
 from engine.run.store import RunFolder, runs_in
 from workbench.actions import bindings, key_line
 from workbench.calling import program
-from workbench.panels.bars import Bar, KeyLine, TitleBar
+from workbench.panels.bars import KeyLine, TextBar, TitleBar
 from workbench.panels.paint import clean, cut
 from workbench.panels.run_table import Row, RunTable
 from workbench.screens.compare import CompareScreen
@@ -51,7 +51,7 @@ class Listed(Message):
         self.rows = rows
 
 
-class Told(Message):
+class ActionDone(Message):
     """A thread finished something: the words for the person."""
 
     def __init__(self, words: str) -> None:
@@ -96,6 +96,7 @@ class RunsScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings("runs")
     DEFAULT_CSS = """
     RunsScreen RunTable { height: 1fr; }
+    RunsScreen #said { height: 2; border-top: solid $wb-line; }
     """
 
     def __init__(self, runs_dir: Path) -> None:
@@ -104,14 +105,14 @@ class RunsScreen(Screen[None]):
         self._all: list[Row] = []
         self._words = ""
         self._sort = 0
-        self._told, self._told_until = "", 0.0
-        self.actions = RunActions(self, self._tell, self._look)
+        self._message, self._message_until = "", 0.0
+        self.actions = RunActions(self, self._show_message, self._look)
 
     def compose(self) -> ComposeResult:
         """Title, table, a line for answers, keys."""
         yield TitleBar()
         yield RunTable()
-        yield Said()
+        yield TextBar("said")
         yield KeyLine("runs")
 
     def on_mount(self) -> None:
@@ -170,9 +171,9 @@ class RunsScreen(Screen[None]):
         place = cut(clean(redact(str(self.runs_dir))), max(12, self.app.size.width - 46))
         table.marked &= {row.run.id for row in self._all}
         self.query_one(TitleBar).show("runs", False, place, f"{what}, by {SORTS[self._sort]}")
-        self._say()
+        self._show_line()
 
-    def _say(self) -> None:
+    def _show_line(self) -> None:
         """The last answer, else more about the run under the cursor; the keys that do something to it."""
         table = self.query_one(RunTable)
         state = table.chosen.view.state if table.chosen else ""
@@ -183,16 +184,16 @@ class RunsScreen(Screen[None]):
             *([state] if state == "finished" else []),
         ]
         self.query_one(KeyLine).use(key_line("runs", *holds))
-        words, style = self._told, "$accent"
-        if time.monotonic() > self._told_until:
+        words, style = self._message, "$accent"
+        if time.monotonic() > self._message_until:
             row = table.chosen
             words, style = (about(row), "$wb-dim") if row else ("", "$wb-dim")
-        self.query_one(Said).say(Content.styled(" " + cut(clean(words), max(10, self.app.size.width - 2)), style))
+        self.query_one(TextBar).write(words, style=style)
 
     @on(RunTable.Moved)
     def _moved(self) -> None:
-        self._told_until = 0.0
-        self._say()
+        self._message_until = 0.0
+        self._show_line()
 
     # -- actions -------------------------------------------------------------------------------------------------------
     def action_open(self) -> None:
@@ -213,7 +214,7 @@ class RunsScreen(Screen[None]):
         table = self.query_one(RunTable)
         runs = [row.run for row in table.rows if row.run.id in table.marked]
         if not 2 <= len(runs) <= MOST:
-            self._tell(f"Mark two to {MOST} runs with Space, then c compares them; {len(runs)} are marked now.")
+            self._show_message(f"Mark two to {MOST} runs with Space, then c compares them; {len(runs)} are marked now.")
         else:
             self.app.push_screen(CompareScreen(runs))
 
@@ -222,9 +223,9 @@ class RunsScreen(Screen[None]):
         if (row := self.query_one(RunTable).chosen) is not None:
             self.actions.do(what, row.run, row.view)
 
-    def on_told(self, event: Told) -> None:
+    def on_action_done(self, event: ActionDone) -> None:
         """A thread is through."""
-        self._tell(event.words)
+        self._show_message(event.words)
         self._look()
 
     def action_delete(self) -> None:
@@ -233,7 +234,7 @@ class RunsScreen(Screen[None]):
         if row is None:
             return
         if not row.view.over:
-            self._tell(f"{row.run.id} is {row.view.state}; stop it first, then it can be deleted.")
+            self._show_message(f"{row.run.id} is {row.view.state}; stop it first, then it can be deleted.")
             return
         kept = row.view.committed
         lost = f"{size(row.bytes)}: {len(kept)} checkpoint{'s' if len(kept) != 1 else ''}"
@@ -249,9 +250,9 @@ class RunsScreen(Screen[None]):
 
         def answered(answer: str | None) -> None:
             if answer == "delete":
-                self._tell(f"deleting {row.run.id} …", 600)
+                self._show_message(f"deleting {row.run.id} …", 600)
                 self.run_worker(
-                    lambda: self.post_message(Told(deleted_text(row.run))),
+                    lambda: self.post_message(ActionDone(deleted_text(row.run))),
                     thread=True, group="delete", exit_on_error=True,
                 )  # fmt: skip
 
@@ -263,14 +264,14 @@ class RunsScreen(Screen[None]):
             return
         ids = [run.id for run in queue_of(self.runs_dir)]
         if row.run.id not in ids:
-            self._tell(f"{row.run.id} is {row.view.state}; only a queued run has a place in the queue.")
+            self._show_message(f"{row.run.id} is {row.view.state}; only a queued run has a place in the queue.")
             return
         try:
             now = move(row.run, ids.index(row.run.id) + by)
         except WorkbenchError as problem:
-            self._tell(problem.full_message)
+            self._show_message(problem.full_message)
             return
-        self._tell(
+        self._show_message(
             f"{row.run.id} is number {[run.id for run in now].index(row.run.id) + 1} of {len(now)} in the queue."
         )
 
@@ -289,9 +290,9 @@ class RunsScreen(Screen[None]):
         self._sort = (self._sort + 1) % len(SORTS)
         self._draw()
 
-    def _tell(self, words: str, seconds: float = 6.0) -> None:
-        self._told, self._told_until = words, time.monotonic() + seconds
-        self._say()
+    def _show_message(self, words: str, seconds: float = 6.0) -> None:
+        self._message, self._message_until = words, time.monotonic() + seconds
+        self._show_line()
 
 
 def about(row: Row) -> str:
@@ -318,9 +319,3 @@ def deleted_text(run: RunFolder) -> str:
 
 def _words_of(row: Row) -> str:
     return f"{row.run.id} {row.view.state} {row.view.method} {row.view.model}".lower()
-
-
-class Said(Bar):
-    """What came of the last action."""
-
-    DEFAULT_CSS = "Said { height: 2; border-top: solid $wb-line; }"

@@ -48,7 +48,7 @@ class StartScreen(Screen[None]):
         self._sections: list[Section] = [Section("Begin", BEGIN)]
         self._left: list[UnsavedConfig] = []
         self._runs, self._machine = 0, ""
-        self.actions = RunActions(self, lambda words, seconds: self.line.tell(words))
+        self.actions = RunActions(self, lambda words, seconds: self.line.show_message(words))
 
     def compose(self) -> ComposeResult:
         """Title, lines, keys."""
@@ -70,17 +70,12 @@ class StartScreen(Screen[None]):
         """What was begun here ends here."""
         self.actions.close()
 
-    def on_screen_resume(self) -> None:
-        """Back from somewhere: what was done there is shown at once."""
-        self._look()
-
-    def on_resize(self, event: events.Resize) -> None:
-        """A taller window shows more of what there is."""
-        self._look()
-
     # What is shown
 
+    @on(events.ScreenResume)
+    @on(events.Resize)
     def _look(self) -> None:
+        """Read the folders: every other second, and at once back from elsewhere or in a window of another height."""
         if self.is_current and not any(worker.group == "start" and worker.is_running for worker in self.workers):
             self.run_worker(self._read, thread=True, group="start", exit_on_error=True)
 
@@ -163,7 +158,7 @@ class StartScreen(Screen[None]):
         """Something with the run under the cursor."""
         entry = self.table.chosen
         if entry is None or entry.kind != "run":
-            self.line.tell("It is for a run: put the cursor on one.")
+            self.line.show_message("It is for a run: put the cursor on one.")
             return
         run = RunFolder(self._runs_dir / entry.key)
         self.actions.do(what, run, peek(run).view)
@@ -189,7 +184,7 @@ class StartScreen(Screen[None]):
         try:
             opened = open_config(path)
         except (WorkbenchError, OSError) as problem:
-            self.line.tell(visible(redact(str(problem))), bad=True)
+            self.line.show_message(visible(redact(str(problem))), bad=True)
             return
         if isinstance(opened, Draft):
             self.app.recent.note(path)
@@ -204,7 +199,7 @@ class StartScreen(Screen[None]):
         try:
             draft = self._left[number].draft()
         except WorkbenchError as problem:
-            self.line.tell(visible(problem.message), bad=True)
+            self.line.show_message(visible(problem.message), bad=True)
             return
 
         def gone() -> None:
@@ -214,7 +209,7 @@ class StartScreen(Screen[None]):
 
     def on_key(self) -> None:
         """What was said in passing has been read."""
-        self.line.hush()
+        self.line.clear_message()
 
 
 def _name(path: Path | None, recipe: str | None) -> str:

@@ -148,11 +148,11 @@ class TemplateScreen(Screen[bool]):
 
     def _draw(self) -> None:
         editing = self.editing
-        self.query_one("#head", Bar).say(Content.styled(f" {clean(editing.words())}", "bold"))
+        self.query_one("#head", Bar).update(Content.styled(f" {clean(editing.words())}", "bold"))
         changed = "changed, not saved" if editing.changed else ""
         words = self._told or ("writing the row …" if editing.open else changed)
         style = "$error" if self._told and self._bad else "$wb-dim"
-        self.query_one("#status", Bar).say(Content.styled(f" {clean(words)}", style))
+        self.query_one("#status", Bar).update(Content.styled(f" {clean(words)}", style))
         self.query_one(RowView).redraw()
 
     def action_row(self, by: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engine.compat.instances import all_of, noted, put
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
-from engine.features.built import Built
+from engine.features.built import Built, Training
 from engine.features.fused_experts.apply import Block, blocks
 
 FEATURE = "expert load"
@@ -32,7 +32,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         return None
     counts = [_counter(block) for block in routed]
     undos = [_count_choices(block, count) for block, count in zip(routed, counts, strict=True)]
-    undos.append(_log(built.trainer, counts))
+    undos.append(_log(built.training, counts))
     return Applied(FEATURE, "auto", "curves", len(routed), "layers of experts whose routers are heard", all_of(undos))
 
 
@@ -72,7 +72,7 @@ def _count_choices(block: Block, count: Tensor) -> Callable[[], None]:
     return noted(block.outermost.register_forward_pre_hook(add, with_kwargs=True).remove)
 
 
-def _log(trainer: Any, counts: list[Tensor]) -> Callable[[], None]:
+def _log(trainer: Training, counts: list[Tensor]) -> Callable[[], None]:
     log = trainer.log
 
     def with_load(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

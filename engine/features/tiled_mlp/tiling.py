@@ -28,6 +28,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from engine.compat.instances import put
+
 Block = Callable[[torch.Tensor], torch.Tensor]
 Gradients = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]]
 """Of an input [N, H] and its result's gradient: the input's, where asked for, and those of the trained weights in order."""
@@ -144,14 +146,11 @@ class _Call:
 @contextlib.contextmanager
 def _without_result(linear: torch.nn.Linear) -> Iterator[None]:
     """Inside, this layer's gradients are what they are and its result is nought."""
-    before = vars(linear).get("forward")
-    linear.forward = lambda x: _Gradients.apply(x, linear.weight, linear.bias)  # type: ignore[method-assign, assignment]  # on the instance
+    undo = put(linear, "forward", lambda x: _Gradients.apply(x, linear.weight, linear.bias))
     try:
         yield
     finally:
-        del linear.forward
-        if before is not None:
-            linear.forward = before  # type: ignore[method-assign]  # what stood there
+        undo()
 
 
 class _Gradients(torch.autograd.Function):

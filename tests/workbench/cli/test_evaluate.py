@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import UsageError, WorkbenchError
-from engine.run.evaluations import in_words, kept, tasks_of
+from engine.run.evaluations import in_words, records_of, tasks_of
 from engine.run.store import RunFolder
 from tests.chats import make_run
 from tests.warm import command
@@ -35,7 +35,7 @@ def test_a_checkpoint_beside_its_base_printed_and_kept(run: RunFolder, tmp_path:
     assert found["data"] == str(tmp_path / "unseen.jsonl")
     assert found["metrics"].keys() == found["base"].keys() >= {"eval_loss", "eval_mean_token_accuracy"}
     assert found["metrics"]["eval_loss"] != found["base"]["eval_loss"]
-    (record,) = kept(run)
+    (record,) = records_of(run)
     assert found == {"ok": True, "run": run.id, **record, "path": str(run.path / "evaluations.jsonl")}
     from workbench.cli.evaluate import lines
 
@@ -59,7 +59,7 @@ def test_a_wrong_call_is_one_sentence_and_keeps_nothing(run: RunFolder, tmp_path
             ended.stderr
         )
         assert ended.stderr.count("Error: ") == 1
-    assert kept(run) == []
+    assert records_of(run) == []
 
 
 def task(folder: Path, name: str) -> Path:

@@ -51,9 +51,9 @@ def shown(app: WorkbenchApp) -> str:
     return "\n".join("".join(part.text for part in strip) for strip in app.screen._compositor.render_strips())
 
 
-def told(app: WorkbenchApp) -> str:
+def message(app: WorkbenchApp) -> str:
     """What the app says in passing."""
-    return build(app).finding_line.told
+    return build(app).finding_line.message
 
 
 async def until(pilot: Any, true: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -549,7 +549,7 @@ async def test_broken_yaml_from_the_editor_changes_nothing(monkeypatch: pytest.M
         await pilot.press("y")
         await pilot.pause()
         assert app.draft.text() == before
-        assert "y opens it again as you left it" in told(app)
+        assert "y opens it again as you left it" in message(app)
         await pilot.press("y")  # and so it does: what was written is not lost with the bracket that was missing
         await pilot.pause()
         assert (tmp_path / "seen.yaml").read_text() == "a: [1\n b"
@@ -609,7 +609,7 @@ async def test_saving_where_nobody_may_write_says_so_and_keeps_the_draft(monkeyp
         app.screen.query_one(Input).value = "no/such/folder/x.yaml"
         await pilot.press("enter")
         await pilot.pause()
-        assert "cannot be written" in told(app)
+        assert "cannot be written" in message(app)
         assert app.draft.dirty
 
 

@@ -21,8 +21,9 @@ from engine.session.collector import FactsCollector
 from engine.session.draft import Draft
 from engine.session.rows import ASK_SECONDS
 from workbench.app import WorkbenchApp
+from workbench.panels.bars import fitting
 from workbench.panels.tokens import TokenView
-from workbench.screens.preview import PreviewScreen, fitting, histogram
+from workbench.screens.preview import PreviewScreen, histogram
 
 Shown = Callable[[Any], str]
 

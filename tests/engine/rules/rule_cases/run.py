@@ -8,6 +8,8 @@ from engine.config.facts import Facts
 from tests.engine.rules.rule_cases.shared import CLUSTER, CPU, H100, TINY_FACTS, Case
 
 CASES: dict[str, list[Case]] = {
+    "mlx-is-not-a-backend-here": [({"run.backend": "mlx"}, Facts(), "run.backend", "error")],
+    "unsloth-is-not-a-backend-here": [({"run.backend": "unsloth"}, Facts(), "run.backend", "error")],
     "prompts-steps-need-prompts": [({"run.prompts_steps": 5}, Facts(), "run.prompts_steps", "error")],
     "trackers-are-known": [
         ({"run.report_to": ["wandb", "comet"]}, Facts(), "run.report_to", "error"),

@@ -15,7 +15,7 @@ from engine.config.optimizers import BUILT_HERE, KINDS, MATRICES_ONLY, PROJECTED
 from engine.errors import WorkbenchError
 from engine.facts.counts import Parameters
 from engine.planning.memory_model import state_bytes
-from engine.trainers.optimizers.building import optimizer_for, projected, split, told
+from engine.trainers.optimizers.building import optimizer_for, projected, receipt_note, split
 
 PACKAGES = {"pytorch-optimizer": "pytorch_optimizer", "schedulefree": "schedulefree", "bitsandbytes": "bitsandbytes"}
 DECAY = 0.1
@@ -211,7 +211,7 @@ def test_only_matrices_inside_the_layers_are_taken_apart():
 
 @pytest.mark.parametrize("name", sorted(MATRICES_ONLY))
 def test_the_receipt_counts_what_each_part_moves(name):
-    kind, count, detail = told(section(name), Model())
+    kind, count, detail = receipt_note(section(name), Model())
     assert count == 3
     assert f"{3 * 32 * 96:,} numbers" in detail
     optimizer = built(Model(), section(name))
@@ -233,7 +233,7 @@ def test_the_receipt_counts_what_each_part_moves(name):
 def test_galore_projects_the_layers_that_are_named(named, taken):
     optim, model = section("galore_adamw", optim_target_modules=named), Model()
     assert {name.removesuffix(".weight") for name in projected(optim, model)} == taken
-    _, count, detail = told(optim, model)
+    _, count, detail = receipt_note(optim, model)
     assert count == len(taken)
     assert "rank 8" in detail
     optimizer = built(model, optim)
