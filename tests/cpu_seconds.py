@@ -4,7 +4,8 @@
     python tests/cpu_seconds.py --each 40 -n 0 tests/engine/data   also the 40 dearest tests
 
 All other words go to pytest. A test is charged its own process, the children it waited for, and what `prestarted` forked
-for it. Named are processes that were not forked and imported torch again. The sum at the end holds every process that the tests left behind, also those nobody waited for.
+for it; what lies at the end of a file's tests, such as a server that they shared, is the last one's. Named are processes
+that were not forked and imported torch again. The sum at the end holds every process that the tests left behind.
 """
 
 from __future__ import annotations

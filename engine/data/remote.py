@@ -184,6 +184,7 @@ def _fetch(files: Any, place: str, shown: str, about: Mapping[str, Any], folder:
     waiting = _Waiting(copy)
     try:
         waiting.result(shown, lambda: on_progress("fetching", waiting.done, max(total, waiting.done)))
+        on_progress("fetching", waiting.done, max(total, waiting.done))  # an object may be here before one looks
         if total and waiting.done != total:
             raise _Failed(f"{waiting.done:,} of its {total:,} bytes came", "Start again.", path=shown)
         note = {"copy": {"sources": [shown], "file": name}}

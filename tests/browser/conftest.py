@@ -17,13 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import lab as browsing
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A browser, its server and a kernel are more at once than the cores that tests side by side leave."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker("alone")
-
-
 @pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsing.Lab]:
     if browsing.missing():

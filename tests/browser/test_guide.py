@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import lab as browsing
+import pytest
 
 from engine.run.store import runs_in
 
@@ -16,6 +17,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_person_walks_from_the_goal_to_a_model_that_knows_their_rows(lab: browsing.Lab, chromium: Any) -> None:
     text = "".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in ROWS)
     (lab.root / "ferry.jsonl").write_text(text)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import lab as browsing
+import pytest
 
 FOREIGN = "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 2\nlearning_rate: 1e-4\nrelora: true\n"
 
 
+@pytest.mark.slow
 def test_the_ledger_opens_by_itself_and_a_button_takes_the_config_over(lab: browsing.Lab, chromium: Any) -> None:
     (lab.root / "theirs.yml").write_text(FOREIGN)
     browsing.write_notebook(lab.root / "ledger.ipynb", ["from widgets import Workbench\nWorkbench('theirs.yml')"])

@@ -192,6 +192,7 @@ def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_butto
         assert (page.outside, page.errors) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_be_scored_by(
     lab: browsing.Lab, chromium: Any
 ) -> None:
@@ -230,6 +231,7 @@ def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_b
         assert (page.outside, page.errors) == ([], [])
 
 
+@pytest.mark.slow
 def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(lab: browsing.Lab, chromium: Any) -> None:
     root = lab.root / "beside"
     pens = []

@@ -112,7 +112,7 @@ def test_monitor_follows_and_stops_a_run_of_the_terminal(tmp_path: Path, monkeyp
 def test_compare_names_the_one_setting_that_differs_and_what_came_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs = play("compare.ipynb", tmp_path, monkeypatch)
+    outputs = play("compare.ipynb", tmp_path, monkeypatch, steps=12)
     assert faces(outputs) == 1
     told = text(outputs[2:3]).splitlines()
     assert told[0] == "optim.learning_rate [0.004, 0.0004]"

@@ -27,6 +27,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+SMALL = ROOT / "tests" / "fault" / "small_worker"
+"""Puts another worker in the place of `engine.worker`, and nothing else."""
 PLACE = "WORKBENCH_TESTS_ROOM"
 """Names the folder of these tests, where the server listens."""
 ASKER = "WORKBENCH_TESTS_ASKER"
@@ -111,7 +113,7 @@ def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
     room = environment.get(PLACE)
     if room is None or COLD in environment or not sys.platform.startswith("linux"):
         return None
-    if not isinstance(args, (list, tuple)) or module_of(args) is None:
+    if not isinstance(args, (list, tuple)) or (module := module_of(args)) is None:
         return None
     if cwd is not None and not os.path.isdir(cwd):
         return None
@@ -119,7 +121,7 @@ def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
     try:
         known = json.loads((place / "known").read_text())
         same = known["at_import"] == at_import(environment) and known["surroundings"] == surroundings()
-        if not same or names_on(further(environment)) & {"sitecustomize", *known["modules"]}:
+        if not same or names_on(further(environment, module)) & {"sitecustomize", *known["modules"]}:
             return None
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST)
@@ -130,10 +132,16 @@ def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
     return line
 
 
-def further(environment: dict[str, str]) -> list[str]:
+def further(environment: dict[str, str], module: str) -> list[str]:
     """Folders on the import path that the server has not; what lies there it must not have imported from elsewhere."""
-    parts = environment.get("PYTHONPATH", "").split(os.pathsep)
-    return [each for each in parts if os.path.isabs(each) and each not in (str(ROOT), str(HERE))]
+    known = {str(ROOT), str(HERE)}
+    if module != "engine.worker" and "SMALL_BALLAST" not in environment:
+        known.add(str(SMALL))
+    return [
+        each
+        for each in environment.get("PYTHONPATH", "").split(os.pathsep)
+        if os.path.isabs(each) and each not in known
+    ]
 
 
 def names_on(folders: list[str]) -> set[str]:

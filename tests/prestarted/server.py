@@ -141,7 +141,7 @@ def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int
         resource.setrlimit(limit, (soft, hard))
     os.environ.clear()
     os.environ.update(asked["environment"])
-    sys.path[:0] = prestarted.further(asked["environment"])
+    sys.path[:0] = prestarted.further(asked["environment"], prestarted.module_of(asked["argv"]) or "")
     importlib.invalidate_caches()
     _show(asked["environment"])
     os.write(own, str(os.getpid()).encode())

@@ -27,15 +27,32 @@ from tests.engine.seeing import FAMILIES, real_processor
 NAMES = ("idefics3", "gemma3")
 
 
+SOME = [
+    name if name in ("idefics3", "qwen3_vl", "glm4v") else pytest.param(name, marks=pytest.mark.slow)
+    for name in FAMILIES
+]
+"""Images in tiles, of their own shape by a count of patches, and of their own shape between marks."""
+
+
+class AtFirstUse(dict[str, Any]):
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = self._make(name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def folders(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("seeing")
-    return {name: build(shared_data / "tokenizers/minimind", base / name) for name, build in FAMILIES.items()}
+    return AtFirstUse(lambda name: FAMILIES[name](shared_data / "tokenizers/minimind", base / name))
 
 
 @pytest.fixture(scope="module")
 def processors(folders: dict[str, Path]) -> dict[str, Any]:
-    return {name: loaded(folder) for name, folder in folders.items()}
+    return AtFirstUse(lambda name: loaded(folders[name]))
 
 
 def loaded(folder: Path, **data: Any) -> Any:
@@ -62,7 +79,7 @@ def learned(processor: Any, row: dict[str, Any]) -> str:
     return processor.tokenizer.decode([label for label in row["labels"] if label != IGNORED])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SOME)
 def test_rows_become_what_the_processor_itself_makes_of_them(
     shared_data: Path, make_config: Callable[..., Any], processors: dict[str, Any], folders: dict[str, Path], name: str
 ) -> None:
@@ -187,7 +204,7 @@ def test_a_text_to_read_on_learns_all_but_the_images(
         assert told.split() == ["Here", "it", "stands.<|im_end|>"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SOME)
 def test_tokens_with_those_of_images_are_taken_as_they_are(
     tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], processors: dict[str, Any], name: str
 ) -> None:

@@ -240,8 +240,8 @@ for which in ("first", "whole"):
 def test_merging_takes_the_memory_of_a_shard_and_a_layer(make_run: Make, tmp_path: Path) -> None:
     names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     run = make_run(
-        "qwen3_moe", adapter={"target_modules": ["q_proj", "o_proj"], "target_parameters": names}, sharded="60MB",
-        hidden_size=1024, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=512, num_hidden_layers=6,
+        "qwen3_moe", adapter={"target_modules": ["q_proj", "o_proj"], "target_parameters": names}, sharded="35MB",
+        hidden_size=1024, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=512, num_hidden_layers=4,
         dtype=torch.bfloat16, max_position_embeddings=64, num_attention_heads=8, head_dim=128,
     )  # fmt: skip
     base = tmp_path / "base"

@@ -107,7 +107,10 @@ def test_auto_computes_small_layers_again_whole():
     assert {chosen(gib, compiled=True, **small) for gib in range(4, 40, 2)} == {False, "selective", "medium", True}
 
 
-@pytest.mark.parametrize(("method", "adapter", "rows"), [("sft", "lora", CONVERSATIONS), ("dpo", "lora", PAIRS)])
+@pytest.mark.parametrize(
+    ("method", "adapter", "rows"),
+    [("sft", "lora", CONVERSATIONS), pytest.param("dpo", "lora", PAIRS, marks=pytest.mark.slow)],
+)
 def test_a_run_says_its_tier_and_learns_the_same(train, source, method, adapter, rows):
     settings = {"method.kind": method, "adapter.kind": adapter, "data.train": [{"path": source(rows)}]}
     losses = {}

@@ -276,7 +276,7 @@ def taught():
     return model
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_twenty_steps_learn_as_bfloat16_does(taught, lora):
     def learned(value):
         model = copy.deepcopy(taught) if lora else tiny_model().to(torch.bfloat16)
