@@ -215,6 +215,11 @@ def _read_preference(row: Row, columns: Mapping[str, str]) -> Example:
     chosen, rejected = (_answer(row, columns, part) for part in ("chosen", "rejected"))
     given = row.get(columns.get("prompt", "prompt"))
     tools = tools_of(row, columns)
+    inner = row.get("input") if given is None else None
+    if isinstance(inner, Mapping) and inner.get("messages") is not None:
+        # OpenAI's rows of preferences: what was asked is an object of its own, with its tools.
+        given, tools = inner["messages"], tools_of(inner, columns) or tools
+        columns = {**columns, "prompt": "input"}
     if given is None:
         given = row.get(columns.get("conversations", "conversations"))
         columns = {**columns, "prompt": columns.get("conversations", "conversations")}
@@ -325,8 +330,22 @@ FORMATS: dict[str, Format] = {
             "preference",
             "a preference pair",
             {
-                "chosen": ("chosen", "chosen_messages", "response_j", "chosen_response", "preferred"),
-                "rejected": ("rejected", "rejected_messages", "response_k", "rejected_response", "dispreferred"),
+                "chosen": (
+                    "chosen",
+                    "chosen_messages",
+                    "response_j",
+                    "chosen_response",
+                    "preferred",
+                    "preferred_output",
+                ),
+                "rejected": (
+                    "rejected",
+                    "rejected_messages",
+                    "response_k",
+                    "rejected_response",
+                    "dispreferred",
+                    "non_preferred_output",
+                ),
                 "prompt?": ("prompt", "question", "conversations", "instruction", "messages", "query"),
                 "input?": ("input",),
                 **_EXTRA,

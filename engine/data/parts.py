@@ -24,6 +24,8 @@ ROLES = {
 }
 ROLE = "role "
 """In a source's columns, before a name that its rows give to a role."""
+_FUNCTIONS = "functions"
+"""What OpenAI called a row's tools at first."""
 IMAGE = "<image>"
 """The place of an image in a text."""
 _FLAGS = ("train", "trained", "weight", "loss_weight")
@@ -128,6 +130,8 @@ def kind_of(value: Any) -> str:
 
 def tools_of(row: Row, columns: Mapping[str, str]) -> list[Any] | None:
     column = columns.get("tools", "tools")
+    if row.get(column) is None and row.get(_FUNCTIONS) is not None:
+        column = _FUNCTIONS
     value = row.get(column)
     if isinstance(value, str):
         if not value.strip():
@@ -135,6 +139,12 @@ def tools_of(row: Row, columns: Mapping[str, str]) -> list[Any] | None:
         value = json_of(value, f"column {visible(column)}")
     if value is not None and not isinstance(value, list):
         raise FormatError(f"column {visible(column)} must hold a list of tools; got {kind_of(value)}")
+    if column == _FUNCTIONS:
+        bare = [isinstance(each, Mapping) and "function" not in each for each in value or ()]
+        value = [
+            {"type": "function", "function": each} if alone else each
+            for each, alone in zip(value or (), bare, strict=True)
+        ]
     return value or None
 
 
@@ -210,6 +220,8 @@ def _message(turn: Any, columns: Mapping[str, str], place: str) -> Message:
     message: Message = {"role": role}
     content = turn.get(content_name)
     calls = turn.get(columns.get("tool_calls", "tool_calls"))
+    if not calls and isinstance(turn.get("function_call"), Mapping):
+        calls = [turn["function_call"]]
     if str(spoken).lower() == "function_call":
         calls, content = json_of(str(content), place), ""
     if isinstance(content, list):

@@ -54,6 +54,9 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         page.sees(".ftw-columns-part select")
         page.sees(".ftw-says dd")
         assert first.get_by_label("messages *").input_value() == "messages"
+        first.get_by_role("button", name="Template", exact=True).click()
+        page.sees(".ftw-template-row .ftw-trained")
+        assert "add_generation_prompt" in first.get_by_label("chat template", exact=True).input_value()
         assert (page.outside, page.errors) == ([], [])
 
 

@@ -76,6 +76,7 @@ class TemplateScreen(Screen[bool]):
     TemplateScreen #head { height: 2; border-bottom: solid $wb-line; }
     TemplateScreen #status { border-top: solid $wb-line; height: 2; }
     TemplateScreen TextArea { width: 1fr; height: 1fr; border: none; padding: 0 1; }
+    TemplateScreen TextArea:focus { border: none; }
     TemplateScreen.narrow Horizontal { layout: vertical; }
     """
 

@@ -280,3 +280,33 @@ def test_channels_that_cannot_be_joined_say_why() -> None:
         read_example({"messages": [{**thought, "channel": "aside"}]}, "messages", {})
     alone = read_example({"messages": [thought, {"role": "user", "content": "and?"}]}, "messages", {}).messages
     assert alone[0] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
+def test_calls_and_tools_as_openai_first_wrote_them() -> None:
+    turns = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": '{"at": "Kiel"}'}},
+        {"role": "function", "name": "weather", "content": "rain"},
+        {"role": "assistant", "content": "Rain."},
+    ]
+    row = {"messages": turns, "functions": [{"name": "weather", "parameters": {"type": "object", "properties": {}}}]}
+    found = read_example(row, "messages", {})
+    assert found.messages[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"at": "Kiel"}}
+    assert [turn["role"] for turn in found.messages] == ["user", "assistant", "tool", "assistant"]
+    assert [tool["function"]["name"] for tool in found.tools or ()] == ["weather"]
+    assert all(tool["type"] == "function" for tool in found.tools or ())
+
+
+def test_preferences_as_openai_writes_them(write: Callable[..., Path]) -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    row = {
+        "input": {"messages": [{"role": "user", "content": "one?"}], "tools": [tool]},
+        "preferred_output": [{"role": "assistant", "content": "good"}],
+        "non_preferred_output": [{"role": "assistant", "content": "bad"}],
+    }
+    seen = detect(open_rows(write([row])))
+    assert (seen.format, seen.problems) == ("preference", ())
+    found = read_example(row, "preference", seen.columns)
+    assert isinstance(found.prompt, list)
+    assert [turn["content"] for turn in (*found.prompt, *found.chosen, *found.rejected)] == ["one?", "good", "bad"]
+    assert found.tools == [tool]
