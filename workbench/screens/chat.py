@@ -190,7 +190,8 @@ class ChatScreen(Screen[None]):
         gap = " " * max(2, width - Content(titles).cell_length - len(how) - 7)
         self.query_one("#head", Bar).say(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
         words, look = self._status()
-        self.query_one("#status", Bar).say(Content.styled(" " + cut(clean(words), width), look))
+        # An answer to a key or an error has a way out at its end, so it is shown whole.
+        self.query_one("#status", Bar).say_whole(words, look, width + 2)
         self.query_one("#words", Input).placeholder = _HINTS[session.wants]
         keys = key_line("chat", "answering" if session.state == "answering" else "quiet", session.kind)
         self.query_one(KeyLine).use(keys)
