@@ -53,7 +53,7 @@ def source(run: RunFolder, step: int | None = None, *, hashes: bool = True) -> S
             why = f"none of its checkpoints is whole ({skipped[0][0].name}: {skipped[0][1]})" if skipped else (
                 "it has no checkpoint, so there is no model to take along"
             )  # fmt: skip
-            raise WorkbenchError(f"run {name}: {why}.", "Resume the run, or ask a running one for a checkpoint.")
+            raise WorkbenchError(f"run {name}: {why}.", checkpoint.way_to_one(run))
     else:
         found = run.checkpoints / f"checkpoint-{step}"
         reason = checkpoint.problem_with(found, hashes=hashes)

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from engine import figures
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, redact, visible
 from engine.run import inside
 from engine.run.disk import CAUSES, StorageError, guarded, length_limit, named_by, of_library, storage_error
 from engine.run.inside import UnsafeRunFile
 from engine.run.lock import RunLock
-from engine.run.store import RunFolder
+from engine.run.store import ENDED, RunFolder
 
 COMMIT = "COMMIT.json"
 KEEP_AT_LEAST = 2
@@ -324,6 +324,16 @@ def collect(folder: RunFolder) -> list[Path]:
                 discard(path)
                 gone.append(path)
     return gone
+
+
+def way_to_one(folder: RunFolder) -> str:
+    """What gives a run without a whole checkpoint one."""
+    name = visible(folder.id)
+    if folder.state not in ENDED:
+        return f"`workbench checkpoint {name}` asks it for one."
+    if folder.state == "finished":
+        return f"It is finished: `workbench train {visible(redact(str(folder.config)))}` trains it again, as a new run."
+    return f"`workbench resume {name}` goes on with it."
 
 
 def size_of(path: Path) -> int:

@@ -110,7 +110,7 @@ def step_of(run: RunFolder, wanted: str | None) -> int:
             why = f"none of its checkpoints is whole ({skipped[0][0].name}: {skipped[0][1]})" if skipped else (
                 "it has no checkpoint, so there is nothing to measure"
             )  # fmt: skip
-            raise WorkbenchError(f"run {name}: {why}.", f"`workbench resume {name}` goes on with it.")
+            raise WorkbenchError(f"run {name}: {why}.", checkpoint.way_to_one(run))
         return checkpoint.step_of(newest) or 0
     if wanted == "best":
         return _best_step(run)

@@ -186,7 +186,7 @@ def _tuned(run: RunFolder, step: int | None) -> Who:
         if at_step is None:
             raise WorkbenchError(
                 f"{run.id} has no whole checkpoint to talk to.",
-                f"`workbench checkpoint {run.id}` asks a run that goes on for one; --base talks to its base model.",
+                f"{checkpoint.way_to_one(run)} --base talks to its base model.",
             )
         return Who(f"{run.id} checkpoint {at_step}", run, at_step)
     if checkpoint.problem_with(run.checkpoints / f"checkpoint-{step}"):

@@ -186,7 +186,8 @@ class ChatScreen(Screen[None]):
         gap = " " * max(2, width - Content(titles).cell_length - len(how) - 7)
         self.query_one("#head", Bar).update(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
         words, look = self._status()
-        self.query_one("#status", TextBar).write(words, style=look)
+        # An answer to a key or an error has a way out at its end, so it is shown whole.
+        self.query_one("#status", TextBar).write_wrapped(words, style=look)
         self.query_one("#words", Input).placeholder = _HINTS[session.wants]
         keys = key_line("chat", "answering" if session.state == "answering" else "quiet", session.kind)
         self.query_one(KeyLine).use(keys)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.errors import WorkbenchError
-from engine.export import parity
+from engine.export import parity, streamed
 from engine.export.__main__ import _config
 from engine.export.folder import Model
 from engine.export.making import make
@@ -64,6 +64,40 @@ def test_a_base_in_few_bits_is_rounded_as_training_held_it(
 def test_all_weights_of_a_checkpoint_are_read_so_too(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, whole = in_layers_and_whole(make_run("llama", tie_word_embeddings=True), monkeypatch)
     assert parity.distance(whole.trained, ours.trained) < 1e-5
+
+
+BUILDS: dict[str, dict[str, Any]] = {
+    "Bert": {},
+    "DistilBert": {"dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 4},
+    "MPNet": {},
+    "ModernBert": {"cls_token_id": 1, "sep_token_id": 2},
+    "Bloom": {"n_layer": 2, "n_head": 4},
+    "OPT": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "GPTNeoX": {},
+    "Cohere": {},
+    "Lfm2": {},
+}
+
+
+@pytest.mark.parametrize("family", BUILDS)
+def test_layers_of_every_build_find_their_weights(tmp_path: Path, family: str) -> None:
+    import transformers
+
+    shape = getattr(transformers, f"{family}Config")(
+        vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2, **BUILDS[family],
+    )  # fmt: skip
+    encoder = "Bert" in family or family == "MPNet"
+    loader = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    loader.from_config(shape, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    ids = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [20] * 17]
+    made = streamed.opened(tmp_path, loader, transformers.AutoConfig.from_pretrained(tmp_path))
+    assert made is not None
+    assert streamed.complete(made)
+    whole = parity.outputs(loader.from_pretrained(tmp_path, dtype=torch.float32), ids)
+    assert parity.distance(whole, streamed.outputs(made, ids)) < 1e-5
+    assert all(weight.is_meta for weight in made.model.parameters()), "nothing stays in memory"
 
 
 def test_a_machine_with_little_memory_refuses_before_anything_is_written(

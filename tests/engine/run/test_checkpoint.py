@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import WorkbenchError
+from engine.errors import WorkbenchError, redact
 from engine.run import checkpoint
 from engine.run.store import RunFolder
 
@@ -217,3 +217,16 @@ def test_deleting_follows_no_link(run, tmp_path):
     (run.checkpoints / "checkpoint-9.tmp").symlink_to(precious)
     checkpoint.begin(run, 9)
     assert (precious / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "way"),
+    [
+        ("running", "`workbench checkpoint {id}` asks it for one."),
+        ("failed", "`workbench resume {id}` goes on with it."),
+        ("finished", "It is finished: `workbench train {config}` trains it again, as a new run."),
+    ],
+)
+def test_a_run_without_a_checkpoint_is_told_the_way_to_one_that_works_for_its_state(run, state, way):
+    run.update_json(state=state)
+    assert checkpoint.way_to_one(run) == way.format(id=run.id, config=redact(str(run.config)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -142,6 +143,7 @@ async def test_a_key_leads_from_a_finished_run_to_its_chat(
     monkeypatch.setattr("workbench.screens.chat.ChatSession", Silent)
     config = "version: 1\nmodel: {name: builtin/tiny}\nmethod: {kind: sft}\n"
     finished = make_run("finished", config=config, name="bare")
+    shutil.rmtree(finished.checkpoints)
     app = WorkbenchApp(run=finished)
     async with app.run_test(size=(140, 40)) as pilot:
         await pilot.pause()
@@ -151,9 +153,7 @@ async def test_a_key_leads_from_a_finished_run_to_its_chat(
         assert isinstance(app.screen, MonitorScreen)
         assert "no whole checkpoint to talk to" in shown(app)
     # The same run's folder with a checkpoint.
-    (run.checkpoints / "checkpoint-10").rename(
-        finished.checkpoints / "checkpoint-10"
-    ) if finished.checkpoints.is_dir() else (run.checkpoints.rename(finished.checkpoints))
+    run.checkpoints.rename(finished.checkpoints)
     app = WorkbenchApp(run=finished)
     async with app.run_test(size=(140, 40)) as pilot:
         await pilot.pause()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -320,3 +321,22 @@ async def test_another_config_takes_the_place_of_the_one_the_window_began_with(t
         await pilot.press("q")
         await pilot.pause(0.2)
         assert app.left, "the form of the config before is not shown again"
+
+
+async def test_an_answer_to_a_key_is_shown_to_its_end_and_gone_with_the_next(make_run: Any, shown: Shown) -> None:
+    run = make_run("finished", name="a-run-whose-name-is-rather-long")
+    shutil.rmtree(run.checkpoints)
+    app = app_of(run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await listed(pilot, 1)
+        await at(pilot, run.id)
+        await pilot.press("c")
+        await pilot.pause()
+        told = " ".join(shown(app).split())
+        assert f"{run.id} has no whole checkpoint to talk to." in told
+        assert "trains it again, as a new run. --base talks to its base model." in told
+        assert screen.words.size.height > 1
+        await pilot.press("up")
+        await pilot.pause()
+        assert screen.words.size.height == 1
+        assert "no whole checkpoint" not in shown(app)
