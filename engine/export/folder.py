@@ -151,7 +151,7 @@ class Model:
 
     @cached_property
     def stored(self) -> dict[str, model_files.Tensor]:
-        """The weights by the headers of the files, experts in MXFP4 as the bfloat16 that they stand for."""
+        """The weights by the headers of the files, those in FP8 and MXFP4 as the bfloat16 that they stand for."""
         return wide_weights(self.whole)
 
     def computing(self, what: str) -> parity.Layers:
@@ -198,7 +198,7 @@ def bytes_of(model: Model, form: str) -> int:
         return sum(file.stat().st_size for file in model.source.checkpoint.iterdir() if _of_adapter(file)) + (1 << 20)
     files = sum(file.stat().st_size for file in model_files.weight_files(model.whole))
     known = [(each.shape, DTYPES[each.dtype].itemsize) for each in model.stored.values() if each.dtype in DTYPES]
-    wide = sum(torch.Size(shape).numel() * size for shape, size in known)  # more where experts are in MXFP4
+    wide = sum(torch.Size(shape).numel() * size for shape, size in known)  # more where weights are in few bits
     return int(1.01 * max(files, wide)) + (32 << 20)
 
 
@@ -293,7 +293,7 @@ def _write_config(model: Model, into: Path) -> None:
             key: value for key, value in shape.to_dict().items() if key in ("id2label", "label2id")
         }
         content["pad_token_id"] = model.tokenizer.pad_token_id
-    if model_files.stored_weights(model.base).keys() - before.keys():  # experts that were in MXFP4
+    if model_files.stored_weights(model.base).keys() - before.keys():  # weights that were in FP8 or MXFP4
         del content["quantization_config"]
     (into / "config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 

@@ -2,7 +2,7 @@
 
 Adapters on experts that are one weight are added expert by expert, into the form in which the base's files hold these. The base is read from its files and written in their number format, each file beside the one it comes from. Of a base that
 was quantized for training, what training saw is merged: the weights as four or eight bits hold them, in the files' format.
-Experts that the files hold in MXFP4 become bfloat16.
+What the files hold in FP8, and experts in MXFP4, becomes bfloat16.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
                 nonlocal done
                 with safe_open(file, "pt") as base_weights:
                     for name in header:
-                        value = base_weights.get_tensor(name) if name in every else read_weight(base, name)
+                        plain = name in every and every[name].dtype == header[name].dtype
+                        value = base_weights.get_tensor(name) if plain else read_weight(base, name)
                         done += value.nbytes
                         if name in made.packed:
                             value = _as_packed(config, made, name, value, base)

@@ -257,8 +257,16 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     """The model in `base` as training held it beside an adapter, in float32; else as its files hold it."""
     from engine.models.load import weight_settings
     from engine.models.packed_experts import packed_experts
+    from engine.models.stored_fp8 import load_fp8, stored_fp8
 
     labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
+    if (stored := stored_fp8(str(base), None)) is not None:
+        if adapted and labels is not None:
+            stored.config.num_labels = labels
+        dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
+        scaled: Any = load_fp8(loader_of(config, base), stored, {"dtype": dtype}, keep=False)[0].float()
+        _fit_padding(scaled)
+        return scaled
     settings: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
     quantized = weight_settings(config, str(base), None) if adapted else {}
     if quantized:

@@ -1,6 +1,7 @@
 """Where a weight of a model lies in its base's files: as it is, under another name, or cut into weights of single experts.
 
-Experts that the files hold in MXFP4 count as the bfloat16 that they stand for, which is exact.
+Experts that the files hold in MXFP4 count as the bfloat16 that they stand for, which is exact, and numbers in FP8 as the
+bfloat16 that their products with their scales are rounded to, as training sees them.
 
 transformers puts experts together while it loads and takes them apart while it saves. What its saving makes of a weight is
 asked here with numbers that say where they come from, so that no family is known by name.
@@ -8,6 +9,7 @@ asked here with numbers that say where they come from, so that no family is know
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -19,11 +21,14 @@ from safetensors import safe_open
 
 from engine import model_files
 from engine.errors import ModelError, visible
+from engine.facts.stored import block_of
 from engine.kernels.experts.packed import of_mxfp4
+from engine.models.stored_fp8 import dequantized, fitting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_FP8 = "F8_E4M3", "F8_E5M2"
 WIDE = 3
 """Columns of a probe: more are not needed to see which side of a weight is which."""
 
@@ -45,7 +50,7 @@ class Share:
 
 
 def wide_weights(folder: Path) -> dict[str, model_files.Tensor]:
-    """The weights by the headers of a folder's files, experts in MXFP4 as bfloat16 [E, in, out]."""
+    """The weights by the headers of a folder's files, those in FP8 and experts in MXFP4, [E, in, out], as bfloat16."""
     every = model_files.stored_weights(folder)
     return {name: each for part in model_files.weight_files(folder) for name, each in wide_header(part, every).items()}
 
@@ -59,9 +64,18 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
             if end == "blocks":
                 experts, rows, blocks, half = each.shape
                 found[whole] = model_files.Tensor("BF16", (experts, 2 * half * blocks, rows))
-        else:
+        elif each.dtype in _FP8:
+            found[name] = model_files.Tensor("BF16", each.shape)
+        elif not _scales_fp8(name, every):
             found[name] = each
     return found
+
+
+def _scales_fp8(name: str, every: Mapping[str, model_files.Tensor]) -> bool:
+    """Whether this is a scale of numbers in FP8, or of what they are multiplied with."""
+    stem, _, end = name.rpartition(".")
+    weight = every.get(f"{stem}.weight")
+    return end in ("weight_scale_inv", "weight_scale", "input_scale") and weight is not None and weight.dtype in _FP8
 
 
 def read_weight(folder: Path, name: str) -> torch.Tensor:
@@ -73,10 +87,20 @@ def read_weight(folder: Path, name: str) -> torch.Tensor:
                 with safe_open(file, "pt") as weights:
                     value: torch.Tensor = weights.get_tensor(there)
                 if there == name:
-                    return value
+                    return value if header[there].dtype not in _FP8 else _from_fp8(folder, name, value)
                 scales = read_weight(folder, f"{name}_scales")
                 return of_mxfp4(value, scales, torch.bfloat16, turned=True).all_unpacked().contiguous()
     raise KeyError(name)
+
+
+def _from_fp8(folder: Path, name: str, numbers: torch.Tensor) -> torch.Tensor:
+    scale = None
+    for end in ("_scale_inv", "_scale"):
+        with contextlib.suppress(KeyError):
+            scale = read_weight(folder, f"{name}{end}")
+    told = model_files.read_json(folder / "config.json").get("quantization_config")
+    block = block_of(told) if isinstance(told, Mapping) else None
+    return dequantized(numbers, *fitting(name, numbers.shape, scale, block), torch.bfloat16)
 
 
 def is_turned(model: torch.nn.Module, name: str) -> bool:

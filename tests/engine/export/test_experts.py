@@ -28,6 +28,7 @@ from engine.kernels.experts import ExpertLoRA
 from engine.run.store import RunFolder
 from tests.engine.export.conftest import run_that_sees
 from tests.engine.features.families import made, stored_in_mxfp4
+from tests.engine.models.test_stored_fp8 import stored as stored_in_fp8
 from tests.engine.seeing import qwen2_5_vl
 from workbench.cli import export, push
 
@@ -206,6 +207,35 @@ def test_experts_in_mxfp4_leave_the_house_in_bfloat16(make_run: Make, tmp_path: 
         torch.testing.assert_close(held[name].float(), merged_here.float(), rtol=8e-3, atol=1e-3)
     cut = exported(run, tmp_path / "cut", "adapter", per_expert=True)["parity"]
     assert cut["logits_error"] < 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_weights_in_fp8_leave_the_house_in_bfloat16(make_run: Make, tmp_path: Path, family: str) -> None:
+    """Linear layers and experts with a scale for each block, adapters on both."""
+    shape = {**FAMILIES[family], "dtype": torch.bfloat16}
+    run, base = make_run(family, adapter=on_experts(family, target_modules=["o_proj"]), **shape), tmp_path / "base"
+    wide, tensors = {}, load_file(base / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name or name.endswith("_proj.weight")]:
+        tensors[name], tensors[f"{name}_scale_inv"], wide[name] = stored_in_fp8(tensors[name].float(), (24, 16))
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    told = json.loads((base / "config.json").read_text())
+    told["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [24, 16]}
+    (base / "config.json").write_text(json.dumps(told))
+    run.config.write_text(run.config.read_text().replace("dtype: float32", "dtype: bfloat16"))
+
+    merged = exported(run, tmp_path / "out")["parity"]
+    assert merged["logits_error"] < 1e-3
+    assert merged["trained_effect"] > 0.01
+    assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
+    held = everything(tmp_path / "out")
+    assert not [name for name in held if "scale" in name]
+    assert {value.dtype for value in held.values()} == {torch.bfloat16}
+    untouched = [name for name in wide if "q_proj" in name]
+    assert untouched
+    for name in untouched:
+        assert torch.equal(held[name], wide[name].bfloat16())
+    assert all(not torch.equal(held[name], wide[name].bfloat16()) for name in wide if "o_proj" in name)
+    assert exported(run, tmp_path / "cut", "adapter", per_expert=True)["parity"]["logits_error"] < 1e-3
 
 
 def test_other_stored_forms_and_the_router(make_run: Make, tmp_path: Path) -> None:

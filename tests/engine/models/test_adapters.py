@@ -29,6 +29,7 @@ from engine.models.adapters import add_adapter
 from engine.rules import read
 from tests.engine.features.conftest import tiny_model
 from tests.engine.features.families import FAMILIES, SHAPE, made
+from tests.engine.rules.rule_cases.model import MIXTURE
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401  runs in this process
 
 IDS = torch.arange(2 * 12).reshape(2, 12) % 128
@@ -170,6 +171,7 @@ def test_the_estimate_counts_the_weights_that_are_named():
     assert layer == 2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072 + 2 * 1024
     assert trained_by_name(facts, [r"model\.layers\.2[0-7]\."]) == 8 * layer
     assert trained_by_name(facts, ["lm_head"]) == 0  # tied to the embeddings
+    assert trained_by_name(MIXTURE.model, [r"model\.layers\.0\.mlp\.experts"]) is None
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe"])
