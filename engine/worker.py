@@ -291,11 +291,11 @@ def _load_libraries(config: RunConfig) -> None:
 
 def _load(name: str) -> None:
     """Imports one of `_LIBRARIES`. What an import makes is no garbage, so none is looked for meanwhile."""
-    from engine.compat import import_warnings
+    from engine.compat import import_scans, import_warnings
 
     gc.disable()
     try:
-        with import_warnings.dropped():
+        with import_warnings.dropped(), import_scans.kept():
             importlib.import_module(name)
     finally:
         gc.enable()

@@ -136,6 +136,16 @@ def test_a_weight_that_is_not_read_yet_tells_what_it_would_be_read_from():
     assert (told["device"], told["dtype"]) == ("cpu", torch.bfloat16)
 
 
+def test_libraries_look_at_their_files_by_the_names_that_are_kept():
+    from torch._library import utils as torch_library
+    from transformers.utils import import_utils
+    from trl import import_utils as trl_import_utils
+
+    assert list(inspect.signature(import_utils.define_import_structure).parameters) == ["module_path", "prefix"]
+    assert "getframeinfo" in inspect.getsource(torch_library.get_source)
+    assert "packages_distributions()" in inspect.getsource(trl_import_utils)
+
+
 def test_the_compiler_says_when_it_begins_and_ends():
     from engine.compat.compiler_events import watch_compiler
 
