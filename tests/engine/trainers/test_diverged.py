@@ -61,16 +61,29 @@ def test_a_rate_that_is_too_high_never_leaves_weights_that_are_not_finite(train,
     assert not list(run.checkpoints.glob("*.tmp"))
 
 
-def test_weights_that_break_in_the_last_step_are_not_saved_and_nothing_is_finished(train, source, monkeypatch):
+def broken_after(monkeypatch, step):
+    """One weight is infinite once the gradients of this step have been measured."""
     real = Sft._get_grad_norm
 
     def then_broken(self, model, *args, **kwargs):
         norm = real(self, model, *args, **kwargs)
-        if self.state.global_step + 1 == 6:
+        if self.state.global_step + 1 == step:
             next(model.parameters()).data.view(-1)[5] = math.inf
         return norm
 
     monkeypatch.setattr(Sft, "_get_grad_norm", then_broken)
+
+
+def test_weights_that_break_before_a_save_end_the_run_there(train, source, monkeypatch):
+    broken_after(monkeypatch, 4)
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "run.save_steps": 2}, code=1)
+    (failed,) = lines(run, "failed")
+    assert (failed["cause"], failed["step"], kept(run)) == ("diverged", 4, [2])
+    assert "the weights were not finite" in failed["message"]
+
+
+def test_weights_that_break_in_the_last_step_are_not_saved_and_nothing_is_finished(train, source, monkeypatch):
+    broken_after(monkeypatch, 6)
     run = train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 6}, code=1)
     (failed,) = lines(run, "failed")
     assert (failed["cause"], failed["step"]) == ("diverged", 6)
