@@ -219,7 +219,7 @@ def picture(found: dict[str, Any]) -> list[str]:
     values = [value for row in rows for _, value in row["curve"]]
     first, last = (end(step for row in rows for step, _ in row["curve"]) for end in (min, max))
     low, high = min(values), max(values)
-    signs = min(PICTURED, 1 + max(len(row["curve"]) for row in rows))
+    signs = min(PICTURED, max(len(row["curve"]) for row in rows))
     table = []
     for row in rows:
         words = " ".join(f"{key}={value}" for key, value in row["values"].items())

@@ -83,7 +83,8 @@ def test_every_weight_of_a_family_comes_back(make_run: Make, tmp_path: Path, sha
     )
     assert reader.get_field("tokenizer.ggml.model").contents() == ("llama" if spm else "gpt2")
     assert ("rope_freqs.weight" in {each.name for each in reader.tensors}) == (family == "llama")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"{run.id}-BF16.gguf"]
+    made = f"{run.id}-BF16.gguf"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [made, f"{made}.parity.json"]
 
 
 def test_transformers_own_reader_gives_the_logits_of_the_trained_model(make_run: Make, tmp_path: Path) -> None:
@@ -157,7 +158,10 @@ def test_k_quants_are_made_by_llama_cpp_and_without_it_refused(
     does("shutil.copy(source, target)")
     found = exported(run, ["gguf"], tmp_path / "out", "Q4_K_M")[0]["parity"]
     assert found["formats"] == {"F16": 16, "F32": 5}
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{run.id}-Q4_K_M.gguf"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"{run.id}-Q4_K_M.gguf",
+        f"{run.id}-Q4_K_M.gguf.parity.json",
+    ]
 
 
 def test_unknown_rules_of_a_tokenizer_are_refused(make_run: Make, tmp_path: Path) -> None:
