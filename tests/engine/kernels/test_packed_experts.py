@@ -31,7 +31,7 @@ CASES = [
     {"kind": "int8"},
     {"kind": "mxfp4", "dtype": torch.bfloat16},
     {"kind": "nvfp4", "dtype": torch.bfloat16},
-    {"kind": "fp8", "gate": Gate("clamped_swiglu", interleaved=True), "turned": True, "biased": True},
+    {"kind": "fp8", "turned": True, "biased": True},
     {"adapted": False},
     {"gate": Gate("clamped_swiglu", interleaved=True), "turned": True, "biased": True, "kind": "mxfp4"},
     *({"routing": name} for name in ROUTINGS if name != "even"),
@@ -320,19 +320,25 @@ from engine.kernels.experts import packed
 from tests.engine.kernels import test_packed_experts as tests
 
 packed.EXPERT_BUFFER = 2 * 4 * 3 * tests.WIDTH * tests.HIDDEN  # room for two experts
-tests.unpacked_alike("cpu")
-tests.test_every_case_is_that_of_the_unpacked_numbers()
 with pytest.MonkeyPatch.context() as patch:
-    tests.one_graph_alike(patch)
+    tests.{}
 print("agree")
 """
 
 
 @pytest.mark.slow
-def test_the_kernels_take_groups_of_unpacked_experts():
+@pytest.mark.parametrize(
+    "call",
+    [
+        'unpacked_alike("cpu")',
+        "test_every_case_is_that_of_the_unpacked_numbers()",
+        "one_graph_alike(patch)",
+    ],
+)
+def test_the_kernels_take_groups_of_unpacked_experts(call):
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", IN_THE_INTERPRETER],
+        [sys.executable, "-c", IN_THE_INTERPRETER.format(call)],
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "agree"), done.stderr[-2000:]
