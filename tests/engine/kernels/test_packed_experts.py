@@ -92,6 +92,22 @@ def test_every_case_is_that_of_the_unpacked_numbers():
             assert error <= wide * expected.double().norm() + 1e-7, (case, name)
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 7])
+@pytest.mark.parametrize("kind", ["nf4", "nvfp4"])
+def test_views_few_tokens_and_short_ids_are_taken_as_they_come(tokens, kind):
+    """Every second column of tokens, routing weights that lie the other way round, ids of 32 bits, none or one token."""
+    held = weights(kind)
+    ids = torch.randint(-1, EXPERTS + 2, (tokens, 3), dtype=torch.int32, generator=torch.manual_seed(3))
+    x, share = torch.randn(tokens, 2 * HIDDEN)[:, ::2], torch.rand(3, tokens).T
+    found = []
+    for gate_up, down in (held, [each.all_unpacked() for each in held]):
+        leaves = [each.detach().requires_grad_() for each in (x, share)]
+        out = expert_mlp(leaves[0], ids, leaves[1], gate_up, down)
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_routed_experts_alone_are_unpacked_in_a_bounded_room_and_nothing_of_them_is_kept(monkeypatch):
     held, asked, rooms, kept = weights(), [], set(), []
     unpack = PackedExperts.unpack
