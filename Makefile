@@ -48,9 +48,10 @@ format: $(STAMP)     ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)       ## regenerate the settings reference, the JSON schema and the tables of features and of ledgers
+docs: $(STAMP)       ## regenerate the settings reference, the JSON schema and the tables of features, mixtures and ledgers
 	$(BIN)/python -m engine.session.reference
 	$(BIN)/python tests/docs/test_architecture.py
+	$(BIN)/python -m tests.docs.test_mixtures_page
 	test -z "$$WORKBENCH_TEST_DATA" || $(BIN)/python tests/docs/test_bridge_page.py
 
 pictures: $(STAMP)   ## render the README's pictures from the real app and widget

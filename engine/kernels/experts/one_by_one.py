@@ -47,7 +47,7 @@ class _OneByOne(torch.autograd.Function):
         x, ids, routing, *small = ctx.saved_tensors
         _, _, _, need_x, _, need_routing, *need = ctx.needs_input_grad
         d_slots = x.new_zeros(ids.numel(), x.shape[1])
-        d_routing = torch.zeros_like(routing)
+        d_routing = routing.new_zeros(routing.shape)  # in one piece, also where they were a transposed view
         found = [torch.zeros_like(part) if wanted else None for part, wanted in zip(small, need, strict=True)]
         gate_up, down = ctx.packed
         for turn in _turns(gate_up, down, small, x, ids, routing):

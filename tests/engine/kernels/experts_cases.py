@@ -121,7 +121,8 @@ def check_packed(kind: str, case: Case, room: int) -> None:
     names, theirs = block(case, expert_mlp_reference, ids)
     given = dict(zip(names, inputs(case, names), strict=True))
     held = {name: held_in(kind, given[name], case.transposed) for name in ("gate_up", "down")}
-    given |= {name: each.all_unpacked().detach() for name, each in held.items()}
+    # One by one, in plain torch or by bitsandbytes: not by the kernel that is looked at.
+    given |= {name: torch.stack([each.unpack(i) for i in range(case.experts)]) for name, each in held.items()}
     turned = {name: each.transpose(1, 2) if case.transposed else each for name, each in held.items()}
 
     def over_packed(x, ids, routing, gate_up, down, **more):

@@ -31,7 +31,7 @@ CASES = [
     {"kind": "int8"},
     {"kind": "mxfp4", "dtype": torch.bfloat16},
     {"kind": "nvfp4", "dtype": torch.bfloat16},
-    {"kind": "fp8", "gate": Gate("clamped_swiglu", interleaved=True), "turned": True, "biased": True},
+    {"kind": "fp8", "turned": True, "biased": True},
     {"adapted": False},
     {"gate": Gate("clamped_swiglu", interleaved=True), "turned": True, "biased": True, "kind": "mxfp4"},
     *({"routing": name} for name in ROUTINGS if name != "even"),
@@ -90,6 +90,22 @@ def test_every_case_is_that_of_the_unpacked_numbers():
             wide = 2e-2 if expected.dtype == torch.bfloat16 or held[0].dtype == torch.bfloat16 else 1e-5
             error = (ours[name].double() - expected.double()).norm()
             assert error <= wide * expected.double().norm() + 1e-7, (case, name)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7])
+@pytest.mark.parametrize("kind", ["nf4", "nvfp4"])
+def test_views_few_tokens_and_short_ids_are_taken_as_they_come(tokens, kind):
+    """Every second column of tokens, routing weights that lie the other way round, ids of 32 bits, none or one token."""
+    held = weights(kind)
+    ids = torch.randint(-1, EXPERTS + 2, (tokens, 3), dtype=torch.int32, generator=torch.manual_seed(3))
+    x, share = torch.randn(tokens, 2 * HIDDEN)[:, ::2], torch.rand(3, tokens).T
+    found = []
+    for gate_up, down in (held, [each.all_unpacked() for each in held]):
+        leaves = [each.detach().requires_grad_() for each in (x, share)]
+        out = expert_mlp(leaves[0], ids, leaves[1], gate_up, down)
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_routed_experts_alone_are_unpacked_in_a_bounded_room_and_nothing_of_them_is_kept(monkeypatch):
@@ -320,19 +336,25 @@ from engine.kernels.experts import packed
 from tests.engine.kernels import test_packed_experts as tests
 
 packed.EXPERT_BUFFER = 2 * 4 * 3 * tests.WIDTH * tests.HIDDEN  # room for two experts
-tests.unpacked_alike("cpu")
-tests.test_every_case_is_that_of_the_unpacked_numbers()
 with pytest.MonkeyPatch.context() as patch:
-    tests.one_graph_alike(patch)
+    tests.{}
 print("agree")
 """
 
 
 @pytest.mark.slow
-def test_the_kernels_take_groups_of_unpacked_experts():
+@pytest.mark.parametrize(
+    "call",
+    [
+        'unpacked_alike("cpu")',
+        "test_every_case_is_that_of_the_unpacked_numbers()",
+        "one_graph_alike(patch)",
+    ],
+)
+def test_the_kernels_take_groups_of_unpacked_experts(call):
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", IN_THE_INTERPRETER],
+        [sys.executable, "-c", IN_THE_INTERPRETER.format(call)],
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "agree"), done.stderr[-2000:]
