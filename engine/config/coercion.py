@@ -27,7 +27,7 @@ SPELLINGS: dict[str, dict[str, str]] = {
         "bf16": "bfloat16", "fp16": "float16", "half": "float16", "f16": "float16", "fp32": "float32", "f32": "float32",
     },
     "model.quantization": {"4bit": "nf4", "int4": "nf4", "8bit": "int8"},
-    "model.attention": {"flash_attn_2": "flash_attention_2", "flash_attn_3": "flash_attention_3", "flash_attn_4": "flash_attention_4", "flex": "flex_attention", "varlen_attn": "varlen"},
+    "model.attention": {"flash_attn_2": "flash_attention_2", "flash_attn_3": "flash_attention_3", "flash_attn_4": "flash_attention_4", "flex": "flex_attention", "varlen_attn": "varlen", "xformers_attention": "xformers"},
     "optim.optim": {
         "adamw": "adamw_torch_fused", "adamw_bnb_8bit": "adamw_8bit", "lion": "lion_32bit", "adopt_adamw": "adopt",
         "came_pytorch": "came", "schedule_free": "schedule_free_adamw", "galore": "galore_adamw",

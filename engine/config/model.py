@@ -16,6 +16,7 @@ Attention = Literal[
     "flash_attention_3",
     "flash_attention_4",
     "flex_attention",
+    "xformers",
 ]  # fmt: skip
 
 
@@ -97,6 +98,6 @@ class Model(Section):
     """Which implementation computes attention. `auto` takes torch's own fused attention, which needs no package; where packed
     rows are kept apart on a card, the flash attention that is installed and serves the card and the width of the heads (on
     Hopper `cudnn` too, by the package nvidia-cudnn-frontend), else `varlen`, the one over documents that torch carries.
-    `flex_attention` needs no mask either, serves float32 and wide heads
-    too, and is compiled at the first batch. `sdpa` and `eager` keep packed rows apart by a mask of all pairs of tokens.
+    `xformers`, by the package of that name, does so on cards that are older. `flex_attention` needs no mask either, serves
+    float32 and wide heads too, and is compiled at the first batch. `sdpa` and `eager` keep packed rows apart by a mask of all pairs of tokens.
     What a model or a card turns out not to take is replaced by torch's own, and the receipt says why."""

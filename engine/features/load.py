@@ -16,17 +16,19 @@ from engine.models.load import Loaded, load_pretrained
 
 
 def load_model(config: RunConfig) -> PreTrainedModel:
-    """The model that `load` loads."""
-    return load(config).model
+    """The model that `load` loads, for whoever chooses its device later."""
+    return load(config, onto_card=False).model
 
 
-def load(config: RunConfig) -> Loaded:
-    """The model of a config, before an adapter is put beside it. Raises ModelError as `load_pretrained` does."""
+def load(config: RunConfig, *, onto_card: bool = True) -> Loaded:
+    """The model of a config, before an adapter is put beside it; on the card at once, where its weights stay there and
+    `onto_card` says so. Raises ModelError as `load_pretrained` does.
+    """
     in_fp8 = config.model.quantization == "fp8"
     if in_fp8:
         refuse_what_has_no_fp8(config)
     card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-    loaded = load_pretrained(config, card if stays_on_the_card(config) else None)
+    loaded = load_pretrained(config, card if onto_card and stays_on_the_card(config) else None)
     model, reasons = loaded.model, [loaded.attention_reason]
     if config.model.attention in TRIED:
         reasons = [settle(model, config.model.attention, card)]

@@ -34,12 +34,15 @@ class Flash:
 
 CUDNN = "cudnn"
 """cuDNN's attention over documents, `engine.features.attention_backend.cudnn_documents`."""
+XFORMERS = "xformers"
+"""xFormers' memory-efficient attention over documents, `engine.features.attention_backend.xformers_documents`."""
 NOT_DETERMINISTIC = "Its deterministic form would take gigabytes of workspace"
 FLASH = {
     "flash_attention_2": Flash("flash-attn", "pip install flash-attn --no-build-isolation", (8, 0), None, 256),
     "flash_attention_3": Flash("flash-attn-3", "pip install flash-attn-3 --no-build-isolation", (9, 0), (10, 0), 256),
     "flash_attention_4": Flash("flash-attn-4", "pip install flash-attn-4", (9, 0), None, 128),
     CUDNN: Flash("nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend==1.18.0", (9, 0), (10, 0), 128),
+    XFORMERS: Flash("xformers", "pip install xformers", (7, 0), None, 256),
 }
 """By the name under which transformers knows it. Version 3 is built for Hopper; both ways through version 4 go up to 128.
 cuDNN's was tried on Hopper alone: 1.07 ms on an H200 where torch's over documents takes 1.57 (8 documents in 8,192)."""
@@ -83,6 +86,11 @@ def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
             return f"{gpu.name} is not a card of {name}"
     if config.model.dtype == "float32":
         return "flash attention computes in 16 bits only"
+    old = next(
+        (gpu.name for gpu in (facts.machine.gpus if facts.machine else ()) if gpu.capability < VARLEN_LEAST), None
+    )
+    if name == XFORMERS and old is not None and config.model.dtype == "bfloat16":
+        return f"{name} takes float16 on {old}, not bfloat16"
     if name == CUDNN and config.run.full_determinism:
         return f"{name}: {NOT_DETERMINISTIC[0].lower()}{NOT_DETERMINISTIC[1:]}"
     if model is not None and model.name == config.model.name and (model.head_dim or 0) > flash.widest:
@@ -136,6 +144,8 @@ def without_mask(config: RunConfig, facts: Facts) -> tuple[str, str]:
     unfit_here = unfit_varlen(config, facts)
     if unfit_here is None:
         return VARLEN, "torch's own attention over documents needs no mask of all pairs"
+    if facts.machine is not None and facts.machine.gpus and unfit(XFORMERS, config, facts) is None:
+        return XFORMERS, f"xformers is installed and keeps packed rows apart without a mask of all pairs; {unfit_here}"
     if any(gpu.capability < VARLEN_LEAST for gpu in (facts.machine.gpus if facts.machine else ())):
         return "sdpa", f"{SDPA}; {unfit_here}"
     return "flex_attention", f"it keeps packed rows apart without a mask of all pairs; {unfit_here}"
@@ -226,7 +236,7 @@ def varlen_needs_a_card_16_bits_and_heads_of_its_width(config: RunConfig, facts:
 
 @rule(reads=(SETTING, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
 def attention_over_documents_is_for_packs_kept_apart(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.model.attention in (VARLEN, CUDNN) and not kept_apart(config):
+    if config.model.attention in (VARLEN, CUDNN, XFORMERS) and not kept_apart(config):
         todo = "Rows that are whole are computed by torch's fused attention under this name too."
         yield must(
             SETTING.path,

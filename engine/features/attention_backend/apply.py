@@ -16,7 +16,7 @@ import torch
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied
-from engine.features.attention_backend import apart, cudnn_documents, kept_apart, varlen
+from engine.features.attention_backend import apart, cudnn_documents, kept_apart, varlen, xformers_documents
 from engine.features.built import Built, base_model
 
 FEATURE = "packed attention"
@@ -72,7 +72,16 @@ def _in_places_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str,
     return told and (told[0], {**told[1], **cudnn_documents.in_places(told[1])})
 
 
-_TELLS = {varlen.NAME: _with_beginnings_and_no_mask, cudnn_documents.NAME: _in_places_and_no_mask}
+def _with_lengths_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    told = _with_beginnings_and_no_mask(module, args, kwargs)
+    return told and (told[0], {**told[1], **xformers_documents.lengths(told[1])})
+
+
+_TELLS = {
+    varlen.NAME: _with_beginnings_and_no_mask,
+    cudnn_documents.NAME: _in_places_and_no_mask,
+    xformers_documents.NAME: _with_lengths_and_no_mask,
+}
 
 
 def beginnings(positions: torch.Tensor) -> dict[str, Any]:

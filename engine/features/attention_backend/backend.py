@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from engine.errors import visible
-from engine.features.attention_backend import FLASH, cudnn_documents, varlen
+from engine.features.attention_backend import FLASH, cudnn_documents, varlen, xformers_documents
 from engine.hardware import installed
 
 TRIED = (*FLASH, "flex_attention", varlen.NAME)
-OURS: dict[str, Any] = {varlen.NAME: varlen, cudnn_documents.NAME: cudnn_documents}
+OURS: dict[str, Any] = {each.NAME: each for each in (varlen, cudnn_documents, xformers_documents)}
 """Those that this package makes known to transformers."""
 LENGTHS = (64, 100)
 """Tokens of the two documents of a trial; kernels have failed in half-filled tiles, of 64 in 128."""
