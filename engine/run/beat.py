@@ -8,6 +8,7 @@ is held by a call, writes nothing, which tells as much.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -61,7 +62,8 @@ class Beat:
         self._still = 0.0
 
     def __enter__(self) -> Beat:
-        inside.make_folder(self.run, FOLDER, exist_ok=True)
+        with contextlib.suppress(OSError):  # a disk that is full is told by what needs it
+            inside.make_folder(self.run, FOLDER, exist_ok=True)
         self._thread.start()
         return self
 
