@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from engine.errors import UsageError, nearest, visible
 
@@ -159,23 +162,53 @@ def disk_free(folder: str | Path) -> int | None:
         return None
 
 
+_LINKS = {0: "one board", 10: "one PCIe switch", 20: "several PCIe switches", 30: "the PCIe host bridge",
+          40: "the host bridges of one processor", 50: "the processors' own link"}  # fmt: skip
+"""What NVML calls the nearest that two GPUs have in common."""
+
+
+def gpu_links() -> dict[str, int]:
+    """Over what the GPUs of this machine reach each other, each with the number of pairs; empty where that is not known."""
+    return _asked_of_driver(_links, {})
+
+
+def _links(pynvml: ModuleType, handles: list[object]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one, other in itertools.combinations(handles, 2):
+        status = pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        if status == pynvml.NVML_P2P_STATUS_OK:
+            words = "NVLink"
+        else:
+            words = _LINKS.get(int(pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)), "an unknown link")
+        found[words] = found.get(words, 0) + 1
+    return found
+
+
 @cache
 def _gpus() -> tuple[Gpu, ...]:
+    return _asked_of_driver(lambda pynvml, handles: tuple(_gpu(pynvml, handle) for handle in handles), ())
+
+
+_Answer = TypeVar("_Answer")
+
+
+def _asked_of_driver(ask: Callable[[ModuleType, list[object]], _Answer], otherwise: _Answer) -> _Answer:
+    """What NVIDIA's driver says of its GPUs, or this where there is none or it does not answer."""
     if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl") and os.name != "nt":
-        return ()
+        return otherwise
     try:
         import pynvml
     except ImportError:
-        return ()
+        return otherwise
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        return otherwise
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(_gpu(pynvml, handle) for handle in handles)
+        return ask(pynvml, handles)
     except pynvml.NVMLError:
-        return ()
+        return otherwise
     finally:
         pynvml.nvmlShutdown()
 

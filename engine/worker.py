@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from engine.compat.flight_recorder import last_collective
 from engine.errors import Cancelled, Diverged, Redacting, WorkbenchError, redact, visible
 from engine.figures import unit_of
 from engine.run import checkpoint, inside, proposals, stack
 from engine.run.async_writer import AsyncWriter
+from engine.run.beat import Beat
 from engine.run.control import STOPS, Controls
 from engine.run.launch import versions
 from engine.run.lock import RunLock, is_held
@@ -72,14 +74,17 @@ def main(folder: str) -> int:
     run = RunFolder(folder)
     stack.listen(run)
     if (rank := int(os.environ.get("RANK", "0"))) > 0:
-        with _log_of_its_own(run, rank):
-            return _guarded(run, None, None)
+        with _log_of_its_own(run, rank), Beat(run, rank, last_collective) as beat:
+            return _guarded(run, None, None, beat)
     with RunLock(run), AsyncWriter(run) as writer:
         checkpoint.collect(run)
         controls = Controls(run, writer)
         controls.listen(writer)
         controls.on_signals()
-        return _guarded(run, writer, controls)
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return _guarded(run, writer, controls)
+        with Beat(run, rank, last_collective) as beat:
+            return _guarded(run, writer, controls, beat)
 
 
 @contextlib.contextmanager
@@ -125,11 +130,11 @@ def wait(method: str, without: str) -> int:
     return main(folder.decode())
 
 
-def _guarded(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None) -> int:
+def _guarded(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, beat: Beat | None = None) -> int:
     """The process boundary: whatever goes wrong becomes one `failed` event, with the details in the log."""
     begun = time.monotonic()
     try:
-        return _train_or_stop(run, writer, controls, begun)
+        return _train_or_stop(run, writer, controls, begun, beat)
     except Exception as problem:  # noqa: BLE001 - the process boundary
         lines = redact(traceback.format_exc())
         print(visible(lines, lines=True), file=sys.stderr, flush=True)
@@ -183,10 +188,12 @@ def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:
     return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
 
 
-def _train_or_stop(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, begun: float) -> int:
+def _train_or_stop(
+    run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, begun: float, beat: Beat | None
+) -> int:
     """Trains, or says that the run was stopped where a person asked for that before the first step."""
     try:
-        return _train(run, writer, controls, begun)
+        return _train(run, writer, controls, begun, beat)
     except Cancelled:
         if writer is None or controls is None:
             return 0
@@ -201,7 +208,9 @@ def _train_or_stop(run: RunFolder, writer: AsyncWriter | None, controls: Control
     return code
 
 
-def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, begun: float) -> int:
+def _train(
+    run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, begun: float, beat: Beat | None
+) -> int:
     say = _Speaker(run, writer, controls)
     say.phase("Reading the config")
     config = _config(run)
@@ -244,6 +253,8 @@ def _train(run: RunFolder, writer: AsyncWriter | None, controls: Controls | None
     )
     trainer = _trainer(module, job, watching, run, prepared.fingerprint)
     stream = prepared.stream if measuring is None else None
+    if beat is not None:
+        trainer.got_on = beat.tick
     _restore(trainer, job, stream, newest)
     features.apply(trainer.built(notes))
     built = functools.partial(_write_receipt, config, trainer, prepared, loaded, why, features.entries(), say)
@@ -499,10 +510,12 @@ def _watching(
 def _end(trainer: RunTrainer, watching: Watching, say: _Speaker, begun: float) -> int:
     step, seconds = trainer.state.global_step, round(time.monotonic() - begun, 3)
     stopped = watching.stopped
+    trainer.settle_save()
     if trainer.finite.diverged is not None:
         raise trainer.finite.diverged
     if stopped is None:
         trainer._save_checkpoint(trainer.model, None)
+        trainer.settle_save()
         early = watching.best is not None and watching.best.over and step < trainer.state.max_steps
         why = {"cause": "early_stopping", "message": watching.best.reason(step)} if early and watching.best else {}
         say.write("finished", step=step, seconds=seconds, **why)

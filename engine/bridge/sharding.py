@@ -38,9 +38,10 @@ _ONE_FOLDER = changed(
 
 def _shared(file: File, *, kept: bool = False) -> Answer:
     """What answers a model that is shared out; with `kept` its weights stay whole between the passes."""
-    if any(file.on(key) for key in ("load_in_4bit", "load_in_8bit")) or file.get("quantization_bit"):
+    if _in_eight_bits(file):
         return changed(
-            {}, "With run.devices above 1 each GPU holds the quantized model whole: a share lacks its scales."
+            {},
+            "With run.devices above 1 each GPU holds the model in 8 bits whole: a share lacks its scales; one of nf4 has them.",
         )
     words = (
         "torch's FSDP2 does it here: with run.devices above 1 distributed.strategy, auto by itself, shares the model out where "
@@ -49,6 +50,10 @@ def _shared(file: File, *, kept: bool = False) -> Answer:
     return changed(
         {}, f"{words} distributed.reshard_after_forward: false keeps its weights between the passes." if kept else words
     )
+
+
+def _in_eight_bits(file: File) -> bool:
+    return file.on("load_in_8bit") or str(file.get("quantization_bit")) == "8"
 
 
 def _strategy(value: Any, file: File) -> Answer:
@@ -237,7 +242,7 @@ def sizes(value: Any, file: File, shares: Any, replicas: Any, ring: Any) -> Answ
         return changed(
             {**divided, "run.devices": replicas * ring}, "Each device holds the whole model." + _RING[ring > 1]
         )
-    if any(file.on(key) for key in ("load_in_4bit", "load_in_8bit")):
+    if _in_eight_bits(file):
         return _shared(file)
     meshed = {"distributed.dp_replicate_size": replicas, "distributed.dp_shard_size": shares * ring, **divided}
     why = "The sizes say how many devices there are, which run.devices says here; of several machines, of each."

@@ -278,7 +278,7 @@ KEYS: dict[str, Key] = {
     "ddp_broadcast_buffers": nothing(_DDP),
     "ddp_static_graph": nothing(_DDP),
     "ddp_backend": nothing(_DDP),
-    "ddp_timeout": nothing(_DDP),
+    "ddp_timeout": same("distributed.ddp_timeout"),
     "local_rank": nothing(INTERNAL),
     **sharding.KEYS,
     "debug": unless_off("A run's log and `workbench stack RUN` show what it does."),

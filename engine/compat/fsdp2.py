@@ -1,16 +1,19 @@
 """accelerate's FSDP2 where it has none: on a CPU it makes DDP of it and says nothing. The one way past that.
 
-On GPUs nothing is done here: accelerate takes the plugin of the arguments itself.
+On GPUs nothing is done there: accelerate takes the plugin of the arguments itself. And weights that stay together for many
+passes, for what samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator, ParallelismConfig, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import FSDPModule
 
 
 def without_mesh_on_cpu(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -32,3 +35,26 @@ def take_on_cpu(accelerator: Accelerator, arguments: Mapping[str, Any], sizes: P
     state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     return True
+
+
+@contextlib.contextmanager
+def kept_together(model: torch.nn.Module) -> Iterator[None]:
+    """Within it a model's layers, once put together by their first pass, stay so: the passes after it need no message, and
+    each rank may make as many as it likes. The whole model is on each rank meanwhile. Nothing for one that is not sharded."""
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    before = [_reshards(module) for module in modules]
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for module, reshards in zip(modules, before, strict=True):
+            module.reshard()
+            module.set_reshard_after_forward(reshards, recurse=False)
+
+
+def _reshards(module: FSDPModule) -> bool:
+    """Whether a module lets go of its weights after a forward pass; torch has a way to set it and none to ask."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return any(group is not None and group.post_forward_mesh_info is not None for group in groups)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config.section import Advanced, Auto, Expert, Ge, Le, Section, Source, Title, Words
+from engine.config.section import Advanced, Auto, Expert, Ge, Le, Section, Source, Title, Unit, Words
 
 
 class Distributed(Section):
@@ -46,6 +46,19 @@ class Distributed(Section):
     ] = None
     """With fsdp2, over how many processes each replica is shared out. Times `dp_replicate_size` it is the number of all
     processes. Empty: as many as there are for each replica."""
+
+    ddp_timeout: Annotated[
+        int,
+        Ge(5),
+        Le(1_000_000_000),
+        Title("Longest wait"),
+        Unit("seconds"),
+        Expert,
+        Source("transformers: TrainingArguments"),
+    ] = 1800
+    """For how long a process may wait for the others in one collective (averaging gradients, putting a layer together). Then
+    the run is ended, the process that is waited for is named with where it is, and `run.max_restarts` may start it again.
+    Raise it where one of them alone does something long, such as preparing very many rows."""
 
     reshard_after_forward: Annotated[bool, Title("Reshard after forward"), Expert, Source("torch: fully_shard")] = True
     """With fsdp2, let go of a layer's weights after its forward pass and put them together again for the backward pass.

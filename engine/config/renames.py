@@ -364,7 +364,6 @@ NEEDLESS: dict[str, str] = {
     "dataloader_num_workers": _WORKERS,
     "dataloader_pin_memory": _WORKERS,
     "dataloader_prefetch_factor": _WORKERS,
-    "ddp_timeout": "Processes of one run wait for each other as long as a step takes.",
     "plot_loss": "The loss is plotted while a run trains and afterwards.",
     "save_first_step": "`workbench estimate --rehearse` shows before a run whether it would work.",
     "gradient_checkpointing_kwargs": "Checkpointing has no settings of its own: memory.gradient_checkpointing chooses it.",

@@ -215,6 +215,8 @@ def quantization_config(config: RunConfig) -> Any:
             bnb_4bit_quant_type=kind,
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, config.model.dtype),
+            # fully_shard cuts floating-point weights alone: the same bytes, read as such.
+            **({"bnb_4bit_quant_storage": config.model.dtype} if config.distributed.strategy == "fsdp2" else {}),
         )
     if not config.model.quantize_moe_experts:
         return asked

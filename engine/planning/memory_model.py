@@ -104,6 +104,8 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
     reference = weights * here + together if _holds_copy(config) else 0.0
+    # While answers are sampled every layer stays together.
+    sampled = max(0.0, weights * (1 - here) - together) if devices > 1 else 0.0
     weights, trained_bytes = weights * here + together, trained_bytes * here
     # Gradients take the room that activations leave, unless they are kept from one batch to the next.
     stay = config.optim.gradient_accumulation_steps > 1
@@ -119,7 +121,8 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     }
     # Answers are sampled before a step, in the room that it takes afterwards; what they need beyond it is their own.
     step = classes["gradients"] + activations + scores
-    classes["cache"] = max(0.0, _sampling(config, model, length) - step)
+    cache = _sampling(config, model, length)
+    classes["cache"] = max(0.0, cache + sampled - step) if cache else 0.0
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
 

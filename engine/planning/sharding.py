@@ -21,19 +21,19 @@ REPLICAS, SHARES = fields.distributed.dp_replicate_size, fields.distributed.dp_s
 OFFLOADED = fields.distributed.cpu_offload
 _DDP = take(SPEC, "ddp")
 _BY_DDP = "Each process holds the whole model there."
-OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop")
-"""Those whose step takes each number by itself, so that a share of a weight is enough to it."""
-_SAMPLED = "It samples answers while it trains, for which every layer would be put together for every token."
+OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop", "muon")
+"""Those whose step takes each number by itself, so that a share of a weight is enough to it, and torch's Muon, whose products
+go over all shares."""
 _READS = "It reads weights outside of the layer that puts them together."
 _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
-    ("sampled-answers", fields.method.kind, one_of("grpo", "gdpo", "ppo"), "with {config.method.kind}", _SAMPLED),
-    ("quantized-weights", fields.model.quantization, other_than("none"), "with quantized weights",
-     "A share of a quantized weight lacks its scales."),
+    ("value-head", fields.method.kind, one_of("ppo"), "with ppo",
+     "Its value head reads the model outside of the pass that puts its layers together."),
+    ("quantized-weights", fields.model.quantization, other_than("none", "nf4", "fp4"),
+     "with model.quantization {config.model.quantization}",
+     "A share of such a weight lacks its scales; those of nf4 and fp4 stay whole on each process."),
     ("float16", fields.model.dtype, one_of("float16"), "with float16",
      "Its gradient scaler would have to hear of all shares; bfloat16 needs none."),
-    ("cut-ce", fields.kernels.use_cut_ce, one_of(True), "with kernels.use_cut_ce", _READS),
     ("fused-attention", fields.kernels.fused_attn_kernel, one_of(True), "with kernels.fused_attn_kernel", _READS),
-    ("fused-lora", fields.kernels.fused_lora, one_of(True), "with kernels.fused_lora", _READS),
     ("fused-experts", fields.kernels.fused_experts, one_of(True), "with kernels.fused_experts", _READS),
     ("timed-kernels", fields.kernels.kernel_auto_compose, one_of(True), "with kernels.kernel_auto_compose",
      "Kernels are timed before weights are shared out, and most of them do not serve shares."),
@@ -47,19 +47,14 @@ _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
      "Both say where a layer's weights are until it is computed."),
     ("offloaded-activations", fields.memory.activation_offloading, other_than(None),
      "with memory.activation_offloading", "It would move weights that were put together with them."),
-    ("tiled-mlp", fields.memory.tiled_mlp, one_of(True), "with memory.tiled_mlp",
-     "A block is computed again inside the backward pass, in tiles."),
-    ("fp32-norms", fields.memory.fp32_norms, one_of(True), "with memory.fp32_norms",
-     "The weights of a layer are shared out in one number format."),
-    ("bf16-eval", fields.optim.bf16_full_eval, one_of(True), "with optim.bf16_full_eval",
-     "Held-out rows are computed with a copy of whole weights."),
     ("optimizers-of-matrices", fields.optim.optim, other_than(*OPTIMIZERS), "with optim.optim {config.optim.optim}",
      f"Its step needs whole weights or states of another shape; take one of {', '.join(OPTIMIZERS)}."),
     ("modules-to-save", fields.adapter.modules_to_save, bool, "with adapter.modules_to_save",
      "A module and its trained copy are shared out at different times."),
     ("adapters-on-experts", fields.adapter.target_parameters, bool, "with adapter.target_parameters",
      "PEFT adds them to whole weights."),
-    ("dora", fields.adapter.use_dora, one_of(True), "with adapter.use_dora", "DoRA measures whole weights."),
+    ("dora", fields.adapter.use_dora, one_of(True), "with adapter.use_dora",
+     "What is trained of a layer is shared out in one number format, and its magnitudes have another."),
 )  # fmt: skip
 
 refused(
@@ -69,6 +64,24 @@ refused(
             f"fsdp2-without-{name}", SPEC, one_of("fsdp2"), f"ddp or auto {words}", because, _DDP, beside={spec: test}
         )
         for name, spec, test, words, because in _NOT
+    ),
+    Refused(
+        "fsdp2-without-fp32-norms",
+        SPEC,
+        one_of("fsdp2"),
+        "ddp or auto where norms in float32 are trained",
+        "What is trained of a layer is shared out in one number format. With an adapter norms are frozen, and it serves.",
+        _DDP,
+        beside={fields.memory.fp32_norms: one_of(True), fields.adapter.kind: one_of("none")},
+    ),
+    Refused(
+        "cpu-offload-without-quantized-weights",
+        OFFLOADED,
+        one_of(True),
+        "left out with model.quantization {config.model.quantization}",
+        "Weights in four bits are widened on a GPU alone.",
+        leave_out(OFFLOADED),
+        beside={fields.model.quantization: other_than("none")},
     ),
     Refused(
         "reshard-needs-fsdp2",

@@ -52,7 +52,7 @@ def passes(final: Mapping[str, Any]) -> bool:
     word = str(final.get("cause") or "")
     lines = [str(final.get("message") or ""), *map(str, final.get("lines") or ())]
     crashed = word.startswith("exit ") and not any(map(_is_error, lines))
-    if word.startswith("signal ") or word in ("unknown", "node lost") or crashed:
+    if word.startswith("signal ") or word in ("unknown", "node lost", "hang") or crashed:
         return True
     return word.startswith(("exception", "exit ")) and _PASSES.search(" ".join(lines)) is not None
 

@@ -58,10 +58,10 @@ def read(run: Place, path: Place, most: int = -1) -> bytes:
         return file.read(most)
 
 
-def replace(run: Place, path: Place, content: str | bytes) -> None:
+def replace(run: Place, path: Place, content: str | bytes, *, durable: bool = True) -> None:
     """Write `content` beside `path`, make it durable, and put it in place in one step. The file is private.
 
-    A link or a FIFO that stands there is replaced itself.
+    A link or a FIFO that stands there is replaced itself. What is not `durable` may be lost where the machine goes.
     """
     with _parent(run, path) as (folder, name, _):
         temporary = f".{name}.{secrets.token_hex(4)}"
@@ -71,13 +71,15 @@ def replace(run: Place, path: Place, content: str | bytes) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with _missing_is_fine():
                 os.unlink(temporary, dir_fd=folder)
             raise
-        os.fsync(folder)
+        if durable:
+            os.fsync(folder)
 
 
 def look(run: Place, path: Place) -> os.stat_result:

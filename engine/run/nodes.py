@@ -21,6 +21,7 @@ from typing import Any
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import inside
 from engine.run.cause import Cause
+from engine.run.network import refuse_absent
 from engine.run.process import Identity, host, identity, identity_from
 from engine.run.store import RunFolder
 
@@ -100,13 +101,7 @@ def interface(endpoint: str, base: Mapping[str, str]) -> str:
 
     Raises WorkbenchError where GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names one that is not here.
     """
-    here = [name for _, name in socket.if_nameindex()]
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        for name in filter(None, base.get(variable, "").split(",")):
-            if variable.startswith("GLOO") and name not in here:
-                raise WorkbenchError(
-                    f"{variable}: {host()} has no network interface {visible(name)!r}; it has {', '.join(here)}."
-                )
+    refuse_absent(base)
     import psutil
 
     try:

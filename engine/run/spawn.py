@@ -145,6 +145,9 @@ def environment(
                 values.setdefault(name, group.interface)
     elif choice.processes > 1:
         values |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if choice.processes > 1 or group is not None:
+        # torch notes the last collectives, gloo's too, so that one that hangs can be named (engine.compat.flight_recorder).
+        values.setdefault("TORCH_FR_BUFFER_SIZE", "256")
     # These describe the launching window's own rank or terminal, not the worker's.
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "LINES"):
         values.pop(name, None)

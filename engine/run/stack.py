@@ -46,7 +46,7 @@ def ask(run: RunFolder) -> str:
     texts = {rank: _new_text(run, _file(rank), before) for rank, (_, before) in asked.items()}
     silent = [rank for rank, text in texts.items() if not text]
     if len(silent) == len(texts):
-        stopped = all(_is_stopped(who) for who, _ in asked.values())
+        stopped = all(is_stopped(who) for who, _ in asked.values())
         why = (
             "it is stopped by a signal (SIGSTOP)" if stopped else "it is still starting, or its system does not run it"
         )
@@ -97,7 +97,8 @@ def _new_text(run: RunFolder, name: str, before: int) -> str:
         return file.read(MOST_BYTES).decode("utf-8", "replace").strip()
 
 
-def _is_stopped(who: Identity) -> bool:
+def is_stopped(who: Identity) -> bool:
+    """Whether a signal has stopped the process (SIGSTOP), as far as that can be seen from here."""
     try:
         with open(f"/proc/{who.pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")

@@ -26,6 +26,7 @@ from engine.run import cause, control, inside, spawn, store
 from engine.run.devices import Choice
 from engine.run.disk import storage_error
 from engine.run.events import EventWriter, last_numbers
+from engine.run.hang import Hang
 from engine.run.lock import RunLock, is_held, try_flock
 from engine.run.nodes import REACH_SECONDS, FirstNode, interface, rendezvous_of
 from engine.run.notify import Notifier
@@ -71,6 +72,8 @@ class Supervisor:
         self.notifier = Notifier(run)
         self.restarts = Restarts(run)
         self.node: FirstNode | None = None
+        self.hang: Hang | None = None
+        self.hung: cause.Cause | None = None
 
     def wait(self) -> bool:
         """Stay until it is this run's turn, and note its devices; False where it was taken out of the queue."""
@@ -175,6 +178,7 @@ class Supervisor:
         self.child = child
         self.worker = identity(child.pid) or Identity(child.pid, 0, boot_id(), host())
         self.family = Family(token, self.worker, choice.processes)
+        self._hear_ranks()
         self._write(
             state="starting",
             message="",
@@ -212,6 +216,7 @@ class Supervisor:
         if rendezvous.nodes > 1:
             self.node = FirstNode(self.run, rendezvous)
             self.node.go_on()
+        self._hear_ranks()
         self._write(adopted=True)
         return True
 
@@ -236,6 +241,7 @@ class Supervisor:
                 return code
             self._watch_requests()
             self._watch_ranks()
+            self._watch_hang()
             self._watch_nodes()
             self.notifier.tick()
             self._say()
@@ -300,7 +306,7 @@ class Supervisor:
         # What the first rank says of itself (numbers that broke, rows that are refused, memory) stands: the others end
         # for the same reason, and which of them is seen to go first is chance. An exception may be another rank's death.
         left = left or (self.final is not None and self.final.get("cause") not in (None, "exception"))
-        if self.final is None or (lost is not None and not left):
+        if self.final is None or ((lost is not None or self.hung is not None) and not left):
             try:
                 self._write_final_event(code)
             except (OSError, WorkbenchError) as problem:
@@ -363,6 +369,8 @@ class Supervisor:
 
     def _explain(self, code: int | None) -> cause.Cause:
         """Why the worker ended; what another node began is told in that one's words."""
+        if self.hung is not None:
+            return self.hung
         explained = self._explain_here(code)
         if self.node is None or not (cause.follows(explained, self.run.log, self.log_from) or self.node.others_end()):
             return explained
@@ -475,6 +483,24 @@ class Supervisor:
             lost = self.family.look(lambda: cause.agent_saw_failure(self.run.log, self.log_from))
             if lost and self.asked_to_end is None:
                 self.family.kill()
+
+    def _hear_ranks(self) -> None:
+        """Listen to the heartbeats of all ranks, where there are several."""
+        assert self.family is not None
+        ranks = self.family.processes * (1 if self.node is None else self.node.nodes)
+        self.hang, self.hung = (Hang(self.run, ranks) if ranks > 1 else None), None
+
+    def _watch_hang(self) -> None:
+        """Ranks that wait for each other for too long are ended, and the one that is waited for is named."""
+        if self.hang is None or self.hung is not None or self.final is not None:
+            return
+        found = self.hang.look()
+        if found is not None and self.asked_to_end is None and self._may_signal():
+            assert self.worker is not None
+            self.hung = found
+            if self.family is not None:
+                self.family.kill()
+            send(self.worker, signal.SIGKILL)
 
     def _watch_nodes(self) -> None:
         """A node that ended or vanished takes this one's ranks with it."""

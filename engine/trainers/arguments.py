@@ -13,6 +13,9 @@ from engine.config.optimizers import BUILT_HERE
 from engine.config.run import Run
 from engine.config.tree import RunConfig
 
+TORCH_SECONDS = 60
+"""How much later than `distributed.ddp_timeout` torch itself gives up waiting."""
+
 
 def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any]:
     """Keyword arguments for TrainingArguments and its subclasses. `config` is resolved: no `auto` is left in it.
@@ -68,6 +71,8 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         "report_to": list(run.report_to) or "none",
         **_named(run, Path(run_folder)),
         "push_to_hub": False,
+        # The supervisor, which names the rank that is waited for, comes before torch, which ends those that wait.
+        "ddp_timeout": config.distributed.ddp_timeout + TORCH_SECONDS,
         **sharding(config),
     }
 

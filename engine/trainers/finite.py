@@ -135,11 +135,13 @@ def non_finite_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> str | Non
     """The name of the first of these weights that holds NaN or infinity; None where all are finite.
 
     One pass over the numbers and no copy of them; the device is waited for once. Of sharded weights each rank looks at its
-    shares, and all hear the same.
+    shares, and all hear the same. Of weights in four bits it is the scales that may be broken: the bits stand for numbers
+    that all are finite, whatever type they are stored as.
     """
     names, found, shares = [], [], False
     with torch.no_grad():
-        for name, weight in weights:
+        for name, stored in weights:
+            weight = _scales(stored)
             if isinstance(weight, PackedExperts):
                 if not weight.form.finite:
                     return name
@@ -159,6 +161,15 @@ def non_finite_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> str | Non
                 if not fine:
                     return names[place]
     return None
+
+
+def _scales(weight: torch.Tensor) -> torch.Tensor:
+    """The scales of a weight that bitsandbytes has packed, those of its scales where they are packed too; else itself."""
+    state: Any = getattr(weight, "quant_state", None)
+    if state is None:
+        return weight
+    scales: torch.Tensor = state.absmax if state.state2 is None else state.state2.absmax
+    return scales
 
 
 def refuse_non_finite(model: torch.nn.Module, name: str) -> None:

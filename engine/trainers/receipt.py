@@ -6,6 +6,7 @@ Each entry says what was requested, what is in force, on how many modules or par
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -28,12 +29,14 @@ from engine.features.built import Notes, base_model
 from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
 from engine.features.packed_experts import EXPERTS_ALONE
+from engine.hardware import gpu_links
 from engine.models.load import Loaded
 from engine.models.packed_experts import packed_experts
 from engine.models.processors import UnreadVideos, pixel_limits
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
 from engine.models.vision_parts import vision_parts
+from engine.run import network
 from engine.run.nodes import hosts
 from engine.run.store import RunFolder
 from engine.trainers import sharded, trackers
@@ -168,6 +171,10 @@ def _processes(config: RunConfig, ranks: int, run: RunFolder) -> dict[str, Any]:
     detail = f"{where}; a step averages the gradients of {together} rows (or answers) over them"
     if (several := config.distributed.nodes) > 1:
         detail += f"; on {several} nodes: {', '.join(hosts(run, several))}"
+    if torch.cuda.is_available():
+        links = ", ".join(f"{count} pairs over {words}" for words, count in gpu_links().items())
+        asked = network.settings(os.environ)
+        detail += (f"; {links}" if links else "") + (f"; {asked}" if asked else "")
     return _entry("processes", config.run.devices, ranks, ranks, detail)
 
 

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
+from engine.compat.fsdp2 import kept_together
 from engine.config.method import learns_from_images
 from engine.config.rollouts import Rollouts
 from engine.config.tree import RunConfig, method_of
@@ -214,7 +215,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids)
         )
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        with without_router_loss(model):
+        with without_router_loss(model), kept_together(model):
             if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
                 return super()._generate_single_turn(*given)
             with torch.no_grad(), sampling_once(model, base_model(model).base_model, num_generations):

@@ -35,6 +35,7 @@ from engine.run.store import RunFolder
 from engine.trainers import sharded
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
+from engine.trainers.late_save import LateSave
 from engine.trainers.optimizers.building import optimizer_for
 from engine.trainers.optimizers.state_formats import keep_state_formats
 from engine.trainers.ranks import Ranks
@@ -114,6 +115,7 @@ class RunTrainer(Trainer):
         """
         self._optim = optim
         self.clock, self.finite = StepClock(), FiniteSteps()
+        self._late: LateSave | None = None
         model = kwargs.get("model")
         trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
         super().__init__(*args, **kwargs)
@@ -143,6 +145,8 @@ class RunTrainer(Trainer):
         self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
         self.tokens, self.trained_tokens = 0, 0
         self.batch_rows: list[int] = []
+        self.got_on: Callable[[], None] = lambda: None
+        """Hears that this rank begins a batch, of training or of held-out rows."""
         self.note_rows: Callable[[int, list[int]], None] = lambda step, rows: None
         """Hears the step that is being made and its rows so far, before they are trained on."""
         self._uncounted: list[tuple[Any, Any]] = []
@@ -263,6 +267,9 @@ class RunTrainer(Trainer):
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         origin = inputs.pop(ROWS)
+        self.got_on()
+        if self._late is not None and self._late.failed:
+            self._late.settle()
         self._trains_on(origin.rows)
         self._count(origin.tokens, origin.trained)
         return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
@@ -292,6 +299,7 @@ class RunTrainer(Trainer):
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         inputs.pop(ROWS, None)
+        self.got_on()
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def _count(self, total: Any, trained: Any) -> None:
@@ -328,7 +336,13 @@ class RunTrainer(Trainer):
     # -- saving and resuming -------------------------------------------------------------------------------------------
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         with self.clock.pause():
+            self.settle_save()
             self._save_whole()
+
+    def settle_save(self) -> None:
+        """Waits for a checkpoint that is written beside the training, and raises what went wrong with it."""
+        if self._late is not None:
+            self._late.settle()
 
     def _save_whole(self) -> None:
         """Commits a checkpoint of this step. Raises Diverged where the weights are not finite, under `go_on` only says that
@@ -348,15 +362,53 @@ class RunTrainer(Trainer):
             checkpoint.begin(self.run, step)
         self.accelerator.wait_for_everyone()
         with checkpoint.abandoned_on_error(tmp) if first else contextlib.nullcontext():
-            self._write_parts(tmp)
-            self.accelerator.wait_for_everyone()
-            if not first:
+            if (copies := self._copied()) is None:
+                self._write_parts(tmp)
+                self.accelerator.wait_for_everyone()
+                if first:
+                    self._commit(tmp, begun, self.state.best_global_step)
                 return
-            for unwanted in checkpoint.UNWANTED:
-                (tmp / unwanted).unlink(missing_ok=True)
-            final = checkpoint.commit(tmp, {**self.commit_info, "rng": _rng_kinds()})
-        self._say_checkpoint(step, "committed", bytes=checkpoint.size_of(final), seconds=time.monotonic() - begun)
-        for gone in checkpoint.prune(self.run, self.keep, self.state.best_global_step):
+            self._write_parts(tmp, late=True)
+            self.accelerator.wait_for_everyone()
+        assert self._late is not None
+        waited, best = time.monotonic() - begun, self.state.best_global_step
+        self._late.begin(lambda group: self._write_late(tmp, copies, group, begun, waited, best))
+
+    def _copied(self) -> dict[str, Any] | None:
+        """Copies of what this rank holds of full weights and optimizer, where they are shares and the machine has room."""
+        if isinstance(self.model, PeftModel) or not sharded.is_sharded(self.model):
+            return None
+        self._late = self._late or LateSave(self.args.ddp_timeout)
+        states = sharded.states(self.model, _inner(self.optimizer))
+        return self._late.copy(states) if self._late.has_room(states, self.accelerator.device) else None
+
+    def _write_late(
+        self, tmp: Path, copies: dict[str, Any], group: Any, begun: float, waited: float, best: int | None
+    ) -> None:
+        """On a thread beside the training: this rank's shares, and the checkpoint's name once all ranks have written."""
+        first = self.args.should_save
+        try:
+            with checkpoint.abandoned_on_error(tmp) if first else contextlib.nullcontext():
+                try:
+                    sharded.save_states(copies, tmp, group)
+                except (OSError, RuntimeError, SafetensorError) as problem:
+                    if first and (told := checkpoint.without_room(tmp, problem, WEIGHTS)) is not None:
+                        raise told from problem
+                    raise
+                if first:
+                    self._commit(tmp, begun, best, waited=waited)
+        finally:
+            # Who waits for this knows that the checkpoint has its name, on every rank.
+            torch.distributed.barrier(group)
+
+    def _commit(self, tmp: Path, begun: float, best: int | None, **more: float) -> None:
+        """Gives a checkpoint that all ranks have written its name, and takes away those that are too many."""
+        for unwanted in checkpoint.UNWANTED:
+            (tmp / unwanted).unlink(missing_ok=True)
+        final = checkpoint.commit(tmp, {**self.commit_info, "rng": _rng_kinds()})
+        seconds, step = time.monotonic() - begun, checkpoint.step_of(final) or 0
+        self._say_checkpoint(step, "committed", bytes=checkpoint.size_of(final), seconds=seconds, **more)
+        for gone in checkpoint.prune(self.run, self.keep, best):
             self._say_checkpoint(checkpoint.step_of(gone) or 0, "deleted")
 
     def _non_finite_weight(self) -> str | None:
@@ -376,14 +428,18 @@ class RunTrainer(Trainer):
             message = f"checkpoint-{step} is not saved: the weights are not finite ({visible(weight)}), and no step heals that"
             self.writer.write("finding", path="run.on_nan", severity="warning", rule="diverged", message=message)
 
-    def _write_parts(self, tmp: Path) -> None:
-        """Writes each file of a checkpoint. Raises WorkbenchError, naming the file, where the disk took no more or failed."""
+    def _write_parts(self, tmp: Path, *, late: bool = False) -> None:
+        """Writes each file of a checkpoint; `late`: all but the shares, which follow. Raises WorkbenchError, naming the file,
+        where the disk took no more or failed."""
         self.store_flos()
         adapted = isinstance(self.model, PeftModel)
         folder, rank, first = str(tmp), self.args.process_index, self.args.should_save
         parts: list[tuple[str, Callable[[], Any]]] = [
-            (ADAPTER_WEIGHTS if adapted else WEIGHTS, lambda: self.save_model(folder, _internal_call=True)),
-            ("optimizer.pt", lambda: self._save_optimizer_and_scheduler(folder)),
+            (
+                ADAPTER_WEIGHTS if adapted else WEIGHTS,
+                lambda: self._save_beside_shares(tmp) if late else self.save_model(folder, _internal_call=True),
+            ),
+            ("optimizer.pt", lambda: self._save_optimizer_and_scheduler(folder, late=late)),
             ("scaler.pt", lambda: self._save_scaler(folder)),
             ("rng_state.pth", lambda: self._save_rng_state(folder)),
             (f"parts-{rank}.pt", lambda: self._registered().save(tmp, rank)),
@@ -427,17 +483,24 @@ class RunTrainer(Trainer):
             self._save(str(into), state_dict=sharded.adapter_weights(self.model))
             return
         sharded.save_weights(self.model, into)
+        self._save_beside_shares(into)
+
+    def _save_beside_shares(self, into: Path) -> None:
+        """What describes full weights that are in shares."""
         if self.args.should_save:
             sharded.save_settings(self.model, into)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(into)
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+    def _save_optimizer_and_scheduler(self, output_dir: str, *, late: bool = False) -> None:
         if not sharded.is_sharded(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
             return
         first, into = self.args.should_save, Path(output_dir)
-        sharded.save_optimizer(_inner(self.optimizer), self.model, into, first=first)
+        if not late:
+            sharded.save_optimizer(_inner(self.optimizer), self.model, into, first=first)
+        elif first:
+            sharded.save_groups(_inner(self.optimizer), into)
         if first and self.lr_scheduler is not None:
             torch.save(self.lr_scheduler.state_dict(), into / SCHEDULER)
 

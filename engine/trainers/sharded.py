@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
@@ -28,8 +31,9 @@ GROUPS = "param_groups.pt"
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether any weight is a share of one."""
-    return any(isinstance(weight, DTensor) for weight in model.parameters())
+    """Whether the weights are shared out; those that a forward pass has put together are no shares until they are let go."""
+    shared = any(isinstance(module, FSDPModule) for module in model.modules())
+    return shared or any(isinstance(weight, DTensor) for weight in model.parameters())
 
 
 def whole(weight: torch.Tensor) -> torch.Tensor:
@@ -123,9 +127,24 @@ def _misfit(folder: Path, names: list[str]) -> WorkbenchError:
     )
 
 
-def _save(state: dict[str, torch.Tensor], folder: Path) -> None:
+def _save(state: dict[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Raises OSError where a rank could not write, RuntimeError for another failure of one."""
     folder.mkdir(exist_ok=True)
-    dcp.save(dict(state), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    try:
+        dcp.save(dict(state), storage_writer=writer, process_group=group)
+    except CheckpointException as problem:
+        # No Exception: nobody who reports what went wrong would hear of it.
+        raise _of_a_rank(problem) from problem
+
+
+def _of_a_rank(problem: CheckpointException) -> OSError | RuntimeError:
+    """What failed on the first rank that names a cause, its disk before anything else."""
+    failures = sorted(problem.failures.items(), key=lambda each: (not isinstance(each[1][0], OSError), each[0]))
+    rank, (first, _) = failures[0]
+    if isinstance(first, OSError) and first.errno is not None:
+        return OSError(first.errno, first.strerror, first.filename)
+    return RuntimeError(f"rank {rank} could not write its shares: {type(first).__name__}: {first}")
 
 
 def _load(state: dict[str, torch.Tensor], folder: Path) -> None:
@@ -151,6 +170,22 @@ def save_weights(model: PreTrainedModel, into: Path) -> None:
     _save(_named(model), into / model_files.SHARES)
 
 
+def states(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds in shares, by the folder and the name in it: full weights and the optimizer's states."""
+    weights = {f"{model_files.SHARES}/{name}": value for name, value in _named(model).items()}
+    return weights | {
+        f"{OPTIMIZER_FOLDER}/{name}": value for name, value in _optimizer_states(optimizer, model).items()
+    }
+
+
+def save_states(states: dict[str, torch.Tensor], into: Path, group: dist.ProcessGroup) -> None:
+    """Writes them as `save_weights` and `save_optimizer` do. All ranks call it together."""
+    for folder in (model_files.SHARES, OPTIMIZER_FOLDER):
+        begins = f"{folder}/"
+        own = {name.removeprefix(begins): value for name, value in states.items() if name.startswith(begins)}
+        _save(own, into / folder, group)
+
+
 def load_weights(model: torch.nn.Module, folder: Path) -> None:
     """Gives the model, sharded or not, the weights of a sharded checkpoint. Raises WorkbenchError where they do not fit."""
     state, stored = _named(model), _stored(folder / model_files.SHARES)
@@ -162,14 +197,23 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
 
 def save_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, into: Path, *, first: bool) -> None:
     """Each rank's shares of the optimizer's states; the first writes what its groups say. All ranks call it together."""
-    state = {}
-    for name, weight in model.named_parameters():
-        for key, value in optimizer.state.get(weight, {}).items():
-            state[f"{name}.{key}"] = value
-    _save(state, into / OPTIMIZER_FOLDER)
+    _save(_optimizer_states(optimizer, model), into / OPTIMIZER_FOLDER)
     if first:
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        torch.save(groups, into / GROUPS)
+        save_groups(optimizer, into)
+
+
+def _optimizer_states(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.{key}": value
+        for name, weight in model.named_parameters()
+        for key, value in optimizer.state.get(weight, {}).items()
+    }
+
+
+def save_groups(optimizer: torch.optim.Optimizer, into: Path) -> None:
+    """What the optimizer's groups say: learning rates and the like."""
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    torch.save(groups, into / GROUPS)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, folder: Path) -> None:
@@ -206,7 +250,7 @@ def holds_shards(folder: Path) -> bool:
     return (folder / OPTIMIZER_FOLDER).is_dir()
 
 
-def save_settings(model: PreTrainedModel, into: Path) -> None:
+def save_settings(model: torch.nn.Module, into: Path) -> None:
     """The model's config beside the shards, as `save_pretrained` writes it."""
     inner = base_model(model)
     inner.config.save_pretrained(into)

@@ -190,6 +190,8 @@ class Watching(TrainerCallback):
         self.writer.defer("metrics", partial(self._metrics, state.global_step, state.epoch, dict(logs), pace))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._saving:
+            self.trainer.settle_save()
         name = f"checkpoint-{state.global_step}"
         made = (self.run.checkpoints / name).is_dir()
         for request in self._saving:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -127,6 +128,26 @@ def test_a_lost_rank_is_made_up_for(runs):
     view = view_of(run)
     assert (view.state, view.step, view.resumed_from) == ("finished", 24, 10)
     assert "Rank 1" in view.restarts[0]["message"]
+
+
+def test_a_stopped_rank_is_named_and_the_run_goes_on(runs, promptly):
+    settings = "run.devices=2", "optim.max_steps=24", "run.max_restarts=1", "distributed.ddp_timeout=10"
+    run = demo(runs, "two", *settings)
+    until(lambda: view_of(run).step >= 13)
+    family = Family(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    stopped = family.ranks[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    assert until(lambda: view_of(run).restarts) < 10 + promptly(10)
+    assert not stopped.alive
+    told = view_of(run).restarts[0]["message"]
+    assert told.startswith(
+        f"Rank 1 (process {stopped.pid} on {stopped.host}) hangs: it is stopped by a signal (SIGSTOP)"
+    )
+    assert re.search(r"rank 0 \(process \d+ on \S+\) has waited in \w+ for 1\d s", told), told
+    until(lambda: over(run))
+    view = view_of(run)
+    assert (view.state, view.step, view.resumed_from) == ("finished", 24, 10)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

@@ -83,9 +83,25 @@ def _machine(folder: Path) -> Iterator[Check]:
         half = "bfloat16" if gpu.capability >= (8, 0) else "float16 only, no bfloat16"
         capability = f"capability {gpu.capability[0]}.{gpu.capability[1]}"
         yield Check(f"GPU {index}", state, f"{visible(gpu.name)}, {size(gpu.memory_bytes)}, {capability}, {half}")
+    yield from _between_gpus(len(machine.gpus))
     if machine.disk_free_bytes is not None:
         free = machine.disk_free_bytes
         yield Check("disk", "ok" if free > 5 * GiB else "warning", f"{size(free)} free for runs")
+
+
+def _between_gpus(gpus: int) -> Iterator[Check]:
+    """What joins the GPUs, and what NCCL is told by the environment."""
+    from engine.hardware import gpu_links
+    from engine.run import network
+
+    if gpus > 1 and (links := gpu_links()):
+        pairs = ", ".join(f"{count} of {sum(links.values())} pairs over {words}" for words, count in links.items())
+        slow = "" if set(links) == {"NVLink"} else "; fsdp2 sends every layer over it twice a step, ddp gradients once"
+        yield Check("GPU links", "note" if slow else "ok", pairs + slow)
+    if absent := network.absent_interface(os.environ, network.interfaces()):
+        yield Check("NCCL", "error", absent)
+    elif told := network.settings(os.environ):
+        yield Check("NCCL", "note", f"the environment says {told}; runs take it over")
 
 
 def _packages() -> Iterator[Check]:

@@ -339,7 +339,7 @@ KEYS: dict[str, Key] = {
     "world_size": nothing(_DEVICES),
     "local_rank": nothing(INTERNAL),
     "ddp": nothing(_DEVICES),
-    "ddp_timeout": nothing(_DDP),
+    "ddp_timeout": same("distributed.ddp_timeout"),
     "ddp_bucket_cap_mb": nothing(_DDP),
     "ddp_broadcast_buffers": nothing(_DDP),
     "ddp_find_unused_parameters": nothing(_DDP),

@@ -72,7 +72,7 @@ def _refusal_of_base(base: Any, x: torch.Tensor | None) -> str | None:
     if kind is Fp8Linear:
         return None
     if _is_4bit(base):
-        if getattr(base.weight.quant_state, "packing_format_for_cpu", False):
+        if getattr(_quant_state(base), "packing_format_for_cpu", False):
             return "4-bit weights packed for sampling on a CPU"
         own = base.compute_dtype if base.compute_type_is_set else None
         other = x is not None and own is not None and own != x.dtype
@@ -129,6 +129,12 @@ def _is_4bit(base: Any) -> bool:
     return type(base).__name__ == "Linear4bit" and type(base).__module__.startswith("bitsandbytes.")
 
 
+def _quant_state(base: Any) -> Any:
+    """How a 4-bit weight is packed; one that fully_shard has put together is a plain parameter, and its layer knows it."""
+    state = getattr(base.weight, "quant_state", None)
+    return base.quant_state if state is None else state
+
+
 def _wide(base: Any) -> Callable[[torch.dtype], torch.Tensor]:
     """The base's weight [O, I] in a format; a quantized one is made for the product that asks and kept by none."""
     if isinstance(base, Fp8Linear):
@@ -136,7 +142,7 @@ def _wide(base: Any) -> Callable[[torch.dtype], torch.Tensor]:
     if _is_4bit(base):
         from bitsandbytes.functional import dequantize_4bit
 
-        return lambda dtype: dequantize_4bit(base.weight.data.view(-1, 1), base.weight.quant_state).to(dtype)
+        return lambda dtype: dequantize_4bit(base.weight.data.view(-1, 1), _quant_state(base)).to(dtype)
     return lambda dtype: base.weight.to(dtype)
 
 

@@ -476,8 +476,10 @@ def test_what_shares_a_model_out_is_answered_by_what_does_it_here(tmp_path: Path
     ]  # fmt: skip
     assert (
         "a share lacks its scales"
-        in outcomes("load_in_4bit: true\nadapter: qlora\nfsdp: full_shard auto_wrap")["fsdp"][1]
+        in outcomes("load_in_8bit: true\nadapter: lora\nfsdp: full_shard auto_wrap")["fsdp"][1]
     )
+    in_four = outcomes("load_in_4bit: true\nadapter: qlora\nfsdp: full_shard auto_wrap")["fsdp"][1]
+    assert "distributed.strategy" in in_four
     assert "distributed.dp_replicate_size" in outcomes("fsdp: [hybrid_shard]")["fsdp"][1]
     sizes = {"dp_shard_size": 4, "dp_replicate_size": 2}
     written = take_over(parse(as_yaml({"base_model": "a/b", **sizes})), TOOLS["axolotl"]).mapping

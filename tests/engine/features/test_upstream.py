@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,8 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.utils.data import BatchSampler
 from transformers.core_model_loading import spawn_materialize
@@ -23,8 +29,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer import utils as trl_utils
 
+from engine.compat.flight_recorder import SIZE
+from engine.compat.fsdp2 import _reshards, kept_together
 from engine.compat.ring_attention import NAME as RING
 from engine.compat.ring_attention import ring_attention, ring_attention_forward
+from engine.compat.staging import staged
 from engine.compat.trl_head import FusedForward, head_settings
 from engine.features.cut_cross_entropy.apply import CutCrossEntropy
 from engine.features.fused_norm_rope.apply import CLASSES
@@ -192,3 +201,61 @@ def test_torch_has_a_ring_and_accelerate_deals_batches_by_what_we_set():
     assert model.config._attn_implementation == before
     assert functional.scaled_dot_product_attention is torchs_own
     assert create_causal_mask(config=model.config, attention_mask=None, **told) is not None
+
+
+@pytest.fixture
+def one_rank() -> Iterator[Any]:
+    """A mesh of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_shares_are_copied_as_torchs_own_checkpoints_copy_them(one_rank: Any) -> None:
+    share = distribute_tensor(torch.arange(4.0), one_rank, [Shard(0)])
+    state = {"weight": share, "step": torch.tensor(3.0)}
+    copies = staged(state, None)
+    share.to_local().fill_(9)
+    assert isinstance(copies["weight"], DTensor)
+    assert copies["weight"].to_local().tolist() == [0, 1, 2, 3]
+    assert staged(state, copies) is copies
+    assert (copies["weight"].to_local().tolist(), copies["step"].item()) == ([9] * 4, 3)
+
+
+def test_layers_stay_together_while_they_are_asked_to(one_rank: Any) -> None:
+    layers: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    for layer in layers:
+        fully_shard(layer, mesh=one_rank)
+    fully_shard(layers, mesh=one_rank, reshard_after_forward=False)
+    before = [_reshards(each) for each in (*layers, layers)]
+    assert before == [True, True, False]
+    with kept_together(layers), torch.no_grad():
+        layers(torch.ones(1, 4))
+        assert not any(isinstance(weight, DTensor) for weight in layers.parameters())
+    assert all(isinstance(weight, DTensor) for weight in layers.parameters())
+    assert [_reshards(each) for each in (*layers, layers)] == before
+    with torch.no_grad():
+        layers(torch.ones(1, 4))
+    assert isinstance(layers[0].weight, DTensor)
+
+
+_RECORDED = """
+import torch
+import torch.distributed as dist
+from engine.compat.flight_recorder import last_collective
+assert last_collective() is None
+dist.init_process_group("gloo", init_method="file://{place}", rank=0, world_size=1)
+dist.all_reduce(torch.ones(2))
+dist.barrier()
+dist.all_reduce(torch.ones(3))
+print(last_collective())
+"""
+
+
+def test_torch_records_which_collective_came_last(tmp_path: Path) -> None:
+    """In a process of its own: torch reads once how many it is to keep."""
+    script = _RECORDED.replace("{place}", str(tmp_path / "meet"))
+    said = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, SIZE: "8"}, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "Collective(operation='all_reduce', number=3, active=False, group='0:default_pg')"

@@ -334,6 +334,21 @@ def of_config(config: Any, strategy: str, facts: Facts) -> dict[str, int]:
     return estimate(config.model_copy(update={"distributed": taken}), facts).memory
 
 
+def test_who_samples_answers_has_all_layers_meanwhile() -> None:
+    facts = Facts(machine=parse_machine("4xH100-80GB"), model=LARGE)
+    sections: dict[str, Any] = {"run": {"devices": 4}, "model": {"name": LARGE.name}, "data": {"max_length": 256}}
+    sections |= {
+        "method": {"kind": "grpo", "reward_funcs": ["exact_match"]},
+        "optim": {"per_device_train_batch_size": 8},
+    }
+    sections["adapter"] = {"kind": "lora"}
+    asked = read(sections).config
+    held, whole = (of_config(asked, strategy, facts) for strategy in ("fsdp2", "ddp"))
+    assert held["weights"] < whole["weights"] / 2
+    assert sum(held.values()) > whole["weights"], "while it samples, beside which there is little"
+    assert sum(held.values()) < sum(whole.values())
+
+
 def test_one_device_has_nothing_to_share() -> None:
     entry = next(each for each in effective(read({}).config) if each.path == "distributed.strategy")
     assert (entry.effective, entry.reason) == ("ddp", "one device has nothing to share")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.run.index import open_view
 from engine.run.store import RunFolder
+from engine.trainers.finite import non_finite_weights
 from engine.trainers.sft import Sft
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 
@@ -228,3 +230,16 @@ def test_checkpoints_do_not_grow_with_the_run(train, source):
     sizes = [(run.checkpoints / f"checkpoint-{step}/trainer_state.json").stat().st_size for step in (5, 40)]
     assert sizes[1] < sizes[0] + 100
     assert sum("loss" in line for line in lines(run, "metrics")) == 40
+
+
+def test_weights_in_four_bits_are_judged_by_their_scales():
+    """Whatever type their bits are stored as, they may look like numbers that are not finite."""
+    weight = torch.nn.Parameter(torch.tensor([math.nan, 1.0]), requires_grad=False)
+    assert non_finite_weights([("head", weight)]) == "head"
+    weight.quant_state = SimpleNamespace(absmax=torch.ones(2), state2=None)
+    assert non_finite_weights([("head", weight)]) is None
+    weight.quant_state.absmax[1] = math.inf
+    assert non_finite_weights([("head", weight)]) == "head"
+    packed_too = SimpleNamespace(absmax=torch.tensor([math.nan]))
+    weight.quant_state = SimpleNamespace(absmax=torch.ones(2, dtype=torch.uint8), state2=packed_too)
+    assert non_finite_weights([("head", weight)]) == "head"

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -94,3 +96,28 @@ def test_it_imports_nothing_heavy(tmp_path: Path) -> None:
         "sys.exit(', '.join(heavy) or None)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def test_what_joins_the_gpus_and_what_nccl_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpu_links", lambda: {"NVLink": 4, "the processors' own link": 2})
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    links, nccl = doctor._between_gpus(4)
+    assert (links.state, links.text.split(";")[0]) == (
+        "note", "4 of 6 pairs over NVLink, 2 of 6 pairs over the processors' own link"
+    )  # fmt: skip
+    assert "NCCL_P2P_DISABLE=1" in nccl.text
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=of-no-machine")
+    (absent,) = doctor._between_gpus(1)
+    assert absent.state == "error"
+    assert "has no network interface" in absent.text
+
+
+def test_links_are_asked_of_the_driver() -> None:
+    """By a driver that is played: pairs of 0 and 1 are joined by NVLink, those with 2 by a switch."""
+    driver = SimpleNamespace(
+        NVML_P2P_CAPS_INDEX_NVLINK=2,
+        NVML_P2P_STATUS_OK=0,
+        nvmlDeviceGetP2PStatus=lambda one, other, kind: 0 if other == 1 and kind == 2 else 5,
+        nvmlDeviceGetTopologyCommonAncestor=lambda one, other: 10,
+    )
+    assert hardware._links(cast(Any, driver), [0, 1, 2]) == {"NVLink": 1, "one PCIe switch": 2}

@@ -9,12 +9,10 @@ from tests.engine.rules.rule_cases.shared import CPU, GRPO, LORA, Case, model
 
 SHARED = {"distributed.strategy": "fsdp2", "run.devices": 2}
 _BESIDE: dict[str, dict[str, Any]] = {
-    "sampled-answers": GRPO,
-    "quantized-weights": {**LORA, "model.quantization": "nf4"},
+    "value-head": {**GRPO, "method.kind": "ppo"},
+    "quantized-weights": {**LORA, "model.quantization": "int8"},
     "float16": {"model.dtype": "float16"},
-    "cut-ce": {"kernels.use_cut_ce": True},
     "fused-attention": {"kernels.fused_attn_kernel": True},
-    "fused-lora": {**LORA, "kernels.fused_lora": True},
     "fused-experts": {"kernels.fused_experts": True},
     "timed-kernels": {"kernels.kernel_auto_compose": True},
     "compiled-layers": {"kernels.torch_compile": True},
@@ -22,13 +20,11 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "quantization-aware": {"kernels.quantization_aware": True},
     "offloaded-layers": {**LORA, "memory.layer_offloading": True},
     "offloaded-activations": {"memory.activation_offloading": "cpu"},
-    "tiled-mlp": {"memory.tiled_mlp": True},
-    "fp32-norms": {"memory.fp32_norms": True},
-    "bf16-eval": {"optim.bf16_full_eval": True},
-    "optimizers-of-matrices": {"optim.optim": "muon"},
+    "fp32-norms": {"memory.fp32_norms": True, "adapter.kind": "none"},
+    "optimizers-of-matrices": {"optim.optim": "dion"},
     "modules-to-save": {**LORA, "adapter.modules_to_save": ["embed_tokens"]},
-    "adapters-on-experts": {**LORA, "adapter.target_parameters": ["experts.down_proj"]},
     "dora": {**LORA, "adapter.use_dora": True},
+    "adapters-on-experts": {**LORA, "adapter.target_parameters": ["experts.down_proj"]},
 }
 OFFLOADED = {**SHARED, "distributed.cpu_offload": True}
 CASES: dict[str, list[Case]] = {
@@ -80,6 +76,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "cpu-offload-needs-several-devices": [
         ({"distributed.cpu_offload": True}, Facts(), "distributed.cpu_offload", "error")
+    ],
+    "cpu-offload-without-quantized-weights": [
+        ({**OFFLOADED, **LORA, "model.quantization": "nf4"}, Facts(), "distributed.cpu_offload", "error")
     ],
     "cpu-offload-needs-gpus": [(OFFLOADED, Facts(machine=CPU), "distributed.cpu_offload", "error")],
     "cpu-offload-steps-with-adam": [({**OFFLOADED, "optim.optim": "adagrad"}, Facts(), "optim.optim", "error")],

@@ -1,0 +1,151 @@
+"""Ranks that wait for each other for too long: which one is named, and what is not taken for a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.config.tree import fields
+from engine.run import hang
+from engine.run.beat import Beat, Collective
+from engine.run.cause import passes
+from engine.run.hang import Hang, Rank, patience_of, verdict
+from engine.run.process import identity
+from engine.run.store import RunFolder
+
+
+def rank(number: int, *, waits: str = "", still: float = 0.0, begun: int = 7, silent: float = 0.0, **more: Any) -> Rank:
+    said = {"pid": 100 + number, "host": "box", "at": "rows.py:3 read", "stack": ["rows.py:3 read", "main.py:9 main"]}
+    return Rank({**said, "waits": waits, "still": still, "number": begun, **more}, silent, heard=True)
+
+
+def test_the_rank_that_says_nothing_any_more_is_named() -> None:
+    found = verdict({0: rank(0, waits="all_reduce", still=31), 1: rank(1, waits="all_reduce", silent=33)}, 30)
+    assert found is not None
+    assert found.cause == "hang"
+    assert found.message == (
+        "Rank 1 (process 101 on box) hangs: it does not answer and was at rows.py:3 read 33 s ago; rank 0 (process 100 on box) "
+        "has waited in all_reduce for 31 s, longer than distributed.ddp_timeout allows."
+    )
+    assert found.lines[0] == "rank 0, process 100 on box, waits in all_reduce:"
+    assert "  rows.py:3 read" in found.lines
+
+
+def test_a_rank_that_waits_for_nobody_is_named_by_where_it_is() -> None:
+    found = verdict(
+        {0: rank(0, still=40), 1: rank(1, waits="barrier", still=31), 2: rank(2, waits="barrier", still=30)}, 30
+    )
+    assert found is not None
+    assert "Rank 0 (process 100 on box) hangs: it is at rows.py:3 read; rank 1" in found.message
+
+
+def test_of_ranks_that_all_wait_the_one_that_is_behind_is_named() -> None:
+    ranks = {0: rank(0, waits="all_gather", still=31, begun=9), 1: rank(1, waits="barrier", still=31, begun=8)}
+    found = verdict(ranks, 30)
+    assert found is not None
+    assert (
+        "Rank 1 (process 101 on box) hangs: it waits in barrier (collective 8), which the others have left"
+        in found.message
+    )
+    same = {0: rank(0, waits="all_reduce", still=31), 1: rank(1, waits="all_reduce", still=31)}
+    found = verdict(same, 30)
+    assert found is not None
+    assert (
+        "All ranks wait for each other (rank 0 in all_reduce, rank 1 in all_reduce), and no message comes"
+        in found.message
+    )
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {0: rank(0, waits="all_reduce", still=29), 1: rank(1, silent=33)},
+        {0: rank(0, still=500), 1: rank(1, still=500)},
+        {0: rank(0, silent=500), 1: rank(1, silent=500)},
+        {0: rank(0, waits="all_reduce", still=31, over=True), 1: rank(1)},
+    ],
+    ids=["not for so long", "nobody waits", "all are stopped", "it is done"],
+)
+def test_what_is_no_hang(ranks: dict[int, Rank]) -> None:
+    assert verdict(ranks, 30) is None
+
+
+def test_the_time_that_is_waited_is_the_configs(run: RunFolder) -> None:
+    assert fields.distributed.ddp_timeout.default == hang.TIMEOUT_SECONDS == patience_of(run)
+    run.config.write_text("version: 1\ndistributed: {ddp_timeout: 77}\n")
+    assert patience_of(run) == 77
+
+
+def test_a_run_that_hung_may_be_started_again() -> None:
+    assert passes({"kind": "failed", "cause": hang.CAUSE, "message": "Rank 1 hangs."})
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets the reader's clock go on by so many seconds."""
+    clock = [time.monotonic()]
+    monkeypatch.setattr(hang.time, "monotonic", lambda: clock[0])
+
+    def later(seconds: float) -> None:
+        clock[0] += seconds
+
+    return later
+
+
+def test_a_beat_tells_how_long_its_process_stands_at_one_place_and_in_which_collective(
+    run: RunFolder, now: Callable[[float], None]
+) -> None:
+    last: list[Collective | None] = [Collective("all_reduce", 3, active=True)]
+    beat = Beat(run, 0, lambda: last[0])
+    (run.path / "beats").mkdir()
+    listener = Hang(run, 2)
+
+    def look(times: int = 1) -> dict[str, Any]:
+        for _ in range(times):
+            beat.look(1.0)
+            now(1.0)
+            listener.look()
+        return listener.ranks[0].said
+
+    said = look(4)
+    assert (said["waits"], said["number"], said["pid"]) == ("all_reduce", 3, os.getpid())
+    assert said["still"] == 2.0, "the first look sees a new place, the second a new collective"
+    assert any("test_hang.py" in frame for frame in said["stack"])
+    last[0] = Collective("all_reduce", 4, active=True)
+    assert look()["still"] == 0.0, "another collective is another wait"
+    beat.tick()
+    assert look()["waits"] == "", "a new batch is a new place"
+    last[0] = None
+    assert look(3)["waits"] == "", "this is no function of torch's"
+    for _ in range(30):
+        now(1.0)
+        listener.look()
+    assert listener.ranks[0].is_silent
+    assert not listener.ranks[1].heard
+
+
+def test_a_reader_that_slept_does_not_take_that_for_silence(run: RunFolder, now: Callable[[float], None]) -> None:
+    listener = Hang(run, 2)
+    now(3600.0)
+    listener.look()
+    assert listener.ranks[0].silent <= 2.0
+
+
+def test_a_stopped_process_is_named_as_that(run: RunFolder) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        who = identity(child.pid)
+        assert who is not None
+        ranks = {0: rank(0, waits="all_reduce", still=31), 1: rank(1, silent=33, **who.as_json())}
+        found = verdict(ranks, 30)
+        child.kill()
+    assert found is not None
+    assert "it is stopped by a signal (SIGSTOP) and was at rows.py:3 read 33 s ago" in found.message
