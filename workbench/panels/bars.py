@@ -102,7 +102,7 @@ class TextBar(Bar):
         """Show this line."""
         if (parts, style) != self._text or self._wrapped:
             self._text, self._wrapped = (parts, style), []
-            self.styles.height = 1
+            self.styles.height = None  # as the screen has it
             self.refresh()
 
     def write_wrapped(self, sentence: str, *, style: str) -> None:

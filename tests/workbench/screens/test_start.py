@@ -335,8 +335,8 @@ async def test_an_answer_to_a_key_is_shown_to_its_end_and_gone_with_the_next(mak
         told = " ".join(shown(app).split())
         assert f"{run.id} has no whole checkpoint to talk to." in told
         assert "trains it again, as a new run. --base talks to its base model." in told
-        assert screen.words.size.height > 1
+        assert screen.line.size.height > 1
         await pilot.press("up")
         await pilot.pause()
-        assert screen.words.size.height == 1
+        assert screen.line.size.height == 1
         assert "no whole checkpoint" not in shown(app)
