@@ -106,6 +106,8 @@ def config(folder, dtype="float32", adapter="lora", method="sft", **changes):
         model=SimpleNamespace(revision=None, train_vision="all", quantize_moe_experts=True, **model),
         adapter=SimpleNamespace(**lora),
         method=SimpleNamespace(kind=method),
+        distributed=SimpleNamespace(strategy="auto", cpu_offload=False),
+        memory=SimpleNamespace(layer_offloading=False),
     )
 
 
