@@ -284,7 +284,7 @@ def main() -> None:
     result_options(parser)
     options = parser.parse_args()
     if not options.unchecked:
-        refuse_while_red("experts_cases", "experts_plan", *(["experts_packed"] if options.packed else []))
+        refuse_while_red("experts_cases", "experts_plan", "experts_packed")
     results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
     for name in options.works:
         work = WORKS[name]

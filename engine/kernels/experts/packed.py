@@ -327,11 +327,13 @@ def _unpacked(held: Held, form: Form, expert: int, out: Tensor | None) -> Tensor
         second = functional.QuantState(
             absmax=held.steps[expert], code=held.scale_code, blocksize=form.scale_block, dtype=torch.float32
         )
+        # On a CPU bitsandbytes takes rows apart that end within a block of scales: it is handed one long column.
+        as_held = shape if numbers.is_cuda else (form.rows * form.columns, 1)
         state = functional.QuantState(
-            absmax=scales, shape=torch.Size(shape), code=held.code, blocksize=form.block, quant_type=form.kind,
+            absmax=scales, shape=torch.Size(as_held), code=held.code, blocksize=form.block, quant_type=form.kind,
             dtype=form.dtype, offset=held.middle[expert], state2=second,
         )  # fmt: skip
         if out is not None and out.is_cuda:
             return functional.dequantize_4bit(numbers.view(-1, 1), state, out=out)
-        found = functional.dequantize_4bit(numbers.view(-1, 1), state)
+        found = functional.dequantize_4bit(numbers.view(-1, 1), state).view(shape)
     return found if out is None else out.copy_(found)
