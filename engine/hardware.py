@@ -269,6 +269,26 @@ def _memory_bytes() -> int | None:
     return total
 
 
+def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """How much main memory may still be taken: what the machine has free, or the container's limit leaves where that is less.
+    Files that were read and can be read again take none."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for limit, used, kinds, files in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        try:
+            most, taken = (int((cgroup / name).read_text()) for name in (limit, used))
+            lines = (cgroup / kinds).read_text().splitlines()
+        except (OSError, ValueError):  # no container, or one without a limit
+            continue
+        dropped = next((int(line.split()[1]) for line in lines if line.startswith(f"{files} ")), 0)
+        free = min(free, max(most - taken + dropped, 0))
+    return free
+
+
 def _machine_name(gpus: tuple[Gpu, ...]) -> str:
     if not gpus:
         return f"{os.uname().machine if hasattr(os, 'uname') else 'this machine'}, no GPU"

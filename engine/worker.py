@@ -438,6 +438,9 @@ def _run_steps(trainer: RunTrainer, features: Features, prepared: Prepared, newe
     try:
         with contextlib.suppress(AllStepsMade):
             trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    except Exception:
+        trainer.finish_save()
+        raise
     finally:
         features.undo()
         if prepared.stream is not None:

@@ -49,6 +49,8 @@ _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
      "with memory.activation_offloading", "It would move weights that were put together with them."),
     ("optimizers-of-matrices", fields.optim.optim, other_than(*OPTIMIZERS), "with optim.optim {config.optim.optim}",
      f"Its step needs whole weights or states of another shape; take one of {', '.join(OPTIMIZERS)}."),
+    ("bfloat16-evaluation", fields.optim.bf16_full_eval, one_of(True), "with optim.bf16_full_eval",
+     "Held-out rows are computed with what the shares are put together to, in their own format."),
     ("modules-to-save", fields.adapter.modules_to_save, bool, "with adapter.modules_to_save",
      "A module and its trained copy are shared out at different times."),
     ("adapters-on-experts", fields.adapter.target_parameters, bool, "with adapter.target_parameters",

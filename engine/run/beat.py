@@ -91,7 +91,7 @@ class Beat:
         waits, number, group = "", 0, ""
         if place != self._place:
             self._place, self._still = place, 0.0
-        elif (last := self._collective()) is None:
+        elif (last := self._last()) is None:
             self._still += passed
             waits = _waits(frames)
         else:
@@ -102,8 +102,15 @@ class Beat:
         at = stack[0] if stack else ""
         self._say(still=round(self._still, 1), waits=waits, number=number, group=group, at=at, stack=stack)
 
+    def _last(self) -> Collective | None:
+        try:
+            return self._collective()
+        except Exception:  # noqa: BLE001 - records that cannot be read; a rank without a heartbeat would be called silent
+            return None
+
     def _say(self, **changes: Any) -> None:
-        self._said |= {**changes, "beat": self._said["beat"] + 1}
+        # A new one each time: at the end the thread may still be writing.
+        self._said = {**self._said, **changes, "beat": self._said["beat"] + 1}
         try:
             inside.replace(self.run, f"{FOLDER}/{self.rank}.json", json.dumps(self._said) + "\n", durable=False)
         except (OSError, WorkbenchError):

@@ -8,6 +8,7 @@ The ranks may be on other machines, with other clocks: silence is counted by the
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class Rank:
 
     def number(self, name: str) -> float:
         value = self.said.get(name)
-        return float(value) if isinstance(value, (int, float)) else 0.0
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
     def words(self, name: str) -> str:
         return visible(redact(str(self.said.get(name) or "")))[:300]
@@ -144,14 +145,14 @@ def _stack(number: int, rank: Rank) -> list[str]:
 
 
 def patience_of(run: RunFolder) -> float:
-    """`distributed.ddp_timeout` as the run's config says it."""
+    """`distributed.ddp_timeout` as the run's config says it, by hand perhaps: a number of any form that a config may have."""
     from engine.config.files import parse
 
     try:
-        seconds = (parse(run.read_config()).mapping.get("distributed") or {}).get("ddp_timeout")
-    except (WorkbenchError, OSError, AttributeError):
-        seconds = None
-    return float(seconds) if isinstance(seconds, int) else float(TIMEOUT_SECONDS)
+        seconds = float(parse(run.read_config()).mapping["distributed"]["ddp_timeout"])
+    except (WorkbenchError, OSError, KeyError, TypeError, ValueError):
+        seconds = math.nan
+    return seconds if math.isfinite(seconds) else float(TIMEOUT_SECONDS)
 
 
 def _said(run: RunFolder, rank: int) -> dict[str, Any]:

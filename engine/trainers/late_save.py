@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from engine.compat.staging import staged
+from engine.hardware import free_memory_bytes
 from engine.trainers import sharded
 
 ROOM = 0.5
@@ -43,7 +43,7 @@ class LateSave:
             return True
         own = sum(sharded.local(each).nbytes for each in state.values())
         together = own * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        fits = torch.tensor(int(together <= ROOM * psutil.virtual_memory().available), device=device)
+        fits = torch.tensor(int(together <= ROOM * free_memory_bytes()), device=device)
         dist.all_reduce(fits, dist.ReduceOp.MIN)
         return bool(fits.item())
 

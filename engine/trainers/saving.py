@@ -268,8 +268,7 @@ class RunTrainer(Trainer):
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         origin = inputs.pop(ROWS)
         self.got_on()
-        if self._late is not None and self._late.failed:
-            self._late.settle()
+        self._hear_of_save()
         self._trains_on(origin.rows)
         self._count(origin.tokens, origin.trained)
         return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
@@ -344,6 +343,18 @@ class RunTrainer(Trainer):
         if self._late is not None:
             self._late.settle()
 
+    def finish_save(self) -> None:
+        """Waits for such a checkpoint where the training has failed: what was whole before it did is kept. What goes wrong
+        with it is not what the run ends by."""
+        with contextlib.suppress(Exception):
+            self.settle_save()
+
+    def _hear_of_save(self) -> None:
+        """Raises what went wrong with a checkpoint that is written beside the training. On the first rank alone, which says how
+        the run ended: one that left before it would be taken for the cause."""
+        if self._late is not None and self._late.failed and self.args.should_save:
+            self._late.settle()
+
     def _save_whole(self) -> None:
         """Commits a checkpoint of this step. Raises Diverged where the weights are not finite, under `go_on` only says that
         none is made: what is kept stays."""
@@ -397,9 +408,13 @@ class RunTrainer(Trainer):
                     raise
                 if first:
                     self._commit(tmp, begun, best, waited=waited)
-        finally:
-            # Who waits for this knows that the checkpoint has its name, on every rank.
-            torch.distributed.barrier(group)
+        except BaseException:
+            # That another rank is gone by now tells less than this.
+            with contextlib.suppress(RuntimeError):
+                torch.distributed.barrier(group)
+            raise
+        # Who waits for this knows that the checkpoint has its name, on every rank.
+        torch.distributed.barrier(group)
 
     def _commit(self, tmp: Path, begun: float, best: int | None, **more: float) -> None:
         """Gives a checkpoint that all ranks have written its name, and takes away those that are too many."""

@@ -117,6 +117,32 @@ def test_the_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         hardware._memory_bytes.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory.max": "3000", "memory.current": "2500", "memory.stat": "anon 9\ninactive_file 400\n"}, 900),
+        ({"memory.max": "3000", "memory.current": "3100", "memory.stat": ""}, 0),
+        (
+            {
+                "memory/memory.limit_in_bytes": "3000",
+                "memory/memory.usage_in_bytes": "2500",
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 100\n",
+            },
+            600,
+        ),
+        ({"memory.max": "max", "memory.current": "2500", "memory.stat": ""}, None),
+        ({}, None),
+    ],
+    ids=["limit", "over it", "version 1", "no limit", "no container"],
+)
+def test_a_container_leaves_less_memory(tmp_path: Path, files: dict[str, str], left: int | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    free = hardware.free_memory_bytes(tmp_path)
+    assert free == left if left is not None else free > 1 << 20
+
+
 def test_packages_by_their_metadata() -> None:
     assert installed("pydantic")
     assert installed("a-package-that-nobody-has") is None

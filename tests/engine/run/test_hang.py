@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +19,14 @@ from engine.run import hang
 from engine.run.beat import Beat, Collective
 from engine.run.cause import passes
 from engine.run.hang import Hang, Rank, patience_of, verdict
+from engine.run.inside import UnsafeRunFile
 from engine.run.process import identity
 from engine.run.store import RunFolder
 
 
-def rank(number: int, *, waits: str = "", still: float = 0.0, begun: int = 7, silent: float = 0.0, **more: Any) -> Rank:
+def rank(
+    number: int, *, waits: str = "", still: float = 0.0, begun: float = 7, silent: float = 0.0, **more: Any
+) -> Rank:
     said = {"pid": 100 + number, "host": "box", "at": "rows.py:3 read", "stack": ["rows.py:3 read", "main.py:9 main"]}
     return Rank({**said, "waits": waits, "still": still, "number": begun, **more}, silent, heard=True)
 
@@ -81,6 +86,11 @@ def test_the_time_that_is_waited_is_the_configs(run: RunFolder) -> None:
     assert fields.distributed.ddp_timeout.default == hang.TIMEOUT_SECONDS == patience_of(run)
     run.config.write_text("version: 1\ndistributed: {ddp_timeout: 77}\n")
     assert patience_of(run) == 77
+    for text in ("'7200'", "7200.0", "7_200"):
+        run.config.write_text(f"version: 1\ndistributed: {{ddp_timeout: {text}}}\n")
+        assert patience_of(run) == 7200, f"written by hand as {text}, which the config takes"
+    run.config.write_text("version: 1\ndistributed:\n")
+    assert patience_of(run) == hang.TIMEOUT_SECONDS
 
 
 def test_a_run_that_hung_may_be_started_again() -> None:
@@ -129,6 +139,40 @@ def test_a_beat_tells_how_long_its_process_stands_at_one_place_and_in_which_coll
         listener.look()
     assert listener.ranks[0].is_silent
     assert not listener.ranks[1].heard
+
+
+def test_records_that_cannot_be_read_do_not_silence_a_rank(run: RunFolder, now: Callable[[float], None]) -> None:
+    def unreadable() -> Collective | None:
+        raise KeyError("record_id")
+
+    (run.path / "beats").mkdir()
+    beat, listener = Beat(run, 0, unreadable), Hang(run, 2)
+    for _ in range(12):
+        beat.look(1.0)
+        now(1.0)
+        listener.look()
+    assert listener.ranks[0].at_work
+    assert not listener.ranks[0].is_silent
+
+
+def test_a_beat_follows_no_link(run: RunFolder, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "0.json").write_text("years of work")
+    (run.path / "beats").symlink_to(precious)
+    beat = Beat(run, 0, lambda: None)
+    beat.look(1.0)
+    with pytest.raises(UnsafeRunFile, match="symbolic link"):
+        beat.__enter__()
+    assert [path.name for path in precious.iterdir()] == ["0.json"]
+    assert (precious / "0.json").read_text() == "years of work"
+
+
+def test_what_a_file_says_that_is_no_number_ends_nothing(run: RunFolder) -> None:
+    odd = rank(1, silent=33, pid=math.nan, start=math.inf)
+    found = verdict({0: rank(0, waits="all_reduce", still=31, begun=math.inf), 1: odd}, 30)
+    assert found is not None
+    assert "Rank 1 (process 0 on box) hangs" in found.message
 
 
 def test_a_reader_that_slept_does_not_take_that_for_silence(run: RunFolder, now: Callable[[float], None]) -> None:

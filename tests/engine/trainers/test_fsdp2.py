@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM, TrainingArguments
 
+from engine import worker
 from engine.config.files import as_yaml, parse
 from engine.errors import ModelError
 from engine.export.__main__ import answer
@@ -32,6 +35,7 @@ from engine.run.view import RANK_FIGURES
 from engine.trainers import sharded
 from engine.trainers.arguments import sharding
 from engine.trainers.late_save import LateSave
+from engine.trainers.saving import RunTrainer
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
 from tests.engine.trainers.test_grpo import GRPO
@@ -261,6 +265,79 @@ def test_what_goes_wrong_beside_the_training_is_raised_where_it_waits() -> None:
     late.settle()
 
 
+class Broken(SimpleNamespace):
+    """What of a trainer a save beside the training needs; its training fails."""
+
+    finish_save, settle_save = RunTrainer.finish_save, RunTrainer.settle_save
+
+    def train(self, **_: Any) -> None:
+        raise RuntimeError("no memory for the next step")
+
+
+def begun(write: Callable[[Any], None]) -> LateSave:
+    late = LateSave(60)
+    late._group = "one of its own"  # type: ignore[assignment]
+    late.begin(write)
+    return late
+
+
+def test_a_checkpoint_that_is_being_written_becomes_whole_though_the_training_fails(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def write(_: Any) -> None:
+        assert go_on.wait(10)
+        (tmp_path / "committed").touch()
+
+    trainer = Broken(_late=begun(write))
+    features, prepared = SimpleNamespace(undo=lambda: None), SimpleNamespace(stream=None)
+    threading.Timer(0.1, go_on.set).start()
+    with pytest.raises(RuntimeError, match="next step"):
+        worker._run_steps(trainer, features, prepared, None)  # type: ignore[arg-type]
+    assert (tmp_path / "committed").exists()
+
+
+def test_what_the_training_failed_by_is_told_where_the_save_fails_too() -> None:
+    def write(_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    features, prepared = SimpleNamespace(undo=lambda: None), SimpleNamespace(stream=None)
+    with pytest.raises(RuntimeError, match="next step"):
+        worker._run_steps(Broken(_late=begun(write)), features, prepared, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_rank_is_the_one_that_ends_by_a_failed_save(first: bool) -> None:
+    """Another one that left before it would be named as the cause, and a full disk by nobody."""
+
+    def write(_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    late = begun(write)
+    assert late._thread is not None
+    late._thread.join()
+    rank: Any = SimpleNamespace(_late=late, args=SimpleNamespace(should_save=first))
+    with pytest.raises(OSError, match="full") if first else contextlib.nullcontext():
+        RunTrainer._hear_of_save(rank)
+    assert late.failed is not first, "the others raise it where they wait for it"
+
+
+def test_a_full_disk_is_told_though_another_rank_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gone(_: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    def full_disk(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(torch.distributed, "barrier", gone)
+    monkeypatch.setattr(sharded, "save_states", full_disk)
+    rank: Any = SimpleNamespace(args=SimpleNamespace(should_save=False))
+    with pytest.raises(OSError, match="full"):
+        RunTrainer._write_late(rank, tmp_path, {}, None, 0.0, 0.0, None)
+    monkeypatch.setattr(sharded, "save_states", lambda *_: None)
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        RunTrainer._write_late(rank, tmp_path, {}, None, 0.0, 0.0, None)
+
+
 DDP = {"run.devices": 2, "distributed.strategy": "ddp"}
 ASKED = CONVERSATIONS[:12]
 KERNELS = {"kernels.fused_lora": True, "kernels.use_cut_ce": True, "memory.tiled_mlp": True}
@@ -285,8 +362,6 @@ MORE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "dpo with kernels": (PAIRS, {**LORA, **KERNELS, "method.kind": "dpo", "optim.gradient_accumulation_steps": 2}),
     "trained head and tiles": (CONVERSATIONS, {"kernels.use_cut_ce": True, "memory.tiled_mlp": True,
                                "memory.gradient_checkpointing": True, "optim.gradient_accumulation_steps": 2}),
-    "held-out rows in bfloat16": (CONVERSATIONS, {"optim.bf16_full_eval": True, "data.val_set_size": 8,
-                                  "run.eval_steps": 2}),
     "norms in float32": (CONVERSATIONS, {**LORA, "memory.fp32_norms": True, "model.dtype": "bfloat16"}),
     "muon": (CONVERSATIONS, {"optim.optim": "muon"}),
 }  # fmt: skip

@@ -22,6 +22,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "offloaded-activations": {"memory.activation_offloading": "cpu"},
     "fp32-norms": {"memory.fp32_norms": True, "adapter.kind": "none"},
     "optimizers-of-matrices": {"optim.optim": "dion"},
+    "bfloat16-evaluation": {"optim.bf16_full_eval": True, "data.eval": [{"path": "e.jsonl"}]},
     "modules-to-save": {**LORA, "adapter.modules_to_save": ["embed_tokens"]},
     "dora": {**LORA, "adapter.use_dora": True},
     "adapters-on-experts": {**LORA, "adapter.target_parameters": ["experts.down_proj"]},
