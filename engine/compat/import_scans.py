@@ -20,6 +20,7 @@ import inspect
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,10 @@ from engine.errors import WorkbenchError
 from engine.run.spawn import private_folder
 
 WHERE = "transformers.utils.import_utils"
+SETTLED = 120 * 10**9
+"""Nanoseconds that folders of packages must have been as they are before it is kept what is in them."""
+LARGEST = 16 * 1024**2
+"""Bytes of a file that is read; transformers' names are a twentieth of it."""
 Names = dict[frozenset[str], dict[str, set[str]]]
 """By the packages that they need, the modules of all models and the names in each."""
 
@@ -50,7 +55,7 @@ def kept() -> Iterator[None]:
             sys.meta_path.insert(0, finder)
             stack.callback(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
         stack.enter_context(_replaced(importlib.metadata, "packages_distributions", _distributions))
-        stack.enter_context(_replaced(inspect, "getframeinfo", functools.partial(inspect.getframeinfo, context=0)))
+        stack.enter_context(_replaced(inspect, "getframeinfo", _frame_info(inspect.getframeinfo)))
         yield
 
 
@@ -62,6 +67,19 @@ def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, before)
+
+
+def _frame_info(plain: Callable[..., inspect.Traceback]) -> Callable[..., inspect.Traceback]:
+    """The same without the source's lines where torch asks for the frame alone; all others, `inspect.stack` among them, have
+    what they ask for."""
+
+    def getframeinfo(frame: Any, *context: Any, **named: Any) -> inspect.Traceback:
+        asking = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if not context and not named and asking.partition(".")[0] == "torch":
+            return plain(frame, context=0)
+        return plain(frame, *context, **named)
+
+    return getframeinfo
 
 
 # -- the names in transformers' models ---------------------------------------------------------------------------------
@@ -101,10 +119,11 @@ class _Loader(importlib.abc.Loader):
 def _scanned_once(scan: Callable[..., Names], key: str) -> Callable[..., Names]:
     @functools.cache
     @functools.wraps(scan)
-    def define_import_structure(module_path: Any, prefix: str | None = None) -> Names:
-        if prefix != "models":
-            return scan(module_path, prefix=prefix)
-        name = f"models {key} {module_path}"
+    def define_import_structure(module_path: Any, prefix: str | None = None, **more: Any) -> Names:
+        if prefix != "models" or more:
+            return scan(module_path, prefix=prefix, **more)
+        # The folder's own time, for a model that somebody puts beside those of the release.
+        name = f"models {key} {module_path} {_changed(module_path)}"
         found = _names(_read(name))
         if found is None:
             found = scan(module_path, prefix=prefix)
@@ -156,14 +175,16 @@ def _distributions() -> Mapping[str, list[str]]:
         with contextlib.suppress(TypeError):
             return {_word(package): list(map(_word, each)) for package, each in found.items()}
     fresh = _plain_distributions()
-    _write(name, fresh)
+    # What is being installed has a folder before it has all of its files, and these no longer change the time of the first.
+    if all(changed < time.time_ns() - SETTLED for _, changed in folders):
+        _write(name, fresh)
     return fresh
 
 
 _plain_distributions = importlib.metadata.packages_distributions
 
 
-def _changed(folder: str) -> int:
+def _changed(folder: str | Path) -> int:
     try:
         return os.stat(folder or ".").st_mtime_ns
     except OSError:
@@ -178,24 +199,28 @@ def _word(value: Any) -> str:
 
 
 def _file(name: str) -> Path:
-    return place() / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+    return place() / f"{name.partition(' ')[0]}-{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
 
 def _read(name: str) -> Any:
     try:
         private_folder(place())
-        held = json.loads(_file(name).read_text("utf-8"))
+        file = _file(name)
+        if file.stat().st_size > LARGEST:
+            return None
+        held = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError, WorkbenchError):
         return None
     return held.get("found") if isinstance(held, dict) and held.get("of") == name else None
 
 
 def _write(name: str, found: Any) -> None:
-    """Keeps it, the newest few beside it; a cache that cannot be written costs the next start what this one took."""
+    """Keeps it, the newest few of its kind beside it; a cache that cannot be written costs the next start what this one took."""
     with contextlib.suppress(OSError, WorkbenchError):
         folder, file = private_folder(place()), _file(name)
         beside = folder / f".{file.name}.{os.getpid()}"
         beside.write_text(json.dumps({"of": name, "found": found}), "utf-8")
         beside.replace(file)
-        for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)[:-8]:
+        alike = folder.glob(f"{file.name.partition('-')[0]}-*.json")
+        for old in sorted(alike, key=lambda each: each.stat().st_mtime_ns)[:-8]:
             old.unlink(missing_ok=True)

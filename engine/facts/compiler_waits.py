@@ -8,8 +8,8 @@ not there, and a run that cannot write it goes on.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -26,6 +26,8 @@ FILE = "workbench_waits.json"
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 MOST = 200
 """Shapes that are kept, the newest of them."""
+LARGEST = 1024**2
+"""Bytes of a file that is read; `MOST` shapes are a tenth of it."""
 _VERSIONS = ("torch", "triton", "transformers", "peft")
 
 
@@ -39,9 +41,11 @@ def key(config: RunConfig, model: ModelFacts | None, card: str) -> str | None:
     """What the layers of this run are known by; None for a model whose shape is not known."""
     if model is None or not model.hidden_size:
         return None
-    shape = (model.hidden_size, model.intermediate_size, model.heads, model.kv_heads, model.head_dim)
+    shape = (model.layers, model.hidden_size, model.intermediate_size, model.heads, model.kv_heads, model.head_dim)
     adapter = f"{config.adapter.kind} {config.adapter.r}" if config.adapter.kind == "lora" else config.adapter.kind
+    # A batch's size is part of the code where rows are packed, and of what a step takes everywhere.
     rows = "packed" if config.data.packing else "padded"
+    rows += f" {config.optim.per_device_train_batch_size} x {config.data.max_length}"
     words = (card, *(f"{name} {installed(name)}" for name in _VERSIONS), model.model_type, "x".join(map(str, shape)))
     return ", ".join((*words, adapter, config.model.dtype, config.model.quantization, rows))
 
@@ -82,11 +86,14 @@ def keep(name: str, measured: Measured, file: Path | None = None) -> None:
         beside.write_text(json.dumps(newest, indent=1) + "\n", "utf-8")
         beside.replace(file)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     try:
+        if not file.is_file() or file.stat().st_size > LARGEST:  # the folder may be one that others write into
+            return {}
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
@@ -98,8 +105,11 @@ def _is_entry(entry: Any) -> bool:
     names = set(CompilerWait.__dataclass_fields__)
     if not isinstance(entry, dict) or set(entry) != names or type(entry["times"]) is not int:
         return False
+    if not 0 <= entry["times"] < 10**9:
+        return False
     return all(value is None or _is_seconds(value) for name, value in entry.items() if name != "times")
 
 
 def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e6
+    """Neither what no clock measures nor a number that others cannot be divided by."""
+    return type(value) in (int, float) and (value == 0 or 1e-6 < value < 1e6)

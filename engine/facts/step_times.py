@@ -25,6 +25,8 @@ from engine.hardware import Gpu
 SHIPPED = Path(__file__).with_name("step_times.csv")
 FEWEST = 4
 """Rows of one kind from which something is said."""
+MOST = 10_000
+"""Rows of a table that are read."""
 AGAIN = {"False": 0.0, "selective": 0.0, "medium": 1.0}
 """Operations a parameter and token that are computed again; all of a forward pass, 2, for what is not named."""
 _TERMS = 3
@@ -48,7 +50,8 @@ def read(file: Path) -> list[StepTime]:
     """The rows of a table; none where it is not there, and none of those that are no rows."""
     try:
         with file.open(encoding="utf-8", newline="") as lines:
-            return [row for each in csv.DictReader(lines) if (row := _row(each)) is not None]
+            first = itertools.islice(csv.DictReader(lines), MOST)
+            return [row for each in first if (row := _row(each)) is not None]
     except (OSError, UnicodeError, csv.Error):
         return []
 
@@ -172,4 +175,6 @@ def _row(each: dict[str, str]) -> StepTime | None:
     except (KeyError, TypeError, ValueError):
         return None
     numbers = (row.layers, row.parameters, row.width, row.tokens, row.length, row.seconds)
-    return row if all(math.isfinite(number) and number > 0 for number in numbers) else None
+    # Bounds that no measurement reaches, and that no sum of them goes over; NaN is inside of none.
+    fine = all(0 < number < 1e15 for number in numbers) and row.seconds > 1e-9
+    return row if fine and 0 <= row.peak_mib < 1e15 and 0 <= row.reference < 100 else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 from dataclasses import replace
 
 import torch
@@ -9,6 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
+from engine.features import failures
 from engine.features.attention_backend.backend import TRIED, settle
 from engine.features.attention_backend.sdpa_cudnn_workaround import at_stake, guard
 from engine.features.fp8_base.layers import compute_in_fp8, refuse_what_has_no_fp8
@@ -28,7 +32,8 @@ def load(config: RunConfig, *, onto_card: bool = True) -> Loaded:
     if in_fp8:
         refuse_what_has_no_fp8(config)
     card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-    loaded = load_pretrained(config, card if onto_card and stays_on_the_card(config) else None)
+    straight = card is not None and onto_card and stays_on_the_card(config) and is_of_this_rank(card)
+    loaded = (_onto(card, config) if card is not None and straight else None) or load_pretrained(config)
     model, reasons = loaded.model, [loaded.attention_reason]
     if config.model.attention in TRIED:
         reasons = [settle(model, config.model.attention, card)]
@@ -38,6 +43,27 @@ def load(config: RunConfig, *, onto_card: bool = True) -> Loaded:
         # On the card, where the layers stay unless they are to wait on the host.
         compute_in_fp8(model, card, stay=not config.memory.layer_offloading)
     return replace(loaded, attention_reason="; ".join(filter(None, reasons)))
+
+
+def is_of_this_rank(card: torch.device) -> bool:
+    """Whether this process trains on the card: one process does on its current one, and of several each on its own, which
+    is the current one from when they know of each other."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return True
+    return card.index == int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+
+
+def _onto(card: torch.device, config: RunConfig) -> Loaded | None:
+    """The model read onto the card; None where that fails, as where the parts of experts and what they are joined to have
+    no room beside each other. What is wrong with the model itself is said when it is read without a card."""
+    try:
+        return load_pretrained(config, card)
+    except RuntimeError as problem:
+        print(f"The weights are read by way of the host's memory: {failures.first_line(problem)}", file=sys.stderr)
+    # Here the error, which holds what was read, is gone.
+    gc.collect()
+    torch.cuda.empty_cache()
+    return None
 
 
 def stays_on_the_card(config: RunConfig) -> bool:

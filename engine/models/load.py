@@ -143,6 +143,9 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     except UNREADABLE as problem:
         raise _cannot_load("model", source, problem) from problem
     model = loaded.model
+    if device is not None and "quantization_config" not in settings:
+        # It is a plain model on one device: with a map of devices the trainer and PEFT would take it for one on several.
+        vars(model).pop("hf_device_map", None)
     refuse_the_wrong_direction(config, model)
     keep_differentiable(model)
     if head == "steps" and isinstance(dropout := getattr(model, "dropout", None), torch.nn.Dropout):

@@ -144,9 +144,13 @@ def without_mask(config: RunConfig, facts: Facts) -> tuple[str, str]:
     unfit_here = unfit_varlen(config, facts)
     if unfit_here is None:
         return VARLEN, "torch's own attention over documents needs no mask of all pairs"
-    if facts.machine is not None and facts.machine.gpus and unfit(XFORMERS, config, facts) is None:
-        return XFORMERS, f"xformers is installed and keeps packed rows apart without a mask of all pairs; {unfit_here}"
     if any(gpu.capability < VARLEN_LEAST for gpu in (facts.machine.gpus if facts.machine else ())):
+        # Unasked, its backward pass is not one that is known to sum in the same order each time.
+        if not config.run.full_determinism and unfit(XFORMERS, config, facts) is None:
+            return (
+                XFORMERS,
+                f"xformers is installed and keeps packed rows apart without a mask of all pairs; {unfit_here}",
+            )
         return "sdpa", f"{SDPA}; {unfit_here}"
     return "flex_attention", f"it keeps packed rows apart without a mask of all pairs; {unfit_here}"
 

@@ -210,8 +210,8 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
     Raises ModelError if a combination leaves a weight or a gradient changed.
     """
     trials, model, trainer = [Trial(on) for on in combinations], base_model(built.policy), built.training
-    # Nobody asked for what is only timed, and a failure of it is a reason to leave it out.
-    built = replace(built, notes=replace(built.notes, reasons={}))
+    # Nobody asked for what is only timed, and a failure of it is a reason to leave it out; none of it is told as training.
+    built = replace(built, notes=replace(built.notes, reasons={}), events=None)
     if trainer.args.gradient_checkpointing:
         # As `train` would turn it on: what is computed again is part of the time.
         trainer.model.gradient_checkpointing_enable(

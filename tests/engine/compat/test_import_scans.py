@@ -97,11 +97,49 @@ def test_a_copy_that_is_worked_on_is_read_each_time(tmp_path: Path, monkeypatch:
     assert [import_scans._release(name) for name in ("two", "three", "no-such-package")] == [None, None, None]
 
 
-def test_frames_have_file_and_line_without_their_source() -> None:
-    with import_scans.kept():
-        found = inspect.getframeinfo(inspect.currentframe())
-    assert (found.filename, found.code_context) == (__file__, None)
-    assert inspect.getframeinfo(inspect.currentframe()).code_context is not None
+def test_torch_has_frames_without_their_source_and_others_have_what_they_ask_for() -> None:
+    from torch._library.utils import get_source
+
+    seen = []
+    plain = inspect.findsource
+
+    def findsource(frame):
+        seen.append(frame)
+        return plain(frame)
+
+    with import_scans.kept(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "findsource", findsource)
+        assert get_source(1).startswith(__file__)
+        assert seen == []
+        assert inspect.getframeinfo(inspect.currentframe()).code_context is not None
+        assert inspect.getframeinfo(inspect.currentframe(), 3).code_context is not None
+        # A library may look at its callers while it is imported.
+        assert inspect.stack()[0].code_context is not None
+        assert inspect.stack(0)[0].filename == __file__
+
+
+def test_what_may_be_in_the_middle_of_an_installation_is_not_kept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    long_ago = 1_600_000_000
+    monkeypatch.setattr(sys, "path", [str(folder)])
+
+    def kept() -> int:
+        with import_scans.kept():
+            importlib.metadata.packages_distributions()
+        return len(list((tmp_path / "cache" / "imports").glob("*.json")))
+
+    assert kept() == 0
+    os.utime(folder, (long_ago, long_ago))
+    assert kept() == 1
+
+
+def test_a_file_that_none_of_ours_wrote_is_not_read(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    import_scans._write("x", ["a"])
+    monkeypatch.setattr(import_scans, "LARGEST", 5)
+    assert import_scans._read("x") is None
 
 
 def test_a_folder_of_others_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,3 +150,13 @@ def test_a_folder_of_others_is_not_read(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "cache" / "imports").rename(elsewhere)
     (tmp_path / "cache" / "imports").symlink_to(elsewhere)
     assert import_scans._read("x") is None
+
+
+def test_folders_that_change_all_the_time_do_not_push_out_what_was_found_in_transformers(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    import_scans._write("models 5", ["a"])
+    for number in range(20):
+        import_scans._write(f"distributions {number}", {"a": ["b"]})
+    assert import_scans._read("models 5") == ["a"]
+    assert import_scans._read("distributions 19") == {"a": ["b"]}
+    assert len(list((tmp_path / "imports").iterdir())) == 9

@@ -111,3 +111,17 @@ def test_the_estimate_tells_the_time_that_was_measured() -> None:
     assert guess is not None
     assert abs(guess / told - 1) > 0.05
     assert estimate(config, replace(facts, step_times=tuple(MEASURED[:2]))).seconds_left == guess
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("parameters", "9" * 400), ("tokens", "9" * 30), ("seconds", "1e-320"), ("reference", "inf"), ("peak_mib", "nan")],
+)
+def test_numbers_that_nobody_measured_are_no_rows(tmp_path: Path, name: str, value: str) -> None:
+    file = tmp_path / "step_times.csv"
+    step_times.write(file, MEASURED)
+    lines = file.read_text().splitlines()
+    names, cells = lines[0].split(","), lines[1].split(",")
+    cells[names.index(name)] = value
+    file.write_text("\n".join([lines[0], ",".join(cells), *lines[2:]]))
+    assert len(step_times.read(file)) == len(MEASURED) - 1

@@ -93,3 +93,42 @@ def test_a_model_that_was_read_onto_its_device_is_the_same_and_trains_the_same(t
     real = loading.load_pretrained
     monkeypatch.setattr(loading, "load_pretrained", lambda config, device=None: real(config, torch.device("cpu")))
     assert losses(train(settings)) == before
+
+
+def test_a_model_read_onto_one_device_has_no_map_of_devices() -> None:
+    """By one the trainer would take it for a model on several, and leave it where it is."""
+    config = read({"model": {"name": tiny.NAME}}).config
+    model = load_pretrained(config, torch.device("cpu")).model
+    assert not any(hasattr(module, "hf_device_map") for module in model.modules())
+
+
+def test_what_finds_no_room_on_the_card_is_read_by_way_of_the_host(monkeypatch, capsys) -> None:
+    config = read({"model": {"name": tiny.NAME}}).config
+    asked = []
+    real = loading.load_pretrained
+
+    def on_a_full_card(config, device=None):
+        asked.append(device)
+        if device is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return real(config)
+
+    monkeypatch.setattr(loading, "load_pretrained", on_a_full_card)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(loading, "at_stake", lambda model, card: False)
+    loaded = loading.load(config)
+    assert asked == [torch.device("cuda", 0), None]
+    assert loaded.model.device.type == "cpu"
+    assert "out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ranks", "local", "current", "own"), [(1, 0, 0, True), (4, 3, 3, True), (4, 3, 0, False), (16, 1, 1, True)]
+)
+def test_a_rank_reads_onto_its_own_card_alone(monkeypatch, ranks, local, current, own) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert loading.is_of_this_rank(torch.device("cuda", current)) is own

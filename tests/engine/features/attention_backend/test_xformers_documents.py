@@ -126,6 +126,14 @@ def test_auto_takes_it_where_torchs_own_over_documents_does_not_run(capability, 
     assert chosen(asked, Facts(machine=machine, model=model, packages=packages))[0] == taken
 
 
+def test_auto_leaves_it_where_sums_must_be_the_same_each_time():
+    model = ModelFacts("some/model", hidden_size=64, layers=2, heads=2, head_dim=32)
+    run = {"full_determinism": True}
+    asked = read({"model": {"name": "some/model", "dtype": "float16"}, "data": APART, "run": run}).config
+    machine = Machine(gpus=(Gpu("Tesla T4", 16 * 2**30, (7, 5)),))
+    assert chosen(asked, Facts(machine=machine, model=model, packages={"xformers": "0.0.35"}))[0] == "sdpa"
+
+
 def test_asked_for_where_it_is_not_installed_the_command_is_told():
     asked = {"model": {"name": "some/model", "attention": XFORMERS}, "data": APART}
     machine = Machine(gpus=(Gpu("Tesla T4", 16 * 2**30, (7, 5)),))

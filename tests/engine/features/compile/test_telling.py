@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 
@@ -140,6 +141,50 @@ def test_the_record_is_of_this_shape_on_this_card(tmp_path):
     other = config.model_copy(update={"data": config.data.model_copy(update={"packing": False})})
     assert compiler_waits.known(other, QWEN, "NVIDIA H100", file) is None
     assert compiler_waits.key(config, model_facts("nobody/of-no-shape"), "NVIDIA H100") is None
+
+
+HOSTILE = [
+    {"first": 1.0, "again": 10**400, "plain": None, "step": 1.0, "times": 2},
+    {"first": 1.0, "again": 1e5, "plain": None, "step": 1e-310, "times": 2},
+    {"first": 1.0, "again": -1.0, "plain": None, "step": 1.0, "times": 2},
+    {"first": 1.0, "again": 1.0, "plain": None, "step": 1.0, "times": -2},
+    {"first": 1.0, "again": 1.0, "plain": None, "step": 1.0, "times": 10**400},
+    {"first": 1.0, "again": float("nan"), "plain": None, "step": 1.0, "times": 2},
+    {"first": 1.0, "again": float("inf"), "plain": None, "step": 1.0, "times": 2},
+]
+
+
+@pytest.mark.parametrize("entry", HOSTILE)
+def test_numbers_that_no_run_measured_count_as_none(tmp_path, entry):
+    file = tmp_path / "waits.json"
+    name = compiler_waits.key(QWEN_CONFIG, QWEN, "card")
+    file.write_text(json.dumps({name: entry}))
+    assert compiler_waits.known(QWEN_CONFIG, QWEN, "card", file) is None
+
+
+def test_batches_of_another_size_are_not_compared(tmp_path):
+    file = tmp_path / "waits.json"
+    larger = read({**GOOD, "optim": {"per_device_train_batch_size": 8}}).config
+    longer = read({**GOOD, "data": {**GOOD["data"], "max_length": 16384}}).config
+    compiler_waits.keep(compiler_waits.key(QWEN_CONFIG, QWEN, "card"), Measured(plain=0.1), file)
+    for other in (larger, longer):
+        assert compiler_waits.known(other, QWEN, "card", file) is None
+    assert compiler_waits.known(QWEN_CONFIG, replace(QWEN, layers=2), "card", file) is None
+    assert compiler_waits.known(QWEN_CONFIG, QWEN, "card", file).plain == 0.1
+
+
+def test_what_is_no_file_or_too_large_is_not_read(tmp_path, monkeypatch):
+    name = compiler_waits.key(QWEN_CONFIG, QWEN, "card")
+    os.mkfifo(tmp_path / "pipe")
+    assert compiler_waits.known(QWEN_CONFIG, QWEN, "card", tmp_path / "pipe") is None
+    compiler_waits.keep(name, Measured(wait=2.0), tmp_path / "waits.json")
+    monkeypatch.setattr(compiler_waits, "LARGEST", 10)
+    assert compiler_waits.known(QWEN_CONFIG, QWEN, "card", tmp_path / "waits.json") is None
+
+
+def test_a_folder_that_is_a_file_stops_no_run(tmp_path):
+    (tmp_path / "folder").write_text("")
+    compiler_waits.keep("layers", Measured(wait=2.0), tmp_path / "folder" / "waits.json")
 
 
 @pytest.mark.parametrize(
