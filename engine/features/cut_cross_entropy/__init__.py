@@ -59,7 +59,8 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
     names = ", ".join(dict.fromkeys(gpu.name for gpu in facts.machine.gpus))
     if all(MEASURED <= gpu.capability < BEYOND for gpu in facts.machine.gpus):
         return True, f"{names}: faster than the trainer's own blocks and smaller, measured on cards like it"
-    share = _saved(config, facts) / min(gpu.memory_bytes for gpu in facts.machine.gpus)
+    room = min(gpu.memory_bytes for gpu in facts.machine.gpus)
+    share = _saved(config, facts) / room if room else 0.0  # a card may be described without its memory
     if share >= WORTH:
         return True, f"its speed was not measured on {names}, and it saves {share:.0%} of the card's memory"
     return False, f"the trainer's own blocks serve: true takes smaller ones, whose speed was not measured on {names}"
