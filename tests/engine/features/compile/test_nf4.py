@@ -94,6 +94,7 @@ def check_one_graph(nested, allowed, targets=("q_proj", "down_proj")):
         kernels=SimpleNamespace(torch_compile=True, torch_compile_options={}),
         memory=SimpleNamespace(gradient_checkpointing="full"),
         data=SimpleNamespace(packing=True),
+        model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
     )
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     compiled.apply(on, built_of(SimpleNamespace(model=model, training_step=None)))
