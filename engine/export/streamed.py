@@ -121,8 +121,11 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
         sources |= dict.fromkeys(names, read)
     kept = model.state_dict()
     for name, value in model.named_buffers():
-        if name in kept and name in stored:
-            value.data = _reader(files[name], name)().to(value.dtype)
+        if name not in kept:
+            continue
+        if name not in stored or stored[name].shape != tuple(value.shape) or stored[name].dtype not in READABLE:
+            return None  # under another name, or in none: both sides would compute with what it begins as
+        value.data = _reader(files[name], name)().to(value.dtype)
     made = Streamed(model, sources)
     made.units = _units(model)
     return made
