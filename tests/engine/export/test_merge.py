@@ -68,6 +68,19 @@ def test_a_merged_model_answers_as_base_and_adapter(make_run: Make, tmp_path: Pa
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".out")]
 
 
+def test_a_tied_base_whose_files_hold_the_head_too_is_untied_where_one_of_them_was_trained(
+    make_run: Make, tmp_path: Path
+) -> None:
+    run = make_run(adapter=ADAPTERS["embedding"], tie_word_embeddings=True)
+    file = tmp_path / "base/model.safetensors"
+    kept = load_file(file)
+    save_file({**kept, "lm_head.weight": kept["model.embed_tokens.weight"].clone()}, file, {"format": "pt"})
+    assert merged(run, tmp_path / "out")["parity"]["logits_error"] < 1e-5
+    weights = load_file(tmp_path / "out/model.safetensors")
+    assert not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_has_the_precision_and_the_files_of_its_base(make_run: Make, tmp_path: Path, dtype: torch.dtype) -> None:
     run = make_run(adapter={}, dtype=dtype, sharded="200KB")

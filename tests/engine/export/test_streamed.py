@@ -100,6 +100,19 @@ def test_layers_of_every_build_find_their_weights(tmp_path: Path, family: str) -
     assert all(weight.is_meta for weight in made.model.parameters()), "nothing stays in memory"
 
 
+def test_a_head_beside_embeddings_that_it_is_not_is_read_too(make_run: Make) -> None:
+    """transformers ties what its config ties only where the files hold the same numbers."""
+    run = make_run(adapter={}, tie_word_embeddings=True)
+    model = Model(source(run), _config(run))
+    file = model.whole / "model.safetensors"
+    kept = load_file(file)
+    head = kept["model.embed_tokens.weight"].clone()
+    save_file({**kept, "lm_head.weight": head}, file, {"format": "pt"})
+    assert parity.in_layers(model.config, model.whole, adapted=True) is not None
+    save_file({**kept, "lm_head.weight": head.flip(0)}, file, {"format": "pt"})
+    assert parity.in_layers(model.config, model.whole, adapted=True) is None
+
+
 def test_a_buffer_that_the_files_hold_under_no_name_of_the_model_has_the_model_opened_whole(make_run: Make) -> None:
     class WithBuffer(transformers.LlamaForCausalLM):
         def __init__(self, config: Any) -> None:
