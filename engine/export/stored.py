@@ -23,7 +23,7 @@ from engine import model_files
 from engine.errors import ModelError, visible
 from engine.facts.stored import block_of
 from engine.kernels.experts.packed import of_mxfp4
-from engine.models.stored_fp8 import dequantized, fitting
+from engine.models.stored_fp8 import widened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,9 +73,9 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
 
 def _scales_fp8(name: str, every: Mapping[str, model_files.Tensor]) -> bool:
     """Whether this is a scale of numbers in FP8, or of what they are multiplied with."""
-    stem, _, end = name.rpartition(".")
-    weight = every.get(f"{stem}.weight")
-    return end in ("weight_scale_inv", "weight_scale", "input_scale") and weight is not None and weight.dtype in _FP8
+    ends = {"_scale_inv": "", "_scale": "", ".input_scale": ".weight"}
+    weights = (every.get(name.removesuffix(end) + rest) for end, rest in ends.items() if name.endswith(end))
+    return any(weight is not None and weight.dtype in _FP8 for weight in weights)
 
 
 def read_weight(folder: Path, name: str) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _from_fp8(folder: Path, name: str, numbers: torch.Tensor) -> torch.Tensor:
             scale = read_weight(folder, f"{name}{end}")
     told = model_files.read_json(folder / "config.json").get("quantization_config")
     block = block_of(told) if isinstance(told, Mapping) else None
-    return dequantized(numbers, *fitting(name, numbers.shape, scale, block), torch.bfloat16)
+    return widened(name, numbers, scale, block, torch.bfloat16)
 
 
 def is_turned(model: torch.nn.Module, name: str) -> bool:
