@@ -60,10 +60,11 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
     found = {}
     for name, each in model_files.header(file).items():
         whole, _, end = name.rpartition("_")
-        if end in ("blocks", "scales") and {f"{whole}_blocks", f"{whole}_scales"} <= every.keys():
+        blocks = every.get(f"{whole}_blocks")
+        if end in ("blocks", "scales") and blocks and len(blocks.shape) == 4 and f"{whole}_scales" in every:
             if end == "blocks":
-                experts, rows, blocks, half = each.shape
-                found[whole] = model_files.Tensor("BF16", (experts, 2 * half * blocks, rows))
+                experts, rows, count, half = each.shape
+                found[whole] = model_files.Tensor("BF16", (experts, 2 * half * count, rows))
         elif each.dtype in _FP8:
             found[name] = model_files.Tensor("BF16", each.shape)
         elif not _scales_fp8(name, every):
@@ -140,13 +141,26 @@ def shares(model: PreTrainedModel, name: str, stored: Mapping[str, model_files.T
 
 
 def stored_name(model: PreTrainedModel, name: str, stored: Mapping[str, model_files.Tensor]) -> str:
-    """The files' name of a weight that has one there whole; the same name where that cannot be told."""
+    """The files' name of a weight that has one there whole, its numbers in the same places; the same name where that cannot
+    be told."""
     if name in stored or name not in dict(model.named_parameters()):
         return name
     value = torch.empty(model.get_parameter(name).shape, device="meta")
     found = _saved(model, name, value)
     other, shape = next((each, value.shape) for each, value in found.items())
-    return other if len(found) == 1 and other in stored and stored[other].shape == tuple(shape) else name
+    whole = len(found) == 1 and other in stored and stored[other].shape == tuple(shape)
+    return other if whole and _stays_in_place(model, name, value.shape) else name
+
+
+def _stays_in_place(model: PreTrainedModel, name: str, shape: torch.Size) -> bool:
+    """Whether saving gives a weight another name and no other order of its rows, as rotary embeddings of other builds have."""
+    rows, *others = shape
+    probe = torch.arange(rows, dtype=torch.int32).view(rows, *(1 for _ in others)).expand(rows, *(WIDE for _ in others))
+    try:
+        (made,) = _saved(model, name, probe).values()
+    except ModelError:
+        return False
+    return torch.equal(made, probe)
 
 
 def _saved(model: PreTrainedModel, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -16,9 +16,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine import model_files
 from engine.errors import WorkbenchError
 from engine.export import merge as merging
-from engine.export import parity, places
+from engine.export import parity, places, stored
 from engine.export.__main__ import _config
 from engine.export.folder import Model
 from engine.export.making import make
@@ -144,6 +145,20 @@ def test_a_base_that_its_files_hold_in_bitsandbytes_formats_is_refused_in_a_sent
     with pytest.raises(WorkbenchError, match="hold the base in bitsandbytes' formats, into which an adapter cannot"):
         merged(run, tmp_path / "out")
     assert merged(run, tmp_path / "adapter", "adapter")["parity"]["logits_error"] < 1e-6
+
+
+def test_a_weight_whose_rows_the_files_hold_in_another_order_has_no_name_there(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers turns the rows of query and key for rotary embeddings in some families; a delta would go to others."""
+    make_run(adapter={})
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    there = {"wq": model_files.Tensor("F32", tuple(model.get_parameter(name).shape))}
+    monkeypatch.setattr(stored, "_saved", lambda model, name, value: {"wq": value})
+    assert stored.stored_name(model, name, there) == "wq"
+    monkeypatch.setattr(stored, "_saved", lambda model, name, value: {"wq": value.flip(0)})
+    assert stored.stored_name(model, name, there) == name
 
 
 def test_one_wrong_weight_fails_the_comparison_and_leaves_nothing(
