@@ -278,8 +278,8 @@ def _write_config(model: Model, into: Path) -> None:
     """The base's config.json, with what merging changed: weights that are no longer tied, a head that is new."""
     content = model_files.read_json(model.base / "config.json")
     stored, before = model_files.stored_weights(into), model.stored
-    if any(name.endswith("lm_head.weight") for name in stored.keys() - before.keys()):
-        _untie(content)
+    if any(name.endswith("lm_head.weight") for name in stored):
+        _untie(content)  # also where the base held one and the same weight twice: readers that tie would drop the other
     head = METHODS[model.config.method.kind].head
     labels = {"score": 1, "steps": 2}.get(head)
     if labels is not None:

@@ -57,6 +57,8 @@ K-quants lose is told."""
 LONGEST = 256
 Layers = Callable[[int, int], None]
 """Called with bytes of the layers that were computed, of how many."""
+FELT = 1e-5
+"""What training moves logits by at the least, as a share of their size, if it moves them."""
 SAME_WEIGHTS = 1e-2
 """How far a mixture's logits may be from those of the same weights, added up in another order: a token whose router hesitates
 between two experts may get the other one."""
@@ -173,11 +175,13 @@ def outputs(model: PreTrainedModel | PeftModel, ids: Sequence[list[int]]) -> lis
 
 
 def distance(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    """The largest distance of a text's outputs as a share of their size; infinite where one is not finite."""
+    """The largest distance of a text's outputs as a share of their size; infinite where one of either is not finite."""
     worst = 0.0
     for a, b in zip(ours, theirs, strict=True):
-        if a.shape != b.shape or not bool(torch.isfinite(b).all()):
-            return float("inf")
+        if a.shape != b.shape or not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
+            return float(
+                "inf"
+            )  # also what is compared with: a distance from it would be no number, which no bound refuses
         worst = max(worst, float((a - b).norm() / a.norm().clamp_min(1e-12)))
     return worst
 
@@ -323,16 +327,36 @@ def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound
     Rounding a mixture's weights sends some tokens to other experts, which says nothing of the artefact: its logits are held
     against those of the weights rounded alike.
     """
+    wanted = ours.trained if ours.rounded is None else ours.rounded
+    if not all(bool(torch.isfinite(each).all()) for each in wanted):
+        raise WorkbenchError(
+            "the trained model's own logits are not finite: its weights broke in training, and nothing can be compared.",
+            "Take an earlier checkpoint.",
+        )
     if ours.rounded is not None:
         bound = min(bound, SAME_WEIGHTS)
-    error = distance(ours.trained if ours.rounded is None else ours.rounded, theirs)
+    error = distance(wanted, theirs)
     if not error <= bound:
         raise differs(
             found.reader, f"its logits are {error:.2g} of their size away, where at most {bound:g} is rounding"
         )
+    if ours.base is not None and _lost(wanted, ours.base, theirs, error):
+        raise differs(found.reader, "it answers as its base does, without what was trained")
     effect = None if ours.base is None else distance(ours.trained, ours.base)
     rounding = None if ours.rounded is None else distance(ours.trained, ours.rounded)
     return replace(found, logits_error=error, bound=bound, trained_effect=effect, rounding_effect=rounding)
+
+
+def _lost(
+    wanted: Sequence[torch.Tensor], base: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], error: float
+) -> bool:
+    """Whether outputs that are no further away than rounding moves them are still the base's. Training of a few steps moves
+    them less than rounding does, so the distance alone does not say; where it is twice what training moved, nothing does."""
+    effect = distance(base, wanted)
+    if effect < FELT or error > 2 * effect:
+        return False
+    along = sum(float(((a - b) * (c - b)).sum()) for a, b, c in zip(wanted, base, theirs, strict=True))
+    return along < 0.1 * sum(float((a - b).square().sum()) for a, b in zip(wanted, base, strict=True))
 
 
 def judged_by_llama_cpp(

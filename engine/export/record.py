@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import stat
@@ -50,7 +51,7 @@ def record_of(artefact: Path) -> Path:
 def write(artefact: Path, source: Source, form: str, parity: dict[str, Any], report: Report, named: Path) -> None:
     """Keeps what was compared with the artefact, which is to be called `named`."""
     files = {}
-    names = [*_names(artefact)] if artefact.is_dir() else [""]
+    names = [name for name in _names(artefact) if (artefact / name).is_file()] if artefact.is_dir() else [""]
     total, done = sum((artefact / name).stat().st_size for name in names), 0
     for name in names:
         digest, size = _digest(artefact / name)
@@ -114,9 +115,13 @@ def _read(path: Path, shown: str) -> dict[str, Any]:
         fits = (
             all(isinstance(said[key], str) for key in ("run", "checkpoint", "form"))
             and isinstance(said["made"], (int, float))
+            and math.isfinite(said["made"])
             and bool(files)
             and all(
-                Path(name).name == name and type(entry["size"]) is int and isinstance(entry["sha256"], str)
+                _plain(name)
+                and type(entry["size"]) is int
+                and 0 <= entry["size"] < 1 << 63
+                and isinstance(entry["sha256"], str)
                 for name, entry in files.items()
             )
         )
@@ -125,17 +130,22 @@ def _read(path: Path, shown: str) -> dict[str, Any]:
             f"{shown}: nothing is known of what was compared with it: {visible(path.name)} is not there.",
             "Name a folder or a file that `workbench export` has made; those of earlier versions have none.",
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
         fits = False
     if not fits:
         raise WorkbenchError(f"{shown}: {visible(path.name)} is no record of a comparison.", "Export it again.")
     return dict(said)
 
 
+def _plain(name: str) -> bool:
+    """Whether this is the name of something in a folder, which a system can be asked for."""
+    return name == Path(name).name != ".." and bool(name) and "\0" not in name and bool(name.encode("utf-8"))
+
+
 def _names(folder: Path) -> Iterator[str]:
-    """The files of an exported folder that programs read, in order."""
+    """What is in an exported folder that programs read, in order: its files, and folders, of which it is made without any."""
     for name in sorted(os.listdir(folder)):
-        if name not in FOR_READING and not name.startswith(".") and (folder / name).is_file():
+        if name not in FOR_READING and not name.startswith("."):
             yield name
 
 

@@ -23,7 +23,7 @@ from engine import model_files
 from engine.errors import ModelError, visible
 from engine.facts.stored import block_of
 from engine.kernels.experts.packed import of_mxfp4
-from engine.models.stored_fp8 import dequantized, fitting
+from engine.models.stored_fp8 import widened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,10 +60,11 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
     found = {}
     for name, each in model_files.header(file).items():
         whole, _, end = name.rpartition("_")
-        if end in ("blocks", "scales") and {f"{whole}_blocks", f"{whole}_scales"} <= every.keys():
+        blocks = every.get(f"{whole}_blocks")
+        if end in ("blocks", "scales") and blocks and len(blocks.shape) == 4 and f"{whole}_scales" in every:
             if end == "blocks":
-                experts, rows, blocks, half = each.shape
-                found[whole] = model_files.Tensor("BF16", (experts, 2 * half * blocks, rows))
+                experts, rows, count, half = each.shape
+                found[whole] = model_files.Tensor("BF16", (experts, 2 * half * count, rows))
         elif each.dtype in _FP8:
             found[name] = model_files.Tensor("BF16", each.shape)
         elif not _scales_fp8(name, every):
@@ -73,9 +74,9 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
 
 def _scales_fp8(name: str, every: Mapping[str, model_files.Tensor]) -> bool:
     """Whether this is a scale of numbers in FP8, or of what they are multiplied with."""
-    stem, _, end = name.rpartition(".")
-    weight = every.get(f"{stem}.weight")
-    return end in ("weight_scale_inv", "weight_scale", "input_scale") and weight is not None and weight.dtype in _FP8
+    ends = {"_scale_inv": "", "_scale": "", ".input_scale": ".weight"}
+    weights = (every.get(name.removesuffix(end) + rest) for end, rest in ends.items() if name.endswith(end))
+    return any(weight is not None and weight.dtype in _FP8 for weight in weights)
 
 
 def read_weight(folder: Path, name: str) -> torch.Tensor:
@@ -100,7 +101,7 @@ def _from_fp8(folder: Path, name: str, numbers: torch.Tensor) -> torch.Tensor:
             scale = read_weight(folder, f"{name}{end}")
     told = model_files.read_json(folder / "config.json").get("quantization_config")
     block = block_of(told) if isinstance(told, Mapping) else None
-    return dequantized(numbers, *fitting(name, numbers.shape, scale, block), torch.bfloat16)
+    return widened(name, numbers, scale, block, torch.bfloat16)
 
 
 def is_turned(model: torch.nn.Module, name: str) -> bool:
@@ -140,13 +141,26 @@ def shares(model: PreTrainedModel, name: str, stored: Mapping[str, model_files.T
 
 
 def stored_name(model: PreTrainedModel, name: str, stored: Mapping[str, model_files.Tensor]) -> str:
-    """The files' name of a weight that has one there whole; the same name where that cannot be told."""
+    """The files' name of a weight that has one there whole, its numbers in the same places; the same name where that cannot
+    be told."""
     if name in stored or name not in dict(model.named_parameters()):
         return name
     value = torch.empty(model.get_parameter(name).shape, device="meta")
     found = _saved(model, name, value)
     other, shape = next((each, value.shape) for each, value in found.items())
-    return other if len(found) == 1 and other in stored and stored[other].shape == tuple(shape) else name
+    whole = len(found) == 1 and other in stored and stored[other].shape == tuple(shape)
+    return other if whole and _stays_in_place(model, name, value.shape) else name
+
+
+def _stays_in_place(model: PreTrainedModel, name: str, shape: torch.Size) -> bool:
+    """Whether saving gives a weight another name and no other order of its rows, as rotary embeddings of other builds have."""
+    rows, *others = shape
+    probe = torch.arange(rows, dtype=torch.int32).view(rows, *(1 for _ in others)).expand(rows, *(WIDE for _ in others))
+    try:
+        (made,) = _saved(model, name, probe).values()
+    except ModelError:
+        return False
+    return torch.equal(made, probe)
 
 
 def _saved(model: PreTrainedModel, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -110,19 +110,24 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
     sources: dict[str, Read] = {}
     for names in _tied(model).values():
         value = model.get_parameter(names[0])
-        known = ((each, stored_name(model, each, stored)) for each in names)
-        found = next(((each, there) for each, there in known if there in stored), None)
-        if found is None:
+        known = [(each, stored_name(model, each, stored)) for each in names]
+        held = [(each, there) for each, there in known if there in stored]
+        if not held:
             continue
-        each, there = found
+        if not _alike(files, {there for _, there in held}):
+            return None  # transformers leaves such weights apart, whatever the config says
+        each, there = held[0]
         if stored[there].shape != tuple(value.shape) or stored[there].dtype not in READABLE:
             return None
         read = _reader(files[there], there, rounds(each))
         sources |= dict.fromkeys(names, read)
     kept = model.state_dict()
     for name, value in model.named_buffers():
-        if name in kept and name in stored:
-            value.data = _reader(files[name], name)().to(value.dtype)
+        if name not in kept:
+            continue
+        if name not in stored or stored[name].shape != tuple(value.shape) or stored[name].dtype not in READABLE:
+            return None  # under another name, or in none: both sides would compute with what it begins as
+        value.data = _reader(files[name], name)().to(value.dtype)
     made = Streamed(model, sources)
     made.units = _units(model)
     return made
@@ -170,6 +175,12 @@ def _reader(file: Path, name: str, after: Callable[[torch.Tensor], torch.Tensor]
             return after(weights.get_tensor(name))
 
     return read
+
+
+def _alike(files: dict[str, Path], names: set[str]) -> bool:
+    """Whether these entries of the files are one and the same weight."""
+    first, *others = (_reader(files[name], name, lambda value: value) for name in sorted(names))
+    return all(torch.equal(first(), other()) for other in others)
 
 
 def _tied(model: Any) -> dict[int, list[str]]:

@@ -19,7 +19,7 @@ from engine.config.architectures import loaders_of, needs_torchvision
 from engine.config.facts import ModelFacts, TokenizerFacts, VisionFacts
 from engine.errors import ModelError, visible
 from engine.facts import mixtures
-from engine.facts.stored import stored_as
+from engine.facts.stored import refuse_without_note, stored_as
 from engine.model_files import Tensor
 
 Shape = Mapping[str, Any]
@@ -273,7 +273,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     }
     bare = ModelFacts(name, **facts)
     linears = tuple(_linears(bare, shape))
-    stored, flaw = _stored_weights(folder, own)
+    stored, flaw = _stored_weights(folder, own, config)
     known = replace(
         bare,
         linears=linears,
@@ -294,7 +294,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     )
 
 
-def _stored_weights(folder: Path | None, own: bool) -> tuple[dict[str, Tensor] | None, str]:
+def _stored_weights(folder: Path | None, own: bool, config: Shape) -> tuple[dict[str, Tensor] | None, str]:
     """The weights by the headers of a folder's files, and why the files would not be loaded."""
     if folder is None:
         return None, ""
@@ -303,9 +303,14 @@ def _stored_weights(folder: Path | None, own: bool) -> tuple[dict[str, Tensor] |
     except ModelError as problem:
         return None, problem.full_message
     try:
-        return model_files.stored_weights(folder), ""
+        stored = model_files.stored_weights(folder)
     except ModelError as problem:
         return None, problem.full_message if own else ""
+    try:
+        refuse_without_note(folder, config, stored)
+    except ModelError as problem:
+        return stored, problem.full_message
+    return stored, ""
 
 
 def _counted(stored: Mapping[str, Tensor] | None) -> int | None:

@@ -24,7 +24,8 @@ from engine.facts.stored import block_of, stored_as
 from engine.kernels.experts.packed import PackedExperts
 from engine.model_files import weight_files
 
-_SUFFIXES = (".weight_scale_inv", ".weight_scale")
+_SUFFIXES = ("_scale_inv", "_scale")
+"""What the name of a weight's scales ends in, behind the name of the weight."""
 _FORMATS = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 Block = tuple[int, int]
 
@@ -122,13 +123,10 @@ def _with_scaled(
     numbers: dict[str, torch.Tensor] = {}
     for file in _files(stored):
         with safe_open(file, "pt") as tensors:
-            numbers |= {key: tensors.get_tensor(key) for key in tensors.keys() if not key.endswith(_SUFFIXES)}  # noqa: SIM118
+            numbers |= {key: tensors.get_tensor(key) for key in tensors.keys() if _scaled_by(key) not in scales}  # noqa: SIM118
     for name in names:
-        key = f"{name}.weight"
-        if key not in numbers:
-            raise ModelError(f"model.name: {visible(name)} is stored in FP8 in a form that is not known here.")
-        scale, block = fitting(name, numbers[key].shape, scales.get(name), stored.block)
-        numbers[key] = dequantized(numbers[key], scale, block, settings["dtype"])
+        key = f"{name}.weight" if f"{name}.weight" in numbers else name  # all experts of a layer have no `.weight`
+        numbers[key] = widened(name, numbers[key], scales.get(name), stored.block, settings["dtype"])
     own = {key: value for key, value in settings.items() if key != "revision"}
     model, info = kind.from_pretrained(None, config=stored.config, state_dict=numbers, output_loading_info=True, **own)
     _refuse_without_place(names, info)
@@ -136,7 +134,7 @@ def _with_scaled(
 
 
 def _refuse_without_place(names: list[str], info: Any) -> None:
-    lost = sorted({f"{name}.weight" for name in names} & set(info["unexpected_keys"]))
+    lost = sorted({each for name in names for each in (name, f"{name}.weight")} & set(info["unexpected_keys"]))
     if lost:
         raise ModelError(f"model.name: the model has no place for {visible(lost[0])}, which its files hold in FP8.")
 
@@ -219,6 +217,20 @@ def dequantized(weight: torch.Tensor, scale: torch.Tensor, block: Block, dtype: 
     return out
 
 
+def widened(
+    name: str, numbers: torch.Tensor, scale: torch.Tensor | None, block: Block | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """What a weight in FP8, or that of all experts [E, ...], stands for. Raises ModelError where its scales do not fit."""
+    if numbers.dim() == 2:
+        return dequantized(numbers, *fitting(name, numbers.shape, scale, block), dtype)
+    of_each = scale is not None and scale.dim() > 0 and len(scale) == len(numbers)
+    out = torch.empty(numbers.shape, dtype=dtype)
+    for expert, part in enumerate(numbers):
+        own = scale[expert] if scale is not None and of_each else scale
+        out[expert] = dequantized(part, *fitting(name, part.shape, own, block), dtype)
+    return out
+
+
 def _read(stored: Stored) -> tuple[dict[str, torch.dtype], dict[str, torch.Tensor]]:
     """By the layer's name: the format of its FP8 weight, and its scales."""
     from safetensors import safe_open
@@ -228,12 +240,17 @@ def _read(stored: Stored) -> tuple[dict[str, torch.dtype], dict[str, torch.Tenso
     for file in _files(stored):
         with safe_open(file, "pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118  not a mapping
-                suffix = next((ending for ending in _SUFFIXES if key.endswith(ending)), None)
-                if suffix is not None:
-                    scales[key.removesuffix(suffix)] = tensors.get_tensor(key)
+                if (name := _scaled_by(key)) is not None:
+                    scales[name] = tensors.get_tensor(key)
                 elif (dtype := _FORMATS.get(tensors.get_slice(key).get_dtype())) is not None:
                     formats[key.removesuffix(".weight")] = dtype
-    return formats, scales
+    return formats, {name: scale for name, scale in scales.items() if name in formats}
+
+
+def _scaled_by(key: str) -> str | None:
+    """The layer, or the weight of all experts, whose scales have this name; None for what is no name of scales."""
+    suffix = next((ending for ending in _SUFFIXES if key.endswith(ending)), None)
+    return None if suffix is None else key.removesuffix(suffix).removesuffix(".weight")
 
 
 def _files(stored: Stored) -> list[Path]:

@@ -238,6 +238,34 @@ def test_weights_in_fp8_leave_the_house_in_bfloat16(make_run: Make, tmp_path: Pa
     assert exported(run, tmp_path / "cut", "adapter", per_expert=True)["parity"]["logits_error"] < 1e-3
 
 
+def test_experts_in_fp8_that_the_files_hold_as_one_weight_leave_it_too(make_run: Make, tmp_path: Path) -> None:
+    run = make_run("mixtral", adapter=on_experts("mixtral"), dtype=torch.bfloat16, **FAMILIES["mixtral"])
+    base = tmp_path / "base"
+    model = AutoModelForCausalLM.from_pretrained(base)
+    (base / "model.safetensors").unlink()
+    model.save_pretrained(base, save_original_format=False)
+    file = base / "model.safetensors"
+    tensors = load_file(file)
+    names = [name for name in tensors if ".mlp.experts." in name]
+    assert names
+    wide = {}
+    for name in names:
+        every = [stored_in_fp8(each.float(), (24, 16)) for each in tensors[name]]
+        tensors[name], tensors[f"{name}_scale_inv"], wide[name] = (
+            torch.stack(parts) for parts in zip(*every, strict=True)
+        )
+    save_file(tensors, file, {"format": "pt"})
+    told = json.loads((base / "config.json").read_text())
+    told["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [24, 16]}
+    (base / "config.json").write_text(json.dumps(told))
+    run.config.write_text(run.config.read_text().replace("dtype: float32", "dtype: bfloat16"))
+    parity = exported(run, tmp_path / "out")["parity"]
+    assert parity["logits_error"] < parity["bound"]
+    held = load_file(tmp_path / "out/model.safetensors")
+    assert held.keys() == {name for name in tensors if not name.endswith("_scale_inv")}
+    assert all(held[name].dtype == torch.bfloat16 and held[name].shape == wide[name].shape for name in names)
+
+
 def test_other_stored_forms_and_the_router(make_run: Make, tmp_path: Path) -> None:
     """A router that the files name otherwise; experts that were saved as one weight; experts that were trained whole."""
     run = make_run(

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+from engine import model_files
 from engine.errors import WorkbenchError
 from engine.export import merge as merging
-from engine.export import places
+from engine.export import parity, places, stored
 from engine.export.__main__ import _config
 from engine.export.folder import Model
 from engine.export.making import make
@@ -67,6 +69,19 @@ def test_a_merged_model_answers_as_base_and_adapter(make_run: Make, tmp_path: Pa
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".out")]
 
 
+def test_a_tied_base_whose_files_hold_the_head_too_is_untied_where_one_of_them_was_trained(
+    make_run: Make, tmp_path: Path
+) -> None:
+    run = make_run(adapter=ADAPTERS["embedding"], tie_word_embeddings=True)
+    file = tmp_path / "base/model.safetensors"
+    kept = load_file(file)
+    save_file({**kept, "lm_head.weight": kept["model.embed_tokens.weight"].clone()}, file, {"format": "pt"})
+    assert merged(run, tmp_path / "out")["parity"]["logits_error"] < 1e-5
+    weights = load_file(tmp_path / "out/model.safetensors")
+    assert not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_has_the_precision_and_the_files_of_its_base(make_run: Make, tmp_path: Path, dtype: torch.dtype) -> None:
     run = make_run(adapter={}, dtype=dtype, sharded="200KB")
@@ -99,6 +114,51 @@ def test_a_model_that_sees_is_merged_by_the_names_of_its_files(tmp_path: Path, s
     changed = {name.split(".")[-2] for name, value in after.items() if not torch.equal(before[name], value)}
     assert changed == {"q_proj", "down_proj"}
     assert "model.layers.0.self_attn.q_proj.weight" in after, "in memory it is below model.language_model"
+
+
+def test_a_merge_without_the_adapter_fails_where_training_moved_less_than_rounding_may(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(adapter={"r": 64, "lora_alpha": 1}, dtype=torch.bfloat16)
+    right = merged(run, tmp_path / "right")["parity"]
+    assert right["trained_effect"] < right["bound"], "the distance alone cannot tell"
+    monkeypatch.setattr(merging, "_merged", lambda config, made, name, value, weights: value)
+    with pytest.raises(WorkbenchError, match="it answers as its base does, without what was trained"):
+        merged(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_number_is_as_near_to_nothing() -> None:
+    numbers, broken = [torch.ones(1, 2, 3)], [torch.full((1, 2, 3), float("nan"))]
+    assert parity.distance(numbers, broken) == parity.distance(broken, numbers) == float("inf")
+    with pytest.raises(WorkbenchError, match="trained model's own logits are not finite"):
+        parity.judged(parity.Parity("transformers", 0, 0, []), parity.Reference(broken), broken, 1.0)
+
+
+def test_a_base_that_its_files_hold_in_bitsandbytes_formats_is_refused_in_a_sentence(
+    make_run: Make, tmp_path: Path
+) -> None:
+    run = make_run(adapter={})
+    settings = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    packed = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=settings)
+    packed.save_pretrained(tmp_path / "base")
+    with pytest.raises(WorkbenchError, match="hold the base in bitsandbytes' formats, into which an adapter cannot"):
+        merged(run, tmp_path / "out")
+    assert merged(run, tmp_path / "adapter", "adapter")["parity"]["logits_error"] < 1e-6
+
+
+def test_a_weight_whose_rows_the_files_hold_in_another_order_has_no_name_there(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers turns the rows of query and key for rotary embeddings in some families; a delta would go to others."""
+    make_run(adapter={})
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    there = {"wq": model_files.Tensor("F32", tuple(model.get_parameter(name).shape))}
+    monkeypatch.setattr(stored, "_saved", lambda model, name, value: {"wq": value})
+    assert stored.stored_name(model, name, there) == "wq"
+    monkeypatch.setattr(stored, "_saved", lambda model, name, value: {"wq": value.flip(0)})
+    assert stored.stored_name(model, name, there) == name
 
 
 def test_one_wrong_weight_fails_the_comparison_and_leaves_nothing(

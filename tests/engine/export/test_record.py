@@ -54,10 +54,12 @@ def test_what_was_edited_lost_or_added_is_named(exported: Path) -> None:
     template.write_text(template.read_text()[:-5])
     (folder / "tokenizer.json").unlink()
     (folder / "extra.json").write_text("{}")
+    (folder / "additional_chat_templates").mkdir()  # transformers reads templates there
     assert verify(folder).changed == [
         "chat_template.jinja was changed, 5 bytes shorter",
         "model.safetensors was changed",
         "tokenizer.json is gone",
+        "additional_chat_templates was added",
         "extra.json was added",
     ]
     (exported / "Modelfile").write_text("FROM scratch")
@@ -73,7 +75,10 @@ def test_without_a_record_or_with_a_strange_one_it_is_a_sentence(exported: Path,
     good = json.loads(record.read_text())
     strange = (
         "[]", "{", json.dumps({**good, "files": {}}), json.dumps({**good, "files": {"../x": {"size": 1, "sha256": "0"}}}),
-        json.dumps({**good, "files": {"x": None}}), "[" * 100_000,
+        json.dumps({**good, "files": {"x": None}}), "[" * 100_000, " " * (1 << 22) + json.dumps(good),
+        *(json.dumps({**good, "files": {name: {"size": 1, "sha256": "0"}}}) for name in ("", "..", "a\0b", "\ud800")),
+        *(json.dumps({**good, "files": {"x": {"size": size, "sha256": "0"}}}) for size in (10**400, -1, True)),
+        json.dumps({**good, "made": float("nan")}), json.dumps({**good, "made": 10**400}),
     )  # fmt: skip
     for text in strange:
         record.write_text(text)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from engine.errors import WorkbenchError
 from engine.export import parity, streamed
@@ -81,8 +83,6 @@ BUILDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", BUILDS)
 def test_layers_of_every_build_find_their_weights(tmp_path: Path, family: str) -> None:
-    import transformers
-
     shape = getattr(transformers, f"{family}Config")(
         vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2, **BUILDS[family],
@@ -98,6 +98,40 @@ def test_layers_of_every_build_find_their_weights(tmp_path: Path, family: str) -
     whole = parity.outputs(loader.from_pretrained(tmp_path, dtype=torch.float32), ids)
     assert parity.distance(whole, streamed.outputs(made, ids)) < 1e-5
     assert all(weight.is_meta for weight in made.model.parameters()), "nothing stays in memory"
+
+
+def test_a_head_beside_embeddings_that_it_is_not_is_read_too(make_run: Make) -> None:
+    """transformers ties what its config ties only where the files hold the same numbers."""
+    run = make_run(adapter={}, tie_word_embeddings=True)
+    model = Model(source(run), _config(run))
+    file = model.whole / "model.safetensors"
+    kept = load_file(file)
+    head = kept["model.embed_tokens.weight"].clone()
+    save_file({**kept, "lm_head.weight": head}, file, {"format": "pt"})
+    assert parity.in_layers(model.config, model.whole, adapted=True) is not None
+    save_file({**kept, "lm_head.weight": head.flip(0)}, file, {"format": "pt"})
+    assert parity.in_layers(model.config, model.whole, adapted=True) is None
+
+
+def test_a_buffer_that_the_files_hold_under_no_name_of_the_model_has_the_model_opened_whole(make_run: Make) -> None:
+    class WithBuffer(transformers.LlamaForCausalLM):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.register_buffer("scale", torch.ones(2))
+
+    class Loader:
+        from_config = staticmethod(lambda shape, dtype: WithBuffer(shape))
+
+    base = source(make_run(adapter={})).run.path.parents[1] / "base"
+    shape = transformers.AutoConfig.from_pretrained(base)
+    assert streamed.opened(base, Loader, shape) is None
+    kept = load_file(base / "model.safetensors")
+    save_file({**kept, "scale": torch.full((2,), 3.0)}, base / "model.safetensors", {"format": "pt"})
+    made = streamed.opened(base, Loader, shape)
+    assert made is not None
+    assert made.model.scale.tolist() == [3.0, 3.0]
+    save_file({**kept, "scale": torch.ones(5)}, base / "model.safetensors", {"format": "pt"})
+    assert streamed.opened(base, Loader, shape) is None
 
 
 def test_a_machine_with_little_memory_refuses_before_anything_is_written(

@@ -25,6 +25,7 @@ from transformers import (
 from engine.builtin import tiny
 from engine.errors import ModelError
 from engine.facts.model_shape import model_facts
+from engine.facts.stored import block_of, stored_as
 from engine.features.built import Built, decoder_layers
 from engine.features.compile.apply import compile_layers
 from engine.features.load import load, load_model
@@ -438,6 +439,30 @@ def test_files_that_do_not_add_up_are_one_sentence(plain, tmp_path):
     made.model.quantization = "nf4"
     with pytest.raises(ModelError, match=r"must be none for .*, whose weights are stored in FP8; got nf4"):
         load_model(made)
+
+
+def test_fp8_that_its_config_says_nothing_of_is_never_taken_without_its_scales(plain, tmp_path):
+    """As the Model Optimizer wrote it, with its note in a file that transformers does not read."""
+    fp8, _ = folders(plain, tmp_path, None)
+    told = json.loads((fp8 / "config.json").read_text())
+    del told["quantization_config"]
+    (fp8 / "config.json").write_text(json.dumps(told))
+    (fp8 / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    with pytest.raises(ModelError, match=r"stored in F8_E4M3, and config\.json says nothing of scales") as refused:
+        load_model(config(fp8))
+    assert model_facts(str(fp8)).flaw == refused.value.full_message, "check refuses what the training refuses"
+    told["quantization_config"] = json.loads("{" + refused.value.full_message.partition(": {")[2].rstrip("."))
+    (fp8 / "config.json").write_text(json.dumps(told))
+    assert isinstance(load_model(config(fp8)).model.layers[0].mlp.up_proj, Fp8Linear), "the way out is one"
+
+
+@pytest.mark.parametrize("note", [
+    {"quant_method": "compressed-tensors", "format": [], "config_groups": {"a": {"weights": {"type": [], "num_bits": {}}}}},
+    {"quant_method": "fp8", "weight_block_size": ["a", None]}, {"quant_method": "fp8", "weight_block_size": [0, 128]},
+], ids=str)  # fmt: skip
+def test_a_strange_note_on_quantization_is_none_that_is_served_or_names_no_block(note):
+    assert stored_as(note) == note["quant_method"]
+    assert block_of(note) is None
 
 
 def test_a_run_on_fp8_learns_and_its_receipt_says_so(plain, tmp_path, train, source):  # noqa: F811
