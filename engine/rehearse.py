@@ -55,7 +55,8 @@ class Measuring(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._seconds.append(_now() - self._begun)
-        self._memory_peak = _peak()
+        # A kernel counts pages in batches on each core, so that a peak can be told a little late.
+        self._memory_peak = max(_peak(), self._memory_before)
         self._memory_allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else self._memory_peak
 
     def result(self) -> dict[str, Any]:

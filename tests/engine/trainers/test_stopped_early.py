@@ -51,9 +51,9 @@ def test_on_the_way_to_a_checkpoints_next_step(train, source, monkeypatch, tmp_p
     whole = train(settings(source, **{"run.logging_steps": 1}))
     copy = resumed_from(whole, 2, tmp_path / "copy")
     with monkeypatch.context() as slowly:
-        real = load.load_model
+        real = load.load_pretrained
         hear = heard_by(slowly)
-        slowly.setattr(load, "load_model", lambda config: (hear(), real(config))[1])
+        slowly.setattr(load, "load_pretrained", lambda *given: (hear(), real(*given))[1])
         control.request(copy, "stop", "me")
         train(folder=copy)
     assert ends(copy, 1) == [(2, "me")]
