@@ -180,7 +180,7 @@ class Masking:
         self._ends = tuple(token for token in tokens if token.strip())
         self._added = re.compile("|".join(map(re.escape, self._ends)) or "(?!)")
         self._asked_last: tuple[Sequence[Message], str, str] = ((), "", "")
-        self._compared = 0
+        self._compared = self._tried = 0
 
     def answer(self, name: str, *arguments: Any) -> dict[str, Any]:
         """Plain JSON: the answer or the refusal, and what is to be noted."""
@@ -264,6 +264,8 @@ class Masking:
         for turn in turns:
             if turn.index in wanted:
                 self._check_rendered(turn, messages, tools, text)
+        if not self.has_marks:
+            self._check_others([turn for turn in turns if turn.index in wanted and turn.trained], messages, tools, text)
         if not self.thinking:
             turns = tuple(
                 self._without_thinking(turn, messages, tools, text) if turn.index in wanted else turn for turn in turns
@@ -399,6 +401,33 @@ class Masking:
             if other != body:
                 raise MaskError(
                     f"{self.name} writes the answer of a tool inside the turn of the assistant (message {index + 1})"
+                )
+
+    def _check_others(self, turns: Sequence[Turn], messages: Sequence[Message], tools: Any, text: str) -> None:
+        """What others say must not be learned: a template may write the next question in the round of an answer.
+
+        The first `COMPARED` conversations are rendered with something added to what others say; the later ones where an
+        answer holds what another says, word for word.
+        """
+        learned = [text[turn.trained[0][0] : turn.end] for turn in turns]
+        changed = [*messages]
+        for index, message in enumerate(messages):
+            said = message.get("content")
+            if message["role"] == "assistant" or not isinstance(said, str) or not said.strip():
+                continue
+            if self._tried < COMPARED or any(said.strip() in words for words in learned):
+                changed[index] = {**message, "content": said + SENTINEL}
+        if all(one is other for one, other in zip(changed, messages, strict=True)):
+            return
+        self._tried += 1
+        found = self._regions(changed, tools)
+        bodies = {index: found.text[start:end] for index, start, end in found.regions} if found is not None else {}
+        for turn, words in zip(turns, learned, strict=True):
+            body = bodies.get(turn.index, "")
+            if SENTINEL in body and not body.endswith(words):
+                raise MaskError(
+                    f"{self.name} writes what another says inside the turn of the assistant (message {turn.index + 1})",
+                    "Choose another template with model.chat_template.",
                 )
 
     def _without_thinking(self, turn: Turn, messages: Sequence[Message], tools: Any, text: str) -> Turn:

@@ -18,7 +18,10 @@ from engine.data.chat import COMPARED, GENERATION, Chat, MaskError, Masking, in_
 
 Message = dict[str, Any]
 
-words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+# Rows that hold what borders are found with are refused, which has a test of its own.
+words = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\ufdd0\ufdd1\ufdd2\ufdd3"), min_size=1, max_size=20
+)
 snippets = st.lists(
     words | st.sampled_from(["\n", "  ", "<|", "def f():\n\treturn 1", "日本語", "🙂👩‍👩‍👧", "</div>"]),
     min_size=1,
@@ -557,3 +560,30 @@ def test_a_turn_flagged_as_not_trained_is_not_learned_from_another_place(
         Masking(minimind, template).spans(chat, None, "all")
     once = Masking(minimind, _LOOP).spans(chat, None, "all")
     assert "secret" not in "".join(once.text[start:end] for start, end in once.spans)
+
+
+_SAID = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+_AHEAD = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    + _SAID
+    + "{% if not loop.last %}<|im_start|>user\n{{ messages[loop.index0 + 1].content }}<|im_end|>\n{% endif %}"
+    + "{% elif loop.first %}"
+    + _SAID
+    + "{% endif %}{% endfor %}"
+    + _ASKED
+)
+_LATE = (
+    "{% set ns = namespace(said='') %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ ns.said }}<|im_end|>\n"
+    "{% set ns.said = m.content %}{% endfor %}" + _ASKED
+)
+
+
+@pytest.mark.parametrize("after", [0, COMPARED])
+@pytest.mark.parametrize("template", [_AHEAD, _LATE])
+def test_what_the_user_says_is_never_learned_as_the_answer(minimind: Any, template: str, after: int) -> None:
+    """A template that writes the next question in the round of an answer, and one that is a round late."""
+    masking = Masking(minimind, template)
+    masking._tried = after
+    chat = [{"role": "user", "content": "yes or no?"}, {"role": "assistant", "content": "no"}]
+    with pytest.raises(MaskError, match=r"writes what another says inside the turn of the assistant \(message 2\)"):
+        masking.spans([*chat, *chat])
