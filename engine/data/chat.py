@@ -13,6 +13,7 @@ believed, provided that each mark lies inside a turn of the assistant. Nothing h
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +22,11 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.data.markers import Marked, marked_template, render_marked
+from engine.data.markers import MARKER, Marked, marked_template, render_marked
 from engine.data.rendering import SECONDS, Child, RenderingEnded, Sent, limited
 from engine.errors import WorkbenchError, visible
 
@@ -178,7 +180,7 @@ class Masking:
         self._ends = tuple(token for token in tokens if token.strip())
         self._added = re.compile("|".join(map(re.escape, self._ends)) or "(?!)")
         self._asked_last: tuple[Sequence[Message], str, str] = ((), "", "")
-        self._compared = 0
+        self._compared = self._tried = 0
 
     def answer(self, name: str, *arguments: Any) -> dict[str, Any]:
         """Plain JSON: the answer or the refusal, and what is to be noted."""
@@ -232,17 +234,23 @@ class Masking:
     def spans(self, messages: Sequence[Message], tools: Any = None, trained: str = "assistant") -> Rendered:
         """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
         marked = self._regions(messages, tools)
-        sure = marked is not None and marked.certain and not tools and not self.has_marks
+        sure = marked is not None and marked.certain and not tools and not self.has_marks and self._plain_call
         if marked is not None and sure and self._compared >= COMPARED:
             text = marked.text
         else:
             text = self.render(messages, tools)
             if marked is not None and sure:
                 self._compared = self._compared + 1 if marked.text == text else -sys.maxsize
+        if SENTINEL in text or MARKER.search(text):
+            raise MaskError(
+                "the row holds the noncharacters U+FDD0 to U+FDD3, with which the borders of turns are found",
+                "No text needs them: take them out of the row.",
+            )
         self._asked_last = ((), "", "")  # tools may have changed
         if trained == "all":
             without = [index for index, message in enumerate(messages) if flag_of(message) in (False, 0)]
             turns = self._turns(messages, marked, text, tolerant=not without)
+            self._check_left_out(without, turns, marked, messages)
             return Rendered(text, turns, _outside(len(text), [turn for turn in turns if turn.index in without]))
         wanted = _wanted(messages, trained)
         marks = self._marks(messages, tools, text) if self.has_marks else None
@@ -256,6 +264,8 @@ class Masking:
         for turn in turns:
             if turn.index in wanted:
                 self._check_rendered(turn, messages, tools, text)
+        if not self.has_marks:
+            self._check_others([turn for turn in turns if turn.index in wanted and turn.trained], messages, tools, text)
         if not self.thinking:
             turns = tuple(
                 self._without_thinking(turn, messages, tools, text) if turn.index in wanted else turn for turn in turns
@@ -289,6 +299,14 @@ class Masking:
         return dict(self.tokenizer.special_tokens_map)
 
     @cached_property
+    def _plain_call(self) -> bool:
+        """Whether `apply_chat_template` is transformers' own, given nothing but variables of the template: one of a
+        tokenizer's own code may write some conversations otherwise."""
+        own = getattr(type(self.tokenizer), "apply_chat_template", None)
+        theirs = PreTrainedTokenizerBase.apply_chat_template
+        return own is theirs and not self.kwargs.keys() & inspect.signature(theirs).parameters.keys()
+
+    @cached_property
     def takes_parts(self) -> bool:
         """Whether the template writes content as a list of typed parts alone."""
         return takes_parts(self.tokenizer, self.template, self.kwargs)
@@ -320,6 +338,20 @@ class Masking:
         if missing and not tolerant and _content(messages[missing[0]]):
             raise MaskError(f"{self.name} leaves out message {missing[0] + 1}, an assistant turn")
         return tuple(sorted(turns.values(), key=lambda turn: turn.start))
+
+    def _check_left_out(
+        self, without: Sequence[int], turns: Sequence[Turn], found: Marked | None, messages: Sequence[Message]
+    ) -> None:
+        """A turn that is not learned while all others are must stand in one place, or its other places would be learned."""
+        regions = found.regions if found is not None else []
+        for index in without:
+            places = sum(number == index for number, _, _ in regions)
+            if places != 1 and says(messages[index]):
+                what = "in more places than one" if places else "outside the loop over messages"
+                raise MaskError(
+                    f"{self.name} writes message {index + 1}, which is flagged as not trained, {what}",
+                    "Set data.trained_turns to assistant, or take the flag out.",
+                )
 
     def _regions(self, messages: Sequence[Message], tools: Any, *, prompt: bool = False) -> Marked | None:
         """The text with where each turn stands; None where the template refuses the conversation."""
@@ -369,6 +401,33 @@ class Masking:
             if other != body:
                 raise MaskError(
                     f"{self.name} writes the answer of a tool inside the turn of the assistant (message {index + 1})"
+                )
+
+    def _check_others(self, turns: Sequence[Turn], messages: Sequence[Message], tools: Any, text: str) -> None:
+        """What others say must not be learned: a template may write the next question in the round of an answer.
+
+        The first `COMPARED` conversations are rendered with something added to what others say; the later ones where an
+        answer holds what another says, word for word.
+        """
+        learned = [text[turn.trained[0][0] : turn.end] for turn in turns]
+        changed = [*messages]
+        for index, message in enumerate(messages):
+            said = message.get("content")
+            if message["role"] == "assistant" or not isinstance(said, str) or not said.strip():
+                continue
+            if self._tried < COMPARED or any(said.strip() in words for words in learned):
+                changed[index] = {**message, "content": said + SENTINEL}
+        if all(one is other for one, other in zip(changed, messages, strict=True)):
+            return
+        self._tried += 1
+        found = self._regions(changed, tools)
+        bodies = {index: found.text[start:end] for index, start, end in found.regions} if found is not None else {}
+        for turn, words in zip(turns, learned, strict=True):
+            body = bodies.get(turn.index, "")
+            if SENTINEL in body and not body.endswith(words):
+                raise MaskError(
+                    f"{self.name} writes what another says inside the turn of the assistant (message {turn.index + 1})",
+                    "Choose another template with model.chat_template.",
                 )
 
     def _without_thinking(self, turn: Turn, messages: Sequence[Message], tools: Any, text: str) -> Turn:

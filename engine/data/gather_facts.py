@@ -20,7 +20,7 @@ from engine.config.kinds import BUILTIN_ROWS
 from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
 from engine.data.image_folder import is_image_folder, metadata_of
-from engine.data.image_limits import BOMB, FORMATS, why_refused
+from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import ImageFolder
 from engine.data.parts import FormatError
 from engine.data.stored_counts import load_counts
@@ -423,9 +423,11 @@ def _image_flaw(name: str, folder: Path, *, whole: bool) -> str:
         return "this file holds no image. Bring a PNG, JPEG or WebP file, or take the row out."
     except Image.DecompressionBombError:
         return f"the image {BOMB}. Bring another, or take the row out."
-    except (OSError, ValueError, SyntaxError, WorkbenchError) as problem:
+    except (*UNREADABLE, WorkbenchError) as problem:
         if isinstance(problem, FileNotFoundError):
             return f"there is no such file. Relative paths begin at {visible(str(folder))}."
-        reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+        told = getattr(problem, "strerror", None) or str(problem)
+        # Of other errors the words are of Pillow's inside: an index, a missing key.
+        reason = told if isinstance(problem, OSError | WorkbenchError) else "it is cut or broken"
         return f"the image cannot be read ({visible(reason)}). Bring it whole, or take the row out."
     return ""

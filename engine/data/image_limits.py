@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from typing import Any
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 LARGEST = 89_478_485
 """Pixels of the largest image that is read; more is what Pillow warns of as a decompression bomb."""
+UNREADABLE = (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, struct.error, zlib.error)
+"""What Pillow raises for a file that is damaged: for a TIFF a TypeError or KeyError too, for a GIF whatever its bytes lead to."""
 BOMB = f"has more than {2 * LARGEST:,} pixels, as only a decompression bomb has"
 """What is said of an image that Pillow itself does not open."""
 

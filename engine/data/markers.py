@@ -21,7 +21,7 @@ Region = tuple[int, int, int]  # index of a message, start and end of its charac
 
 # Noncharacters: valid in a Python string, absent from text, untouched by strip() and split().
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-_MARKER = re.compile(f"{_OPEN}([0-9]*){_CLOSE}")
+MARKER = re.compile(f"{_OPEN}([0-9]*){_CLOSE}")
 
 
 class Marked(NamedTuple):
@@ -29,7 +29,7 @@ class Marked(NamedTuple):
 
     text: str
     regions: list[Region]
-    """Of each message that the loop over them writes."""
+    """Of each message that the loop over them writes; none where markers are not found again in the order they were written."""
     tail: str
     """What follows the last region."""
     certain: bool
@@ -41,6 +41,7 @@ def render_marked(source: str, messages: Sequence[Mapping[str, Any]], variables:
     known = {id(message): index for index, message in enumerate(messages)}
     outer: list[int] = []  # the loop over messages that is under way; loops inside it only look around
     certain = True
+    written: list[str] = []
 
     def turn(loop: int, captured: bool, *values: Any) -> str:
         nonlocal certain
@@ -48,22 +49,27 @@ def render_marked(source: str, messages: Sequence[Mapping[str, Any]], variables:
             if id(value) in known and (not outer or outer == [loop]):
                 outer[:] = [loop]
                 certain = certain and not captured
-                return f"{_OPEN}{known[id(value)]}{_CLOSE}"
+                written.append(str(known[id(value)]))
+                return f"{_OPEN}{written[-1]}{_CLOSE}"
         return ""
 
     def end(loop: int) -> str:
         if outer != [loop]:
             return ""
         outer.clear()
+        written.append("")
         return f"{_OPEN}{_CLOSE}"
 
     raw = marked_template(source).render(**variables, messages=messages, _turn_begins=turn, _loop_ends=end)
+    if MARKER.findall(raw) != written:
+        # The row itself holds what looks like one, or the template took a text apart and put it together otherwise.
+        return Marked(raw, [], "", False)
     return Marked(*_split(raw), certain)
 
 
 def _split(raw: str) -> tuple[str, list[Region], str]:
     """Marked text to plain text, the non-empty regions of each message, and the text after the last region."""
-    pieces = _MARKER.split(raw)
+    pieces = MARKER.split(raw)
     text, regions, tail_from = [pieces[0]], [], 0
     position = len(pieces[0])
     for marker, piece in zip(pieces[1::2], pieces[2::2], strict=True):

@@ -33,6 +33,8 @@ _KEPT = (*_FLAGS, "name", "tool_call_id")
 _THINKING = ("reasoning_content", "thinking", "reasoning")
 _CHANNELS = ("analysis", "commentary", "final")
 """What OpenAI's harmony format calls the thinking, the calls of tools with what is said before them, and the answer."""
+_ALL = "all"
+"""The recipient of what is written to no tool."""
 
 
 class Encoder(Protocol):
@@ -189,7 +191,7 @@ def _without_channels(turns: list[Message], place: str) -> list[Message]:
             turn["reasoning_content"], thought = "\n".join(filter(None, before)), {}
         elif thought:
             made, thought = [*made, thought], {}
-        if recipient and turn["role"] == "assistant":
+        if recipient not in (None, "", _ALL) and turn["role"] == "assistant":
             call = {"name": str(recipient).removeprefix("functions."), "arguments": turn["content"] or "{}"}
             turn |= {"content": "", "tool_calls": [_call(call, f"message {number} of {place}")]}
         elif channel == "analysis" and turn["role"] == "assistant" and isinstance(turn["content"], str):
@@ -243,7 +245,7 @@ def _message(turn: Any, columns: Mapping[str, str], place: str) -> Message:
         message["tool_calls"] = [_call(call, place) for call in (calls if isinstance(calls, list) else [calls])]
     if len(turn) > 2:
         message |= {name: turn[name] for name in _KEPT if turn.get(name) is not None}
-        if role == "assistant" and isinstance(turn.get("channel"), str):
+        if role == "assistant" and turn.get("channel") and isinstance(turn["channel"], str):
             message |= {name: turn[name] for name in ("channel", "recipient") if turn.get(name) is not None}
     return message
 

@@ -11,16 +11,14 @@ import functools
 import io
 import math
 import os
-import struct
 import warnings
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from engine.data.chat import Span, Turn
-from engine.data.image_limits import BOMB, FORMATS, why_refused
+from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import content_of, embedded, short
 from engine.data.parts import FormatError
 from engine.errors import DataError
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 SHOWN = 256
 _SIZES = 4096
-_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 """What Pillow raises about files that are cut or broken."""
 _MARKS = {
     "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
@@ -60,7 +57,7 @@ def open_image(reference: str) -> Image:
         raise _bad(reference, BOMB) from None
     except Image.UnidentifiedImageError:
         raise _bad(reference, f"is no image ({', '.join(FORMATS)} are read)") from None
-    except _UNREADABLE as problem:
+    except UNREADABLE as problem:
         reason = getattr(problem, "strerror", None) or "it is cut or broken"
         raise _bad(reference, f"the image cannot be read ({reason})") from None
 

@@ -37,7 +37,6 @@ class FactsCollector:
 
     def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None) -> None:
         self.draft = draft
-        self.asking = ""
         self.looks: dict[str, Look] = {}
         self.tokenizer: dict[str, Any] | None = None
         self._ask, self._wake = ask, wake
@@ -46,9 +45,16 @@ class FactsCollector:
         """What each look and question was about."""
         self._looking: dict[str, Future[Any]] = {}
         self._tickets: dict[str, Ticket] = {}
+        self._doing: dict[str, str] = {}
+        """How far each question is; of one that was given up it may come late, and is then shown nowhere."""
         self._troubles: dict[str, tuple[str, ...]] = {}
         self._seen = ("", 0.0)
         self._closed = False
+
+    @property
+    def asking(self) -> str:
+        """What the inspector is busy with, by the newest question."""
+        return next((self._doing[what] for what in reversed(self._tickets)), "")
 
     @property
     def trouble(self) -> tuple[str, ...]:
@@ -86,11 +92,11 @@ class FactsCollector:
 
     def stop_counting(self) -> bool:
         """Leave the rows uncounted until an edit makes them others, or `count_again`; False where nothing is counted."""
-        ticket = self._tickets.pop("counts", None)
-        if ticket is None:
+        ticket = self._tickets.get("counts")
+        if ticket is None or ticket.done:
             return False
+        del self._tickets["counts"]
         ticket.cancel()
-        self.asking = "" if not self._tickets else self.asking
         return True
 
     def count_again(self) -> None:
@@ -163,13 +169,13 @@ class FactsCollector:
 
     def _question(self, what: str, words: str, do: str, **params: Any) -> None:
         if what in self._tickets:
-            self._tickets[what].cancel()
+            self._tickets.pop(what).cancel()
 
         def on_progress(state: dict[str, Any]) -> None:
-            self.asking = doing(state, words)
+            self._doing[what] = doing(state, words)
             self._wake()
 
-        self.asking = f"{words} …"
+        self._doing[what] = f"{words} …"
         self._troubles.pop(what, None)
         ticket = self._tickets[what] = self._ask(do, on_progress=on_progress, **params)
         ticket.add_done_callback(lambda _: self._wake())
@@ -182,7 +188,6 @@ class FactsCollector:
         for what in ("tokenizer", "counts"):
             self._known.pop(what, None)
             self._troubles.pop(what, None)
-        self.asking = ""
 
     # What came back
 
@@ -199,7 +204,6 @@ class FactsCollector:
                 raise problem
         for what, ticket in [(what, ticket) for what, ticket in self._tickets.items() if ticket.done]:
             del self._tickets[what]
-            self.asking = self.asking if self._tickets else ""
             if isinstance(ticket.error, Cancelled):
                 continue
             self._troubles[what] = (_told(ticket.error),) if ticket.error is not None else ()

@@ -99,8 +99,9 @@ class ColumnMap:
 
     def turn_format(self, by: int) -> None:
         """The next format, or the one before."""
-        choices = self.formats
-        self.choose_format(choices[(choices.index(self.format or DETECT) + by) % len(choices)])
+        choices, now = self.formats, self.format or DETECT
+        # A source may name a format that this method does not learn from.
+        self.choose_format(choices[((choices.index(now) if now in choices else 0) + by) % len(choices)])
 
     # Asking
 
@@ -146,9 +147,15 @@ class ColumnMap:
     # Keeping
 
     def keep(self) -> bool:
-        """Write the choice into the draft; False where it is what the draft says."""
+        """Write the choice into the draft; False where it is what the draft says. Raises UsageError where the draft names
+        other rows by now."""
         if not self.changed:
             return False
+        entries_now = self.draft.config.data.train
+        if self.source >= len(entries_now) or entries_now[self.source] != self.entry:
+            raise UsageError(
+                f"{fields.data.train.title}: source {self.source + 1} was changed meanwhile.", "Pick its columns again."
+            )
         written = self.draft.value(fields.data.train.path)
         entries = [
             dict(each) if isinstance(each, Mapping) else {"path": str(each)}

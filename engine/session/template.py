@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.files import absolute
 from engine.config.tree import fields
-from engine.errors import Cancelled, UsageError, WorkbenchError
+from engine.errors import Cancelled, UsageError, WorkbenchError, visible
 from engine.figures import count
 from engine.session.collector import Ask
 from engine.session.draft import Draft, write
@@ -31,6 +31,8 @@ class TemplateEditing:
         """What the newest answer says (`engine.data.template_view.rendered`)."""
         self.problem = ""
         self._ask = ask
+        self._asked: tuple[int, str | None] | None = None
+        self._answered: tuple[int, str | None] | None = None
         self._ticket: Ticket | None = None
 
     @property
@@ -50,6 +52,7 @@ class TemplateEditing:
     def send(self) -> None:
         """Ask for the row as the template writes it; a newer question takes the place of an older."""
         self.close()
+        self._asked = (self.row, self.text)
         config = absolute(self.draft.mapping, self.draft.base)
         self._ticket = self._ask("rendered", config=config, base=str(self.draft.base), row=self.row, text=self.text)
         self._ticket.add_done_callback(lambda _: self.wake())
@@ -67,6 +70,7 @@ class TemplateEditing:
         self._ticket = None
         if isinstance(ticket.error, Cancelled):
             return False
+        self._answered = self._asked
         if isinstance(ticket.error, WorkbenchError):
             self.problem = ticket.error.full_message
             return True
@@ -91,11 +95,16 @@ class TemplateEditing:
             self._ticket = None
 
     def save(self, name: str) -> Path:
-        """Write what was typed to a file and let the config name it. Raises WorkbenchError."""
+        """Write what was typed to a file and let the config name it; of files that are there already, only the one that the
+        config names is written anew. Raises WorkbenchError."""
         spec = fields.model.chat_template
+        self.look()
         text = self.text if self.text is not None else str(self.found.get("text") or "")
         if not text.strip():
             raise UsageError(f"{spec.title}: there is nothing to save yet.")
+        if self._answered != (self.row, self.text):
+            # Whether it can write the row, or what is wrong, was told of something else than what would be saved.
+            raise UsageError(f"{spec.title}: row {self.row} is still being written.", "Save it in a moment.")
         if self.problem:
             raise UsageError(f"{spec.title}: it cannot write row {self.row}: {self.problem}", "Mend it, then save it.")
         if self.found.get("of_source"):
@@ -103,9 +112,12 @@ class TemplateEditing:
         place = Path(name).expanduser()
         place = (place if place.is_absolute() else self.draft.base / place).absolute()
         if place.suffix.lower() not in (".jinja", ".j2", ".jinja2"):
-            raise UsageError(f"{name}: must end in .jinja.")
-        write(place, text)
+            raise UsageError(f"{visible(name)}: must end in .jinja.")
         base = self.draft.base
+        named = str(self.draft.config.model.chat_template or "")
+        if place.exists() and place != (base / Path(named).expanduser()).absolute():
+            raise UsageError(f"{visible(name)}: is there already.", "Name another file.")
+        write(place, text)
         shown = place.relative_to(base) if place.is_relative_to(base) else place
         self.draft.set(spec.path, f"./{shown}" if not shown.is_absolute() else str(shown))
         self.text = None

@@ -93,7 +93,8 @@ class TemplateScreen(Screen[bool]):
         """Head, template and row, status, keys."""
         yield self._bar("head")
         with Horizontal():
-            yield TextArea("", soft_wrap=True, show_line_numbers=False, tab_behavior="focus")
+            # What is typed before the template is there would be lost when it comes.
+            yield TextArea("", soft_wrap=True, show_line_numbers=False, tab_behavior="focus", read_only=True)
             yield RowView(self.editing)
         yield self._bar("status")
         yield KeyLine("template")
@@ -122,6 +123,7 @@ class TemplateScreen(Screen[bool]):
         """Show what came."""
         if not self.editing.look():
             return
+        self.query_one(TextArea).read_only = False
         if not self._shown and "text" in self.editing.found:
             self._shown = True
             with self.prevent(TextArea.Changed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import time
@@ -17,7 +18,10 @@ from engine.data.chat import COMPARED, GENERATION, Chat, MaskError, Masking, in_
 
 Message = dict[str, Any]
 
-words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+# Rows that hold what borders are found with are refused, which has a test of its own.
+words = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\ufdd0\ufdd1\ufdd2\ufdd3"), min_size=1, max_size=20
+)
 snippets = st.lists(
     words | st.sampled_from(["\n", "  ", "<|", "def f():\n\treturn 1", "日本語", "🙂👩‍👩‍👧", "</div>"]),
     min_size=1,
@@ -496,3 +500,90 @@ def test_a_rendering_that_is_believed_gives_what_a_comparison_gives(templates: d
         )
         believing.spans(chats[-1])
         assert renderings == 0
+
+
+def test_a_row_that_holds_a_marker_of_its_own_moves_no_border(minimind: Any) -> None:
+    """Also where one rendering is believed: a marker in what the user says would hand that to the assistant."""
+    masking = Masking(minimind, _LOOP + _ASKED)
+    for n in range(COMPARED + 2):
+        masking.spans([{"role": "user", "content": f"a {n}"}, {"role": "assistant", "content": "b"}])
+    for said in ("a\ufdd01\ufdd1learned", "a\ufdd0\ufdd1", "\ufdd2\ufdd3\ufdd2"):
+        for chat in (
+            [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}],
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": said}],
+        ):
+            with pytest.raises(MaskError, match=r"noncharacters U\+FDD0 to U\+FDD3"):
+                masking.spans(chat)
+
+
+def test_a_template_that_puts_its_text_together_anew_is_refused(minimind: Any) -> None:
+    """The text is the same with markers and without, but a part of the answer stands outside of its turn."""
+    loop = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    template = "{% set all %}" + loop + "{% endset %}{{ all.split('|') | reverse | join('|') }}" + _ASKED
+    chat = [{"role": "user", "content": "a|b"}, {"role": "assistant", "content": "c|d"}]
+    with pytest.raises(MaskError, match="does not write its messages in one loop"):
+        Masking(minimind, template).spans(chat)
+
+
+def test_a_tokenizer_with_its_own_way_to_write_a_conversation_is_compared_for_each(minimind: Any) -> None:
+    class Own(type(minimind)):  # type: ignore[misc]
+        def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
+            text = super().apply_chat_template(conversation, *args, **kwargs)
+            return text + "!" if "name" in conversation[0] else text
+
+    own = copy.copy(minimind)
+    own.__class__ = Own
+    masking = Masking(own, _LOOP + _ASKED)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for _ in range(COMPARED + 2):
+        masking.spans(chat)
+    with pytest.raises(MaskError, match="does not write its messages in one loop"):
+        masking.spans([{**chat[0], "name": "eva"}, chat[1]])
+
+
+@pytest.mark.parametrize(
+    ("template", "where"),
+    [
+        (
+            "{{ messages[0].content }}\n{% for m in messages[1:] %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+            "outside",
+        ),
+        (_LOOP + _LOOP, "in more places than one"),
+    ],
+)
+def test_a_turn_flagged_as_not_trained_is_not_learned_from_another_place(
+    minimind: Any, template: str, where: str
+) -> None:
+    """Where all turns are learned but some, what is left out must be known whole."""
+    chat = [{"role": "system", "content": "secret", "train": False}, {"role": "user", "content": "a"}]
+    with pytest.raises(MaskError, match=f"message 1, which is flagged as not trained, {where}"):
+        Masking(minimind, template).spans(chat, None, "all")
+    once = Masking(minimind, _LOOP).spans(chat, None, "all")
+    assert "secret" not in "".join(once.text[start:end] for start, end in once.spans)
+
+
+_SAID = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+_AHEAD = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    + _SAID
+    + "{% if not loop.last %}<|im_start|>user\n{{ messages[loop.index0 + 1].content }}<|im_end|>\n{% endif %}"
+    + "{% elif loop.first %}"
+    + _SAID
+    + "{% endif %}{% endfor %}"
+    + _ASKED
+)
+_LATE = (
+    "{% set ns = namespace(said='') %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ ns.said }}<|im_end|>\n"
+    "{% set ns.said = m.content %}{% endfor %}" + _ASKED
+)
+
+
+@pytest.mark.parametrize("after", [0, COMPARED])
+@pytest.mark.parametrize("template", [_AHEAD, _LATE])
+def test_what_the_user_says_is_never_learned_as_the_answer(minimind: Any, template: str, after: int) -> None:
+    """A template that writes the next question in the round of an answer, and one that is a round late."""
+    masking = Masking(minimind, template)
+    masking._tried = after
+    chat = [{"role": "user", "content": "yes or no?"}, {"role": "assistant", "content": "no"}]
+    with pytest.raises(MaskError, match=r"writes what another says inside the turn of the assistant \(message 2\)"):
+        masking.spans([*chat, *chat])

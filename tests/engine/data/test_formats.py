@@ -271,6 +271,14 @@ def test_channels_of_harmony_become_thinking_calls_and_answers() -> None:
     assert not any("channel" in turn or "recipient" in turn for turn in found)
 
 
+def test_what_is_written_to_all_is_no_call_of_a_tool() -> None:
+    answer = {"role": "assistant", "channel": "final", "recipient": "all", "content": "Rain."}
+    (found,) = read_example({"messages": [answer]}, "messages", {}).messages
+    assert found == {"role": "assistant", "content": "Rain."}
+    (found,) = read_example({"messages": [{**answer, "channel": ""}]}, "messages", {}).messages
+    assert found == {"role": "assistant", "content": "Rain."}
+
+
 def test_channels_that_cannot_be_joined_say_why() -> None:
     thought = {"role": "assistant", "channel": "analysis", "content": "hm"}
     answer = {"role": "assistant", "channel": "final", "content": "yes", "train": False}

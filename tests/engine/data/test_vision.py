@@ -404,6 +404,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "large": (lambda path: Image.new("1", (10_000, 10_000)).save(path, "PNG"), "10,000 x 10,000 pixels"),
     "animated": (lambda path: several(path, "GIF"), "has 3 frames"),
     "pages": (lambda path: several(path, "TIFF"), "has 3 pages"),
+    "cut gif": (lambda path: several(path, "GIF", cut=40), "it is cut or broken"),
+    "torn tiff": (lambda path: torn(path), "it is cut or broken"),
     "folder": (lambda path: path.mkdir(), "is no plain file"),
     "loop": (lambda path: path.symlink_to(path), "is a loop of links"),
     "link out": (lambda path: path.symlink_to("/etc/hostname"), "a link leads out of"),
@@ -416,9 +418,20 @@ def noise(kind: str) -> bytes:
     return made.getvalue()
 
 
-def several(path: Path, kind: str) -> None:
+def torn(path: Path) -> None:
+    """The place of the next page is beyond the file."""
+    Image.new("RGB", (4, 4)).save(path, "TIFF")
+    made = bytearray(path.read_bytes())
+    last = 8 + 2 + 12 * made[8]
+    made[last : last + 4] = b"\xff\0\0\0"
+    path.write_bytes(made)
+
+
+def several(path: Path, kind: str, cut: int = 0) -> None:
     frames = [Image.new("L", (8, 8), shade) for shade in (0, 100, 200)]
     frames[0].save(path, kind, save_all=True, append_images=frames[1:])
+    if cut:
+        path.write_bytes(path.read_bytes()[:-cut])
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -20,10 +20,12 @@ class Silent:
 
     def __init__(self) -> None:
         self.cancelled = 0
+        self.progress: Any = None
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
     def ask(self, do: str, **params: Any) -> Any:
         self.asked.append((do, params.get("config", {})))
+        self.progress = params.get("on_progress")
         return SimpleNamespace(done=False, cancel=self._cancel, add_done_callback=lambda done: None)
 
     def _cancel(self) -> None:
@@ -97,7 +99,9 @@ def test_counting_is_stopped_until_an_edit_or_a_person_asks_for_it(tmp_path: Pat
         assert facts.counting
         assert facts.stop_counting()
         assert (silent.cancelled, facts.counting) == (1, False)
+        silent.progress({"stage": "tokenize", "done": 5, "total": 9})
         assert asked() == 1, "it stays stopped"
+        assert facts.asking == "reading the tokenizer …", "progress that comes late is of nothing that goes on"
         facts.count_again()
         assert asked() == 2
         facts.stop_counting()

@@ -97,6 +97,26 @@ def test_an_optional_part_may_have_no_column_and_a_format_forgets_parts_of_anoth
         columns.choose_format("ranking")
 
 
+def test_a_format_of_another_method_is_turned_away_from(draft: Draft) -> None:
+    draft.set("data.train", [{**draft.value("data.train")[0], "format": "preference"}])
+    columns = columns_of(draft)
+    columns.turn_format(1)
+    assert columns.format == columns.formats[1]
+
+
+def test_rows_that_are_others_by_now_get_no_columns_picked_for_the_old(draft: Draft) -> None:
+    columns = columns_of(draft)
+    columns.choose("prompt", "a")
+    other = [{"path": "other.jsonl"}]
+    draft.set("data.train", other)
+    with pytest.raises(UsageError, match="source 1 was changed meanwhile"):
+        columns.keep()
+    assert draft.value("data.train") == other
+    draft.set("data.train", [])
+    with pytest.raises(UsageError, match="source 1 was changed meanwhile"):
+        columns.keep()
+
+
 def test_without_rows_there_is_nothing_to_pick() -> None:
     with pytest.raises(UsageError, match="Training data: there is none yet"):
         ColumnMap(Draft(), ask)

@@ -99,6 +99,12 @@ def odd(place: Path) -> None:
     Image.new("RGB", (1, 1)).save(place / "dot.png")
     for name in ("dance.gif", "pages.tif"):
         image.save(place / name, save_all=True, append_images=[Image.new("RGB", (8, 8), "white")])
+    dance = (place / "dance.gif").read_bytes()
+    (place / "cut.gif").write_bytes(dance[: len(dance) // 2 + 8])
+    image.save(place / "torn.tif")
+    torn = bytearray((place / "torn.tif").read_bytes())
+    torn[8 + 2 + 12 * torn[8] : 8 + 6 + 12 * torn[8]] = b"\xff\0\0\0"  # where the next page stands
+    (place / "torn.tif").write_bytes(torn)
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(b"\0"))]
     written = [
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
@@ -125,6 +131,8 @@ def test_what_is_no_image_at_all_is_named_with_its_line(place: Path, image: Any)
         ("dot.png", "the image is one pixel, which shows nothing."),
         ("bomb.png", "the image has more than 178,956,970 pixels, as only a decompression bomb has."),
         ("dance.gif", "the image has 2 frames, and a model sees one image."),
+        ("cut.gif", "the image cannot be read (it is cut or broken)."),
+        ("torn.tif", "the image cannot be read (it is cut or broken)."),
         ("pages.tif", "the image has 2 pages, and a model sees one image."),
     ],
 )
