@@ -22,8 +22,8 @@ from engine.errors import ModelError, redact, visible
 from engine.hub import snapshot
 
 LARGEST_JSON = 64 * 1024 * 1024
-PIECE = 1 << 26
-"""Bytes that are asked for at once where files are read ahead."""
+PIECE = 1 << 17
+"""Bytes that are asked for at once where files are read ahead: Linux leaves out what is beyond a disk's own read-ahead, 128 KiB."""
 DEEPEST = 32
 """Levels of JSON within JSON; configs have four or five."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
