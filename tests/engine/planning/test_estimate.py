@@ -203,6 +203,10 @@ def test_shares_and_time() -> None:
     assert (found.masked_rows, found.exact) == (1, True)
     assert found.seconds_left is not None
     assert 0.1 < found.seconds_left < 600
+    tiny = of(Facts(machine=H100, model=replace(MODEL, parameters=200_000), data=facts.data))
+    assert tiny.seconds_left is not None
+    assert found.steps is not None
+    assert tiny.seconds_left >= 0.003 * (MODEL.layers or 0) * found.steps > 0, "the host launches its layers one by one"
     slow = of(Facts(machine=parse_machine("cpu"), model=MODEL, data=facts.data)).seconds_left
     assert slow is not None
     assert slow > 10 * found.seconds_left
